@@ -1,0 +1,213 @@
+"""Devices made of host threads: NumPy on every core, the default on a machine without GPUs.
+
+All of them read the same memory, so a copy between devices costs nothing: a value is one object,
+however many places hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .gather import Gathering
+from .machine import HOST, Machine
+from .plan import Plan
+from .run import Lease
+from .sizes import sizeof
+from .state import Copied, Done, Event, Failed, Issued
+from .workers import Borrowed, Team, Teams, Worker
+
+#: A worker with more to do reports at least this often, in seconds.
+REPORT_EVERY = 0.0005
+
+
+def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
+    """`devices` threads that share the host's memory; a limit is per device, in bytes."""
+    if memory_limit is None:
+        memory_limit = int(0.9 * available_memory()) // devices
+    return Machine.uniform(devices, memory=memory_limit, bandwidth=5e9, shared=True)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had without swapping; half of all where Linux won't say.
+
+    >>> available_memory() > 2**20
+    True
+    """
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            facts = dict(line.split(":", 1) for line in f)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        except (ValueError, OSError, AttributeError):
+            return 2**32
+
+
+def cpu_count() -> int:
+    """Cores that this process may use, which a container may have fewer of than the machine."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
+
+
+class CpuHardware:
+    """Threads of this process, in teams of one per device."""
+
+    kind = "cpu"
+
+    def __init__(self, devices: int, memory_limit: int | None = None):
+        if devices < 1:
+            raise ValueError(f"{devices} CPU devices: there must be at least one")
+        self.names = tuple(f"host thread {d}" for d in range(devices))
+        self.machine = cpu_machine(devices, memory_limit)
+        self._teams: dict[int, Teams] = {}
+        self._lock = threading.Lock()
+
+    def home(self, value: Any) -> int | None:
+        return None  # every thread reads all of the host's memory
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    @contextmanager
+    def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+        if pool is not None:
+            threads = pool._max_workers
+            machine = self._share(1)
+            borrowed = Borrowed(pool, threads)
+            yield Lease(machine, lambda plan, g: CpuDevices(plan, borrowed, g), threads)
+            return
+        n = len(self.machine.devices) if num_workers is None else max(1, num_workers)
+        with self._lock:
+            teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
+        with teams.lease() as team:
+            yield Lease(self._share(n), lambda plan, g: CpuDevices(plan, team, g))
+
+    def _share(self, devices: int) -> Machine:
+        """The same memory, in as many parts as a call has asked for."""
+        if devices == len(self.machine.devices):
+            return self.machine
+        return cpu_machine(devices, sum(self.machine.memory) // devices)
+
+    def close(self) -> None:
+        with self._lock:
+            every, self._teams = list(self._teams.values()), {}
+        for teams in every:
+            teams.close()
+
+
+def cpu_team(devices: int) -> Team:
+    return Team([Worker(f"gpuscheduler-cpu-{d}") for d in range(devices)])
+
+
+class CpuDevices:
+    """The devices of one run. `launch` only collects: `wait` sends each worker all it has got."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        team: Team | Borrowed,
+        gathering: Gathering | None = None,
+        size: Callable[[Any], int] = sizeof,
+    ):
+        self.plan, self.team, self.size = plan, team, size
+        self.gathering = gathering
+        self.values: list[Any] = [None] * len(plan.steps)
+        self.held = [0] * len(plan.steps)  # places that hold the value
+        self.stopped = False
+        self._launches: list[list[int]] = [[] for _ in range(len(team))]
+        self._events: SimpleQueue[list[Event]] = SimpleQueue()
+        self._soon: list[Event] = []
+        team.begin()
+
+    def launch(self, step: int, place: int) -> None:
+        self._launches[place].append(step)
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        self.held[step] += 1
+        if dst == HOST and self.gathering is not None and step in self.gathering.slots:
+            self.team.send(src, self._deliver, [(step, src)])
+        else:
+            self._soon.append(Copied(step, src, dst))
+
+    def free(self, step: int, place: int) -> None:
+        self.held[step] -= 1
+        if not self.held[step]:
+            self.values[step] = None
+
+    def wait(self) -> list[Event]:
+        for place, steps in enumerate(self._launches):
+            if steps:
+                self._launches[place] = []
+                self.team.send(place, self._run, steps)
+        out, self._soon = self._soon, []
+        if not out:
+            out = self._events.get()
+        try:
+            while True:
+                out += self._events.get_nowait()
+        except Empty:
+            return out
+
+    def value(self, step: int) -> Any:
+        return self.values[step]
+
+    def close(self) -> None:
+        self.stopped = True
+        self.values = []
+
+    # ---- in the workers
+
+    def _run(self, batch: list[int]) -> None:
+        events: list[Event] = []
+        steps, values, held, size = self.plan.steps, self.values, self.held, self.size
+        report = perf_counter() + REPORT_EVERY
+        for i in batch:
+            if self.stopped:
+                break
+            step = steps[i]
+            try:
+                value = step.task(step.values(values.__getitem__))
+            except BaseException as error:  # SystemExit and the like belong to the caller, too
+                events.append(Failed(i, error))
+                break
+            held[i] = 1
+            values[i] = value
+            events += (Issued(i, size(value)), Done(i))
+            value = None
+            if (now := perf_counter()) > report:
+                self._events.put(events)
+                events = []
+                report = now + REPORT_EVERY
+        if events:
+            self._events.put(events)
+
+    def _deliver(self, arguments: list[tuple[int, int]]) -> None:
+        assert self.gathering is not None
+        for step, src in arguments:
+            if self.stopped:
+                return
+            try:
+                if self.gathering.write(step, self.values[step]):
+                    self.values[step] = None if self._only_delivered(step) else self.values[step]
+            except BaseException as error:
+                self._events.put([Failed(step, error)])
+                return
+            self._events.put([Copied(step, src, HOST)])
+
+    def _only_delivered(self, step: int) -> bool:
+        """Nobody reads the value any more: what is wanted of it is in the result."""
+        return not self.plan.readers[step]

@@ -1,0 +1,103 @@
+"""The blocks of a result, written into one host array by each device at once, as they are done.
+
+Dask would concatenate them in one task, on one device, after the last block. Here the array is
+allocated when the first block arrives, and each block is copied to its slice by its own device.
+Blocks that do not fit the plan (other shapes, other types than plain arrays) are left to Dask.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import accumulate, product
+from typing import Any
+
+import numpy as np
+from dask.array.core import finalize
+from dask.core import flatten
+
+from .graph import Gather
+from .plan import Plan
+
+Slices = tuple[slice, ...]
+
+
+class Target:
+    """One result array. `empty(shape, dtype)` allocates it, once, when its dtype is known."""
+
+    def __init__(self, gather: Gather, empty: Callable[..., Any] = np.empty):
+        assert gather.chunks is not None
+        self.shape = tuple(sum(c) for c in gather.chunks)
+        self.empty = empty
+        self.array: Any = None
+        self.written: set[Any] = set()  # keys of the blocks that are in the array
+        self._lock = threading.Lock()
+
+    def room(self, slices: Slices, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The part of the array for a block, or None where the block does not fit it."""
+        if shape != tuple(s.stop - s.start for s in slices):
+            return None
+        with self._lock:
+            if self.array is None:
+                self.array = self.empty(self.shape, dtype)
+        return self.array[slices] if self.array.dtype == dtype else None
+
+    def write(self, key: Any, slices: Slices, block: Any) -> bool:
+        """Copy a NumPy block to its place; False where it does not belong there."""
+        if type(block) is not np.ndarray:
+            return False
+        part = self.room(slices, block.shape, block.dtype)
+        if part is None:
+            return False
+        part[...] = block
+        self.written.add(key)
+        return True
+
+
+class Gathering:
+    """All the results of one plan that are gathered, and where each step's value goes."""
+
+    def __init__(self, plan: Plan, alias: dict[Any, Any], empty: Callable[..., Any] = np.empty):
+        self.alias = alias
+        self.targets: dict[Any, Target] = {}
+        self.slots: dict[int, list[tuple[Target, Any, Slices]]] = {}
+        for key, gather in plan.gathers.items():
+            if not gather.to_host or gather.chunks is None:
+                continue
+            target = self.targets[key] = Target(gather, empty)
+            for block, slices in _slots(gather):
+                i = plan.index.get(alias.get(block, block))
+                if i is not None:
+                    self.slots.setdefault(i, []).append((target, block, slices))
+
+    def write(self, step: int, block: Any) -> bool:
+        """Put a step's value where it belongs; False if anybody still needs the value itself."""
+        slots = self.slots.get(step)
+        return bool(slots) and all([t.write(key, where, block) for t, key, where in slots or ()])
+
+    def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
+        """The finished array; `value` gives the block of a key where it was not written."""
+        target = self.targets.get(gather.key)
+        if target is None:
+            return finalize(_map_blocks(value, gather.blocks))
+        for key, slices in _slots(gather):
+            if key not in target.written:
+                target.write(key, slices, value(key))
+        if len(target.written) == len(set(flatten(gather.blocks))):
+            return target.array
+        where = dict(_slots(gather))
+
+        def block(key: Any) -> Any:
+            return target.array[where[key]] if key in target.written else value(key)
+
+        return finalize(_map_blocks(block, gather.blocks))
+
+
+def _slots(gather: Gather) -> Iterator[tuple[Any, Slices]]:
+    assert gather.chunks is not None
+    ranges = [[slice(b - n, b) for n, b in zip(c, accumulate(c))] for c in gather.chunks]
+    return zip(flatten(gather.blocks), product(*ranges))
+
+
+def _map_blocks(f: Callable[[Any], Any], blocks: Any) -> Any:
+    return [_map_blocks(f, b) for b in blocks] if isinstance(blocks, list) else f(blocks)

@@ -1,0 +1,71 @@
+"""The hardware as numbers, so that a test can invent any machine it likes. Knows no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOST = -1
+DISK = -2
+
+#: What one step costs before it moves a byte: Python, a launch, an event.
+STEP_SECONDS = 10e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Devices, their memory and the links between them.
+
+    >>> m = Machine.uniform(2, memory=10**9, peer=100e9)
+    >>> m.devices
+    range(0, 2)
+    >>> m.copy_seconds(10**9, 0, 1)
+    0.01001
+    """
+
+    memory: tuple[int, ...]  # bytes that values may take, per device
+    peer: tuple[tuple[float, ...], ...]  # bytes/s from device (row) to device (column)
+    host: tuple[float, ...]  # bytes/s between the host and each device
+    host_memory: int = 2**63 - 1  # bytes that evicted values may take
+    latency: float = 10e-6  # seconds before the first byte of a copy arrives
+    bandwidth: float = 3e12  # bytes/s a kernel reads or writes in its own device's memory
+    shared: bool = False  # True where all devices read the same memory, so that copies are free
+
+    @classmethod
+    def uniform(
+        cls,
+        n: int,
+        memory: int = 2**63 - 1,
+        peer: float = 390e9,
+        host: float = 55e9,
+        host_memory: int = 2**63 - 1,
+        latency: float = 10e-6,
+        bandwidth: float = 3e12,
+        shared: bool = False,
+    ) -> Machine:
+        """`n` equal devices; the defaults are one H200's."""
+        return cls(
+            (memory,) * n,
+            tuple((peer,) * n for _ in range(n)),
+            (host,) * n,
+            host_memory,
+            latency,
+            bandwidth,
+            shared,
+        )
+
+    @property
+    def devices(self) -> range:
+        return range(len(self.memory))
+
+    def copy_seconds(self, nbytes: int, src: int, dst: int) -> float:
+        if src == dst or self.shared:
+            return 0.0
+        if src >= 0 and dst >= 0:
+            rate = self.peer[src][dst]
+        else:
+            rate = self.host[max(src, dst)]
+        return self.latency + nbytes / rate
+
+    def step_seconds(self, nbytes: int) -> float:
+        """The default cost model: a step takes as long as moving its inputs and output."""
+        return STEP_SECONDS + nbytes / self.bandwidth

@@ -1,0 +1,147 @@
+"""Which device runs which task. Numbers in, numbers out.
+
+Blocks of an array land in contiguous runs over the devices, and work follows the bytes it reads:
+element-wise work on aligned arrays moves nothing, a tree reduction combines on each device first.
+Where following would leave devices idle for longer than spreading the work would take to move, the
+work is spread instead (a thousand tasks that read one small value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .machine import Machine
+
+Key = Any
+
+
+def contiguous(rank: int, count: int, devices: int) -> int:
+    """The device of block `rank` of `count`, in runs.
+
+    >>> [contiguous(r, 6, 4) for r in range(6)]
+    [0, 0, 1, 2, 2, 3]
+    """
+    return rank * devices // count
+
+
+def place_tasks(
+    keys: Sequence[Key],
+    inputs: Sequence[tuple[int, ...]],
+    kinds: Sequence[int],
+    nbytes: Sequence[int],
+    machine: Machine,
+    pins: Mapping[int, int],
+) -> list[int]:
+    """A device for each task; `inputs` and `pins` are by index, `kinds` groups alike tasks.
+
+    >>> m = Machine.uniform(2)
+    >>> place_tasks([("x", 0), ("x", 1), ("y", 0), ("y", 1)], [(), (), (0,), (1,)],
+    ...             [0, 0, 1, 1], [8, 8, 8, 8], m, {})
+    [0, 1, 0, 1]
+    """
+    if len(machine.devices) == 1:
+        return [0] * len(keys)
+    return _Placer(keys, inputs, kinds, nbytes, machine, pins).places()
+
+
+class _Placer:
+    def __init__(
+        self,
+        keys: Sequence[Key],
+        inputs: Sequence[tuple[int, ...]],
+        kinds: Sequence[int],
+        nbytes: Sequence[int],
+        machine: Machine,
+        pins: Mapping[int, int],
+    ):
+        self.keys, self.inputs, self.kinds = keys, inputs, kinds
+        self.nbytes, self.machine, self.pins = nbytes, machine, pins
+        self.place = [-1] * len(keys)
+        self.homes = self._positions()
+
+    def places(self) -> list[int]:
+        for group in self._groups():
+            self._place(group)
+        return self.place
+
+    def _groups(self) -> list[list[int]]:
+        """Tasks of one kind at one height: none of them reads another."""
+        height = [0] * len(self.keys)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, inputs in enumerate(self.inputs):
+            h = 0
+            for j in inputs:
+                if height[j] >= h:
+                    h = height[j] + 1
+            height[i] = h
+            groups.setdefault((h, self.kinds[i]), []).append(i)
+        return [groups[k] for k in sorted(groups)]
+
+    def _positions(self) -> list[int]:
+        """Where each task would go by its position alone: blocks in row-major, contiguous runs."""
+        kinds: dict[int, list[int]] = {}
+        for i, kind in enumerate(self.kinds):
+            kinds.setdefault(kind, []).append(i)
+        out = [0] * len(self.keys)
+        n = len(self.machine.devices)
+        for members in kinds.values():
+            if type(self.keys[members[0]]) is tuple:
+                try:
+                    members = sorted(members, key=lambda i: self.keys[i][1:])
+                except TypeError:  # block numbers of different types: keep the order of execution
+                    pass
+            for rank, i in enumerate(members):
+                out[i] = contiguous(rank, len(members), n)
+        return out
+
+    def _place(self, group: list[int]) -> None:
+        place, homes, pins = self.place, self.homes, self.pins
+        free = []
+        for i in group:
+            if i in pins:
+                place[i] = pins[i]
+            elif not self.inputs[i]:
+                place[i] = homes[i]
+            else:
+                free.append(i)
+        if not free:
+            return
+        follow = [self._nearest(i) for i in free]
+        if len(free) > 1 and self._seconds(free, spread := [homes[i] for i in free]) < (
+            self._seconds(free, follow)
+        ):
+            follow = spread
+        for i, d in zip(free, follow, strict=True):
+            place[i] = d
+
+    def _nearest(self, i: int) -> int:
+        """The device that holds most of what task i reads; its own position decides a tie."""
+        place, nbytes, inputs = self.place, self.nbytes, self.inputs[i]
+        first = place[inputs[0]]
+        for j in inputs:
+            if place[j] != first:
+                break
+        else:
+            return first
+        held: dict[int, int] = {}
+        for j in inputs:
+            held[place[j]] = held.get(place[j], 0) + nbytes[j] + 1
+        most = max(held.values())
+        best = [d for d, n in held.items() if n == most]
+        return self.homes[i] if self.homes[i] in best else min(best)
+
+    def _seconds(self, group: list[int], where: list[int]) -> float:
+        """How long the busiest device takes over a group, with what it must fetch first."""
+        machine, nbytes, place = self.machine, self.nbytes, self.place
+        busy = [0.0] * len(machine.devices)
+        fetched: set[tuple[int, int]] = set()
+        for i, d in zip(group, where, strict=True):
+            moved = nbytes[i]
+            for j in self.inputs[i]:
+                moved += nbytes[j]
+                if place[j] != d and (j, d) not in fetched:
+                    fetched.add((j, d))
+                    busy[d] += machine.copy_seconds(nbytes[j], place[j], d)
+            busy[d] += machine.step_seconds(moved)
+        return max(busy)

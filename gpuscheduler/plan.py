@@ -1,0 +1,205 @@
+"""Every step in order, where it runs, what it reads and what it should cost. Data, not behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dask._task_spec import DataNode
+from dask.core import flatten
+
+from .graph import Gather, Graph, PlanError
+from .machine import Machine
+from .place import place_tasks
+
+Key = Any
+
+
+class OutOfMemory(MemoryError):
+    """A step does not fit on its device, whatever else is moved away."""
+
+
+@dataclass(slots=True)
+class Step:
+    """One task on one device."""
+
+    key: Key
+    task: Callable[[dict[Key, Any]], Any]
+    inputs: tuple[int, ...]  # earlier steps, each once
+    names: tuple[Key, ...]  # the keys under which the task reads `sources`
+    sources: tuple[int, ...]  # the step behind each name
+    constants: dict[Key, Any]  # values of the graph that the task reads as they are
+    place: int
+    nbytes: int  # estimate of the value, corrected when the step has run
+    known: bool  # whether the collection told the size; otherwise it is a guess
+    seconds: float  # estimate
+    kind: int  # steps that do the same to different blocks have the same kind
+
+    def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
+        """What the task is called with, given the value of each step that it reads."""
+        out = {name: value(i) for name, i in zip(self.names, self.sources, strict=True)}
+        if self.constants:
+            out.update(self.constants)
+        return out
+
+
+@dataclass
+class Plan:
+    steps: list[Step]
+    outputs: tuple[int, ...]  # steps whose values the caller gets
+    machine: Machine
+    deliver: frozenset[int] = frozenset()  # outputs that go to the host as soon as they are done
+    gathers: dict[Key, Gather] = field(default_factory=dict)
+    index: dict[Key, int] = field(default_factory=dict)
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        out: list[list[int]] = [[] for _ in self.steps]
+        for i, step in enumerate(self.steps):
+            for j in step.inputs:
+                out[j].append(i)
+        return out
+
+    def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
+        """Bytes that cross each link when nothing is evicted: each value once per device.
+
+        `nbytes` has the true sizes by step, where they are known better than in the plan.
+        """
+        out: dict[tuple[int, int], int] = {}
+        for i, step in enumerate(self.steps):
+            size = step.nbytes if nbytes is None else nbytes[i]
+            for d in sorted({self.steps[r].place for r in self.readers[i]} - {step.place}):
+                out[step.place, d] = out.get((step.place, d), 0) + size
+        return out
+
+    def __str__(self) -> str:
+        devices = self.machine.devices
+        count = [0] * len(devices)
+        seconds = [0.0] * len(devices)
+        for s in self.steps:
+            count[s.place] += 1
+            seconds[s.place] += s.seconds
+        lines = [f"{len(self.steps)} steps on {len(devices)} devices"]
+        lines += [f"  device {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
+        lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in sorted(self.traffic().items())]
+        return "\n".join(lines)
+
+
+def make_plan(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
+) -> Plan:
+    """A step for each task of the graph, placed; steps that can never fit are refused here."""
+    keys = list(graph.tasks)
+    index = {k: i for i, k in enumerate(keys)}
+    needs = graph.needs
+    sources = [tuple([index[d] for d in needs[k]]) for k in keys]
+    inputs = [s if len(s) < 2 else tuple(dict.fromkeys(s)) for s in sources]
+    kinds = _kinds(keys, graph.tasks)
+    nbytes, known = _sizes(keys, graph.sizes, inputs)
+    pins = _pins(graph, keys, machine, home)
+    places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
+    seconds = machine.step_seconds
+    names, constants, none = graph.names, graph.constants, {}
+    steps = [
+        Step(
+            key,
+            graph.tasks[key],
+            inputs[i],
+            names[key],
+            sources[i],
+            constants.get(key, none),
+            places[i],
+            nbytes[i],
+            known[i],
+            seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
+            kinds[i],
+        )
+        for i, key in enumerate(keys)
+    ]
+    outputs = tuple(index[k] for k in graph.outputs if k in index)
+    delivered = _delivered(graph, index)
+    _refuse_what_cannot_fit(steps, machine)
+    return Plan(steps, outputs, machine, delivered, graph.gathers, index)
+
+
+def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
+    """Blocks of one array are alike, and so are calls of one function."""
+    numbers: dict[Any, int] = {}
+    out = []
+    for key in keys:
+        if type(key) is tuple and key:
+            kind = key[0]
+        else:
+            kind = id(getattr(tasks[key], "func", None))
+        out.append(numbers.setdefault(kind, len(numbers)))
+    return out
+
+
+def _sizes(
+    keys: list[Key], sizes: Mapping[Key, int], inputs: list[tuple[int, ...]]
+) -> tuple[list[int], list[bool]]:
+    """Bytes of each value: as the collection says, or as large as the largest thing it reads."""
+    nbytes: list[int] = []
+    known: list[bool] = []
+    for key, reads in zip(keys, inputs, strict=True):
+        size = sizes.get(key)
+        known.append(size is not None)
+        if size is None:
+            size = max([nbytes[j] for j in reads], default=0)
+        nbytes.append(size)
+    return nbytes, known
+
+
+def _pins(
+    graph: Graph,
+    keys: list[Key],
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+) -> dict[int, int]:
+    """Where annotations and values that already live on a device put their tasks."""
+    out: dict[int, int] = {}
+    n = len(machine.devices)
+    for i, key in enumerate(keys):
+        task = graph.tasks[key]
+        if isinstance(task, DataNode) and home is not None:
+            place = home(task.value)
+            if place is not None:
+                out[i] = place
+                continue
+        pin = graph.pins.get(key)
+        if pin is None:
+            continue
+        if not isinstance(pin, int) or not 0 <= pin < n:
+            raise PlanError(
+                f"{key!r} is annotated with device={pin!r}, but the devices are 0 to {n - 1}: "
+                "use one of those numbers in dask.annotate(device=...)"
+            )
+        out[i] = pin
+    return out
+
+
+def _delivered(graph: Graph, index: Mapping[Key, int]) -> frozenset[int]:
+    blocks = (b for g in graph.gathers.values() if g.to_host for b in flatten(g.blocks))
+    found = (index.get(graph.alias.get(b, b)) for b in blocks)
+    return frozenset(i for i in found if i is not None)
+
+
+def _refuse_what_cannot_fit(steps: Iterable[Step], machine: Machine) -> None:
+    everything = list(steps)
+    for step in everything:
+        if not step.known:
+            continue
+        read = [everything[j] for j in step.inputs]
+        need = step.nbytes + sum(s.nbytes for s in read if s.known)
+        limit = machine.memory[step.place]
+        if need > limit:
+            raise OutOfMemory(does_not_fit(step.key, need, step.place, limit))
+
+
+def does_not_fit(key: Key, need: int, place: int, limit: int) -> str:
+    return (
+        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result, and the "
+        f"memory limit there is {limit:,} bytes: use smaller chunks, or raise memory_limit"
+    )

@@ -1,0 +1,209 @@
+"""Devices that are not there: real values in order, real values in any order, or only a clock.
+
+They ship with the package: everything that decides is tested on them, and `plan` predicts with
+the clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from typing import Any
+
+from .machine import HOST
+from .plan import Plan
+from .sizes import sizeof
+from .state import Copied, Done, Event, Failed, Issued, NoRoom
+
+
+class InOrderDevices:
+    """Every verb takes effect at once, in this thread; each place has its own values.
+
+    `nbytes` says how large each step's value is to be taken for; by default, as large as it is.
+    """
+
+    def __init__(self, plan: Plan, nbytes: Mapping[int, int] | None = None):
+        self.plan, self.nbytes = plan, nbytes
+        self.values: dict[tuple[int, int], Any] = {}
+        self.events: list[Event] = []
+        self.moved: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
+
+    def size(self, step: int, value: Any) -> int:
+        return sizeof(value) if self.nbytes is None else self.nbytes[step]
+
+    def launch(self, step: int, place: int) -> None:
+        s = self.plan.steps[step]
+        try:
+            value = s.task(s.values(lambda j: self.values[j, place]))
+        except BaseException as error:
+            self.events.append(Failed(step, error))
+            return
+        self.values[step, place] = value
+        self.events += [Issued(step, self.size(step, value)), Done(step)]
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        value = self.values[step, dst] = self.values[step, src]
+        self.moved[src, dst] += self.size(step, value)
+        self.events.append(Copied(step, src, dst))
+
+    def free(self, step: int, place: int) -> None:
+        del self.values[step, place]
+
+    def wait(self) -> list[Event]:
+        assert self.events, "nothing is under way: the state machine is stuck"
+        out, self.events = self.events, []
+        return out
+
+    def value(self, step: int) -> Any:
+        return next(v for (i, _), v in self.values.items() if i == step)
+
+    def close(self) -> None:
+        self.values.clear()
+
+
+class ShuffledDevices(InOrderDevices):
+    """Work lands late and in any order, one event at a time: races without threads.
+
+    With `refuse`, an allocation that does not fit the true sizes is refused, as a GPU would.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rng: random.Random,
+        nbytes: Mapping[int, int] | None = None,
+        refuse: bool = False,
+    ):
+        super().__init__(plan, nbytes)
+        self.rng, self.refuse = rng, refuse
+        self.flying: list[tuple[Callable[..., None], tuple[int, ...]]] = []
+
+    def launch(self, step: int, place: int) -> None:
+        queued = {i for i, *places in map(_arguments, self.flying) if places == [place]}
+        for j in self.plan.steps[step].inputs:
+            here = (j, place) in self.values or j in queued
+            assert here, f"step {step}: its input {j} is not on {place}"
+        self.flying.append((super().launch, (step, place)))
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        assert (step, src) in self.values, f"copy of step {step}, which is not on {src}"
+        self.flying.append((super().copy, (step, src, dst)))
+
+    def free(self, step: int, place: int) -> None:
+        for _, (i, *places) in self.flying:
+            reads = self.plan.steps[i].inputs if len(places) == 1 else (i,)
+            assert not (step in reads and places[0] == place), f"step {step} freed while it is read"
+        super().free(step, place)
+
+    def wait(self) -> list[Event]:
+        if not self.events:
+            assert self.flying, "nothing is under way: the state machine is stuck"
+            verb, args = self.flying.pop(self.rng.choice(self._possible()))
+            step, place = args[0], args[-1]
+            inputs = self.plan.steps[step].inputs if len(args) == 2 else ()
+            if any((j, place) not in self.values for j in inputs):
+                self.events.append(NoRoom(step, place, 0))
+            elif self.refuse and place != HOST and not self._fits(step, place):
+                assert self.nbytes is not None
+                self.events.append(NoRoom(step, place, self.nbytes[step]))
+            else:
+                verb(*args)
+        return [self.events.pop(0)]  # Issued and Done may be far apart too
+
+    def _possible(self) -> list[int]:
+        """What may land next: any copy, and the first launch on each place."""
+        seen: set[int] = set()
+        out = []
+        for n, (_, args) in enumerate(self.flying):
+            if len(args) == 2:
+                if args[1] in seen:
+                    continue
+                seen.add(args[1])
+            out.append(n)
+        return out
+
+    def _fits(self, step: int, place: int) -> bool:
+        assert self.nbytes is not None
+        held = sum(self.nbytes[i] for i, p in self.values if p == place)
+        return held + self.nbytes[step] <= self.plan.machine.memory[place]
+
+
+def _arguments(flying: tuple[Callable[..., None], tuple[int, ...]]) -> tuple[int, ...]:
+    return flying[1]
+
+
+class ClockDevices:
+    """Nothing runs: how long would the plan take, and how full would each place get?
+
+    Every device works on one step at a time, every link carries one copy at a time; `issue` is
+    what the host spends on each instruction, in seconds.
+    """
+
+    def __init__(
+        self, plan: Plan, nbytes: Mapping[int, int] | None = None, issue: float = 5e-6
+    ):
+        self.plan, self.issue = plan, issue
+        self.nbytes = nbytes if nbytes is not None else [s.nbytes for s in plan.steps]
+        self.now = 0.0
+        self.free_at: dict[Any, float] = defaultdict(float)  # engine -> when it is idle again
+        self.exists: dict[tuple[int, int], float] = {}  # (step, place) -> since when
+        self.used: dict[int, int] = defaultdict(int)
+        self.peak: dict[int, int] = defaultdict(int)
+        self.moved: dict[tuple[int, int], int] = defaultdict(int)
+        self.spans: list[tuple[Any, float, float, Any]] = []  # (engine, start, end, key)
+        self._queue: list[tuple[float, int, Event]] = []
+        self._count = 0
+
+    def launch(self, step: int, place: int) -> None:
+        self.now += self.issue
+        s = self.plan.steps[step]
+        begin = max([self.now, *(self.exists[j, place] for j in s.inputs)])
+        end = self._occupy(place, begin, s.seconds, s.key)
+        self.exists[step, place] = end
+        self._hold(place, self.nbytes[step])
+        self._later(self.now, Issued(step, self.nbytes[step]))
+        self._later(end, Done(step))
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        n = self.nbytes[step]
+        seconds = self.plan.machine.copy_seconds(n, src, dst)
+        begin = max(self.now, self.exists[step, src])
+        end = self._occupy((src, dst), begin, seconds, self.plan.steps[step].key)
+        self.exists[step, dst] = end
+        self.moved[src, dst] += n
+        self._hold(dst, n)
+        self._later(end, Copied(step, src, dst))
+
+    def free(self, step: int, place: int) -> None:
+        del self.exists[step, place]
+        self.used[place] -= self.nbytes[step]
+
+    def wait(self) -> list[Event]:
+        at, _, event = heappop(self._queue)
+        self.now = max(self.now, at)
+        out = [event]
+        while self._queue and self._queue[0][0] <= self.now:
+            out.append(heappop(self._queue)[2])
+        return out
+
+    def value(self, step: int) -> Any:
+        raise TypeError("a clock has no values")
+
+    def close(self) -> None:
+        self.exists.clear()
+
+    def _later(self, at: float, event: Event) -> None:
+        self._count += 1
+        heappush(self._queue, (at, self._count, event))
+
+    def _hold(self, place: int, nbytes: int) -> None:
+        self.used[place] += nbytes
+        self.peak[place] = max(self.peak[place], self.used[place])
+
+    def _occupy(self, engine: Any, begin: float, seconds: float, key: Any) -> float:
+        start = max(begin, self.free_at[engine])
+        self.free_at[engine] = end = start + seconds
+        self.spans.append((engine, start, end, key))
+        return end

@@ -1,0 +1,135 @@
+"""The only loop: hand instructions to devices, hand their events to `State`.
+
+`Devices` is everything that the loop needs of hardware. One contract suite runs on every
+implementation (tests/test_devices.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .gather import Gathering
+from .machine import Machine
+from .plan import Plan, Step
+from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
+
+
+class Devices(Protocol):
+    """What hardware does. Verbs return at once; what became of them comes out of `wait`."""
+
+    def launch(self, step: int, place: int) -> None:
+        """Run a step whose inputs are all on `place`: then `Issued` and `Done`, or `Failed`.
+
+        Launches on one place run in order. Where memory is refused: `NoRoom`, and the step has left
+        nothing behind; launches behind it that read it are refused, too (`NoRoom` of 0 bytes).
+        """
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        """Put a value on `dst` as well: then `Copied`; `NoRoom` where memory is refused."""
+
+    def free(self, step: int, place: int) -> None:
+        """Let go of a value on one place, once nothing queued there needs it. No event."""
+
+    def wait(self) -> list[Event]:
+        """At least one event; blocks until there is one."""
+
+    def value(self, step: int) -> Any:
+        """An output of the run, where the caller can use it."""
+
+    def close(self) -> None:
+        """Let go of everything that this run holds; what is still running is abandoned."""
+
+
+@dataclass
+class Lease:
+    """The part of a machine's hardware that one run has to itself."""
+
+    machine: Machine
+    devices: Callable[[Plan, Gathering], Devices]
+    threads: int | None = None  # of a borrowed pool, which runs as many steps at once, in any order
+
+
+class Hardware(Protocol):
+    """What lives longer than a run: threads, streams, links that have been tried."""
+
+    kind: str  # "cpu" or "cuda"
+    names: tuple[str, ...]  # of each device, for people
+    machine: Machine
+
+    def home(self, value: Any) -> int | None:
+        """The device that holds a value of the graph; None where every device can read it."""
+
+    def settings(self) -> dict[str, Any]:
+        """Dask's configuration while this hardware is the default."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A host array for results, made so that devices write it fast."""
+
+    def lease(self, num_workers: int | None, pool: Any) -> AbstractContextManager[Lease]:
+        """Threads for one run; `num_workers` and `pool` as `dask.threaded.get` has them."""
+
+    def close(self) -> None:
+        """Join every thread and give back all memory."""
+
+
+class Watch:
+    """What a run tells about its steps while it goes on. Does nothing; see `Callbacks`."""
+
+    def launched(self, step: int) -> None: ...
+
+    def done(self, step: int) -> None: ...
+
+
+def run(
+    plan: Plan,
+    devices: Devices,
+    watch: Watch | None = None,
+    window: int = WINDOW,
+    deep_window: int = DEEP_WINDOW,
+    ahead: bool = True,
+    check: bool = False,
+    rerun: bool = False,
+) -> State:
+    """Run every step of the plan; a task's own exception comes out as it is, with a note.
+
+    With `rerun`, a task that failed runs once more in the calling thread, for a debugger.
+    """
+    state = State(plan, window, deep_window, ahead, check)
+    instructions = state.start()
+    launch, copy, free, wait = devices.launch, devices.copy, devices.free, devices.wait
+    while True:
+        for ins in instructions:
+            kind = type(ins)
+            if kind is Launch:
+                if watch is not None:
+                    watch.launched(ins.step)
+                launch(ins.step, ins.place)  # type: ignore[union-attr]
+            elif kind is Copy:
+                copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
+            else:
+                free(ins.step, ins.place)  # type: ignore[union-attr]
+        if state.finished:
+            return state
+        events = wait()
+        for event in events:
+            if type(event) is Failed:
+                step = plan.steps[event.step]
+                if rerun and isinstance(event.error, Exception):
+                    step.task(step.values(devices.value))
+                raise explained(event.error, step)
+            if watch is not None and type(event) is Done:
+                watch.done(event.step)
+        instructions = state.handle(*events)
+
+
+def explained(error: BaseException, step: Step) -> BaseException:
+    """The same exception, with a note that says which task raised it and where."""
+    note = f"while running {step.key!r} on device {step.place}"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+    return error

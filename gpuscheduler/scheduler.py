@@ -1,0 +1,322 @@
+"""`get`: the whole pipeline on one screen. Read this first.
+
+    Dask graph -> Graph -> Plan -> State <-> Devices -> values
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import multiprocessing.pool
+import os
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dask import config
+from dask.callbacks import local_callbacks
+from dask.core import flatten
+from dask.local import MultiprocessingPoolExecutor
+from dask.utils import format_bytes, parse_bytes
+
+from .callbacks import Callbacks
+from .cpu import CpuHardware, available_memory, cpu_count
+from .gather import Gathering
+from .graph import Graph, from_dask
+from .plan import Plan, make_plan
+from .run import Devices, Hardware, Lease, run
+from .state import DEEP_WINDOW, WINDOW
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a Scheduler can be told; each is also `gpuscheduler.NAME` in Dask's configuration.
+
+    >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
+    ...     Options.read(devices="cpu:2")
+    Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, check=False)
+    """
+
+    devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
+    memory_limit: int | str | float | None = None  # per device: bytes, "8 GiB" or a fraction
+    window: int = WINDOW  # steps under way on one device
+    deep_window: int = DEEP_WINDOW  # ... where their values are small
+    check: bool = False  # validate the state after each event (slow)
+
+    @classmethod
+    def read(cls, **given: Any) -> Options:
+        """Arguments first, then Dask's configuration, then the defaults."""
+        known = [f.name for f in fields(cls)]
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(f"unknown option {unknown[0]!r}: the options are {', '.join(known)}")
+        out = {}
+        for name in known:
+            value = given.get(name)
+            if value is None:
+                value = config.get(f"gpuscheduler.{name}", None)
+            if value is not None:
+                out[name] = value
+        return cls(**out)
+
+
+class Scheduler:
+    """Runs Dask graphs on every device of this machine, from this process.
+
+    Parameters
+    ----------
+    devices
+        ``"auto"`` (every GPU; CPU devices where there is none), ``"cpu"`` (one device per core),
+        ``"cpu:4"``, ``"cuda"``, ``"cuda:0,2"``. A repeated id (``"cuda:0,0"``) makes logical
+        devices on one GPU.
+    memory_limit
+        What values may take on each device: bytes, a string such as ``"8 GiB"``, or a fraction
+        (a float up to 1.0) of what is free. Default: 0.9 of what is free.
+    window, deep_window
+        How many steps may be under way on one device: large ones, small ones.
+    check
+        Validate the scheduler's state after each event; slow.
+
+    As a context manager it is Dask's default scheduler (and, on GPUs, makes ``"cupy"`` the array
+    backend); leaving restores what was there and closes it.
+
+    Raises
+    ------
+    ValueError
+        for a device string or a limit that makes no sense.
+    RuntimeError
+        for CUDA devices that are not there.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> with Scheduler(devices="cpu:2"):
+    ...     int(da.arange(10, chunks=5).sum().compute())
+    45
+    """
+
+    def __init__(
+        self,
+        devices: str | None = None,
+        memory_limit: int | str | float | None = None,
+        **options: Any,
+    ):
+        self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
+        self.hardware = find_hardware(self.options.devices, self.options.memory_limit)
+        self._entered: list[Any] = []
+        self._closed = False
+
+    def get(
+        self,
+        dsk: Any,
+        keys: Any,
+        cache: Mapping[Any, Any] | None = None,
+        callbacks: Iterable[Any] | None = None,
+        num_workers: int | None = None,
+        pool: Any = None,
+        rerun_exceptions_locally: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute `keys` of `dsk`; the contract is that of `dask.threaded.get`.
+
+        Keyword arguments that other schedulers know and this one does not are ignored.
+        """
+        if self._closed:
+            raise RuntimeError(f"{self!r}: make a new Scheduler")
+        cache = config.get("cache", None) if cache is None else cache
+        pool = config.get("pool", None) if pool is None else pool
+        num_workers = config.get("num_workers", None) if num_workers is None else num_workers
+        if rerun_exceptions_locally is None:
+            rerun_exceptions_locally = config.get("rerun_exceptions_locally", False)
+        if isinstance(pool, multiprocessing.pool.Pool):
+            pool = MultiprocessingPoolExecutor(pool)
+        with local_callbacks(callbacks) as active:
+            watch = Callbacks(active) if active else None
+            try:
+                graph = from_dask(
+                    dsk, keys, cache, watch.start if watch else None, self.hardware.home
+                )
+                with self.hardware.lease(num_workers, pool) as lease:
+                    values = self._run(graph, lease, watch, bool(rerun_exceptions_locally))
+                out = _packed(keys, values)
+            except BaseException:
+                if watch:
+                    watch.finish(failed=True)
+                raise
+            if watch:
+                watch.finish(failed=False)
+        return out
+
+    def _run(
+        self, graph: Graph, lease: Lease, watch: Callbacks | None, rerun: bool
+    ) -> dict[Any, Any]:
+        plan = make_plan(graph, lease.machine, self.hardware.home)
+        gathering = Gathering(plan, graph.alias, self.hardware.empty)
+        devices = lease.devices(plan, gathering)
+        try:
+            if watch:
+                watch.start_state(plan, graph)
+                watch.value = devices.value
+            window = lease.threads or self.options.window
+            deep = lease.threads or self.options.deep_window
+            # callbacks see a step done before they see its reader begin, as in Dask's own
+            ahead = lease.threads is None and watch is None
+            run(plan, devices, watch, window, deep, ahead, self.options.check, rerun)
+            return _results(graph, plan, devices, gathering)
+        finally:
+            devices.close()
+
+    # ---- as a context manager
+
+    def __enter__(self) -> Scheduler:
+        if self._closed:
+            raise RuntimeError(f"{self!r}: make a new Scheduler")
+        entered = config.set({"scheduler": self.get, **self.hardware.settings()})
+        self._entered.append(entered)
+        _active.append(self)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _active.remove(self)
+        self._entered.pop().__exit__(*exc)
+        if not self._entered:
+            self.close()
+
+    def close(self) -> None:
+        """Free every device byte and join every thread. A closed scheduler runs nothing."""
+        if not self._closed:
+            self._closed = True
+            self.hardware.close()
+
+    # ---- to look at
+
+    def __repr__(self) -> str:
+        machine = self.hardware.machine
+        limits = " / ".join(dict.fromkeys(format_bytes(m) for m in machine.memory))
+        n = len(machine.devices)
+        return (
+            f"<Scheduler on {n} {self.hardware.kind} device{'s'[: n > 1]}, "
+            f"memory limit {limits} each{', closed' if self._closed else ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        machine, names = self.hardware.machine, self.hardware.names
+        rows = "".join(
+            f"<tr><td>{d}</td><td>{names[d]}</td><td>{format_bytes(machine.memory[d])}</td></tr>"
+            for d in machine.devices
+        )
+        return (
+            f"<b>gpuscheduler.Scheduler</b>{' (closed)' if self._closed else ''}"
+            "<table><tr><th>device</th><th>name</th><th>memory limit</th></tr>"
+            f"{rows}</table>"
+        )
+
+
+def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+    """Dask's `get` on the innermost entered `Scheduler`, or on one over every device.
+
+    >>> get({"a": 1, "b": (sum, ["a", "a"])}, ["b", ["a"]])
+    (2, (1,))
+    """
+    return current().get(dsk, keys, **kwargs)
+
+
+def current() -> Scheduler:
+    """The innermost entered `Scheduler`, or the process's own, made at first use."""
+    global _default
+    if _active:
+        return _active[-1]
+    with _lock:
+        if _default is None or _default._closed:
+            _default = Scheduler()
+        return _default
+
+
+_active: list[Scheduler] = []
+_default: Scheduler | None = None
+_lock = threading.Lock()
+
+
+@atexit.register
+def _close_default() -> None:
+    if _default is not None:
+        _default.close()
+
+
+def _forget_after_fork() -> None:
+    """A child process has none of its parent's threads."""
+    global _default, _lock
+    _default, _lock = None, threading.Lock()
+    _active.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardware:
+    """The hardware that a device string names.
+
+    >>> find_hardware("cpu:3", "1 GiB").machine.memory
+    (1073741824, 1073741824, 1073741824)
+    """
+    found = re.fullmatch(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?", devices.strip())
+    if found is None:
+        raise ValueError(
+            f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'"
+        )
+    auto, count, cuda, ids = found.groups()
+    if cuda or (auto and cuda_devices()):
+        from .cuda import CudaHardware
+
+        chosen = [int(i) for i in ids.split(",")] if ids else list(range(cuda_devices()))
+        return CudaHardware(chosen, lambda free: _limit(memory_limit, free))
+    n = cpu_count() if count is None else int(count)
+    return CpuHardware(n, _limit(memory_limit, available_memory() // max(n, 1)))
+
+
+def cuda_devices() -> int:
+    """How many CUDA devices there are; 0 where CuPy or the driver is not."""
+    if importlib.util.find_spec("cupy") is None:
+        return 0
+    import cupy
+
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return 0
+
+
+def _limit(limit: int | str | float | None, free: int) -> int:
+    if limit is None:
+        limit = 0.9
+    if isinstance(limit, float) and 0 < limit <= 1:
+        return int(limit * free)
+    try:
+        nbytes = parse_bytes(limit)
+    except (ValueError, TypeError):
+        nbytes = 0
+    if nbytes <= 0:
+        raise ValueError(
+            f"memory_limit={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
+        )
+    return int(nbytes)
+
+
+def _results(
+    graph: Graph, plan: Plan, devices: Devices, gathering: Gathering
+) -> dict[Any, Any]:
+    """The value of each wanted key."""
+
+    def value(key: Any) -> Any:
+        target = graph.alias.get(key, key)
+        if target in graph.gathers:
+            return gathering.result(graph.gathers[target], value)
+        return graph.data[target] if target in graph.data else devices.value(plan.index[target])
+
+    return {key: value(key) for key in graph.wanted}
+
+
+def _packed(keys: Any, values: Mapping[Any, Any]) -> Any:
+    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else values[keys]

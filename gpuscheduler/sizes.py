@@ -1,0 +1,53 @@
+"""How many bytes a value holds, whatever it is made of. Touches no device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from dask.sizeof import sizeof as dask_sizeof
+
+_SMALL = (int, float, complex, bool, str, bytes, type(None), np.generic)
+
+
+def sizeof(value: Any) -> int:
+    """Bytes of a chunk: arrays by their `nbytes`, containers by what they hold.
+
+    Chunks may be dicts and tuples of arrays: Dask's mean, var and arg-reductions make them.
+
+    >>> sizeof({"total": np.ones(4), "n": (np.ones(2), 3)})
+    80
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        return int(value.nbytes)
+    if isinstance(value, _SMALL):
+        return 32
+    if kind is dict:
+        return sum(sizeof(v) for v in value.values())
+    if kind is tuple or (kind is list and len(value) <= 64):
+        return sum(sizeof(v) for v in value)
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, (int, np.integer)):
+        return int(nbytes)
+    try:
+        return int(dask_sizeof(value))
+    except Exception:  # an object may refuse to be looked at; its size is only an estimate
+        return 32
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The arrays and other values inside dicts, lists and tuples.
+
+    >>> list(leaves({"a": (1, [2, 3])}))
+    [1, 2, 3]
+    """
+    if type(value) is dict:
+        for v in value.values():
+            yield from leaves(v)
+    elif type(value) in (tuple, list):
+        for v in value:
+            yield from leaves(v)
+    else:
+        yield value

@@ -1,0 +1,160 @@
+"""Threads that obey: each runs what it is sent, in order. They know no plan and no device.
+
+A run leases a team, one worker per device, and gives it back. A run inside a task, or in another
+thread, leases another team, so no run waits for a thread that waits for it. A team that is still
+busy when its run was given up (Ctrl-C, a failure elsewhere) is retired: its threads end when what
+they run does, and the next run gets a fresh team.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from queue import SimpleQueue
+from typing import Any
+
+Job = Callable[[Any], None]  # called with the list that was sent with it
+
+
+class Worker:
+    """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last."""
+
+    def __init__(
+        self,
+        name: str,
+        setup: Callable[[], None] | None = None,
+        teardown: Callable[[], None] | None = None,
+    ):
+        self.setup, self.teardown = setup, teardown
+        self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
+        self.sent = self.finished = 0  # each is written by one thread only
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self.sent != self.finished
+
+    def send(self, context: Context, job: Job, argument: Any) -> None:
+        self.sent += 1
+        self.inbox.put((context, job, argument))
+
+    def stop(self) -> None:
+        """End after what has been sent."""
+        self.inbox.put(None)
+
+    def _work(self) -> None:
+        if self.setup is not None:
+            self.setup()
+        get = self.inbox.get
+        item = None
+        while True:
+            item = get()
+            if item is None:
+                break
+            context, job, argument = item
+            context.run(job, argument)
+            # nothing of a run may live in a thread that waits for the next one
+            del item, context, job, argument
+            self.finished += 1
+        if self.teardown is not None:
+            self.teardown()
+
+
+class Team:
+    """One worker for each device of a run."""
+
+    def __init__(self, workers: list[Worker]):
+        self.workers = workers
+        self.contexts: list[Context] = []
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @property
+    def busy(self) -> bool:
+        return any(w.busy for w in self.workers)
+
+    @property
+    def alive(self) -> bool:
+        return any(w.thread.is_alive() for w in self.workers)
+
+    def begin(self) -> None:
+        """Let tasks see the caller's context variables. A context serves one thread at a time."""
+        self.contexts = [copy_context() for _ in self.workers]
+
+    def send(self, place: int, job: Job, steps: list[Any]) -> None:
+        self.workers[place].send(self.contexts[place], job, steps)
+
+    def stop(self) -> None:
+        for w in self.workers:
+            w.stop()
+
+    def join(self, timeout: float | None = None) -> None:
+        for w in self.workers:
+            if w.thread is not threading.current_thread():
+                w.thread.join(timeout)
+
+
+class Borrowed:
+    """A team of one device whose threads are the user's own pool (Dask's `pool=`)."""
+
+    def __init__(self, executor: Executor, threads: int):
+        self.executor, self.threads = executor, threads
+        self.busy = False
+
+    def __len__(self) -> int:
+        return 1
+
+    def begin(self) -> None:
+        pass
+
+    def send(self, place: int, job: Job, steps: list[Any]) -> None:
+        for step in steps:
+            self.executor.submit(copy_context().run, job, [step])
+
+    def stop(self) -> None:
+        pass
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
+
+
+class Teams:
+    """The teams of one scheduler: leased to runs, at most a few kept idle."""
+
+    def __init__(self, make: Callable[[], Team], keep: int = 4):
+        self.make, self.keep = make, keep
+        self.idle: list[Team] = []
+        self.retired: list[Team] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lease(self) -> Iterator[Team]:
+        with self._lock:
+            team = self.idle.pop() if self.idle else None
+        team = team or self.make()
+        clean = False
+        try:
+            yield team
+            clean = True  # all that was sent is done, or is at its last line
+        finally:
+            with self._lock:
+                fit = (clean or not team.busy) and len(self.idle) < self.keep
+                (self.idle if fit else self.retired).append(team)
+                self.retired = [t for t in self.retired if t.alive]
+            if not fit:
+                team.stop()
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Stop and join every thread; one inside a task ends when the task does."""
+        with self._lock:
+            idle, retired = self.idle, self.retired
+            self.idle, self.retired = [], []
+        for team in idle:
+            team.stop()
+        for team in idle + retired:
+            team.join(timeout)

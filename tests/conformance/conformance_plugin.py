@@ -1,0 +1,304 @@
+"""A pytest plugin which makes Dask's own tests, unchanged, call another `get`.
+
+What it does:
+
+* redirects every way in which those tests reach a local scheduler (names, modules, the defaults of
+  the collections, the config) to the scheduler under test, before the test modules are imported;
+* counts the calls, because a forced scheduler that nobody calls passes every test;
+* marks the tests of `known_failures.py` as allowed to fail, and skips the few that cannot hold for
+  any forced parallel scheduler;
+* hides CuPy on a machine without a CUDA device, where `import cupy` works and nothing else does;
+* writes one JSON report of all this for the runner (`__main__.py`).
+
+What it does not: choose tests, or judge the outcome. It is loaded by its top-level name, so that
+`test_get_contract.py` can import `get` from the very module that pytest has loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import known_failures
+import pytest
+
+SCHEDULER_VARIABLE = "CONFORMANCE_SCHEDULER"  # for the children that a contract test starts
+DEFAULT_SCHEDULER = "gpuscheduler:get"
+
+# Tests of how Dask *selects* a scheduler. They run with everything redirected but the config,
+# which would decide what they ask.
+SELECTION_TESTS = (
+    "test_callable_scheduler",
+    "test_custom_scheduler",
+    "test_default_scheduler",
+    "test_emscripten",
+    "test_get_scheduler",
+    "test_num_workers_config",
+    "test_process_initializer",
+    "test_raise_get_keyword",
+    "test_scheduler_keyword",
+    "test_use_cloudpickle",
+)
+
+# Tests which no forced parallel scheduler can pass, by construction.
+NOT_APPLICABLE = {
+    "test_compute_array_bag": "asserts that Array and Bag have different default schedulers",
+    "test_persist_array_bag": "asserts that Array and Bag have different default schedulers",
+    "test_complex_ordering": "asserts the order in which one thread runs dask.order",
+    "test_local_parents_of_reduction": "asserts the order in which one thread runs dask.order",
+    "test_temporary_directory": "asserts on the processes that Bag starts by default",
+}
+
+SKIPPED_MARKS = {
+    "slow": "slow: Dask skips it too without --runslow",
+    "array_expr": "about dask.array's own expressions: Dask skips it too without --runarrayexpr",
+}
+
+Get = Callable[..., Any]
+
+
+def load_scheduler(spec: str) -> Get:
+    """The object that `module:attribute` names.
+
+    >>> load_scheduler("dask.threaded:get").__module__
+    'dask.threaded'
+    """
+    module, _, attribute = spec.partition(":")
+    found: Get = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))  # type: ignore[arg-type]
+    return found
+
+
+class Under:
+    """The scheduler under test, and how often it was really called."""
+
+    def __init__(self) -> None:
+        self.spec = os.environ.get(SCHEDULER_VARIABLE, DEFAULT_SCHEDULER)
+        self.get: Get | None = None
+        self.calls = 0
+        self.errors = 0
+        self.graph_types: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, dsk: Any, failed: bool) -> None:
+        with self._lock:
+            self.calls += 1
+            self.errors += failed
+            self.graph_types[type(dsk).__name__] += 1
+
+    def counts(self) -> dict[str, Any]:
+        return {"calls": self.calls, "errors": self.errors, "graph_types": dict(self.graph_types)}
+
+
+under_test = Under()
+
+
+def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+    """The scheduler under test, counted. One frame only: Dask tests what a traceback shows."""
+    assert under_test.get is not None, "no scheduler is loaded: use `python tests/conformance`"
+    failed = True
+    try:
+        values = under_test.get(dsk, keys, **kwargs)
+        failed = False
+        return values
+    finally:
+        under_test.count(dsk, failed)
+
+
+def scheduler_spec() -> str:
+    """What `get` stands for, for tests of one scheduler only."""
+    return under_test.spec
+
+
+def force(spec: str) -> None:
+    """Redirect Dask's local schedulers to the one that `spec` names."""
+    import dask
+    import dask.base
+    import dask.local
+    import dask.threaded
+
+    under_test.spec = spec
+    os.environ[SCHEDULER_VARIABLE] = spec
+    # Taken before anything is replaced: `dask.threaded:get` must not call itself.
+    under_test.get = load_scheduler(spec)
+    owner = getattr(under_test.get, "__self__", under_test.get)
+    if hasattr(owner, "persist"):  # dask.persist looks for it there
+        get.persist = owner.persist  # type: ignore[attr-defined]
+
+    # Dask's assert_eq asks for scheduler="sync" by name, whatever the config says.
+    for name in ("sync", "synchronous", "single-threaded", "threads", "threading"):
+        dask.base.named_schedulers[name] = get
+    dask.get = dask.local.get_sync = dask.threaded.get = get
+    for module, classes in (
+        ("dask.delayed", ("Delayed",)),
+        ("dask.array.core", ("Array",)),
+        ("dask.bag.core", ("Bag", "Item")),
+    ):
+        # import_module, because the attribute `dask.delayed` is a function
+        collections = importlib.import_module(module)
+        for name in classes:
+            getattr(collections, name).__dask_scheduler__ = staticmethod(get)
+
+    # Dask cuts the frames of these files out of a user's traceback; the frame of `get` above is
+    # the harness's own, so it goes too. A scheduler has to see to its own frames.
+    shortened = dask.config.get("admin.traceback.shorten")
+    dask.config.set({"admin.traceback.shorten": [*shortened, re.escape(__file__)]})
+
+
+def cuda_devices() -> int:
+    """How many devices the CUDA driver lists, without importing CuPy. 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def hide_cupy() -> None:
+    """Make `import cupy` fail, as on a machine where it is not installed."""
+    for module in ("cupy", "cupyx", "cupyx.scipy", "cupyx.scipy.sparse"):
+        sys.modules[module] = None  # type: ignore[assignment]
+
+
+# On import, because that is before any other plugin: zarr is one, and imports CuPy when it can.
+if not cuda_devices():
+    hide_cupy()
+
+
+def test_name(item: pytest.Item) -> str:
+    """`dask/array/tests/test_wrap.py::test_ones`: the same wherever Dask is installed."""
+    path, _, name = item.nodeid.partition("::")
+    module = getattr(item, "module", None)
+    if module is not None:
+        path = module.__name__.replace(".", "/") + ".py"
+    return f"{path}::{name}"
+
+
+def is_selection_test(name: str) -> bool:
+    return name.startswith(SELECTION_TESTS)
+
+
+class Outcomes:
+    """What became of each test, and what each process counted. Lives in the controller."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.outcomes: Counter[str] = Counter()
+        self.failures: set[str] = set()
+        self.known: dict[str, str] = {}  # listed test -> what it did this time
+        self.processes: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = dict(report.user_properties).get("conformance_name", report.nodeid)
+        listed = known_failures.reason(name) is not None
+        if report.failed:
+            self.outcomes["failed" if report.when == "call" else "error"] += 1
+            self.failures.add(name)
+        elif report.skipped:
+            expected = hasattr(report, "wasxfail")
+            self.outcomes["xfailed" if expected else "skipped"] += 1
+            if listed and expected:
+                self.known[name] = "failed"
+        elif report.when == "call":
+            unexpected = hasattr(report, "wasxfail")
+            self.outcomes["xpassed" if unexpected else "passed"] += 1
+            if listed:
+                self.known[name] = "passed"
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        counts = getattr(node, "workeroutput", {}).get("conformance")
+        if counts is not None:
+            self.processes.append(counts)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        types: Counter[str] = Counter()
+        for counts in [*self.processes, under_test.counts()]:
+            types.update(counts["graph_types"])
+        processes = [*self.processes, under_test.counts()]
+        self.path.write_text(
+            json.dumps(
+                {
+                    "outcomes": dict(self.outcomes),
+                    "failures": sorted(self.failures),
+                    "known": dict(sorted(self.known.items())),
+                    "calls": sum(counts["calls"] for counts in processes),
+                    "errors": sum(counts["errors"] for counts in processes),
+                    "graph_types": dict(types.most_common()),
+                }
+            )
+        )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance")
+    group.addoption("--conformance-scheduler", metavar="MODULE:ATTR", default=DEFAULT_SCHEDULER)
+    group.addoption("--conformance-report", metavar="PATH", default=None)
+    group.addoption("--conformance-all-failures", action="store_true")
+
+
+# Before any conftest.py, which may import from Dask what is to be redirected.
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    force(early_config.known_args_namespace.conformance_scheduler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    report = config.getoption("--conformance-report")
+    if report and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Outcomes(Path(report)), "conformance-outcomes")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"scheduler under test: {under_test.spec}; CUDA devices: {cuda_devices()}"
+
+
+# First, so that a `-m` expression sees the same marks as always and xdist the same list everywhere.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        name = test_name(item)
+        item.user_properties.append(("conformance_name", name))
+        base = getattr(item, "originalname", item.name)
+        if base in NOT_APPLICABLE:
+            item.add_marker(pytest.mark.skip(reason=f"not applicable: {NOT_APPLICABLE[base]}"))
+        for keyword, why in SKIPPED_MARKS.items():
+            if keyword in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=why))
+        why_known = known_failures.reason(name)
+        if why_known is not None and not config.getoption("--conformance-all-failures"):
+            # Not strict: it may pass with other versions of NumPy, zarr, ... In front, because
+            # pytest heeds the first xfail of a test, and Dask's own ones are strict.
+            mark = pytest.mark.xfail(reason=f"known: {why_known}", strict=False)
+            item.add_marker(mark, append=False)
+
+
+@pytest.fixture(autouse=True)
+def _forced_by_config(request: pytest.FixtureRequest) -> Iterator[None]:
+    import dask
+
+    if is_selection_test(request.node.name):
+        yield
+    else:
+        with dask.config.set(scheduler=get):
+            yield
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a worker of xdist: send what it counted to the controller
+        output["conformance"] = under_test.counts()

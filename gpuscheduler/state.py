@@ -13,7 +13,7 @@ its part of the plan in the plan's own order, which is what keeps its memory sma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
@@ -137,6 +137,7 @@ class State:
         self.awaited: dict[tuple[int, int], list[int]] = {}  # ... and the steps that wait for them
         self.absent: dict[int, int] = {}  # reserved step -> inputs still on their way
         self.ready: dict[int, list[int]] = {d: [] for d in devices}  # heaps, by order in the plan
+        self.waits = bytearray(n)  # whether a step is in its device's heap
         self.busy = dict.fromkeys(devices, 0)  # steps reserved or launched, not done
         self.light: dict[int, bool] = {}  # kind of step -> whether its values have been small
         self.keep = set(plan.outputs)
@@ -159,9 +160,7 @@ class State:
     def start(self) -> list[Instruction]:
         for i, n in enumerate(self.missing):
             if not n:
-                self.ready[self.place[i]].append(i)
-        for heap in self.ready.values():
-            heapify(heap)
+                self._is_ready(i)
         return self.handle()
 
     def handle(self, *events: Event) -> list[Instruction]:
@@ -212,9 +211,13 @@ class State:
         self.missing[r] -= 1
         # one that was launched already is on its way back: an input of it was refused, and it will be
         if not self.missing[r] and not self.launched[r]:
-            d = self.place[r]
-            heappush(self.ready[d], r)
-            self.touched.add(d)
+            self._is_ready(r)
+
+    def _is_ready(self, i: int) -> None:
+        if not self.waits[i]:  # it may be in the heap still, from before an input was refused
+            self.waits[i] = 1
+            heappush(self.ready[self.place[i]], i)
+        self.touched.add(self.place[i])
 
     def _launch(self, i: int, out: list[Instruction]) -> None:
         d = self.place[i]
@@ -298,7 +301,7 @@ class State:
         self.busy[d] -= 1
         self.pins[d][i] -= 1
         if not self.missing[i]:
-            heappush(self.ready[d], i)
+            self._is_ready(i)
         for j in self.plan.steps[i].inputs:
             self._unpin(j, d, out)
 
@@ -379,14 +382,14 @@ class State:
                 while ready:
                     i = ready[0]
                     if self.missing[i]:  # an input of it was refused since
-                        heappop(ready)
+                        self.waits[heappop(ready)] = 0
                         continue
                     deep = self.light.get(self.kind[i], False)
                     if busy[d] >= (self.deep_window if deep else self.window):
                         break
-                    heappop(ready)
+                    self.waits[heappop(ready)] = 0
                     if not self._reserve(i, d, out):
-                        heappush(ready, i)
+                        self._is_ready(i)
                         break
                 # what this device just freed or sent away concerns no other one
                 self.touched.discard(d)

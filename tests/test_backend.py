@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 from types import ModuleType
 
@@ -56,7 +57,7 @@ DISCRETE = {
     "negative_binomial": ((5, 0.4), stats.nbinom(5, 0.4)),
     "zipf": ((6.0,), stats.zipf(6)),
 }
-HOST_ONLY = {"choice", "shuffle", "permutation", "multivariate_hypergeometric"}
+HOST_ONLY = {"choice", "permutation", "multivariate_hypergeometric"}
 
 
 @pytest.fixture
@@ -72,6 +73,9 @@ class Fake(np.ndarray):
     def __array_function__(self, func, types, args, kwargs):
         result = super().__array_function__(func, types, args, kwargs)
         return result.view(Fake) if isinstance(result, np.ndarray) else result
+
+    def __getitem__(self, index):  # CuPy has no scalars
+        return np.asarray(super().__getitem__(index)).view(Fake)
 
 
 @pytest.fixture
@@ -386,7 +390,7 @@ def test_no_state_is_made_while_the_graph_is_built(monkeypatch, registered):
 )
 def test_what_stays_on_the_host_says_so(fake, monkeypatch, name, args):
     monkeypatch.setattr(Philox, "xp", "numpy")
-    with pytest.raises(NotImplementedError, match=rf"Generator.{name} .* PCG64\(seed\)\).{name}"):
+    with pytest.raises(NotImplementedError, match=rf"Generator.{name} .*PCG64\(seed\)\).{name}"):
         getattr(da.random.default_rng(0), name)(*args)
 
 
@@ -413,3 +417,19 @@ def test_states_of_a_chunk():
     assert made == [256, 256, 256, 512, backend.LANES]
     assert len(set(first)) == 1
     assert 2**32 < first[0] < 2**63
+
+
+def test_a_bit_generator_finds_its_package_in_a_fresh_process():
+    """As on a worker of another process, which has not called `register`."""
+    bits = Philox(5)
+    bits.xp = "numpy"
+    code = (
+        "import pickle, sys; bits = pickle.load(sys.stdin.buffer);"
+        "from dask.array.random import _apply_random_func as draw;"
+        "print(draw(type(bits), 'integers', bits, (3,), (100,), {}).tolist())"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, input=pickle.dumps(bits), capture_output=True, check=True)
+    assert done.stdout.decode().strip() == str(
+        backend.default_rng(bits).integers(100, size=3).tolist()
+    )

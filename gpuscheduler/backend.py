@@ -371,9 +371,18 @@ class Generator:
             raise ValueError(f"no integers from {low} to {last}")
         if low < bounds.min or last > bounds.max:
             raise ValueError(f"bounds {low} and {last} do not fit {dtype.name}")
+        span, shape = last - low, _shape(size)
+        if span >= 2**63:
+            raise NotImplementedError(
+                f"Generator.integers cannot choose among {span + 1} integers on CuPy arrays, "
+                f"only among {2**63}; ask for a narrower range and combine two draws"
+            )
         # CuPy adds `low` in the type asked for: only the wide types are sure not to overflow.
         wide = np.uint64 if dtype == np.uint64 else np.int64
-        y = self._draw("integers", low, last, size=_shape(size), dtype=wide, endpoint=True)
+        if 2**31 <= span < 2**32:  # https://github.com/cupy/cupy/issues/9745: silently wrong
+            y = self._draw("integers", 0, 2**62, size=shape, dtype=np.int64) % (span + 1) + low
+        else:
+            y = self._draw("integers", low, last, size=shape, dtype=wide, endpoint=True)
         return self._xp.asarray(y, dtype=dtype)
 
     def logseries(self, p: Any, size: Any = None) -> Any:

@@ -16,11 +16,10 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import dask
 from dask import config
-from dask._expr import HLGExpr, _HLGExprSequence
+from dask._expr import HLGExpr, HLGFinalizeCompute, _HLGExprSequence
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
-from dask._task_spec import convert_legacy_task
+from dask._task_spec import convert_legacy_graph, convert_legacy_task
 from dask.array.core import finalize
 from dask.array.dispatch import to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices
@@ -97,8 +96,9 @@ def from_dask(
     """
     lowered = lower(dsk, keys)
     if started is not None:
+        lowered.dsk = convert_legacy_graph(lowered.dsk, _Either(lowered.dsk, cache or {}))
         started(lowered.dsk)
-    return _Builder(lowered, keys, cache or {}, home).graph()
+    return _Builder(lowered, keys, cache or {}, home, started is None).graph()
 
 
 # ---- from collections to one dictionary
@@ -106,7 +106,6 @@ def from_dask(
 
 def lower(dsk: Any, keys: Any) -> Lowered:
     """Optimise and materialise, keeping annotations and chunk sizes."""
-    ambient = dask.get_annotations().get(PIN) if dask.get_annotations() else None
     if isinstance(dsk, HighLevelGraph):
         out = _from_layers(dsk)
     elif isinstance(dsk, Mapping):
@@ -117,9 +116,6 @@ def lower(dsk: Any, keys: Any) -> Lowered:
         out = Lowered(dict(dsk.__dask_graph__()))
         annotations = getattr(dsk, "__dask_annotations__", dict)()
         out.pins = dict(annotations.get(PIN, {}))
-    if ambient is not None:
-        for key in out.dsk:
-            out.pins.setdefault(key, ambient(key) if callable(ambient) else ambient)
     return out
 
 
@@ -141,6 +137,10 @@ def _from_hlg_expr(expr: Any) -> Lowered:
         else:
             part = _from_layers(op._optimized_dsk)
             fusable.append(False)
+        if isinstance(op, HLGFinalizeCompute):
+            # made by compute() itself, under whatever annotations are active there
+            for key in flatten(op.__dask_keys__()):
+                part.pins.pop(key, None)
         out.dsk.update(part.dsk)
         out.pins.update(part.pins)
         out.layers.update(part.layers)
@@ -209,7 +209,9 @@ class _Builder:
         keys: Any,
         cache: Mapping[Key, Any],
         home: Callable[[Any], int | None] | None,
+        skip_aliases: bool = True,
     ):
+        self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = tuple(flatten(keys)) if isinstance(keys, list) else (keys,)
         self.all_keys: Any = _Either(self.dsk, cache) if cache else self.dsk
@@ -300,7 +302,7 @@ class _Builder:
                 if reader is None:
                     raise KeyError(key)
                 raise PlanError(
-                    f"{reader!r} reads {key!r}, which is neither in the graph nor in the cache"
+                    f"Missing dependency {key!r} of {reader!r}: it is not in the graph, nor in cache="
                 )
             else:
                 task = self.dsk[key]
@@ -308,12 +310,14 @@ class _Builder:
                     task = convert_legacy_task(key, task, self.all_keys)
                 if not isinstance(task, Alias):
                     break
+                if not self.skip_aliases and task.target in self.dsk:
+                    break
                 if task.target == key and key in self.cache:
                     break
                 key = task.target
             seen += 1
             if seen > len(self.dsk) + len(self.alias) + 1:
-                raise PlanError(f"{first!r} is an alias of itself")
+                raise RuntimeError(f"Cycle detected in the graph: {first!r} is an alias of itself")
         if key != first:
             self.alias[first] = key
         return key
@@ -524,7 +528,7 @@ def depth_first(needs: Mapping[Key, tuple[Key, ...]], outputs: Iterable[Key]) ->
 
 
 def _heights(needs: Mapping[Key, tuple[Key, ...]]) -> dict[Key, int]:
-    """How many tasks the longest path to each task has; a cycle is an error."""
+    """How many tasks the longest path to each task has; a cycle is a RuntimeError, as in Dask."""
     missing: dict[Key, int] = {}
     readers: dict[Key, list[Key]] = {}
     ready = []
@@ -545,7 +549,7 @@ def _heights(needs: Mapping[Key, tuple[Key, ...]]) -> dict[Key, int]:
                 ready.append(r)
     if len(height) != len(needs):
         cycle = sorted(str(k) for k in needs if k not in height)
-        raise PlanError(f"the graph has a cycle through {', '.join(cycle[:3])}")
+        raise RuntimeError(f"Cycle detected in the graph, through {', '.join(cycle[:3])}")
     return height
 
 

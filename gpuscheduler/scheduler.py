@@ -11,13 +11,12 @@ import multiprocessing.pool
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from dask import config
 from dask.callbacks import local_callbacks
-from dask.core import flatten
 from dask.local import MultiprocessingPoolExecutor
 from dask.utils import format_bytes, parse_bytes
 
@@ -111,7 +110,7 @@ class Scheduler:
         self,
         dsk: Any,
         keys: Any,
-        cache: Mapping[Any, Any] | None = None,
+        cache: MutableMapping[Any, Any] | None = None,
         callbacks: Iterable[Any] | None = None,
         num_workers: int | None = None,
         pool: Any = None,
@@ -137,8 +136,13 @@ class Scheduler:
                 graph = from_dask(
                     dsk, keys, cache, watch.start if watch else None, self.hardware.home
                 )
+                if cache is not None:  # Dask's own schedulers keep what they know in it
+                    for constants in graph.constants.values():
+                        cache.update(constants)
                 with self.hardware.lease(num_workers, pool) as lease:
                     values = self._run(graph, lease, watch, bool(rerun_exceptions_locally))
+                if cache is not None:
+                    cache.update(values)
                 out = _packed(keys, values)
             except BaseException:
                 if watch:

@@ -9,7 +9,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import dask.base
+import dask.config
 
 from .graph import PlanError
 from .plan import OutOfMemory
@@ -19,3 +23,9 @@ __all__ = ["Options", "OutOfMemory", "PlanError", "Scheduler", "get"]
 __version__ = "0.1.0"
 
 dask.base.named_schedulers["gpu"] = get
+
+# Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.
+_shorten = dask.config.get("admin.traceback.shorten", [])
+_ours = re.escape(os.path.dirname(__file__)) + r"[\\/]\w+\.py"
+if _ours not in _shorten:
+    dask.config.set({"admin.traceback.shorten": [*_shorten, _ours]})

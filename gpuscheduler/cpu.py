@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from dask.array.core import finalize
 
 from .gather import Gathering
 from .machine import HOST, Machine
@@ -82,19 +83,25 @@ class CpuHardware:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
+    def front(self) -> int | None:
+        return None
+
+    def join(self, blocks: Any) -> Any:
+        return finalize(blocks)
+
     @contextmanager
     def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
         if pool is not None:
             threads = pool._max_workers
             machine = self._share(1)
             borrowed = Borrowed(pool, threads)
-            yield Lease(machine, lambda plan, g: CpuDevices(plan, borrowed, g), threads)
+            yield Lease(machine, lambda plan, g, _: CpuDevices(plan, borrowed, g), threads)
             return
         n = len(self.machine.devices) if num_workers is None else max(1, num_workers)
         with self._lock:
             teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
         with teams.lease() as team:
-            yield Lease(self._share(n), lambda plan, g: CpuDevices(plan, team, g))
+            yield Lease(self._share(n), lambda plan, g, _: CpuDevices(plan, team, g))
 
     def _share(self, devices: int) -> Machine:
         """The same memory, in as many parts as a call has asked for."""

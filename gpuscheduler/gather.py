@@ -57,8 +57,14 @@ class Target:
 class Gathering:
     """All the results of one plan that are gathered, and where each step's value goes."""
 
-    def __init__(self, plan: Plan, alias: dict[Any, Any], empty: Callable[..., Any] = np.empty):
-        self.alias = alias
+    def __init__(
+        self,
+        plan: Plan,
+        alias: dict[Any, Any],
+        empty: Callable[..., Any] = np.empty,
+        join: Callable[[Any], Any] = finalize,
+    ):
+        self.alias, self.join = alias, join
         self.targets: dict[Any, Target] = {}
         self.slots: dict[int, list[tuple[Target, Any, Slices]]] = {}
         for key, gather in plan.gathers.items():
@@ -79,7 +85,7 @@ class Gathering:
         """The finished array; `value` gives the block of a key where it was not written."""
         target = self.targets.get(gather.key)
         if target is None:
-            return finalize(_map_blocks(value, gather.blocks))
+            return self.join(_map_blocks(value, gather.blocks))
         for key, slices in _slots(gather):
             if key not in target.written:
                 target.write(key, slices, value(key))
@@ -90,7 +96,36 @@ class Gathering:
         def block(key: Any) -> Any:
             return target.array[where[key]] if key in target.written else value(key)
 
-        return finalize(_map_blocks(block, gather.blocks))
+        return self.join(_map_blocks(block, gather.blocks))
+
+
+def strips(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """How to copy a C-contiguous block into a strided part of a larger C-ordered array.
+
+    Yields two-dimensional copies: (offset in the part, offset in the block, bytes in a row, rows,
+    bytes from row to row in the part).
+
+    >>> list(strips((2, 3), (80, 8), 8))
+    [(0, 0, 24, 2, 80)]
+    >>> list(strips((2, 10), (80, 8), 8))
+    [(0, 0, 160, 1, 160)]
+    """
+    if 0 in shape:
+        return
+    width, axis = itemsize, len(shape)
+    while axis and (strides[axis - 1] == width or shape[axis - 1] == 1):
+        axis -= 1
+        width *= shape[axis]
+    if not axis:
+        yield 0, 0, width, 1, width
+        return
+    rows, pitch = shape[axis - 1], strides[axis - 1]
+    outer = shape[: axis - 1]
+    for n, index in enumerate(product(*map(range, outer))):
+        offset = sum(i * s for i, s in zip(index, strides, strict=False))
+        yield offset, n * rows * width, width, rows, pitch
 
 
 def _slots(gather: Gather) -> Iterator[tuple[Any, Slices]]:

@@ -18,8 +18,16 @@ from typing import Any
 
 from dask import config
 from dask._expr import HLGExpr, HLGFinalizeCompute, _HLGExprSequence
-from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
-from dask._task_spec import convert_legacy_graph, convert_legacy_task
+from dask._task_spec import (
+    Alias,
+    DataNode,
+    GraphNode,
+    NestedContainer,
+    Task,
+    TaskRef,
+    convert_legacy_graph,
+    convert_legacy_task,
+)
 from dask.array.core import finalize
 from dask.array.dispatch import to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices
@@ -83,12 +91,14 @@ def from_dask(
     cache: Mapping[Key, Any] | None = None,
     started: Callback | None = None,
     home: Callable[[Any], int | None] | None = None,
+    front: int | None = None,
 ) -> Graph:
     """The graph of `keys`, ordered.
 
     `dsk` is anything that Dask hands to a scheduler. `cache` supplies values for keys that it lacks.
     `started` sees the dictionary before it is read and may change it (Dask's `start` callback).
     `home` tells on which device a value in the graph lives; None means every device can read it.
+    `front` is the device for results that are one block.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
@@ -98,7 +108,7 @@ def from_dask(
     if started is not None:
         lowered.dsk = convert_legacy_graph(lowered.dsk, _Either(lowered.dsk, cache or {}))
         started(lowered.dsk)
-    return _Builder(lowered, keys, cache or {}, home, started is None).graph()
+    return _Builder(lowered, keys, cache or {}, home, started is None, front).graph()
 
 
 # ---- from collections to one dictionary
@@ -210,7 +220,9 @@ class _Builder:
         cache: Mapping[Key, Any],
         home: Callable[[Any], int | None] | None,
         skip_aliases: bool = True,
+        front: int | None = None,
     ):
+        self.front = front
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = tuple(flatten(keys)) if isinstance(keys, list) else (keys,)
@@ -284,8 +296,6 @@ class _Builder:
             if self.home is not None and self.home(task) is not None:
                 return DataNode(key, task)
         if isinstance(task, GraphNode) and key in self.dsk:
-            if task.is_coro:
-                raise PlanError(f"the task of {key!r} is a coroutine function: run it in a Client")
             return task
         self.data[key] = task
         return None
@@ -377,9 +387,12 @@ class _Builder:
 
     def _pins(self, order: list[Key]) -> dict[Key, int]:
         pins = self.lowered.pins
-        if not pins:
-            return {}
-        return {k: pins[k] for k in order if pins.get(k) is not None}
+        out = {k: pins[k] for k in order if pins.get(k) is not None} if pins else {}
+        if self.front is not None:
+            for key in self.wanted:
+                if getattr(self.tasks.get(key), "func", None) is finalize:
+                    out.setdefault(key, self.front)
+        return out
 
     def _nbytes(self, key: Key) -> int | None:
         if type(key) is not tuple or not self.lowered.layers:

@@ -141,9 +141,7 @@ class ClockDevices:
     what the host spends on each instruction, in seconds.
     """
 
-    def __init__(
-        self, plan: Plan, nbytes: Mapping[int, int] | None = None, issue: float = 5e-6
-    ):
+    def __init__(self, plan: Plan, nbytes: Mapping[int, int] | None = None, issue: float = 5e-6):
         self.plan, self.issue = plan, issue
         self.nbytes = nbytes if nbytes is not None else [s.nbytes for s in plan.steps]
         self.now = 0.0

@@ -48,7 +48,9 @@ class Lease:
     """The part of a machine's hardware that one run has to itself."""
 
     machine: Machine
-    devices: Callable[[Plan, Gathering], Devices]
+    devices: Callable[
+        [Plan, Gathering, bool], Devices
+    ]  # the bool: report nothing before it is done
     threads: int | None = None  # of a borrowed pool, which runs as many steps at once, in any order
 
 
@@ -65,8 +67,14 @@ class Hardware(Protocol):
     def settings(self) -> dict[str, Any]:
         """Dask's configuration while this hardware is the default."""
 
+    def front(self) -> int | None:
+        """The device on which the calling thread expects small results; None where it is all one."""
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A host array for results, made so that devices write it fast."""
+
+    def join(self, blocks: Any) -> Any:
+        """One array from nested lists of blocks, wherever they live."""
 
     def lease(self, num_workers: int | None, pool: Any) -> AbstractContextManager[Lease]:
         """Threads for one run; `num_workers` and `pool` as `dask.threaded.get` has them."""

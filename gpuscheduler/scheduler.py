@@ -1,6 +1,6 @@
 """`get`: the whole pipeline on one screen. Read this first.
 
-    Dask graph -> Graph -> Plan -> State <-> Devices -> values
+Dask graph -> Graph -> Plan -> State <-> Devices -> values
 """
 
 from __future__ import annotations
@@ -134,7 +134,12 @@ class Scheduler:
             watch = Callbacks(active) if active else None
             try:
                 graph = from_dask(
-                    dsk, keys, cache, watch.start if watch else None, self.hardware.home
+                    dsk,
+                    keys,
+                    cache,
+                    watch.start if watch else None,
+                    self.hardware.home,
+                    self.hardware.front(),
                 )
                 if cache is not None:  # Dask's own schedulers keep what they know in it
                     for constants in graph.constants.values():
@@ -156,8 +161,9 @@ class Scheduler:
         self, graph: Graph, lease: Lease, watch: Callbacks | None, rerun: bool
     ) -> dict[Any, Any]:
         plan = make_plan(graph, lease.machine, self.hardware.home)
-        gathering = Gathering(plan, graph.alias, self.hardware.empty)
-        devices = lease.devices(plan, gathering)
+        hardware = self.hardware
+        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
+        devices = lease.devices(plan, gathering, watch is not None)
         try:
             if watch:
                 watch.start_state(plan, graph)
@@ -267,9 +273,7 @@ def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardw
     """
     found = re.fullmatch(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?", devices.strip())
     if found is None:
-        raise ValueError(
-            f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'"
-        )
+        raise ValueError(f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'")
     auto, count, cuda, ids = found.groups()
     if cuda or (auto and cuda_devices()):
         from .cuda import CudaHardware
@@ -308,9 +312,7 @@ def _limit(limit: int | str | float | None, free: int) -> int:
     return int(nbytes)
 
 
-def _results(
-    graph: Graph, plan: Plan, devices: Devices, gathering: Gathering
-) -> dict[Any, Any]:
+def _results(graph: Graph, plan: Plan, devices: Devices, gathering: Gathering) -> dict[Any, Any]:
     """The value of each wanted key."""
 
     def value(key: Any) -> Any:

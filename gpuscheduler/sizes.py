@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -51,3 +51,17 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(v)
     else:
         yield value
+
+
+def map_leaves(f: Callable[[Any], Any], value: Any) -> Any:
+    """The same containers with `f` applied to what they hold.
+
+    >>> map_leaves(lambda v: v + 1, {"a": (1, [2, 3])})
+    {'a': (2, [3, 4])}
+    """
+    kind = type(value)
+    if kind is dict:
+        return {k: map_leaves(f, v) for k, v in value.items()}
+    if kind is tuple or kind is list:
+        return kind(map_leaves(f, v) for v in value)
+    return f(value)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
 
 from .machine import HOST
 from .plan import OutOfMemory, Plan, does_not_fit
@@ -482,5 +481,3 @@ class State:
             assert used == held, f"place {place}: {used} bytes counted, {held} held"
         kept = {i for held in self.resident.values() for i in held}
         assert kept == self.keep, "what is left is not what was asked for"
-
-

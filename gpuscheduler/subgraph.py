@@ -14,9 +14,16 @@ from keyword import iskeyword
 from types import CodeType
 from typing import Any
 
-from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask._task_spec import (
+    Alias,
+    DataNode,
+    GraphNode,
+    NestedContainer,
+    Task,
+    TaskRef,
+    convert_legacy_graph,
+)
 from dask._task_spec import _execute_subgraph as execute_subgraph
-from dask._task_spec import convert_legacy_graph
 
 Values = dict[Any, Any]
 

@@ -67,8 +67,9 @@ class Worker:
 class Team:
     """One worker for each device of a run."""
 
-    def __init__(self, workers: list[Worker]):
+    def __init__(self, workers: list[Worker], lanes: Any = None):
         self.workers = workers
+        self.lanes = lanes  # what the hardware keeps for each of them
         self.contexts: list[Context] = []
 
     def __len__(self) -> int:
@@ -129,6 +130,7 @@ class Teams:
     def __init__(self, make: Callable[[], Team], keep: int = 4):
         self.make, self.keep = make, keep
         self.idle: list[Team] = []
+        self.leased: list[Team] = []
         self.retired: list[Team] = []
         self._lock = threading.Lock()
 
@@ -137,12 +139,14 @@ class Teams:
         with self._lock:
             team = self.idle.pop() if self.idle else None
         team = team or self.make()
+        self.leased.append(team)
         clean = False
         try:
             yield team
             clean = True  # all that was sent is done, or is at its last line
         finally:
             with self._lock:
+                self.leased.remove(team)
                 fit = (clean or not team.busy) and len(self.idle) < self.keep
                 (self.idle if fit else self.retired).append(team)
                 self.retired = [t for t in self.retired if t.alive]

@@ -8,7 +8,7 @@ What it does:
 * marks the tests of `known_failures.py` as allowed to fail, and skips the few that cannot hold for
   any forced parallel scheduler;
 * hides CuPy on a machine without a CUDA device, where `import cupy` works and nothing else does;
-* writes one JSON report of all this for the runner (`__main__.py`).
+* writes one JSON report of all this for the runner (`run.py`).
 
 What it does not: choose tests, or judge the outcome. It is loaded by its top-level name, so that
 `test_get_contract.py` can import `get` from the very module that pytest has loaded.
@@ -17,7 +17,6 @@ What it does not: choose tests, or judge the outcome. It is loaded by its top-le
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import json
 import os
@@ -74,7 +73,9 @@ def load_scheduler(spec: str) -> Get:
     'dask.threaded'
     """
     module, _, attribute = spec.partition(":")
-    found: Get = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))  # type: ignore[arg-type]
+    found: Any = importlib.import_module(module)
+    for name in attribute.split("."):
+        found = getattr(found, name)
     return found
 
 
@@ -104,7 +105,7 @@ under_test = Under()
 
 def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     """The scheduler under test, counted. One frame only: Dask tests what a traceback shows."""
-    assert under_test.get is not None, "no scheduler is loaded: use `python tests/conformance`"
+    assert under_test.get is not None, "no scheduler is loaded: use run.py"
     failed = True
     try:
         values = under_test.get(dsk, keys, **kwargs)
@@ -130,14 +131,15 @@ def force(spec: str) -> None:
     os.environ[SCHEDULER_VARIABLE] = spec
     # Taken before anything is replaced: `dask.threaded:get` must not call itself.
     under_test.get = load_scheduler(spec)
-    owner = getattr(under_test.get, "__self__", under_test.get)
-    if hasattr(owner, "persist"):  # dask.persist looks for it there
-        get.persist = owner.persist  # type: ignore[attr-defined]
+    client = getattr(under_test.get, "__self__", under_test.get)
+    if hasattr(client, "persist"):  # dask.persist looks for it there
+        get.persist = client.persist  # type: ignore[attr-defined]
 
     # Dask's assert_eq asks for scheduler="sync" by name, whatever the config says.
     for name in ("sync", "synchronous", "single-threaded", "threads", "threading"):
         dask.base.named_schedulers[name] = get
-    dask.get = dask.local.get_sync = dask.threaded.get = get
+    for owner, name in ((dask, "get"), (dask.local, "get_sync"), (dask.threaded, "get")):
+        setattr(owner, name, get)
     for module, classes in (
         ("dask.delayed", ("Delayed",)),
         ("dask.array.core", ("Array",)),
@@ -201,7 +203,7 @@ class Outcomes:
         self.processes: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = dict(report.user_properties).get("conformance_name", report.nodeid)
+        name = str(dict(report.user_properties).get("conformance_name", report.nodeid))
         listed = known_failures.reason(name) is not None
         if report.failed:
             self.outcomes["failed" if report.when == "call" else "error"] += 1
@@ -225,10 +227,10 @@ class Outcomes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        types: Counter[str] = Counter()
-        for counts in [*self.processes, under_test.counts()]:
-            types.update(counts["graph_types"])
         processes = [*self.processes, under_test.counts()]
+        types: Counter[str] = Counter()
+        for counts in processes:
+            types.update(counts["graph_types"])
         self.path.write_text(
             json.dumps(
                 {

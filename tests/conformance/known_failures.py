@@ -5,7 +5,7 @@ may pass: what it does depends on the settings of pytest and the versions of oth
 the scheduler. A name without `[parameters]` stands for all of them. A test which the installed
 Dask does not have is simply never met. To measure the list again:
 
-    python tests/conformance array --scheduler dask.threaded:get --all-failures
+    python tests/conformance/run.py array --scheduler dask.threaded:get --all-failures
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run Dask's own tests, unchanged, through `gpuscheduler.get` (or through another scheduler).
 
-    python tests/conformance TARGET [-n WORKERS] [--scheduler MODULE:ATTR] [--gpu] [pytest args]
+    python tests/conformance/run.py TARGET [-n WORKERS] [--scheduler MODULE:ATTR] [pytest args]
+    python tests/conformance/run.py array --gpu   # dask.array's CuPy tests; needs a CUDA device
 
 Each target is a run of pytest in a process of its own. At the end it prints what happened, how
 often the scheduler was really called, and which of the failures that Dask's threaded scheduler
@@ -65,7 +66,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "dask_array": ("dask_array.tests",),
 }
 # Half of the time of test_reductions goes into quantiles, each of which is one map_blocks.
-PYTEST_ARGS: dict[str, tuple[str, ...]] = {"array-fast": ("-k", "not quantile")}
+PYTEST_ARGS: dict[str, tuple[str, ...]] = {
+    "contract": ("-W", "error"),
+    "array-fast": ("-k", "not quantile"),
+}
 GROUPS: dict[str, tuple[str, ...]] = {
     "ci": ("contract", "core", "bag", "delayed", "array-fast"),
     "all": ("contract", "core", "bag", "delayed", "array", "dask_array"),
@@ -181,16 +185,22 @@ def describe(run: Run) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
-        prog="python tests/conformance", description="Run Dask's own tests through a scheduler."
+        prog="python tests/conformance/run.py",
+        description="Run Dask's own tests through a scheduler.",
     )
     parser.add_argument("target", choices=CHOICES)
     parser.add_argument("--scheduler", default="gpuscheduler:get", metavar="MODULE:ATTR")
     parser.add_argument("-n", type=int, default=2, help="pytest-xdist workers; 0 for none")
-    parser.add_argument("--gpu", action="store_true", help="run the tests marked gpu instead")
+    parser.add_argument(
+        "--gpu", action="store_true", help="array: run the tests marked gpu instead"
+    )
     parser.add_argument(
         "--all-failures", action="store_true", help="do not allow the known failures"
     )
-    return parser.parse_known_args(arguments)
+    options, pytest_args = parser.parse_known_args(arguments)
+    if options.gpu and options.target != "array":
+        parser.error("only the target array has tests marked gpu")
+    return options, pytest_args
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,873 @@
+"""GPUs: a worker thread and long-lived streams for each, events between them, no host wait between
+two steps of a graph. The only module that imports CuPy at import time.
+
+Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
+other devices and from the host, and what they are written to) and an *out* stream (copies to the
+host). Memory goes back to the stream that it was allocated on, and is reused there in order; so a
+value that another stream still reads is let go only when that stream has passed (`_Lane.let_go`).
+
+`Issued` and `Done` are reported when a step is queued: whatever reuses the memory of its inputs is
+queued behind it. Copies to the host are reported when they have happened.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import Device, Event, Stream, runtime
+from dask.array.core import finalize
+from dask.core import flatten
+
+from . import backend
+from .cpu import REPORT_EVERY, CpuDevices, available_memory
+from .gather import Gathering, strips
+from .machine import HOST, Machine
+from .plan import OutOfMemory, Plan
+from .run import Lease
+from .sizes import leaves, map_leaves
+from .state import Copied, Done, Failed, Issued, NoRoom
+from .state import Event as StateEvent
+from .workers import Borrowed, Team, Teams, Worker
+
+Refused = cupy.cuda.memory.OutOfMemoryError
+
+#: Bytes of the buffers with which links are tried and measured.
+TRIAL_BYTES = 2**20
+MEASURED_BYTES = 2**28
+
+
+# ---- values
+
+
+def device_bytes(value: Any) -> int:
+    """Bytes of device memory in a value; what lives on the host takes none.
+
+    >>> device_bytes((np.ones(5), None))
+    0
+    """
+    if isinstance(value, cupy.ndarray):
+        return int(value.nbytes)
+    if type(value) in (dict, tuple, list):
+        return sum(int(v.nbytes) for v in leaves(value) if isinstance(v, cupy.ndarray))
+    return 0
+
+
+def _solid(value: Any) -> Any:
+    """The same value with arrays that one copy can move: contiguous, in either order."""
+
+    def solid(v: Any) -> Any:
+        if isinstance(v, cupy.ndarray) and not (v.flags.c_contiguous or v.flags.f_contiguous):
+            return cupy.ascontiguousarray(v)
+        return v
+
+    return map_leaves(solid, value)
+
+
+def _order(array: Any) -> str:
+    return "C" if array.flags.c_contiguous else "F"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A value on one place, with the events that say when it may be read and when let go."""
+
+    value: Any
+    ready: Event | None = None  # recorded behind what makes it; None: nothing to wait for
+    arrived: bool = False  # allocated on the in stream
+    unseen: bool = False  # the home stream has not waited for `ready` yet
+    reads: list[Event] = field(default_factory=list)  # other streams' uses of it
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One worker's streams, and what it may not let go of yet."""
+
+    place: int
+    device: int
+    home: Stream
+    incoming: Stream
+    outgoing: Stream
+    later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
+    drain: Worker | None = None  # waits for copies to the host
+
+    @classmethod
+    def on(cls, place: int, device: int) -> _Lane:
+        with Device(device):
+            streams = [Stream(non_blocking=True) for _ in range(3)]
+        return cls(place, device, *streams)
+
+    def mark(self, stream: Stream) -> Event:
+        """An event behind everything queued on a stream of this device. Call in its worker."""
+        event = Event(disable_timing=True)
+        event.record(stream)
+        return event
+
+    def let_go(self, held: _Held) -> None:
+        """Drop a value, so that its memory is reused only behind all that reads it."""
+        pending = [e for e in held.reads if not e.done]
+        if held.arrived:
+            self.incoming.wait_event(self.mark(self.home))
+            for event in pending:
+                self.incoming.wait_event(event)
+        elif pending:
+            # the home stream need not stand still for a copy: keep the value until it is over
+            self.later.append((pending, held.value))
+
+    def sweep(self, wait: bool = False) -> None:
+        """Drop what only had to outlive copies that are over by now."""
+        while self.later:
+            events, _ = self.later[0]
+            if wait:
+                for event in events:
+                    event.synchronize()
+            elif not all(e.done for e in events):
+                return
+            self.later.popleft()
+
+
+# ---- pinned host memory
+
+
+class PinnedBlocks:
+    """Page-locked host memory, kept for reuse: locking a page costs more than filling it."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An empty NumPy array in pinned memory; the memory comes back when the array is gone."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not nbytes:
+            return np.empty(shape, dtype)
+        size = max(4096, -(-nbytes // 2**16) * 2**16 if nbytes > 2**16 else nbytes)
+        with self._lock:
+            blocks = self.free.get(size)
+            block = blocks.pop() if blocks else None
+        if block is None:
+            block = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
+        pointer = cupy.cuda.PinnedMemoryPointer(block, 0)
+        raw = np.frombuffer(pointer, dtype=np.uint8, count=nbytes)
+        weakref.finalize(raw, self._back, size, block).atexit = False
+        return raw.view(dtype).reshape(shape)
+
+    def _back(self, size: int, block: Any) -> None:
+        with self._lock:
+            self.free.setdefault(size, []).append(block)
+
+    def clear(self) -> None:
+        with self._lock:
+            self.free.clear()
+
+
+# ---- what lives longer than a run
+
+
+@dataclass(frozen=True)
+class Links:
+    """Measured rates, in GB/s: between devices, and to and from the host."""
+
+    gbs: list[list[float]]
+    host: list[tuple[float, float]]
+    staged: set[tuple[int, int]]
+
+
+class CudaHardware:
+    """The GPUs with these ids, one place for each; a repeated id makes several places on one GPU.
+
+    `limit` turns the free bytes of a place into its memory limit. `staged` are pairs of places
+    whose copies go through pinned host memory although they could go directly (for tests).
+    """
+
+    kind = "cuda"
+
+    def __init__(
+        self,
+        ids: list[int],
+        limit: Callable[[int], int] = lambda free: int(0.9 * free),
+        staged: set[tuple[int, int]] | None = None,
+    ):
+        count = runtime.getDeviceCount()
+        if not ids or any(i >= count for i in ids):
+            raise RuntimeError(
+                f"devices cuda:{','.join(map(str, ids))} were asked for, and this machine has "
+                f"{count} CUDA device{'s'[: count != 1]}: use 'cuda', or ids from 0 to {count - 1}"
+            )
+        self.ids = ids
+        self.names = tuple(_name(i) for i in ids)
+        self.pinned = PinnedBlocks()
+        self.staged = (staged or set()) | try_links(ids)
+        peer = tuple(
+            tuple(20e9 if (a, b) in self.staged else 390e9 for b in range(len(ids)))
+            for a in range(len(ids))
+        )
+        memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
+        self.machine = Machine(memory, peer, (55e9,) * len(ids), int(0.9 * available_memory()))
+        self._homes: dict[int, tuple[Any, int]] = {}  # id of a value -> (the value, weakly; place)
+        self._teams: dict[int, Teams] = {}
+        self._lock = threading.Lock()
+
+    def home(self, value: Any) -> int | None:
+        found = next((v for v in leaves(value) if isinstance(v, cupy.ndarray)), None)
+        if found is None:
+            return None
+        known = self._homes.get(id(found))
+        if known is not None and known[0]() is found:
+            return known[1]
+        device = found.device.id
+        return self.ids.index(device) if device in self.ids else None
+
+    def settle(self, value: Any, place: int) -> None:
+        """Remember where a result was left, for places that share a GPU."""
+        if len(set(self.ids)) == len(self.ids):
+            return  # the device of an array says it all
+        for v in leaves(value):
+            if isinstance(v, cupy.ndarray):
+                self._homes = {k: h for k, h in self._homes.items() if h[0]() is not None}
+                self._homes[id(v)] = (_weak(v), place)
+
+    def front(self) -> int | None:
+        device = runtime.getDevice()
+        return self.ids.index(device) if device in self.ids else None
+
+    def settings(self) -> dict[str, Any]:
+        backend.register()
+        return {"array.backend": "cupy"}
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        if np.dtype(dtype).hasobject:
+            return np.empty(shape, dtype)
+        return self.pinned.array(shape, dtype)
+
+    def join(self, blocks: Any) -> Any:
+        """CuPy blocks become one array on the caller's current device, each copied once."""
+        flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
+        if not all(type(b) is cupy.ndarray for b in flat):
+            return finalize(blocks)
+        parts = _grid(blocks, flat[0].ndim)
+        if parts is None:
+            return finalize(blocks)
+        shape, slots = parts
+        dtype = flat[0].dtype
+        here = runtime.getDevice()
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        try:
+            out = cupy.empty(shape, dtype)
+        except Refused as error:
+            raise OutOfMemory(
+                f"the result is one CuPy array of {nbytes:,} bytes, which GPU {here} has no room "
+                'for: use .to_backend("numpy") to get it on the host, .persist() to leave its '
+                "blocks where they are, or reduce it first"
+            ) from error
+        stream = cupy.cuda.get_current_stream()
+        for block, where in zip(flat, slots, strict=True):
+            part = out[where]
+            if block.dtype != dtype or not block.flags.c_contiguous or block.device.id != here:
+                block = _brought(block, here, stream)
+            if block.dtype != dtype:
+                part[...] = block
+                continue
+            for to, at, width, rows, pitch in strips(part.shape, part.strides, dtype.itemsize):
+                runtime.memcpy2DAsync(
+                    part.data.ptr + to, pitch, block.data.ptr + at, width, width, rows,
+                    runtime.memcpyDeviceToDevice, stream.ptr,
+                )  # fmt: skip
+        self._after(stream)
+        return out
+
+    def _after(self, stream: Stream) -> None:
+        """Blocks of a run are let go when it ends: nothing may reuse them before `stream` is past."""
+        event = Event(disable_timing=True)
+        event.record(stream)
+        for teams in list(self._teams.values()):
+            for team in teams.leased:
+                for lane in team.lanes:
+                    lane.home.wait_event(event)
+                    lane.incoming.wait_event(event)
+
+    @contextmanager
+    def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+        n = len(self.ids)
+        if pool is not None:
+            # the caller's threads: host tasks, and CuPy on the caller's own device
+            borrowed = Borrowed(pool, pool._max_workers)
+            yield Lease(
+                Machine.uniform(1, memory=self.machine.memory[0]),
+                lambda plan, g, _: CpuDevices(plan, borrowed, g),
+                pool._max_workers,
+            )
+            return
+        if num_workers is not None:
+            n = max(1, min(n, num_workers))
+        with self._lock:
+            teams = self._teams.setdefault(n, Teams(lambda: self._team(n)))
+        m = self.machine
+        machine = m if n == len(self.ids) else Machine(
+            m.memory[:n], tuple(row[:n] for row in m.peer[:n]), m.host[:n], m.host_memory
+        )  # fmt: skip
+        with teams.lease() as team:
+            yield Lease(machine, lambda plan, g, exact: CudaDevices(plan, team, g, self, exact))
+
+    def _team(self, n: int) -> Team:
+        lanes = [_Lane.on(place, self.ids[place]) for place in range(n)]
+
+        def setup(lane: _Lane) -> Callable[[], None]:
+            def use() -> None:
+                Device(lane.device).use()
+                # entered for good, not only used: tasks that enter a stream of their own return to it
+                lane.home.__enter__()
+
+            return use
+
+        def teardown(lane: _Lane) -> Callable[[], None]:
+            def settle() -> None:
+                if lane.drain is not None:
+                    lane.drain.stop()
+                for stream in (lane.home, lane.incoming, lane.outgoing):
+                    stream.synchronize()
+                lane.sweep(wait=True)
+
+            return settle
+
+        workers = [
+            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), teardown(lane)) for lane in lanes
+        ]
+        return Team(workers, lanes)
+
+    def links(self) -> Links:
+        """Measure every link, one at a time, with copies of 256 MiB."""
+        n = len(self.ids)
+        gbs = [[0.0] * n for _ in range(n)]
+        host = []
+        for a in range(n):
+            for b in range(n):
+                if a != b and (a, b) not in self.staged:
+                    gbs[a][b] = _peer_rate(self.ids[a], self.ids[b])
+            host.append(_host_rates(self.ids[a], self.pinned))
+        for a, b in self.staged:
+            gbs[a][b] = 1 / (1 / host[a][1] + 1 / host[b][0])
+        return Links(gbs, host, self.staged)
+
+    def close(self) -> None:
+        with self._lock:
+            every, self._teams = list(self._teams.values()), {}
+        for teams in every:
+            teams.close()
+        self._homes.clear()
+        self.pinned.clear()
+        for i in sorted(set(self.ids)):
+            with Device(i):
+                cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _name(device: int) -> str:
+    name = runtime.getDeviceProperties(device)["name"]
+    return f"{name.decode() if isinstance(name, bytes) else name} (cuda:{device})"
+
+
+def _free_bytes(device: int) -> int:
+    with Device(device):
+        return int(runtime.memGetInfo()[0]) + cupy.get_default_memory_pool().free_bytes()
+
+
+def _weak(array: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(array)
+    except TypeError:  # this CuPy's arrays cannot be watched: keep no note of them
+        return lambda: None
+
+
+def _brought(block: Any, device: int, stream: Stream) -> Any:
+    """A block as a C-contiguous array on the current device, on `stream`."""
+    source = block.device.id
+    if not block.flags.c_contiguous:
+        with Device(source):
+            there = cupy.cuda.get_current_stream()
+            block = cupy.ascontiguousarray(block)
+            event = Event(disable_timing=True)
+            event.record(there)
+        stream.wait_event(event)
+    if source == device:
+        return block
+    out = cupy.empty(block.shape, block.dtype)
+    runtime.memcpyPeerAsync(out.data.ptr, device, block.data.ptr, source, block.nbytes, stream.ptr)
+    return out
+
+
+def _grid(blocks: Any, ndim: int) -> tuple[tuple[int, ...], list[tuple[slice, ...]]] | None:
+    """The shape of the whole and the slices of each block; None where blocks do not line up."""
+    array = np.empty(_numblocks(blocks), dtype=object)
+    for index in np.ndindex(array.shape):
+        block = blocks
+        for i in index:
+            block = block[i]
+        array[index] = block
+    if array.ndim != ndim or any(b.ndim != ndim for b in array.flat):
+        return None
+    ends = []
+    for axis in range(ndim):
+        line = [
+            array[(0,) * axis + (i,) + (0,) * (ndim - axis - 1)] for i in range(array.shape[axis])
+        ]
+        ends.append(np.cumsum([0] + [b.shape[axis] for b in line]))
+    slots = []
+    for index in np.ndindex(array.shape):
+        where = tuple(slice(int(e[i]), int(e[i + 1])) for e, i in zip(ends, index, strict=True))
+        if tuple(s.stop - s.start for s in where) != array[index].shape:
+            return None
+        slots.append(where)
+    return tuple(int(e[-1]) for e in ends), slots
+
+
+def _numblocks(blocks: Any) -> tuple[int, ...]:
+    out = []
+    while isinstance(blocks, list):
+        out.append(len(blocks))
+        blocks = blocks[0]
+    return tuple(out)
+
+
+# ---- links
+
+
+def try_links(ids: list[int]) -> set[tuple[int, int]]:
+    """Enable every pair of GPUs both ways and copy a known pattern; the pairs that fail."""
+    bad = set()
+    answers: dict[tuple[int, int], bool] = {}
+    for a, source in enumerate(ids):
+        for b, destination in enumerate(ids):
+            if source == destination:
+                continue
+            pair = (source, destination)
+            if pair not in answers:
+                answers[pair] = _enable(*pair) and _known_answer(*pair)
+            if not answers[pair]:
+                bad.add((a, b))
+    return bad
+
+
+def _enable(source: int, destination: int) -> bool:
+    for a, b in ((source, destination), (destination, source)):
+        if not runtime.deviceCanAccessPeer(a, b):
+            return False
+        with Device(a):
+            try:
+                runtime.deviceEnablePeerAccess(b)
+            except runtime.CUDARuntimeError as error:
+                if "AlreadyEnabled" not in str(error):
+                    return False
+    return True
+
+
+def _known_answer(source: int, destination: int) -> bool:
+    """Whether bytes that go from one GPU to the other arrive as they were."""
+    pattern = np.arange(TRIAL_BYTES // 4, dtype=np.uint32) * np.uint32(2654435761)
+    try:
+        with Device(source):
+            there = cupy.asarray(pattern)
+            runtime.deviceSynchronize()
+        with Device(destination):
+            here = cupy.zeros(len(pattern), dtype=np.uint32)
+            runtime.deviceSynchronize()
+            runtime.memcpyPeer(here.data.ptr, destination, there.data.ptr, source, there.nbytes)
+            runtime.deviceSynchronize()
+            return bool((here.get() == pattern).all())
+    except runtime.CUDARuntimeError:
+        return False
+
+
+def _peer_rate(source: int, destination: int) -> float:
+    with Device(source):
+        there = cupy.zeros(MEASURED_BYTES, dtype=np.uint8)
+        runtime.deviceSynchronize()
+    with Device(destination):
+        here = cupy.zeros(MEASURED_BYTES, dtype=np.uint8)
+        stream = Stream(non_blocking=True)
+
+        def copy() -> None:
+            runtime.memcpyPeerAsync(
+                here.data.ptr, destination, there.data.ptr, source, MEASURED_BYTES, stream.ptr
+            )
+
+        return _rate(copy, stream)
+
+
+def _host_rates(device: int, pinned: PinnedBlocks) -> tuple[float, float]:
+    host = pinned.array((MEASURED_BYTES,), np.uint8)
+    with Device(device):
+        there = cupy.zeros(MEASURED_BYTES, dtype=np.uint8)
+        runtime.deviceSynchronize()
+        stream = Stream(non_blocking=True)
+        rates = []
+        for to, source, kind in (
+            (there.data.ptr, host.ctypes.data, runtime.memcpyHostToDevice),
+            (host.ctypes.data, there.data.ptr, runtime.memcpyDeviceToHost),
+        ):
+            rates.append(
+                _rate(
+                    lambda to=to, source=source, kind=kind: runtime.memcpyAsync(
+                        to, source, MEASURED_BYTES, kind, stream.ptr
+                    ),
+                    stream,
+                )
+            )
+        return rates[0], rates[1]
+
+
+def _rate(copy: Callable[[], None], stream: Stream) -> float:
+    """GB/s of a copy of MEASURED_BYTES: the best of three."""
+    copy()
+    stream.synchronize()
+    best = float("inf")
+    for _ in range(3):
+        begin = perf_counter()
+        copy()
+        stream.synchronize()
+        best = min(best, perf_counter() - begin)
+    return MEASURED_BYTES / best / 1e9
+
+
+# ---- one run
+
+
+class CudaDevices:
+    """The GPUs of one run. Verbs only collect; `wait` sends each worker all it has got."""
+
+    def __init__(
+        self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, exact: bool
+    ):
+        self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
+        self.exact = exact  # `Done` means that the device is done, not that the step is queued
+        self.lanes: list[_Lane] = team.lanes
+        self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
+        self.stopped = False
+        self.marked = self._marked()
+        self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
+        self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
+        self._soon: list[StateEvent] = []
+        team.begin()
+        self._follow_caller()
+
+    def _marked(self) -> bytearray:
+        """Steps behind which an event is recorded: others than their own stream wait for them."""
+        steps = self.plan.steps
+        marked = bytearray(len(steps))
+        for i, step in enumerate(steps):
+            marked[i] = any(steps[r].place != step.place for r in self.plan.readers[i])
+        for i in self.plan.outputs:
+            marked[i] = 1
+        return marked
+
+    def _follow_caller(self) -> None:
+        """Order this run behind what the caller has queued: arrays of the graph may be in the
+        making, and memory of earlier results may be in use."""
+        for lane in self.lanes:
+            with Device(lane.device):
+                event = Event(disable_timing=True)
+                event.record(cupy.cuda.get_current_stream())
+            lane.home.wait_event(event)
+            lane.incoming.wait_event(event)
+
+    # ---- verbs, in the loop's thread
+
+    def launch(self, step: int, place: int) -> None:
+        self._todo[place].append(("launch", step, place))
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        if dst == HOST:
+            self._todo[src].append(("to_host", step, src))
+        else:
+            self._todo[dst].append(("fetch", step, src))
+
+    def free(self, step: int, place: int) -> None:
+        if place == HOST:
+            self._free_host(step)
+        else:
+            self._todo[place].append(("free", step, place))
+
+    def wait(self) -> list[StateEvent]:
+        for place, todo in enumerate(self._todo):
+            if todo:
+                self._todo[place] = []
+                self.team.send(place, self._obey, [place, todo])
+        out = self._events.get()
+        try:
+            while True:
+                out += self._events.get_nowait()
+        except Empty:
+            return out
+
+    def value(self, step: int) -> Any:
+        """The value, ordered behind its making on the caller's current stream of its device."""
+        for place in (self.plan.steps[step].place, *range(len(self.lanes)), HOST):
+            held = self.held[place].get(step)
+            if held is None:
+                continue
+            if place == HOST:
+                return map_leaves(_off_host, held.value)
+            if held.ready is not None:
+                with Device(self.lanes[place].device):
+                    cupy.cuda.get_current_stream().wait_event(held.ready)
+            self.hardware.settle(held.value, place)
+            return held.value
+        raise KeyError(step)
+
+    def close(self) -> None:
+        self.stopped = True
+        for place in range(len(self.lanes)):
+            self.team.send(place, self._clear, place)
+        self.held[HOST] = {}
+
+    # ---- in the workers
+
+    def _obey(self, order: list[Any]) -> None:
+        place, todo = order
+        lane = self.lanes[place]
+        events: list[StateEvent] = []
+        report = perf_counter() + REPORT_EVERY
+        lane.sweep()
+        for verb, step, other in todo:
+            if self.stopped:
+                return
+            try:
+                if verb == "launch":
+                    self._launch(lane, step, events)
+                    if self.marked[step] and len(self.lanes) > 1:
+                        report = 0.0  # another device may wait for it
+                elif verb == "fetch":
+                    events.append(self._fetch(lane, step, other))
+                elif verb == "free":
+                    lane.let_go(self.held[place].pop(step))
+                else:
+                    self._to_host(lane, step)
+            except BaseException as error:
+                events.append(Failed(step, error))
+                break
+            if events and perf_counter() > report:
+                self._events.put(events)
+                events = []
+                report = perf_counter() + REPORT_EVERY
+        if events:
+            self._events.put(events)
+
+    def _launch(self, lane: _Lane, i: int, events: list[StateEvent]) -> None:
+        held, step = self.held[lane.place], self.plan.steps[i]
+        for j in step.inputs:
+            read = held.get(j)
+            if read is None:  # it was refused before
+                events.append(NoRoom(i, lane.place, 0))
+                return
+            if read.unseen:
+                lane.home.wait_event(read.ready)
+                read.unseen = False
+        values = step.values(lambda j: held[j].value)
+        if step.constants:
+            for name in step.constants:
+                values[name] = map_leaves(lambda v: self._nearby(lane, v), values[name])
+        try:
+            try:
+                value = step.task(values)
+            except Refused:
+                self._tidy(lane)
+                value = step.task(values)
+            if self.marked[i]:
+                value = _solid(value)
+        except Refused as error:
+            events.append(NoRoom(i, lane.place, _asked_for(error, step.nbytes)))
+            return
+        ready = lane.mark(lane.home) if self.marked[i] else None
+        held[i] = _Held(value, ready)
+        if self.exact:
+            lane.home.synchronize()
+        events += (Issued(i, device_bytes(value)), Done(i))
+
+    def _nearby(self, lane: _Lane, value: Any) -> Any:
+        """A CuPy array of the graph that lives on a GPU which is not among these."""
+        if isinstance(value, cupy.ndarray) and value.device.id != lane.device:
+            return _brought(value, lane.device, lane.home)
+        return value
+
+    def _tidy(self, lane: _Lane) -> None:
+        """Make the allocator give all it can: what copies still hold, and what is cached."""
+        lane.sweep(wait=True)
+        lane.home.synchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
+
+    def _fetch(self, lane: _Lane, i: int, src: int) -> StateEvent:
+        """Copy a value here, from another device or from the host, on the in stream."""
+        source = self.held[src][i]
+        stream = lane.incoming
+        if source.ready is not None:
+            stream.wait_event(source.ready)
+        keep: list[Any] = []
+        try:
+            with stream:
+                value = map_leaves(lambda v: self._copied(lane, src, source, v, keep), source.value)
+        except Refused as error:
+            self._tidy(lane)
+            try:
+                with stream:
+                    value = map_leaves(
+                        lambda v: self._copied(lane, src, source, v, keep), source.value
+                    )
+            except Refused:
+                return NoRoom(i, lane.place, _asked_for(error, device_bytes(source.value)))
+        done = lane.mark(stream)
+        source.reads.append(done)
+        if keep:
+            lane.later.append(([done], keep))
+        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
+        return Copied(i, src, lane.place)
+
+    def _copied(self, lane: _Lane, src: int, source: _Held, v: Any, keep: list[Any]) -> Any:
+        stream = lane.incoming
+        if isinstance(v, _OnHost):
+            out = cupy.empty(v.array.shape, v.array.dtype, order=v.order)
+            runtime.memcpyAsync(
+                out.data.ptr, v.array.ctypes.data, v.array.nbytes,
+                runtime.memcpyHostToDevice, stream.ptr,
+            )  # fmt: skip
+            return out
+        if not isinstance(v, cupy.ndarray):
+            return v
+        out = cupy.empty(v.shape, v.dtype, order=_order(v))
+        if not v.nbytes:
+            return out
+        there = self.lanes[src]
+        if (src, lane.place) in self.hardware.staged:
+            bounce = self.hardware.pinned.array((v.nbytes,), np.uint8)
+            with Device(there.device):
+                if source.ready is not None:
+                    there.outgoing.wait_event(source.ready)
+                runtime.memcpyAsync(
+                    bounce.ctypes.data, v.data.ptr, v.nbytes,
+                    runtime.memcpyDeviceToHost, there.outgoing.ptr,
+                )  # fmt: skip
+                half = there.mark(there.outgoing)
+            source.reads.append(half)
+            stream.wait_event(half)
+            runtime.memcpyAsync(
+                out.data.ptr, bounce.ctypes.data, v.nbytes, runtime.memcpyHostToDevice, stream.ptr
+            )
+            keep.append(bounce)
+        elif there.device == lane.device:
+            runtime.memcpyAsync(
+                out.data.ptr, v.data.ptr, v.nbytes, runtime.memcpyDeviceToDevice, stream.ptr
+            )
+        else:
+            runtime.memcpyPeerAsync(
+                out.data.ptr, lane.device, v.data.ptr, there.device, v.nbytes, stream.ptr
+            )
+        return out
+
+    def _to_host(self, lane: _Lane, i: int) -> None:
+        """Copy a value to its place in a result, or to pinned memory; report when it has arrived."""
+        held = self.held[lane.place][i]
+        stream = lane.outgoing
+        if held.unseen:
+            stream.wait_event(held.ready)
+        value = _solid(held.value)
+        slots = self.gathering.slots.get(i, [])
+        if slots and isinstance(value, cupy.ndarray):
+            value = cupy.ascontiguousarray(value)
+        stream.wait_event(lane.mark(lane.home))
+        written = bool(slots)
+        for target, _, where in slots:
+            if isinstance(value, cupy.ndarray):
+                part = target.room(where, value.shape, value.dtype)
+                if part is not None:
+                    self._write(value, part, stream)
+                    continue
+            written = False
+        kept = None if written else map_leaves(lambda v: self._on_host(v, stream), value)
+        done = lane.mark(stream)
+        held.reads.append(done)
+        if lane.drain is None:
+            lane.drain = Worker(f"gpuscheduler-drain-{lane.place}")
+        copy = (i, lane.place, done, written, kept, value)
+        lane.drain.send(self.team.contexts[lane.place].copy(), self._arrived, copy)
+
+    def _write(self, block: Any, part: Any, stream: Stream) -> None:
+        base = part.ctypes.data
+        for to, at, width, rows, pitch in strips(part.shape, part.strides, block.dtype.itemsize):
+            runtime.memcpy2DAsync(
+                base + to, pitch, block.data.ptr + at, width, width, rows,
+                runtime.memcpyDeviceToHost, stream.ptr,
+            )  # fmt: skip
+
+    def _on_host(self, v: Any, stream: Stream) -> Any:
+        if not isinstance(v, cupy.ndarray):
+            return v
+        out = self.hardware.pinned.array(v.shape, v.dtype)
+        runtime.memcpyAsync(
+            out.ctypes.data, v.data.ptr, v.nbytes, runtime.memcpyDeviceToHost, stream.ptr
+        )
+        return _OnHost(out, _order(v))
+
+    def _arrived(self, copy: tuple[int, int, Event, bool, Any, Any]) -> None:
+        """In the drain's thread: wait for one copy to the host, and say so."""
+        i, place, done, written, kept, _ = copy
+        try:
+            done.synchronize()
+            if self.stopped:
+                return
+            if written:
+                for target, key, _where in self.gathering.slots[i]:
+                    target.written.add(key)
+            elif i in self.gathering.slots and not device_bytes(kept):
+                self.gathering.write(i, kept)
+            self.held[HOST][i] = _Held(kept)
+            self._events.put([Copied(i, place, HOST)])
+        except BaseException as error:
+            self._events.put([Failed(i, error)])
+
+    def _free_host(self, step: int) -> None:
+        held = self.held[HOST].pop(step)
+        pending = [e for e in held.reads if not e.done]
+        if pending:  # pinned memory must outlive the copies from it
+            lane = self.lanes[self.plan.steps[step].place]
+            lane.later.append((pending, held.value))
+
+    def _clear(self, place: int) -> None:
+        lane, held = self.lanes[place], self.held[place]
+        for h in list(held.values()):
+            lane.let_go(h)
+        held.clear()
+        lane.sweep()
+
+
+@dataclass(slots=True)
+class _OnHost:
+    """A CuPy array's bytes in pinned memory; `order` is how the device had them."""
+
+    array: Any
+    order: str
+
+
+def _off_host(v: Any) -> Any:
+    if not isinstance(v, _OnHost):
+        return v
+    flat = cupy.asarray(v.array.reshape(-1))
+    return flat.reshape(v.array.shape, order=v.order)
+
+
+def _asked_for(error: BaseException, least: int) -> int:
+    """Bytes that the allocator was asked for, from CuPy's own words."""
+    words = str(error).replace(",", "").split()
+    numbers = [int(w) for w in words if w.isdigit()]
+    return max([least, *numbers[:1]])
+
+
+warnings.filterwarnings("ignore", category=cupy._util.PerformanceWarning, message=".*peer.*")

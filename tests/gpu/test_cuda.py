@@ -1,0 +1,332 @@
+"""The engine on real GPUs: values, order, memory, links. Logical devices stand in for several."""
+
+import gc
+import importlib
+import threading
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask  # noqa: E402
+import dask.array as da  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+from gpuscheduler.scheduler import cuda_devices  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+GRAPHS = [
+    "haversine_mesh",
+    "gauss_sum",
+    "standardize",
+    "transpose_sum",
+    "matmul",
+    "tall_skinny_svd",
+    "random_slice_sum",
+    "black_scholes",
+    "heat_stencil",
+    "hillshade",
+    "logistic_step",
+]
+DEVICES = ["cuda:0", "cuda:0,0", "cuda:0,0,0,0"]
+if cuda_devices() > 1:
+    DEVICES += ["cuda", "cuda:1,0"]
+if cuda_devices() > 3:
+    DEVICES += ["cuda:0,1,0,1"]
+
+
+def host(value):
+    return value.get() if isinstance(value, cupy.ndarray) else np.asarray(value)
+
+
+def cupy_array(x, chunks):
+    return da.from_array(x, chunks=chunks).map_blocks(cupy.asarray)
+
+
+@pytest.fixture(params=DEVICES)
+def scheduler(request):
+    with gpuscheduler.Scheduler(devices=request.param, check=True) as s:
+        yield s
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).random((400, 300))
+
+
+def used_bytes():
+    gc.collect()
+    total = 0
+    for d in range(cuda_devices()):
+        with cupy.cuda.Device(d):
+            cupy.cuda.runtime.deviceSynchronize()
+            total += cupy.get_default_memory_pool().used_bytes()
+    return total
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_equal_numpy(scheduler, name):
+    graph = importlib.import_module(f"graphs.{name}")
+    result = graph.build(graph.SMALL, xp="cupy").compute()
+    assert isinstance(result, cupy.ndarray)
+    np.testing.assert_allclose(
+        host(result), graph.reference(graph.SMALL), rtol=graph.RTOL, atol=graph.ATOL
+    )
+
+
+@pytest.mark.parametrize("name", [g for g in GRAPHS if g != "random_slice_sum"])
+def test_one_and_many_devices_agree_to_the_bit(name):
+    graph = importlib.import_module(f"graphs.{name}")
+    results = []
+    for devices in ["cuda:0", "cuda:0,0", "cuda:0,0,0,0", "cuda"]:
+        with gpuscheduler.Scheduler(devices=devices):
+            results.append(host(graph.build(graph.SMALL, xp="cupy").compute()))
+    for r in results[1:]:
+        np.testing.assert_array_equal(r, results[0])
+
+
+def test_cupy_in_cupy_out_on_the_callers_device(scheduler, x):
+    result = (cupy_array(x, 50) + 1).compute()
+    assert isinstance(result, cupy.ndarray)
+    assert result.device.id == cupy.cuda.runtime.getDevice()
+    np.testing.assert_array_equal(host(result), x + 1)
+    total = cupy_array(x, 50).sum().compute()
+    assert total.device.id == cupy.cuda.runtime.getDevice()
+
+
+@pytest.mark.parametrize("chunks", [50, (400, 100), (100, 300), (37, 41)])
+def test_results_to_the_host_are_one_pinned_array(scheduler, x, chunks):
+    lazy = cupy_array(x, chunks)
+    result = (lazy * 2).to_backend("numpy").compute()
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, x * 2)
+    kind = cupy.cuda.runtime.pointerGetAttributes(result.ctypes.data).type
+    assert kind == cupy.cuda.runtime.memoryTypeHost  # page-locked
+    both = dask.compute((lazy * 2).to_backend("numpy"), lazy.sum())
+    np.testing.assert_array_equal(both[0], x * 2)
+    np.testing.assert_allclose(host(both[1]), x.sum())
+
+
+def test_three_dimensions_and_odd_strides(scheduler):
+    x = np.random.default_rng(1).random((20, 30, 40))
+    lazy = cupy_array(x, (7, 11, 13))
+    np.testing.assert_array_equal(lazy.T.to_backend("numpy").compute(), x.T)
+    np.testing.assert_array_equal(host(lazy.T.compute()), x.T)
+    np.testing.assert_array_equal(host(lazy[::2, ::-1, 3:20:5].compute()), x[::2, ::-1, 3:20:5])
+    moved = lazy.transpose(2, 0, 1).rechunk((40, 5, 30))
+    np.testing.assert_array_equal(host(moved.compute()), x.transpose(2, 0, 1))
+
+
+def test_numpy_chunks_stay_numpy(scheduler, x):
+    with dask.config.set({"array.backend": "numpy"}):
+        lazy = da.from_array(x, chunks=50) + da.ones(x.shape, chunks=50)
+    result = lazy.compute()
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, x + 1)
+
+
+def test_transposes_many_times(scheduler):
+    """Every block crosses: a race between streams shows as a wrong value sooner or later."""
+    x = np.random.default_rng(2).random((512, 512))
+    a = cupy_array(x, 32)
+    want = x + x.T
+    for _ in range(10):
+        np.testing.assert_array_equal((a + a.T).to_backend("numpy").compute(), want)
+
+
+def test_copies_through_the_host_give_the_same(x):
+    from gpuscheduler.cuda import CudaHardware
+
+    with gpuscheduler.Scheduler(devices="cuda:0,0") as s:
+        s.hardware = CudaHardware([0, 0], staged={(0, 1), (1, 0)})
+        a = cupy_array(x[:300], 30)
+        for _ in range(5):
+            result = (a + a.T).to_backend("numpy").compute()
+            np.testing.assert_array_equal(result, x[:300] + x[:300].T)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_values_are_evicted_and_come_back(devices):
+    """Sixteen blocks of 2 MiB that are all needed twice, where eight fit."""
+    x = np.random.default_rng(3).random((2048, 2048))
+    with gpuscheduler.Scheduler(devices=devices, memory_limit="12 MiB", check=True):
+        a = cupy_array(x, 512)
+        b = a - a.mean()
+        result = (b + b.T).to_backend("numpy").compute()
+    mean = x.mean()
+    np.testing.assert_allclose(result, (x - mean) + (x - mean).T, rtol=1e-12, atol=1e-12)
+
+
+def test_containers_cross_and_are_evicted(scheduler, x):
+    a = cupy_array(x, 50)
+    np.testing.assert_allclose(host(a.var().compute()), x.var())
+    np.testing.assert_array_equal(host(a.argmax(axis=0).compute()), x.argmax(axis=0))
+
+
+def test_ordered_behind_the_callers_stream(scheduler):
+    """The array of the graph is still being made when compute() is called."""
+    for _ in range(5):
+        a = cupy.ones((4096, 4096))
+        for _ in range(20):
+            a = a @ cupy.eye(4096) + 1
+        lazy = da.from_array(a, chunks=1024, asarray=False)
+        assert float((lazy - 21).sum().compute()) == 0
+
+
+def test_results_are_ordered_before_the_callers_stream(scheduler):
+    a = da.ones((4096, 4096), chunks=1024)
+    b = a @ a
+    for _ in range(3):
+        result = b.compute()
+        assert bool((result == 4096).all())
+        del result
+
+
+def test_persisted_blocks_stay_and_work_follows(scheduler, x):
+    p = cupy_array(x, 50).persist()
+    devices = {
+        v.device.id for v in dask.compute(*p.to_delayed().ravel()) if isinstance(v, cupy.ndarray)
+    }
+    assert devices <= set(range(cuda_devices()))
+    np.testing.assert_array_equal((p + 1).to_backend("numpy").compute(), x + 1)
+
+
+def test_annotations_pin(scheduler):
+    last = len(scheduler.hardware.machine.devices) - 1
+
+    def where(block):
+        return cupy.full_like(block, cupy.cuda.runtime.getDevice())
+
+    with dask.annotate(device=last):
+        a = da.ones((8, 8), chunks=4).map_blocks(where)
+    assert (host(a.compute()) == scheduler.hardware.ids[last]).all()
+
+
+def test_tasks_run_on_the_devices_own_stream(scheduler):
+    seen = set()
+
+    def look(block):
+        stream = cupy.cuda.get_current_stream()
+        seen.add((threading.current_thread().name, stream.ptr))
+        assert stream.ptr not in (0, 1, 2)
+        with cupy.cuda.Stream(non_blocking=True) as other:
+            out = block + 1
+            other.synchronize()
+        assert cupy.cuda.get_current_stream() == stream
+        return out
+
+    a = da.ones((64, 64), chunks=16).map_blocks(look, meta=cupy.empty((0, 0)))
+    assert (host(a.compute()) == 2).all()
+    assert len({name for name, _ in seen}) == len(seen)
+
+
+def test_user_kernels_as_tasks(scheduler, x):
+    square = cupy.ElementwiseKernel("T x", "T y", "y = x * x", "square")
+    total = cupy.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
+    raw = cupy.RawKernel(
+        r"""extern "C" __global__ void twice(const double* x, double* y, long long n) {
+            long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+            if (i < n) y[i] = 2 * x[i];
+        }""",
+        "twice",
+    )
+
+    @cupy.fuse
+    def fused(a):
+        return a * 3 + 1
+
+    def twice(block):
+        block = cupy.ascontiguousarray(block)
+        out = cupy.empty_like(block)
+        raw((-(-block.size // 128),), (128,), (block, out, block.size))
+        return out
+
+    a = cupy_array(x, 50)
+    np.testing.assert_array_equal(host(a.map_blocks(square).compute()), x * x)
+    np.testing.assert_array_equal(host(a.map_blocks(twice).compute()), 2 * x)
+    np.testing.assert_allclose(host(a.map_blocks(fused).compute()), x * 3 + 1)
+    sums = a.map_blocks(
+        lambda b: total(b, axis=1, keepdims=True), chunks=(a.chunks[0], (1,) * a.numblocks[1])
+    )
+    np.testing.assert_allclose(host(sums.sum(axis=1).compute()), x.sum(axis=1))
+
+
+def test_an_exception_names_key_and_device(scheduler):
+    def broken(block):
+        raise ZeroDivisionError("mine")
+
+    a = da.ones((8, 8), chunks=4).map_blocks(broken, meta=cupy.empty((0, 0)))
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        a.compute()
+    assert any("device" in note and "broken" in note for note in caught.value.__notes__)
+    assert int(da.ones(8, chunks=4).sum().compute()) == 8
+
+
+def test_out_of_memory_in_a_task_is_an_error_and_the_next_compute_works(scheduler):
+    def huge(block):
+        return cupy.empty(2**46, dtype=np.uint8)
+
+    a = da.ones(8, chunks=4).map_blocks(huge, dtype=np.uint8, meta=cupy.empty((0,), np.uint8))
+    with pytest.raises(gpuscheduler.OutOfMemory, match="memory limit"):
+        a.sum().compute()
+    assert int(da.ones(8, chunks=4).sum().compute()) == 8
+
+
+def test_nested_and_from_many_threads(scheduler):
+    def inner(block):
+        return block + float(da.ones(16, chunks=4).sum().compute())
+
+    a = da.zeros((8, 8), chunks=2).map_blocks(inner, meta=cupy.empty((0, 0)))
+    assert (host(a.compute()) == 16).all()
+    results = []
+
+    def work():
+        results.append(float(da.ones((64, 64), chunks=16).sum().compute()))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert results == [4096.0] * 8
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_nothing_is_leaked(devices, x):
+    before, threads = used_bytes(), threading.active_count()
+    with gpuscheduler.Scheduler(devices=devices):
+        a = cupy_array(x, 50)
+        result = (a + a[::-1]).to_backend("numpy").compute()
+        with pytest.raises(ZeroDivisionError):
+            (a + a.map_blocks(lambda b: 1 // 0, meta=cupy.empty((0, 0)))).compute()
+        del a, result
+    assert used_bytes() == before
+    assert threading.active_count() == threads
+
+
+def test_callbacks_see_each_task_when_it_is_done(scheduler):
+    from dask.diagnostics import Profiler
+
+    a = da.ones((1024, 1024), chunks=256)
+    with Profiler() as prof:
+        float((a @ a).sum().compute())
+    assert all(r.end_time > r.start_time for r in prof.results)
+    assert len(prof.results) > 16
+
+
+def test_links_are_measured(scheduler):
+    links = scheduler.hardware.links()
+    n = len(scheduler.hardware.machine.devices)
+    assert len(links.gbs) == n
+    assert all(h2d > 1 and d2h > 1 for h2d, d2h in links.host)
+
+
+def test_an_array_on_a_gpu_that_is_not_used_is_fetched():
+    if cuda_devices() < 2:
+        pytest.skip("needs 2 CUDA devices")
+    with cupy.cuda.Device(0):
+        there = cupy.arange(1000.0)
+        cupy.cuda.runtime.deviceSynchronize()
+    with gpuscheduler.Scheduler(devices="cuda:1"):
+        lazy = da.from_array(there, chunks=100, asarray=False)
+        assert float((lazy + 1).sum().compute()) == 1000 * 999 / 2 + 1000

@@ -1,0 +1,250 @@
+"""Break `gpuscheduler/state.py` on purpose, many times: does tests/test_state.py notice?
+
+    python tests/mutants.py             # all of them
+    python tests/mutants.py guess       # those whose name has "guess" in it
+
+Works on copies in a temporary folder; the real file is only read. A text to be replaced that is
+not found exactly as often as expected is an error: the list has to follow the code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STATE = "gpuscheduler/state.py"
+
+#: name: (what is replaced, by what). The first occurrence is, and there may be only one.
+MUTANTS = {
+    # launching
+    "readers on other devices are not woken": (
+        "if not self.ahead or where[r] != place:",
+        "if not self.ahead:",
+    ),
+    "readers here are woken at Issued too": (
+        "if not self.ahead or where[r] != place:",
+        "if True:",
+    ),
+    "ahead on a pool of threads": (
+        "        if self.ahead:\n            for r in self.readers[i]:",
+        "        if True:\n            for r in self.readers[i]:",
+    ),
+    "launched before its inputs came": (
+        "        if not late:\n            self._launch(i, out)",
+        "        if True:\n            self._launch(i, out)",
+    ),
+    "inputs in no queue count as queued": (
+        "return bool(self.launched[j]) and self.place[j] == d and not self.issued[j]",
+        "return self.place[j] == d and not self.issued[j]",
+    ),
+    "window ignored": (
+        "if busy[d] >= (self.deep_window if deep else self.window):",
+        "if False:",
+    ),
+    "deep window for all": ("self.deep_window if deep else self.window", "self.deep_window"),
+    "deep window for none": ("self.deep_window if deep else self.window", "self.window"),
+    "large values do not end the deep window": (
+        "            self.light[kind] = False",
+        "            pass",
+    ),
+    "a value at the limit is not small": ("if nbytes > LIGHT:", "if nbytes >= LIGHT:"),
+    # memory
+    "inputs not pinned": ("            pins[j] += 1  # or", "            pins[j] += 0  # or"),
+    "value not pinned while it is made": ("        pins[i] += 1\n", ""),
+    "copy source not pinned": (
+        "        self.pins[src][i] += 1\n        self.coming",
+        "        self.coming",
+    ),
+    "room for the value not reserved": (
+        "        self._use(d, self.nbytes[i])\n        self.busy[d] += 1",
+        "        self.busy[d] += 1",
+    ),
+    "room for absent inputs not reserved": (
+        "        for j in absent:\n            need += self.nbytes[j]\n",
+        "",
+    ),
+    "half a reservation is kept": (
+        "                for j in inputs:\n                    pins[j] -= 1\n                return",
+        "                return",
+    ),
+    "frees outputs": ("        if i in self.keep:\n", "        if False:\n"),
+    "never frees": (
+        "            if not self.pins[p][i]:\n                self._free(i, p, out)\n",
+        "            pass\n",
+    ),
+    "frees only one replica": (
+        "for p in sorted(self.where[i]) if len(self.where[i]) > 1 else list(self.where[i]):",
+        "for p in sorted(self.where[i])[:1]:",
+    ),
+    "evicted value stays on the device": (
+        "            self._free(i, src, out)\n",
+        "            pass\n",
+    ),
+    "evicts what is needed next": ("i), reverse=True)", "i))"),
+    "evicts the oldest": (
+        "idle.sort(key=lambda i: (self._next_use(i, place), i), reverse=True)",
+        "idle.sort()",
+    ),
+    "evicts more than is needed": (
+        "            if room >= need:\n                return\n            room +=",
+        "            room +=",
+    ),
+    "room to come is not counted": (
+        "            if dst == HOST and src == place and self.pins[place][i] == 1",
+        "            if False",
+    ),
+    "replicas are copied to the host": (
+        "            if len(self.where[i]) > 1:\n",
+        "            if len(self.where[i]) > 9:\n",
+    ),
+    "copies come from anywhere": (
+        "src = self.place[j] if self.place[j] in where[j] else max(where[j])",
+        "src = max(where[j])",
+    ),
+    "copies come from the host first": (
+        "src = self.place[j] if self.place[j] in where[j] else max(where[j])",
+        "src = min(where[j])",
+    ),
+    "a value on its way is sent again": (
+        "absent = [j for j in late if (j, d) not in coming] if late else late",
+        "absent = late",
+    ),
+    # delivery
+    "results are not delivered": (
+        "if i in self.plan.deliver and HOST not in self.where[i]",
+        "if False and HOST not in self.where[i]",
+    ),
+    "delivered twice": (
+        "HOST not in self.where[i] and (i, HOST) not in self.coming",
+        "True",
+    ),
+    "a delivered value leaves though it is read": (
+        "still_read = i in self.plan.deliver and self.unread[i]",
+        "still_read = False",
+    ),
+    "a delivered value never leaves": (
+        "            if HOST in self.where[i] and i in self.plan.deliver and place != HOST:",
+        "            if False:",
+    ),
+    # refusals
+    "NoRoom forgets the true size": (
+        "            self.nbytes[i] = max(self.nbytes[i], event.nbytes)\n",
+        "",
+    ),
+    "NoRoom leaves a guess a guess": (
+        "event.nbytes)\n            self.guess[i] = False",
+        "event.nbytes)",
+    ),
+    "NoRoom keeps the reservation": (
+        "        self._use(d, -self.nbytes[i])\n        self.busy[d] -= 1",
+        "        self.busy[d] -= 1",
+    ),
+    "NoRoom of a copy keeps its room": (
+        "            self._use(place, -self.nbytes[i])\n            self._unpin(i, src, out)",
+        "            self._unpin(i, src, out)",
+    ),
+    "NoRoom of a copy keeps its source pinned": (
+        "            self._use(place, -self.nbytes[i])\n            self._unpin(i, src, out)",
+        "            self._use(place, -self.nbytes[i])",
+    ),
+    "those that waited for a refused copy wait on": (
+        "                self._unreserve(r, out)\n            return",
+        "                pass\n            return",
+    ),
+    "readers queued behind a refused launch not recalled": (
+        "                self.missing[r] += 1  # it",
+        "                self.missing[r] += 0  # it",
+    ),
+    "readers reserved behind a refused launch keep their room": (
+        "                if r in self.absent:\n                    self._unreserve(r, out)\n",
+        "",
+    ),
+    "recalled readers stay in the heap": (
+        "                    if self.missing[i]:  # an",
+        "                    if False:  # an",
+    ),
+    "recalled readers are woken while launched": (
+        "if not self.missing[r] and not self.launched[r]:",
+        "if not self.missing[r]:",
+    ),
+    "true sizes are not learned": (
+        "            self._use(place, extra)\n",
+        "            pass\n",
+    ),
+    # at the end of all means
+    "guesses are always believed": ("            if self.guess[i]:\n", "            if False:\n"),
+    "guesses are never believed": (
+        "            if self.guess[i]:\n",
+        "            if True:\n",
+    ),
+    "out of memory while work is under way": (
+        "return not self.coming and not any(self.busy.values())",
+        "return not self.coming",
+    ),
+    "finished before the copies are": (
+        "return self.left == 0 and not self.coming",
+        "return self.left == 0",
+    ),
+}
+
+
+def broken(text: str, name: str) -> str:
+    """The source with one mutant in it."""
+    old, new = MUTANTS[name]
+    if text.count(old) != 1:
+        raise SystemExit(f"mutants.py: {name!r}: its text occurs {text.count(old)} times, not once")
+    return text.replace(old, new)
+
+
+def outcome(source: str) -> tuple[bool, str]:
+    """Whether the tests fail on a copy of the package with this `state.py`; and which did."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder)
+        leave = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "gpuscheduler", copy / "gpuscheduler", ignore=leave)
+        (copy / "tests").mkdir()
+        for name in ("conftest.py", "strategies.py", "test_state.py"):
+            shutil.copy(ROOT / "tests" / name, copy / "tests" / name)
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        (copy / STATE).write_text(source, encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+        command += ["--no-header", "--timeout=60", "tests/test_state.py"]
+        env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
+    failed = [w for w in done.stdout.split() if w.startswith("tests/test_state.py::")]
+    if done.returncode and not failed and "Timeout" in done.stdout + done.stderr:
+        failed = ["::(timeout)"]
+    if done.returncode and not failed:
+        raise SystemExit(f"mutants.py: the tests did not run:\n{done.stdout}{done.stderr}")
+    return bool(done.returncode), failed[0].split("::")[1] if failed else ""
+
+
+def results(names: list[str]) -> Iterator[tuple[str, bool, str]]:
+    text = (ROOT / STATE).read_text(encoding="utf-8")
+    sources = [broken(text, name) for name in names]
+    if outcome(text)[0]:
+        raise SystemExit("mutants.py: the tests fail without any mutant")
+    with ThreadPoolExecutor(2) as pool:
+        for name, (caught, by) in zip(names, pool.map(outcome, sources), strict=True):
+            yield name, caught, by
+
+
+def main(words: list[str]) -> int:
+    names = [n for n in MUTANTS if all(w in n for w in words)]
+    survived = 0
+    for name, caught, by in results(names):
+        print(f"{name:58s} {'caught' if caught else 'SURVIVED'}  {by}", flush=True)
+        survived += not caught
+    print(f"{len(names)} mutants, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

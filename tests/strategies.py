@@ -1,0 +1,277 @@
+"""Any graph, any machine, any order of completion: what the property tests draw from.
+
+Also plans written by hand for the stories, and fakes that are harsher than those that ship.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from dask._task_spec import Task, TaskRef
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from gpuscheduler.graph import from_dask
+from gpuscheduler.machine import HOST, Machine
+from gpuscheduler.plan import Plan, Step, make_plan
+from gpuscheduler.pretend import InOrderDevices, ShuffledDevices
+from gpuscheduler.run import run
+from gpuscheduler.state import LIGHT, Done, Issued, NoRoom
+
+#: `GPUSCHEDULER_EXAMPLES=100000 pytest tests/test_state.py` looks harder.
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "300"))
+#: A fresh search each time (no database), as long as it takes (the machine may be shared).
+thorough = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+UNIT = LIGHT // 8  # sizes are 0 to 16 of these, so that steps are of both kinds: light and not
+
+
+# ---- plans by hand
+
+
+def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), kinds=None):
+    """A plan from `(name, "inputs", place)` or `(name, "inputs", place, nbytes)`, in this order.
+
+    Names have one letter; values have 8 bytes unless told. `memory` is that of each device.
+    `wanted` are the outputs (by default the last step), `guessed` those of unknown size, and
+    `kinds` gives each step a letter: the same letter, the same kind of step.
+    """
+    names = [name for name, *_ in steps]
+    index = {name: i for i, name in enumerate(names)}
+    out = []
+    for i, (name, reads, place, *nbytes) in enumerate(steps):
+        inputs = tuple(index[r] for r in reads)
+        out.append(
+            Step(
+                key=name,
+                task=Task(name, mix, i, *(TaskRef(r) for r in reads)),
+                inputs=inputs,
+                names=tuple(reads),
+                sources=inputs,
+                constants={},
+                place=place,
+                nbytes=nbytes[0] if nbytes else 8,
+                known=name not in guessed,
+                seconds=1e-3,
+                kind=ord(kinds[i]) if kinds else i,
+            )
+        )
+    outputs = tuple(index[k] for k in wanted or names[-1])
+    machine = replace(Machine.uniform(len(memory)), memory=tuple(memory))
+    return Plan(out, outputs, machine, frozenset(index[k] for k in deliver), index=index)
+
+
+def mix(key, *values):
+    """A number that tells from which values, in which order, it was made."""
+    return reduce(lambda h, v: (h * 1_000_003 + v) % (2**61 - 1), values, key + 1)
+
+
+# ---- anything
+
+
+@st.composite
+def dags(draw, max_tasks=30):
+    """A Dask graph of numbers, and the keys that are wanted of it."""
+    n = draw(st.integers(1, max_tasks))
+    rows = draw(st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=n, max_size=n))
+    dsk = {}
+    for i, row in enumerate(rows):
+        reads = dict.fromkeys(r % i for r in row) if i else ()
+        dsk[i] = Task(i, mix, i, *(TaskRef(r) for r in reads))
+    keys = draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=4, unique=True))
+    return dsk, keys
+
+
+@dataclass
+class Case:
+    """A run: what, on which machine, how deep, and in which order things come to an end."""
+
+    dsk: dict
+    keys: list
+    plan: Plan
+    sizes: list[int]  # true ones
+    window: int
+    deep_window: int
+    ahead: bool
+    refuse: bool  # whether the allocator keeps to the limit
+    rng: object
+
+    def run(self, devices):
+        return run(
+            self.plan, devices, None, self.window, self.deep_window, self.ahead, check=True
+        )
+
+    def devices(self):
+        fake = LateDevices if self.ahead else UnorderedDevices
+        return fake(self.plan, self.rng, self.sizes, self.refuse)
+
+
+@st.composite
+def cases(draw, exact=False, room=True):
+    """Any run. With `exact` all sizes are known; with `room` every step fits by itself."""
+    dsk, keys = draw(dags())
+    devices = draw(st.integers(1, 8))
+    plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices))
+    n = len(plan.steps)
+
+    def each(values):
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    size = st.integers(0, 16).map(lambda s: s * UNIT)
+    sizes = each(size)
+    guesses = sizes if exact or draw(st.booleans()) else each(size)
+    known = [True] * n if exact else each(st.booleans())
+    if not exact and draw(st.booleans()):  # guesses beyond all measure, which stop nothing
+        wild = each(st.booleans())
+        guesses = [
+            g if k or not w else 2**40 for g, k, w in zip(guesses, known, wild, strict=True)
+        ]
+    for step, place, guess, k in zip(
+        plan.steps, each(st.integers(0, devices - 1)), guesses, known, strict=True
+    ):
+        step.place, step.nbytes, step.known = place, guess, k
+    for step, kind in zip(plan.steps, each(st.integers(0, 3)), strict=True):
+        step.kind = kind
+    most = [max(s.nbytes * s.known, true) for s, true in zip(plan.steps, sizes, strict=True)]
+    need = max([most[i] + sum(most[j] for j in s.inputs) for i, s in enumerate(plan.steps)])
+    spare = st.one_of(st.integers(0, 20), st.integers(0, 400)) if room else st.just(-1)
+    memory = draw(st.lists(spare, min_size=devices, max_size=devices))
+    plan.machine = replace(
+        plan.machine, memory=tuple(max(0, need + s * (UNIT if room else 1)) for s in memory)
+    )
+    plan.deliver = frozenset(i for i in plan.outputs if draw(st.booleans()))
+    return Case(
+        dsk,
+        keys,
+        plan,
+        sizes,
+        window=draw(st.integers(1, 6)),
+        deep_window=draw(st.sampled_from([1, 8, 64])),
+        ahead=draw(st.booleans()),
+        refuse=draw(st.booleans()),
+        rng=draw(st.randoms(use_true_random=False)),
+    )
+
+
+# ---- harsher fakes
+
+
+class LateDevices(ShuffledDevices):
+    """As a GPU: a step is `Issued` long before it is `Done`, and reads its inputs all that time.
+
+    Between the two anything else may land: copies of its value, steps that were queued behind it.
+    """
+
+    def __init__(self, plan, rng, nbytes, refuse=False):
+        super().__init__(plan, rng, nbytes, refuse)
+        self.running = defaultdict(list)  # place -> steps that are issued, not done
+        self.refused = 0  # times that memory was refused
+        self.log = []  # every verb, in order
+
+    def launch(self, step, place):
+        self.log.append(("launch", step, place))
+        super().launch(step, place)
+
+    def copy(self, step, src, dst):
+        self.log.append(("copy", step, src, dst))
+        assert (step, dst) not in self.values, f"step {step} is on {dst} already"
+        super().copy(step, src, dst)
+
+    def free(self, step, place):
+        self.log.append(("free", step, place))
+        for i in self.running[place]:
+            assert step != i, f"step {step} freed before it is done"
+            assert step not in self.plan.steps[i].inputs, f"step {step} freed while {i} reads it"
+        super().free(step, place)
+
+    def wait(self):
+        finishing = [d for d, steps in sorted(self.running.items()) if steps]
+        choice = self.rng.randrange(len(finishing) + len(self._possible()) or 1)
+        if choice < len(finishing):
+            return [Done(self.running[finishing[choice]].pop(0))]
+        (event,) = super().wait()
+        if type(event) is Issued:
+            done = self.events.pop()
+            assert done == Done(event.step)
+            self.running[self.plan.steps[event.step].place].append(event.step)
+        elif type(event) is NoRoom:
+            self.refused += 1
+        return [event]
+
+
+class UnorderedDevices(ShuffledDevices):
+    """As a pool of threads: steps on one place end in any order, so none may count on another."""
+
+    def __init__(self, plan, rng, nbytes, refuse=False):
+        super().__init__(plan, rng, nbytes, refuse)
+        self.refused = 0
+        self.log = []
+
+    def launch(self, step, place):
+        for j in self.plan.steps[step].inputs:
+            assert (j, place) in self.values, f"step {step}: its input {j} is not on {place}"
+        self.log.append(("launch", step, place))
+        super().launch(step, place)
+
+    def wait(self):
+        events = super().wait()
+        self.refused += type(events[0]) is NoRoom
+        return events
+
+    def _possible(self):
+        return range(len(self.flying))
+
+
+def scheduler_on(devices, log=None, memory=2**63 - 1):
+    """A Dask `get` on devices that are not there, for collections; `log` gets the devices used."""
+
+    def get(dsk, keys, **_):
+        graph = from_dask(dsk, keys)
+        plan = make_plan(graph, Machine.uniform(devices, memory=memory))
+        fakes = InOrderDevices(plan)
+        state = run(plan, fakes, check=True)
+        state.validate_end()
+        if log is not None:
+            log.append((plan, fakes))
+
+        def value(key):
+            if isinstance(key, list):
+                return [value(k) for k in key]
+            target = graph.alias.get(key, key)
+            if target in graph.gathers:
+                return _finalize(value, graph.gathers[target].blocks)
+            return graph.data[target] if target in graph.data else fakes.value(plan.index[target])
+
+        return value(keys)
+
+    return get
+
+
+def _finalize(value, blocks):
+    from dask.array.core import finalize
+
+    return finalize(value(blocks))
+
+
+__all__ = [
+    "EXAMPLES",
+    "HOST",
+    "UNIT",
+    "Case",
+    "LateDevices",
+    "UnorderedDevices",
+    "cases",
+    "dags",
+    "mix",
+    "plan_of",
+    "scheduler_on",
+    "thorough",
+]

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -41,6 +42,7 @@ from .graph import PlanError, from_dask
 from .machine import HOST, Machine
 from .plan import OutOfMemory, Plan, make_plan
 from .pretend import ClockDevices
+from .run import Hardware
 from .run import run as run_plan
 from .scheduler import Scheduler
 
@@ -74,7 +76,7 @@ def main() -> None:
 # ---- what may be said
 
 
-class SizeType(click.ParamType[Any]):
+class SizeType(click.ParamType):
     """`1000`, `400,250`, or one of some words."""
 
     def __init__(self, name: str, *words: str):
@@ -139,6 +141,11 @@ def scheduler(devices: str | None, memory_limit: str | None) -> Scheduler:
         return Scheduler(devices=devices, memory_limit=limit_of(memory_limit))
     except (ValueError, RuntimeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def devices_said(hardware: Hardware) -> str:
+    n = len(hardware.machine.devices)
+    return f"{n} {hardware.kind} device{'s'[: n != 1]}"
 
 
 # ---- workloads
@@ -247,10 +254,11 @@ def load(name: str) -> Workload:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise click.UsageError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
     spec.loader.exec_module(module)
     if not callable(getattr(module, "build", None)):
@@ -261,14 +269,18 @@ def _from_file(path: Path) -> ModuleType:
 # ---- computing
 
 
+def is_lazy_array(x: Any) -> bool:
+    return hasattr(type(x), "chunks")  # of the type: a Delayed has any attribute
+
+
 def too_large(x: Any) -> bool:
     """Whether a result stays in its chunks on the devices, rather than become one host array."""
-    return bool(getattr(x, "nbytes", 0) > HELD)
+    return is_lazy_array(x) and bool(x.nbytes > HELD)
 
 
 def on_host(x: Any) -> Any:
     """x with NumPy chunks, where its chunks are on a GPU."""
-    away = hasattr(x, "to_backend") and not isinstance(x._meta, np.ndarray | np.generic)
+    away = is_lazy_array(x) and type(x._meta).__module__.startswith("cupy")
     return x.to_backend("numpy") if away else x
 
 
@@ -313,29 +325,27 @@ class Bar(Callback):  # type: ignore[misc]
 
 def seconds_said(seconds: float) -> str:
     """
-    >>> [seconds_said(s) for s in (12.34, 0.01234, 1.2e-6)]
-    ['12.3 s', '12.3 ms', '1.2 µs']
+    >>> [seconds_said(s) for s in (1234.5, 0.01234, 1.2e-6)]
+    ['1234 s', '12.3 ms', '1.2 µs']
     """
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
+            return f"{three_digits(seconds / scale)} {unit}"
+    return f"{three_digits(seconds / 1e-6)} µs"
 
 
 def rate_said(rate: float, unit: str) -> str:
     """
-    >>> rate_said(8.12e8, "points/s"), rate_said(1.5e12, "FLOP/s")
-    ('812 M points/s', '1.5 TFLOP/s')
+    >>> rate_said(8.12e8, " points/s"), rate_said(1.5e12, "FLOP/s"), rate_said(12, "B/s")
+    ('812 M points/s', '1.5 TFLOP/s', '12 B/s')
     """
     power = max(0, min(4, int(math.log10(max(rate, 1)) // 3)))
-    number = rate / 1000**power
-    digits = f"{number:.0f}" if number >= 100 else f"{number:.3g}"
     prefix = ("", "k", "M", "G", "T")[power]
-    return (
-        f"{digits} {prefix}{unit}"
-        if unit.isupper() or unit[0].isupper()
-        else (f"{digits} {prefix} {unit}" if prefix else f"{digits} {unit}")
-    )
+    return f"{three_digits(rate / 1000**power)} {f'{prefix}{unit}'.strip()}"
+
+
+def three_digits(x: float) -> str:
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
 
 # ---- info
@@ -393,7 +403,7 @@ def versions(kind: str) -> dict[str, str]:
     out |= {name: version(name) for name in ("dask", "numpy")}
     if importlib.util.find_spec("cupy") is None:
         return out | {"cupy": "not installed"}
-    import cupy
+    import cupy  # here, for it takes long, and only this command asks
 
     out["cupy"] = cupy.__version__
     if kind == "cuda":
@@ -459,22 +469,20 @@ def run(
     show = console.is_terminal if progress is None else progress
     with scheduler(devices, memory_limit) as s:
         x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
-        if figure and getattr(x, "ndim", None) != 2:
+        if figure and not (is_lazy_array(x) and x.ndim == 2):
             raise click.UsageError(f"--png: the result of {work.name} is not two-dimensional")
-        begin = time.perf_counter()
-        with Bar(work.name, console) if show else nullcontext():
-            value = held(x)
-        first = time.perf_counter() - begin
-        if repeat and too_large(x):
-            value = None  # it may well fit only once
-        times = [timed(lambda: held(x)) for _ in range(repeat)]
-        if value is None:
-            value = held(x)
+        value, times = None, []
+        for turn in range(1 + repeat):
+            value = None  # a large result may fit only once
+            gc.collect()
+            with Bar(work.name, console) if show and turn == 0 else nullcontext():
+                begin = time.perf_counter()
+                value = held(x)
+                times.append(time.perf_counter() - begin)
         correct, verdict = checked(work, size, value, check)
-        n = len(s.hardware.machine.devices)
-        where = f"{n} {s.hardware.kind} device{'s'[: n != 1]}"
+        where = devices_said(s.hardware)
         what = f"{work.name} {label(size, x)}"
-        facts = [timing(first, times), *rates(work, size, x, min([*times, first])), verdict]
+        facts = [timing(*times), *rates(work, size, x, min(times)), verdict]
         click.echo(f"{what} on {where}: {', '.join(filter(None, facts))}")
         if figure and png:
             draw(work, value, png, what, figure)
@@ -484,20 +492,19 @@ def run(
 
 def label(size: Size, x: Any) -> str:
     """The size; of a square field, both sides."""
-    shape = getattr(x, "shape", ())
-    square = isinstance(size, int) and shape == (size, size)
-    return said(shape if square else size, "x")
+    square = isinstance(size, int) and is_lazy_array(x) and x.shape == (size, size)
+    return said(x.shape if square else size, "x")
 
 
-def timing(first: float, times: list[float]) -> str:
-    if not times:
+def timing(first: float, *others: float) -> str:
+    if not others:
         return f"{seconds_said(first)} (one run, planning included)"
-    return f"{seconds_said(min(times))} (first run {seconds_said(first)})"
+    return f"{seconds_said(min(others))} (first run {seconds_said(first)})"
 
 
 def rates(work: Workload, size: Size, x: Any, seconds: float) -> Iterable[str]:
-    if getattr(x, "ndim", 0):
-        yield rate_said(x.size / seconds, "points/s")
+    if is_lazy_array(x) and x.ndim and not math.isnan(x.size):
+        yield rate_said(x.size / seconds, " points/s")
     for name, unit in (("bytes_moved", "B/s"), ("flops", "FLOP/s")):
         if count := work.has(name):
             yield rate_said(count(size) / seconds, unit)
@@ -510,7 +517,7 @@ def checked(work: Workload, size: Size, value: Any, check: bool | None) -> tuple
         return True, ""
     if reference is None:
         raise click.UsageError(f"--check: {work.name} has no function reference(size)")
-    chunked = hasattr(value, "dask")
+    chunked = is_lazy_array(value)
     windows: list[tuple[slice, ...]] = []
     if chunked or not work.affordable(size):
         windows = work.windows(np.shape(value))
@@ -528,7 +535,7 @@ def checked(work: Workload, size: Size, value: Any, check: bool | None) -> tuple
 
 
 def held_whole(value: Any) -> Any:
-    return on_host(value).compute() if hasattr(value, "dask") else value
+    return on_host(value).compute() if is_lazy_array(value) else value
 
 
 def closeness(pairs: Iterable[tuple[Any, Any]]) -> str:
@@ -616,8 +623,7 @@ def plan(
         with scheduler(devices, memory_limit) as s:
             x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
             planned = plan_of(x, s.hardware.machine, s.hardware.home)
-            n = len(s.hardware.machine.devices)
-            where = f"{n} {s.hardware.kind} device{'s'[: n != 1]}"
+            where = devices_said(s.hardware)
     clock = ClockDevices(planned)
     run_plan(planned, clock)
     click.echo(
@@ -631,7 +637,7 @@ def plan(
 def pretended_limit(text: str | None) -> int:
     limit = limit_of(text or "0.9")
     try:
-        return int(limit * H200) if isinstance(limit, float) else int(parse_bytes(limit))
+        return int(limit * H200) if isinstance(limit, float) else int(parse_bytes(limit or 0))
     except ValueError as error:
         raise click.BadParameter(f"{text!r}", param_hint="--memory-limit") from error
 
@@ -716,51 +722,43 @@ def bench(
     works = [load(name) for name in names or workload_names() if name != "tasks"]
     sizes = [work.size(size) for work in works]
     with scheduler(devices, memory_limit) as s:
-        n = len(s.hardware.machine.devices)
-        where = f"{n} {s.hardware.kind} device{'s'[: n != 1]}"
         if works:
-            table = Table("workload", "size", "gpuscheduler", "Dask's threads", "ratio")
-            table.title = f"median of {repeat} runs on {where}"
-            for work, one in zip(works, sizes, strict=True):
-                ours, theirs = versus_threads(work, one, chunks, s, repeat)
-                table.add_row(
-                    work.name,
-                    said(one),
-                    seconds_said(ours),
-                    seconds_said(theirs),
-                    f"{ours / theirs:.2f}",
-                )
-            console.print(table)
+            console.print(workload_table(works, sizes, chunks, s, repeat))
         if "tasks" in names:
-            table = Table("shape", "gpuscheduler", "Dask's threads", "ratio")
-            table.title = f"µs per task, of {count:,} that do nothing, on {where}"
-            for shape, (dsk, keys) in idle_tasks(count).items():
-                ours, theirs = in_turns(
-                    lambda dsk=dsk, keys=keys: s.get(dsk, keys),  # type: ignore[misc]
-                    lambda dsk=dsk, keys=keys: dask.threaded.get(dsk, keys, num_workers=n),  # type: ignore[misc]
-                    repeat,
-                )
-                table.add_row(
-                    shape,
-                    f"{ours / count * 1e6:.2f}",
-                    f"{theirs / count * 1e6:.2f}",
-                    f"{ours / theirs:.2f}",
-                )
-            console.print(table)
+            console.print(task_table(count, s, repeat))
 
 
-def versus_threads(
-    work: Workload, size: Size, chunks: Any, s: Scheduler, repeat: int
-) -> tuple[float, float]:
-    """Median seconds of this scheduler and of Dask's threads."""
+def workload_table(
+    works: list[Workload], sizes: list[Size], chunks: Any, s: Scheduler, repeat: int
+) -> Table:
     n = len(s.hardware.machine.devices)
-    theirs = work.build(size, chunks, "numpy")
-    ours = work.build(size, chunks, "cupy") if s.hardware.kind == "cuda" else theirs
-    return in_turns(
-        lambda: held(ours, scheduler=s.get),
-        lambda: held(theirs, scheduler="threads", num_workers=n),
-        repeat,
-    )
+    table = Table("workload", "size", "gpuscheduler", "Dask's threads", "ratio")
+    table.title = f"median of {repeat} runs on {devices_said(s.hardware)}"
+    for work, size in zip(works, sizes, strict=True):
+        theirs = work.build(size, chunks, "numpy")
+        ours = work.build(size, chunks, "cupy") if s.hardware.kind == "cuda" else theirs
+        a, b = in_turns(
+            partial(held, ours, scheduler=s.get),
+            partial(held, theirs, scheduler="threads", num_workers=n),
+            repeat,
+        )
+        table.add_row(work.name, said(size), seconds_said(a), seconds_said(b), f"{a / b:.2f}")
+    return table
+
+
+def task_table(count: int, s: Scheduler, repeat: int) -> Table:
+    n = len(s.hardware.machine.devices)
+    table = Table("shape", "gpuscheduler", "Dask's threads", "ratio")
+    table.title = f"µs per task, of {count:,} that do nothing, on {devices_said(s.hardware)}"
+    for shape, (dsk, keys) in idle_tasks(count).items():
+        a, b = in_turns(
+            partial(s.get, dsk, keys),
+            partial(dask.threaded.get, dsk, keys, num_workers=n),
+            repeat,
+        )
+        each = [f"{seconds / count * 1e6:.2f}" for seconds in (a, b)]
+        table.add_row(shape, *each, f"{a / b:.2f}")
+    return table
 
 
 def in_turns(

@@ -27,6 +27,7 @@ import cupy
 import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
 from dask.array.core import finalize
+from dask.base import normalize_token
 from dask.core import flatten
 
 from . import backend
@@ -215,7 +216,6 @@ class CudaHardware:
         )
         memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
         self.machine = Machine(memory, peer, (55e9,) * len(ids), int(0.9 * available_memory()))
-        self._homes: dict[int, tuple[Any, int]] = {}  # id of a value -> (the value, weakly; place)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 
@@ -223,20 +223,8 @@ class CudaHardware:
         found = next((v for v in leaves(value) if isinstance(v, cupy.ndarray)), None)
         if found is None:
             return None
-        known = self._homes.get(id(found))
-        if known is not None and known[0]() is found:
-            return known[1]
         device = found.device.id
         return self.ids.index(device) if device in self.ids else None
-
-    def settle(self, value: Any, place: int) -> None:
-        """Remember where a result was left, for places that share a GPU."""
-        if len(set(self.ids)) == len(self.ids):
-            return  # the device of an array says it all
-        for v in leaves(value):
-            if isinstance(v, cupy.ndarray):
-                self._homes = {k: h for k, h in self._homes.items() if h[0]() is not None}
-                self._homes[id(v)] = (_weak(v), place)
 
     def front(self) -> int | None:
         device = runtime.getDevice()
@@ -365,7 +353,6 @@ class CudaHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
-        self._homes.clear()
         self.pinned.clear()
         for i in sorted(set(self.ids)):
             with Device(i):
@@ -380,13 +367,6 @@ def _name(device: int) -> str:
 def _free_bytes(device: int) -> int:
     with Device(device):
         return int(runtime.memGetInfo()[0]) + cupy.get_default_memory_pool().free_bytes()
-
-
-def _weak(array: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(array)
-    except TypeError:  # this CuPy's arrays cannot be watched: keep no note of them
-        return lambda: None
 
 
 def _brought(block: Any, device: int, stream: Stream) -> Any:
@@ -620,7 +600,6 @@ class CudaDevices:
             if held.ready is not None:
                 with Device(self.lanes[place].device):
                     cupy.cuda.get_current_stream().wait_event(held.ready)
-            self.hardware.settle(held.value, place)
             return held.value
         raise KeyError(step)
 
@@ -868,6 +847,40 @@ def _asked_for(error: BaseException, least: int) -> int:
     words = str(error).replace(",", "").split()
     numbers = [int(w) for w in words if w.isdigit()]
     return max([least, *numbers[:1]])
+
+
+# ---- user kernels in graphs
+
+
+def _parameters(kernel: Any) -> list[tuple[Any, ...]]:
+    return [
+        (p.raw, p.is_const, p.ctype, str(p.dtype), p.name)
+        for p in (*kernel.in_params, *kernel.out_params)
+    ]
+
+
+# Dask names tasks by what their functions pickle to, and unpickles once to be sure. CuPy's kernels
+# pickle with the handles of their loaded modules, and the copy unloads them when it goes: the
+# kernel is then broken for good. So kernels get names from their source.
+@normalize_token.register(cupy.ElementwiseKernel)
+def _elementwise_token(k: Any) -> Any:
+    return ("ElementwiseKernel", k.name, k.operation, k.preamble, _parameters(k), str(k.kwargs))
+
+
+@normalize_token.register(cupy.ReductionKernel)
+def _reduction_token(k: Any) -> Any:
+    maps = (k.map_expr, k.reduce_expr, k.post_map_expr, str(k.identity), str(k.reduce_type))
+    return ("ReductionKernel", k.name, *maps, k.preamble, _parameters(k), str(k.options))
+
+
+@normalize_token.register(cupy.RawKernel)
+def _raw_token(k: Any) -> Any:
+    return ("RawKernel", k.name, k.code, k.options, k.backend, k.file_path)
+
+
+@normalize_token.register(cupy.fuse(lambda x: x).__class__)
+def _fusion_token(k: Any) -> Any:
+    return ("cupy.fuse", normalize_token(k.func), k.name)
 
 
 warnings.filterwarnings("ignore", category=cupy._util.PerformanceWarning, message=".*peer.*")

@@ -10,7 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import dask
 from dask._task_spec import Task, TaskRef
+from dask.array.core import finalize
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -105,9 +107,7 @@ class Case:
     rng: object
 
     def run(self, devices):
-        return run(
-            self.plan, devices, None, self.window, self.deep_window, self.ahead, check=True
-        )
+        return run(self.plan, devices, None, self.window, self.deep_window, self.ahead, check=True)
 
     def devices(self):
         fake = LateDevices if self.ahead else UnorderedDevices
@@ -131,9 +131,7 @@ def cases(draw, exact=False, room=True):
     known = [True] * n if exact else each(st.booleans())
     if not exact and draw(st.booleans()):  # guesses beyond all measure, which stop nothing
         wild = each(st.booleans())
-        guesses = [
-            g if k or not w else 2**40 for g, k, w in zip(guesses, known, wild, strict=True)
-        ]
+        guesses = [g if k or not w else 2**40 for g, k, w in zip(guesses, known, wild, strict=True)]
     for step, place, guess, k in zip(
         plan.steps, each(st.integers(0, devices - 1)), guesses, known, strict=True
     ):
@@ -230,6 +228,28 @@ class UnorderedDevices(ShuffledDevices):
         return range(len(self.flying))
 
 
+class _Received(BaseException):
+    pass
+
+
+def received(*collections, **options):
+    """What Dask hands to a scheduler when these are computed: its graph and its keys."""
+
+    def get(dsk, keys, **_):
+        raise _Received(dsk, keys)
+
+    try:
+        dask.compute(*collections, scheduler=get, **options)
+    except _Received as got:
+        return got.args
+    raise AssertionError("Dask asked no scheduler")
+
+
+def graph_of(*collections, **options):
+    """The `Graph` of a computation of these."""
+    return from_dask(*received(*collections, **options))
+
+
 def scheduler_on(devices, log=None, memory=2**63 - 1):
     """A Dask `get` on devices that are not there, for collections; `log` gets the devices used."""
 
@@ -247,18 +267,12 @@ def scheduler_on(devices, log=None, memory=2**63 - 1):
                 return [value(k) for k in key]
             target = graph.alias.get(key, key)
             if target in graph.gathers:
-                return _finalize(value, graph.gathers[target].blocks)
+                return finalize(value(graph.gathers[target].blocks))
             return graph.data[target] if target in graph.data else fakes.value(plan.index[target])
 
         return value(keys)
 
     return get
-
-
-def _finalize(value, blocks):
-    from dask.array.core import finalize
-
-    return finalize(value(blocks))
 
 
 __all__ = [
@@ -270,8 +284,10 @@ __all__ = [
     "UnorderedDevices",
     "cases",
     "dags",
+    "graph_of",
     "mix",
     "plan_of",
+    "received",
     "scheduler_on",
     "thorough",
 ]

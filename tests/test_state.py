@@ -273,9 +273,7 @@ def test_a_replica_is_dropped_without_a_copy():
 
 def test_an_evicted_value_comes_back_and_leaves_the_host_in_the_end():
     """a goes to the host for c and comes back for d; then all of it is let go."""
-    plan = plan_of(
-        ("a", "", 0), ("b", "", 0, 16), ("c", "b", 0, 16), ("d", "ac", 0), memory=(32,)
-    )
+    plan = plan_of(("a", "", 0), ("b", "", 0, 16), ("c", "b", 0, 16), ("d", "ac", 0), memory=(32,))
     state = state_of(plan, window=1)
     state.start()
     assert state.handle(*ran(0)) == [Launch(1, 0)]
@@ -343,9 +341,7 @@ def test_a_refused_launch_is_tried_again_and_so_are_those_queued_behind_it():
 
 def test_after_a_refusal_a_step_waits_for_the_room_it_really_needs():
     """x holds 16 of 24 and is read by y: a turned out to need 16, so it waits for y."""
-    plan = plan_of(
-        ("x", "", 0, 8), ("y", "x", 1), ("a", "", 0, 8), memory=(24, 99), wanted="a"
-    )
+    plan = plan_of(("x", "", 0, 8), ("y", "x", 1), ("a", "", 0, 8), memory=(24, 99), wanted="a")
     state = state_of(plan)
     assert state.start() == [Launch(0, 0), Launch(2, 0)]
     assert state.handle(Issued(0, 16)) == [Copy(0, 0, 1)]
@@ -359,14 +355,45 @@ def test_a_reader_that_waits_for_a_copy_steps_back_when_its_other_input_is_refus
       \\ /         (or a might never get it), and takes it again when a is launched.
       c0
     """
-    plan = plan_of(("a", "", 0), ("b", "", 1), ("c", "ab", 0), memory=(40, 99))
+    plan = plan_of(("a", "", 0), ("b", "", 1), ("x", "", 0, 16), ("c", "ab", 0), memory=(40, 99))
     state = state_of(plan)
-    state.start()
+    assert state.start() == [Launch(0, 0), Launch(2, 0), Launch(1, 1)]
     assert state.handle(*ran(1)) == [Copy(1, 1, 0)]
-    assert state.used[0] == 24
-    assert state.handle(NoRoom(0, 0, 24)) == [Launch(0, 0)]
-    assert state.used[0] == 24 + 8 + 8
+    assert state.used[0] == 40
+    assert state.handle(NoRoom(0, 0, 24)) == []  # not beside x
+    assert state.used[0] == 16 + 8  # x, and b on its way
+    assert state.handle(Copied(1, 1, 0)) == []
+    assert state.handle(*ran(2, 16)) == [Free(2, 0), Launch(0, 0), Launch(3, 0)]
+
+
+def test_a_reader_in_the_heap_is_passed_over_while_its_input_is_not_queued():
+    """
+    p0   q1        r is in the heap, behind the window, as a is refused. s, ahead of a in the plan,
+    |    |         takes all room, p's too: a has to wait for p to come back, and r for a.
+    a0   s0
+    |
+    r0             s is small, so r's kind of step has a deep window by then: only a holds it up.
+    """
+    plan = plan_of(
+        ("p", "", 0),
+        ("q", "", 1),
+        ("s", "q", 0, 56),
+        ("a", "p", 0),
+        ("r", "a", 0),
+        memory=(64, 8),
+        guessed="a",
+        kinds="pqrar",
+    )
+    state = state_of(plan, window=1, deep_window=2)
+    assert state.start() == [Launch(0, 0), Launch(1, 1)]
+    assert state.handle(*ran(0)) == [Launch(3, 0)]
+    assert state.handle(*ran(1)) == []
+    assert state.handle(NoRoom(3, 0, 24)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Copy(1, 1, 0)]
     assert state.handle(Copied(1, 1, 0)) == [Launch(2, 0)]
+    freed = [Free(1, 0), Free(1, 1), Free(2, 0)]
+    assert state.handle(*ran(2, 56)) == [*freed, Copy(0, HOST, 0)]
+    assert state.handle(Copied(0, HOST, 0)) == [Launch(3, 0), Launch(4, 0)]
 
 
 def test_a_refused_copy_is_tried_again():

@@ -103,13 +103,6 @@ def test_only_cuda_imports_cupy_at_import_time(module):
     assert module == "cuda" or "cupy" not in names
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m not in ("cuda", "scheduler")])
-def test_only_cuda_backend_and_scheduler_mention_cupy_at_all(module):
-    """`scheduler` asks it once how many devices there are; `backend` works on CuPy's arrays."""
-    names = {name.split(".")[0] for name, _ in imports(module, inside_functions=True)}
-    assert module == "backend" or "cupy" not in names
-
-
 @pytest.mark.parametrize("module", [m for m in PURE if m in MODULES])
 def test_decisions_know_no_thread_no_clock_and_no_device(module):
     names = {name.split(".")[0] for name, _ in imports(module, inside_functions=True)}

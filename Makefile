@@ -1,0 +1,58 @@
+# make         set up .venv and run the main job: it writes haversine_mesh.png
+# make test    all tests that need no GPU (those that do run where there is one)
+# make lint    formatting and style
+# make types   mypy, strict where no device is touched
+# make clean   remove what make has made
+#
+# Needs Python 3.10 or later with venv and pip. PYTHON=python3.12 chooses another one, and
+# EXTRA=cuda13 (or nothing) another extra than the one that nvidia-smi suggests.
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+
+# One device is one thread; BLAS's own threads on top would only get in their way.
+export OMP_NUM_THREADS ?= 1
+
+# The CUDA that the driver supports decides which CuPy to install; no driver, no CuPy.
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA[A-Za-z ]* Version: *([0-9]+).*/\1/p' | head -n 1)
+EXTRA ?= $(if $(CUDA),$(if $(filter 1 2 3 4 5 6 7 8 9 10 11 12,$(CUDA)),cuda12,cuda13))
+comma := ,
+PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
+
+# Modules that decide, and those that read no device's memory: these are strict.
+STRICT := machine subgraph graph place plan state gather sizes run pretend workers cpu callbacks \
+	scheduler
+
+.PHONY: run test lint types clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/.run
+	$(BIN)/gpuscheduler run haversine_mesh --png haversine_mesh.png
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy --strict --follow-imports=silent $(STRICT:%=gpuscheduler/%.py)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info haversine_mesh.png .mypy_cache .pytest_cache .ruff_cache
+
+$(VENV)/.run: pyproject.toml $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[plot$(PLUS)]"
+	touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[test$(PLUS)]"
+	touch $@
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)

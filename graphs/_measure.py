@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import cupy
 import dask
-import dask.threaded
 import dask.array as da
+import dask.threaded
 import numpy as np
 from dask._task_spec import Task, TaskRef
 
@@ -73,7 +73,7 @@ def limits() -> None:
 
     seconds = best(copy)
     print(f"device copy: {2 * nbytes * GPUS / seconds / 1e12:.2f} TB/s over {GPUS} GPUs")
-    del buffers
+    buffers.clear()
     everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
     with gpuscheduler.Scheduler(devices="cuda") as s:
         links = s.hardware.links()  # type: ignore[attr-defined]
@@ -123,10 +123,17 @@ def copies() -> None:
     for mib in (1, 4, 16, 64, 256):
         each = max(4, min(256, 8192 // mib))  # blocks per GPU
         rows = each * GPUS
+
+        def owner(key: Any, rows: int = rows) -> int:
+            return int(key[1]) * GPUS // rows
+
+        def neighbour(key: Any, rows: int = rows) -> int:
+            return (int(key[1]) * GPUS // rows + 1) % GPUS
+
         with gpuscheduler.Scheduler(devices="cuda"):
-            with dask.annotate(device=lambda key: key[1] * GPUS // rows):
+            with dask.annotate(device=owner):
                 x = da.ones((rows, mib * 2**18), chunks=(1, -1), dtype="f4").persist()
-            with dask.annotate(device=lambda key: (key[1] * GPUS // rows + 1) % GPUS):
+            with dask.annotate(device=neighbour):
                 y = x.map_blocks(lambda b: b[:, :1], chunks=(1, 1))
             seconds = best(lambda y=y: y.persist())
         gbs = each * mib * 2**20 / seconds / 1e9
@@ -176,7 +183,7 @@ def generated() -> None:
 
 
 def overlap() -> None:
-    """Peer copies and kernels of transpose_sum in one profile: how much of the copying is hidden."""
+    """Peer copies and kernels of transpose_sum in one profile: how much copying is hidden."""
     if GPUS < 2:
         return
     from torch.profiler import ProfilerActivity, profile

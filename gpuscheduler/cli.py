@@ -182,7 +182,7 @@ class Workload:
         """The lazy collection. A user's `build` need not take `chunks` or `xp`."""
         function = self.has("build")
         takes = inspect.signature(function).parameters
-        options = {"chunks": chunks, "xp": xp}
+        options = {"xp": xp} if chunks is None else {"xp": xp, "chunks": chunks}
         if chunks is not None and "chunks" not in takes:
             raise click.UsageError(f"{self.name} does not take --chunks: its build has no `chunks`")
         return function(size, **{name: v for name, v in options.items() if name in takes})
@@ -190,7 +190,7 @@ class Workload:
     def affordable(self, size: Size) -> bool:
         """Whether NumPy can do all of it while somebody waits."""
         costs = [self.has(name) for name in ("bytes_moved", "flops")]
-        return all(f and f(size) <= most for f, most in zip(costs, AFFORDABLE, strict=True))
+        return all(not f or f(size) <= most for f, most in zip(costs, AFFORDABLE, strict=True))
 
     def windows(self, shape: tuple[int, ...]) -> list[tuple[slice, ...]]:
         """Both ends and the middle of a large result; none where `reference` knows no windows."""

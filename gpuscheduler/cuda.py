@@ -3,11 +3,11 @@ two steps of a graph. The only module that imports CuPy at import time.
 
 Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
 other devices and from the host, and what they are written to) and an *out* stream (copies to the
-host). Memory goes back to the stream that it was allocated on, and is reused there in order; so a
-value that another stream still reads is let go only when that stream has passed (`_Lane.let_go`).
+host). Memory goes back to the stream that it was allocated on, and is reused there in order.
 
-`Issued` and `Done` are reported when a step is queued: whatever reuses the memory of its inputs is
-queued behind it. Copies to the host are reported when they have happened.
+`Issued`, and `Copied` between devices, are reported when the work is queued: readers are queued
+behind it. `Done`, and `Copied` to the host, are reported when it has happened, by a thread that
+waits for it: so what is counted as held is held, and what is let go is no longer read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import perf_counter
@@ -37,7 +38,7 @@ from .machine import HOST, Machine
 from .plan import OutOfMemory, Plan
 from .run import Lease
 from .sizes import leaves, map_leaves
-from .state import Copied, Done, Failed, Issued, NoRoom
+from .state import LIGHT, Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
 from .workers import Borrowed, Team, Teams, Worker
 
@@ -88,6 +89,7 @@ class _Held:
     arrived: bool = False  # allocated on the in stream
     unseen: bool = False  # the home stream has not waited for `ready` yet
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
+    nbytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -99,31 +101,46 @@ class _Lane:
     home: Stream
     incoming: Stream
     outgoing: Stream
+    watch_home: Worker  # waits for steps
+    watch_out: Worker  # waits for copies to the host
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
-    drain: Worker | None = None  # waits for copies to the host
 
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
         with Device(device):
             streams = [Stream(non_blocking=True) for _ in range(3)]
-        return cls(place, device, *streams)
+        names = (f"gpuscheduler-cuda-{place}-steps", f"gpuscheduler-cuda-{place}-copies")
+        return cls(place, device, *streams, *[Worker(name) for name in names])
 
-    def mark(self, stream: Stream) -> Event:
-        """An event behind everything queued on a stream of this device. Call in its worker."""
-        event = Event(disable_timing=True)
+    def mark(self, stream: Stream, block: bool = False) -> Event:
+        """An event behind everything queued on a stream of this device. Call in its worker.
+
+        A thread that waits for one made with `block` sleeps; for others it would spin.
+        """
+        event = Event(block=block, disable_timing=True)
         event.record(stream)
         return event
 
+    def close(self) -> None:
+        """In the worker, at its end: nothing is under way when the streams go."""
+        for stream in (self.home, self.incoming, self.outgoing):
+            stream.synchronize()
+        self.sweep(wait=True)
+        for watcher in (self.watch_home, self.watch_out):
+            watcher.stop()
+            watcher.thread.join()
+
     def let_go(self, held: _Held) -> None:
-        """Drop a value, so that its memory is reused only behind all that reads it."""
+        """Drop a value whose readers here are done; copies of it may be under way still."""
         pending = [e for e in held.reads if not e.done]
+        if pending:
+            self.later.append((pending, held.value))
+
+    def abandon(self, held: _Held) -> None:
+        """Drop a value that anything queued on this device may still read."""
         if held.arrived:
             self.incoming.wait_event(self.mark(self.home))
-            for event in pending:
-                self.incoming.wait_event(event)
-        elif pending:
-            # the home stream need not stand still for a copy: keep the value until it is over
-            self.later.append((pending, held.value))
+        self.let_go(held)
 
     def sweep(self, wait: bool = False) -> None:
         """Drop what only had to outlive copies that are over by now."""
@@ -276,7 +293,7 @@ class CudaHardware:
         return out
 
     def _after(self, stream: Stream) -> None:
-        """Blocks of a run are let go when it ends: nothing may reuse them before `stream` is past."""
+        """What a run let go of may be reused only when `stream`, which still reads it, is past."""
         event = Event(disable_timing=True)
         event.record(stream)
         for teams in list(self._teams.values()):
@@ -314,23 +331,13 @@ class CudaHardware:
         def setup(lane: _Lane) -> Callable[[], None]:
             def use() -> None:
                 Device(lane.device).use()
-                # entered for good, not only used: tasks that enter a stream of their own return to it
+                # entered for good, not only used: tasks that enter another stream return to it
                 lane.home.__enter__()
 
             return use
 
-        def teardown(lane: _Lane) -> Callable[[], None]:
-            def settle() -> None:
-                if lane.drain is not None:
-                    lane.drain.stop()
-                for stream in (lane.home, lane.incoming, lane.outgoing):
-                    stream.synchronize()
-                lane.sweep(wait=True)
-
-            return settle
-
         workers = [
-            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), teardown(lane)) for lane in lanes
+            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close) for lane in lanes
         ]
         return Team(workers, lanes)
 
@@ -534,6 +541,7 @@ class CudaDevices:
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
         self.marked = self._marked()
+        self._context = Context()  # of the threads that wait: they run none of the user's code
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self._soon: list[StateEvent] = []
@@ -615,6 +623,7 @@ class CudaDevices:
         place, todo = order
         lane = self.lanes[place]
         events: list[StateEvent] = []
+        steps: list[int] = []  # that share one event: small ones
         report = perf_counter() + REPORT_EVERY
         lane.sweep()
         for verb, step, other in todo:
@@ -622,9 +631,8 @@ class CudaDevices:
                 return
             try:
                 if verb == "launch":
-                    self._launch(lane, step, events)
-                    if self.marked[step] and len(self.lanes) > 1:
-                        report = 0.0  # another device may wait for it
+                    if self._launch(lane, step, events, steps):
+                        report = 0.0
                 elif verb == "fetch":
                     events.append(self._fetch(lane, step, other))
                 elif verb == "free":
@@ -635,22 +643,41 @@ class CudaDevices:
                 events.append(Failed(step, error))
                 break
             if events and perf_counter() > report:
-                self._events.put(events)
-                events = []
+                self._report(lane, events, steps)
+                events, steps = [], []
                 report = perf_counter() + REPORT_EVERY
+        self._report(lane, events, steps)
+
+    def _report(self, lane: _Lane, events: list[StateEvent], steps: list[int]) -> None:
+        """Say what is queued now, and what is done when the device is."""
         if events:
             self._events.put(events)
+        if steps:
+            done = lane.mark(lane.home, block=True)
+            lane.watch_home.send(self._context.copy(), self._done, (done, steps))
 
-    def _launch(self, lane: _Lane, i: int, events: list[StateEvent]) -> None:
+    def _done(self, work: tuple[Event, list[int]]) -> None:
+        """In the thread that waits for steps."""
+        event, steps = work
+        try:
+            event.synchronize()
+            self._events.put([Done(i) for i in steps])
+        except BaseException as error:
+            self._events.put([Failed(steps[0], error)])
+
+    def _launch(self, lane: _Lane, i: int, events: list[StateEvent], steps: list[int]) -> bool:
+        """Queue a step; whether to report it at once."""
         held, step = self.held[lane.place], self.plan.steps[i]
+        light = True
         for j in step.inputs:
             read = held.get(j)
             if read is None:  # it was refused before
                 events.append(NoRoom(i, lane.place, 0))
-                return
+                return False
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
+            light = light and read.nbytes <= LIGHT
         values = step.values(lambda j: held[j].value)
         if step.constants:
             for name in step.constants:
@@ -665,12 +692,18 @@ class CudaDevices:
                 value = _solid(value)
         except Refused as error:
             events.append(NoRoom(i, lane.place, _asked_for(error, step.nbytes)))
-            return
+            return False
+        nbytes = device_bytes(value)
         ready = lane.mark(lane.home) if self.marked[i] else None
-        held[i] = _Held(value, ready)
+        held[i] = _Held(value, ready, nbytes=nbytes)
+        events.append(Issued(i, nbytes))
         if self.exact:
             lane.home.synchronize()
-        events += (Issued(i, device_bytes(value)), Done(i))
+            events.append(Done(i))
+            return bool(self.marked[i])
+        steps.append(i)
+        heavy = nbytes > LIGHT or not light
+        return heavy or bool(self.marked[i]) and len(self.lanes) > 1
 
     def _nearby(self, lane: _Lane, value: Any) -> Any:
         """A CuPy array of the graph that lives on a GPU which is not among these."""
@@ -707,7 +740,8 @@ class CudaDevices:
         source.reads.append(done)
         if keep:
             lane.later.append(([done], keep))
-        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
+        nbytes = device_bytes(value)
+        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True, nbytes=nbytes)
         return Copied(i, src, lane.place)
 
     def _copied(self, lane: _Lane, src: int, source: _Held, v: Any, keep: list[Any]) -> Any:
@@ -752,7 +786,7 @@ class CudaDevices:
         return out
 
     def _to_host(self, lane: _Lane, i: int) -> None:
-        """Copy a value to its place in a result, or to pinned memory; report when it has arrived."""
+        """Copy a value to its place in a result, or to pinned memory."""
         held = self.held[lane.place][i]
         stream = lane.outgoing
         if held.unseen:
@@ -771,12 +805,10 @@ class CudaDevices:
                     continue
             written = False
         kept = None if written else map_leaves(lambda v: self._on_host(v, stream), value)
-        done = lane.mark(stream)
+        done = lane.mark(stream, block=True)
         held.reads.append(done)
-        if lane.drain is None:
-            lane.drain = Worker(f"gpuscheduler-drain-{lane.place}")
         copy = (i, lane.place, done, written, kept, value)
-        lane.drain.send(self.team.contexts[lane.place].copy(), self._arrived, copy)
+        lane.watch_out.send(self._context.copy(), self._arrived, copy)
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
         base = part.ctypes.data
@@ -796,7 +828,7 @@ class CudaDevices:
         return _OnHost(out, _order(v))
 
     def _arrived(self, copy: tuple[int, int, Event, bool, Any, Any]) -> None:
-        """In the drain's thread: wait for one copy to the host, and say so."""
+        """In the thread that waits for copies to the host."""
         i, place, done, written, kept, _ = copy
         try:
             done.synchronize()
@@ -822,7 +854,7 @@ class CudaDevices:
     def _clear(self, place: int) -> None:
         lane, held = self.lanes[place], self.held[place]
         for h in list(held.values()):
-            lane.let_go(h)
+            lane.abandon(h)
         held.clear()
         lane.sweep()
 

@@ -21,9 +21,9 @@ from .plan import OutOfMemory, Plan, does_not_fit
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
-#: ... and how many when their values are small: enough to hide the way to the device and back.
+#: ... and how many when they are small: enough to hide the way to the device and back.
 DEEP_WINDOW = 64
-LIGHT = 2**20  # bytes; a value up to this size is small
+LIGHT = 2**20  # bytes; a step is small when its value and each of its inputs are
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class State:
         self.ready: dict[int, list[int]] = {d: [] for d in devices}  # heaps, by order in the plan
         self.waits = bytearray(n)  # whether a step is in its device's heap
         self.busy = dict.fromkeys(devices, 0)  # steps reserved or launched, not done
-        self.light: dict[int, bool] = {}  # kind of step -> whether its values have been small
+        self.light: dict[int, bool] = {}  # kind of step -> whether it has read and made little
         self.keep = set(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
         self.launched = bytearray(n)
@@ -196,10 +196,9 @@ class State:
         self.where[i].add(place)
         self.resident[place].add(i)
         kind = self.kind[i]
-        if nbytes > LIGHT:
-            self.light[kind] = False
-        elif kind not in self.light:
-            self.light[kind] = True
+        if self.light.get(kind, True):
+            sizes, inputs = self.nbytes, self.plan.steps[i].inputs
+            self.light[kind] = nbytes <= LIGHT and all([sizes[j] <= LIGHT for j in inputs])
         where = self.place
         for r in self.readers[i]:
             if not self.ahead or where[r] != place:

@@ -78,8 +78,8 @@ class Gathering:
 
     def write(self, step: int, block: Any) -> bool:
         """Put a step's value where it belongs; False if anybody still needs the value itself."""
-        slots = self.slots.get(step)
-        return bool(slots) and all([t.write(key, where, block) for t, key, where in slots or ()])
+        written = [t.write(key, where, block) for t, key, where in self.slots.get(step, ())]
+        return bool(written) and all(written)
 
     def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
         """The finished array; `value` gives the block of a key where it was not written."""
@@ -130,8 +130,10 @@ def strips(
 
 def _slots(gather: Gather) -> Iterator[tuple[Any, Slices]]:
     assert gather.chunks is not None
-    ranges = [[slice(b - n, b) for n, b in zip(c, accumulate(c))] for c in gather.chunks]
-    return zip(flatten(gather.blocks), product(*ranges))
+    ranges = [
+        [slice(b - n, b) for n, b in zip(c, accumulate(c), strict=True)] for c in gather.chunks
+    ]
+    return zip(flatten(gather.blocks), product(*ranges), strict=True)
 
 
 def _map_blocks(f: Callable[[Any], Any], blocks: Any) -> Any:

@@ -95,7 +95,7 @@ def from_dask(
 ) -> Graph:
     """The graph of `keys`, ordered.
 
-    `dsk` is anything that Dask hands to a scheduler. `cache` supplies values for keys that it lacks.
+    `dsk` is anything that Dask hands to a scheduler; `cache` supplies values for keys it lacks.
     `started` sees the dictionary before it is read and may change it (Dask's `start` callback).
     `home` tells on which device a value in the graph lives; None means every device can read it.
     `front` is the device for results that are one block.
@@ -109,6 +109,15 @@ def from_dask(
         lowered.dsk = convert_legacy_graph(lowered.dsk, _Either(lowered.dsk, cache or {}))
         started(lowered.dsk)
     return _Builder(lowered, keys, cache or {}, home, started is None, front).graph()
+
+
+def wanted_keys(keys: Any) -> tuple[Key, ...]:
+    """The keys in a key, or in nested lists of keys.
+
+    >>> wanted_keys(["a", [("b", 0)]]), wanted_keys(("b", 0))
+    (('a', ('b', 0)), (('b', 0),))
+    """
+    return tuple(flatten(keys)) if isinstance(keys, list) else (keys,)
 
 
 # ---- from collections to one dictionary
@@ -225,7 +234,7 @@ class _Builder:
         self.front = front
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
-        self.wanted = tuple(flatten(keys)) if isinstance(keys, list) else (keys,)
+        self.wanted = wanted_keys(keys)
         self.all_keys: Any = _Either(self.dsk, cache) if cache else self.dsk
         self.compiler = Compiler()
         self.tasks: dict[Key, Any] = {}  # in order of discovery
@@ -312,7 +321,7 @@ class _Builder:
                 if reader is None:
                     raise KeyError(key)
                 raise PlanError(
-                    f"Missing dependency {key!r} of {reader!r}: it is not in the graph, nor in cache="
+                    f"Missing dependency {key!r} of {reader!r}: neither the graph nor cache= has it"
                 )
             else:
                 task = self.dsk[key]
@@ -337,7 +346,7 @@ class _Builder:
         task = self.dsk.get(key)
         if not (isinstance(task, Task) and task.func is finalize and len(task.args) == 1):
             return None
-        blocks = _refs(task.args[0])
+        blocks = key_lists(task.args[0])
         if blocks is None:
             return None
         flat = list(flatten(blocks))
@@ -428,12 +437,12 @@ def _sorted(keys: frozenset[Key]) -> tuple[Key, ...]:
         return tuple(sorted(keys, key=lambda k: (type(k).__name__, str(k))))
 
 
-def _refs(node: Any) -> Any:
+def key_lists(node: Any) -> Any:
     """Nested lists of keys from nested `List`s of `TaskRef`s; None where there is anything else."""
     if isinstance(node, TaskRef):
         return node.key
     if isinstance(node, NestedContainer) and node.klass is list:
-        items = [_refs(a) for a in node.args]
+        items = [key_lists(a) for a in node.args]
         return None if any(i is None for i in items) else items
     return None
 

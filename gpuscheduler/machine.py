@@ -60,10 +60,7 @@ class Machine:
     def copy_seconds(self, nbytes: int, src: int, dst: int) -> float:
         if src == dst or self.shared:
             return 0.0
-        if src >= 0 and dst >= 0:
-            rate = self.peer[src][dst]
-        else:
-            rate = self.host[max(src, dst)]
+        rate = self.peer[src][dst] if min(src, dst) >= 0 else self.host[max(src, dst)]
         return self.latency + nbytes / rate
 
     def step_seconds(self, nbytes: int) -> float:

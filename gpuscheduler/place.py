@@ -9,6 +9,7 @@ work is spread instead (a thousand tasks that read one small value).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .machine import Machine
@@ -87,10 +88,9 @@ class _Placer:
         n = len(self.machine.devices)
         for members in kinds.values():
             if type(self.keys[members[0]]) is tuple:
-                try:
+                # block numbers of different types have no order: keep the order of execution
+                with suppress(TypeError):
                     members = sorted(members, key=lambda i: self.keys[i][1:])
-                except TypeError:  # block numbers of different types: keep the order of execution
-                    pass
             for rank, i in enumerate(members):
                 out[i] = contiguous(rank, len(members), n)
         return out

@@ -1,4 +1,4 @@
-"""Every step in order, where it runs, what it reads and what it should cost. Data, not behaviour."""
+"""Every step in order: where it runs, what it reads, what it should cost. Data, not behaviour."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ class Plan:
             for j in step.inputs:
                 out[j].append(i)
         return out
+
+    def learn(self, nbytes: list[int]) -> None:
+        """Put true sizes in place of guesses, for the next run of the same plan."""
+        for step, true in zip(self.steps, nbytes, strict=True):
+            if not step.known:
+                step.nbytes = true
 
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
         """Bytes that cross each link when nothing is evicted: each value once per device.
@@ -129,10 +135,8 @@ def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
     numbers: dict[Any, int] = {}
     out = []
     for key in keys:
-        if type(key) is tuple and key:
-            kind = key[0]
-        else:
-            kind = id(getattr(tasks[key], "func", None))
+        array = type(key) is tuple and key
+        kind = key[0] if array else id(getattr(tasks[key], "func", None))
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
 

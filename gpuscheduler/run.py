@@ -68,7 +68,7 @@ class Hardware(Protocol):
         """Dask's configuration while this hardware is the default."""
 
     def front(self) -> int | None:
-        """The device on which the calling thread expects small results; None where it is all one."""
+        """Where the calling thread expects small results; None where every device will do."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A host array for results, made so that devices write it fast."""

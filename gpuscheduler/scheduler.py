@@ -6,12 +6,14 @@ Dask graph -> Graph -> Plan -> State <-> Devices -> values
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import multiprocessing.pool
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,8 +25,9 @@ from dask.utils import format_bytes, parse_bytes
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
 from .gather import Gathering
-from .graph import Graph, from_dask
+from .graph import Graph, from_dask, wanted_keys
 from .plan import Plan, make_plan
+from .plans import Plans, signature
 from .run import Devices, Hardware, Lease, run
 from .state import DEEP_WINDOW, WINDOW
 
@@ -103,6 +106,7 @@ class Scheduler:
     ):
         self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
         self.hardware = find_hardware(self.options.devices, self.options.memory_limit)
+        self._plans = Plans()
         self._entered: list[Any] = []
         self._closed = False
 
@@ -133,22 +137,15 @@ class Scheduler:
         with local_callbacks(callbacks) as active:
             watch = Callbacks(active) if active else None
             try:
-                graph = from_dask(
-                    dsk,
-                    keys,
-                    cache,
-                    watch.start if watch else None,
-                    self.hardware.home,
-                    self.hardware.front(),
-                )
-                if cache is not None:  # Dask's own schedulers keep what they know in it
-                    for constants in graph.constants.values():
-                        cache.update(constants)
                 with self.hardware.lease(num_workers, pool) as lease:
-                    values = self._run(graph, lease, watch, bool(rerun_exceptions_locally))
-                if cache is not None:
-                    cache.update(values)
-                out = _packed(keys, values)
+                    if watch or cache is not None:
+                        graph, plan = self._planned(dsk, keys, lease, cache, watch)
+                    else:
+                        graph, plan = self._known(dsk, keys, lease)
+                    values = self._run(graph, plan, lease, watch, bool(rerun_exceptions_locally))
+                if cache is not None:  # Dask's own schedulers leave results in it
+                    cache.update(zip(graph.wanted, values, strict=True))
+                out = _packed(keys, iter(values))
             except BaseException:
                 if watch:
                     watch.finish(failed=True)
@@ -157,10 +154,39 @@ class Scheduler:
                 watch.finish(failed=False)
         return out
 
+    def _planned(
+        self,
+        dsk: Any,
+        keys: Any,
+        lease: Lease,
+        cache: MutableMapping[Any, Any] | None = None,
+        watch: Callbacks | None = None,
+    ) -> tuple[Graph, Plan]:
+        hardware = self.hardware
+        started = watch.start if watch else None
+        with _without_garbage_collection():
+            graph = from_dask(dsk, keys, cache, started, hardware.home, hardware.front())
+            if cache is not None:  # tasks may look into it for the values of the graph
+                for constants in graph.constants.values():
+                    cache.update(constants)
+            return graph, make_plan(graph, lease.machine, hardware.home)
+
+    def _known(self, dsk: Any, keys: Any, lease: Lease) -> tuple[Graph, Plan]:
+        """The plan of this very collection, if it was computed before."""
+        known = signature(dsk, wanted_keys(keys))
+        if known is None:
+            return self._planned(dsk, keys, lease)
+        where = lease.machine, self.hardware.front()
+        found = self._plans.find(known, *where)
+        if found is None:
+            found = graph, plan = self._planned(dsk, keys, lease)
+            self._plans.keep(known, *where, graph=graph, plan=plan)
+        return found
+
     def _run(
-        self, graph: Graph, lease: Lease, watch: Callbacks | None, rerun: bool
-    ) -> dict[Any, Any]:
-        plan = make_plan(graph, lease.machine, self.hardware.home)
+        self, graph: Graph, plan: Plan, lease: Lease, watch: Callbacks | None, rerun: bool
+    ) -> list[Any]:
+        """The values of the wanted keys, in their order."""
         hardware = self.hardware
         gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
         devices = lease.devices(plan, gathering, watch is not None)
@@ -172,7 +198,8 @@ class Scheduler:
             deep = lease.threads or self.options.deep_window
             # callbacks see a step done before they see its reader begin, as in Dask's own
             ahead = lease.threads is None and watch is None
-            run(plan, devices, watch, window, deep, ahead, self.options.check, rerun)
+            state = run(plan, devices, watch, window, deep, ahead, self.options.check, rerun)
+            plan.learn(state.nbytes)
             return _results(graph, plan, devices, gathering)
         finally:
             devices.close()
@@ -197,6 +224,7 @@ class Scheduler:
         """Free every device byte and join every thread. A closed scheduler runs nothing."""
         if not self._closed:
             self._closed = True
+            self._plans.clear()
             self.hardware.close()
 
     # ---- to look at
@@ -321,8 +349,21 @@ def _results(graph: Graph, plan: Plan, devices: Devices, gathering: Gathering) -
             return gathering.result(graph.gathers[target], value)
         return graph.data[target] if target in graph.data else devices.value(plan.index[target])
 
-    return {key: value(key) for key in graph.wanted}
+    return [value(key) for key in graph.wanted]
 
 
-def _packed(keys: Any, values: Mapping[Any, Any]) -> Any:
-    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else values[keys]
+def _packed(keys: Any, values: Iterator[Any]) -> Any:
+    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else next(values)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Planning makes many objects and no garbage: looking for some would take half of its time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

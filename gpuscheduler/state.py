@@ -1,9 +1,9 @@
 """What to do next. Events in, instructions out; no device, no thread and no clock.
 
 A step is *waiting* for its inputs, then *ready*, then *reserved* (its room is set aside and its
-inputs are on their way), then *launched*, then *issued* (queued: readers elsewhere may follow), then
-*done*. A value is a set of places. Values never change, so a copy is a replica and coherence is a
-set.
+inputs are on their way), then *launched*, then *issued* (queued: readers elsewhere may follow),
+then *done*. A value is a set of places. Values never change, so a copy is a replica and coherence
+is a set.
 
 A device runs what is launched on it in order, so a reader on the same device is launched right
 behind what it reads: neither waits for the way to the host and back, and a device works through
@@ -198,7 +198,7 @@ class State:
         kind = self.kind[i]
         if self.light.get(kind, True):
             sizes, inputs = self.nbytes, self.plan.steps[i].inputs
-            self.light[kind] = nbytes <= LIGHT and all([sizes[j] <= LIGHT for j in inputs])
+            self.light[kind] = nbytes <= LIGHT and all(sizes[j] <= LIGHT for j in inputs)
         where = self.place
         for r in self.readers[i]:
             if not self.ahead or where[r] != place:
@@ -207,7 +207,7 @@ class State:
     def _found(self, r: int) -> None:
         """One more input of r is where a launch would find it, or can be copied from there."""
         self.missing[r] -= 1
-        # one that was launched already is on its way back: an input of it was refused, and it will be
+        # one that was launched already will come back: an input of it was refused, so it will be
         if not self.missing[r] and not self.launched[r]:
             self._is_ready(r)
 

@@ -203,14 +203,17 @@ def overlap() -> None:
         prof.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
-    moved = 0
+    moved, rates = 0, [0.0]
     for e in events:
         cat = e.get("cat")
         if cat == "kernel" or (cat == "gpu_memcpy" and "PtoP" in e["name"]):
             kind = "kernel" if cat == "kernel" else "copy"
-            spans[e["args"]["device"], kind].append((e["ts"], e["ts"] + e["dur"]))
-            moved += e["args"].get("bytes", 0) if kind == "copy" else 0
-    for d in range(GPUS):
+            facts = e["args"]
+            spans[facts.get("device", e["pid"]), kind].append((e["ts"], e["ts"] + e["dur"]))
+            if kind == "copy":
+                moved += facts.get("bytes", 0)
+                rates.append(facts.get("bytes", 0) / max(e["dur"], 1e-3) / 1e3)
+    for d in sorted({d for d, _ in spans}, key=str):
         c, k = union(spans[d, "copy"]), union(spans[d, "kernel"])
         both = length(c) + length(k) - length(union(c + k))
         share = both / max(length(c), 1e-9)
@@ -218,6 +221,8 @@ def overlap() -> None:
     total = union([s for spans_ in spans.values() for s in spans_])
     if total:
         span = total[-1][1] - total[0][0]
+        rates.sort()
+        print(f"rate of one copy: median {rates[len(rates) // 2]:.0f} GB/s, best {rates[-1]:.0f}")
         print(f"transpose_sum: {moved / 2**30:.2f} GiB between GPUs, {span:.0f} us in all")
 
 

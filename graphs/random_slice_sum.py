@@ -13,8 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
+
+from gpuscheduler import backend
 
 from . import _roots
 
@@ -34,10 +37,10 @@ def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Arra
         chunks = CHUNK
     shape = (size, size)
     grid = _roots.grid(shape, "f8", chunks, (0, 1))
-    if xp == "numpy":
+    if xp == "cupy":  # Dask's own CuPy backend has no `normal`
+        backend.register()
+    with dask.config.set({"array.backend": xp}):
         random = da.random.default_rng(SEED)
-    else:  # CuPy's Generator has no `normal`
-        random = da.random.RandomState(SEED, RandomState=_roots.library(xp).random.RandomState)
     x = random.normal(MEAN, DEVIATION, size=shape, chunks=grid)
     return (x + 1)[::2, ::2].sum()
 

@@ -1,0 +1,106 @@
+"""Every step in order, with what it should cost: data that a test can compare."""
+
+from __future__ import annotations
+
+import dask.array as da
+import pytest
+from dask._task_spec import Task, TaskRef
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuscheduler.graph import from_dask
+from gpuscheduler.machine import Machine
+from gpuscheduler.plan import OutOfMemory, make_plan
+from tests.strategies import cases, dags, graph_of, mix, plan_of, thorough
+
+
+def blocks():
+    return da.ones((40, 40), chunks=10) + 1  # 16 blocks of 800 bytes
+
+
+def test_sizes_are_what_the_collection_says_or_that_of_the_largest_input():
+    """x (known) - f (unknown): as large as x is the guess; a root of unknown size is nothing."""
+    x = blocks()
+    dsk = dict(x.__dask_graph__()) | {"r": Task("r", mix, 0)}
+    plan = make_plan(graph_of(x), Machine.uniform(2))
+    assert {(s.nbytes, s.known) for s in plan.steps} == {(800, True)}
+    plan = make_plan(from_dask(dsk, ["r", x.__dask_keys__()]), Machine.uniform(2))
+    assert {(s.nbytes, s.known) for s in plan.steps} == {(0, False)}
+
+
+def test_a_step_that_can_never_fit_is_refused_before_anything_runs():
+    """The error names the key, both numbers and what to do about it."""
+    with pytest.raises(OutOfMemory) as error:
+        make_plan(graph_of(blocks()), Machine.uniform(2, memory=799))
+    for fact in ("800 bytes", "799 bytes", "device", "smaller chunks", "memory_limit"):
+        assert fact in str(error.value)
+    make_plan(graph_of(blocks()), Machine.uniform(2, memory=800))
+
+
+def test_a_guess_refuses_nothing():
+    dsk = {"a": Task("a", bytes, 10**6), "b": Task("b", len, TaskRef("a"))}
+    make_plan(from_dask(dsk, "b"), Machine.uniform(1, memory=1))
+
+
+def test_an_input_read_twice_is_one_input_under_two_names():
+    """b reads a, and an alias of a: one value to bring over, two names to give it."""
+    dsk = {"a": (mix, 1), "alias": "a", "b": (mix, 2, "a", "alias")}
+    plan = make_plan(from_dask(dsk, "b"), Machine.uniform(1))
+    step = plan.steps[plan.index["b"]]
+    assert step.inputs == (0,)
+    assert step.names == ("a", "alias")
+    assert step.values(lambda i: f"value of {i}") == {"a": "value of 0", "alias": "value of 0"}
+
+
+def test_a_step_is_given_the_constants_of_the_graph():
+    plan = make_plan(from_dask({"c": 5, "a": (mix, 1), "b": (mix, "c", "a")}, "b"), MACHINE)
+    assert plan.steps[plan.index["b"]].values(lambda i: i) == {"a": 0, "c": 5}
+
+
+MACHINE = Machine.uniform(2)
+
+
+def test_results_that_are_gathered_on_the_host_are_delivered():
+    """A NumPy array of several blocks; not a number, which is one block and stays where it is."""
+    x = blocks()
+    assert len(make_plan(graph_of(x), MACHINE).deliver) == 16
+    assert not make_plan(graph_of(x.sum()), MACHINE).deliver
+
+
+def test_each_value_crosses_to_each_device_once():
+    """a on 0 is read twice on 1 and once on 2; b on 1 is read there only."""
+    steps = ("a", "", 0, 7), ("b", "a", 1), ("c", "ab", 1), ("d", "a", 2), ("e", "cd", 2)
+    plan = plan_of(*steps, memory=(99, 99, 99))
+    assert plan.traffic() == {(0, 1): 7, (0, 2): 7, (1, 2): 8}
+    assert plan.traffic([1, 1, 20, 1, 1]) == {(0, 1): 1, (0, 2): 1, (1, 2): 20}
+
+
+def test_a_plan_prints_what_runs_where_and_what_moves():
+    text = str(plan_of(("a", "", 0, 7000), ("b", "a", 1), memory=(9999, 9999)))
+    assert text == (
+        "2 steps on 2 devices\n"
+        "  device 0: 1 steps, 0.001 s\n"
+        "  device 1: 1 steps, 0.001 s\n"
+        "  0 -> 1: 7,000 bytes"
+    )
+
+
+@thorough
+@given(dags(), st.integers(1, 8))
+def test_any_plan_reads_only_what_came_before(drawn, devices):
+    dsk, keys = drawn
+    plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices))
+    for i, step in enumerate(plan.steps):
+        assert all(j < i for j in step.inputs)
+        assert 0 <= step.place < devices
+        assert plan.index[step.key] == i
+        assert {dsk[k].key for k in step.names} == set(dsk[step.key].dependencies)
+    assert {plan.steps[i].key for i in plan.outputs} == set(keys)
+
+
+@thorough
+@given(cases())
+def test_readers_are_the_inverse_of_inputs(case):
+    pairs = {(j, i) for i, s in enumerate(case.plan.steps) for j in s.inputs}
+    assert {(j, i) for j, rs in enumerate(case.plan.readers) for i in rs} == pairs
+    assert all(rs == sorted(set(rs)) for rs in case.plan.readers)

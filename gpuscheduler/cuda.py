@@ -27,6 +27,7 @@ from typing import Any
 import cupy
 import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
+from dask._task_spec import DataNode
 from dask.array.core import finalize
 from dask.base import normalize_token
 from dask.core import flatten
@@ -67,13 +68,17 @@ def device_bytes(value: Any) -> int:
 
 def _solid(value: Any) -> Any:
     """The same value with arrays that one copy can move: contiguous, in either order."""
+    if _is_solid(value):
+        return value
+    return map_leaves(lambda v: v if _is_solid(v) else cupy.ascontiguousarray(v), value)
 
-    def solid(v: Any) -> Any:
-        if isinstance(v, cupy.ndarray) and not (v.flags.c_contiguous or v.flags.f_contiguous):
-            return cupy.ascontiguousarray(v)
-        return v
 
-    return map_leaves(solid, value)
+def _is_solid(value: Any) -> bool:
+    return all(
+        v.flags.c_contiguous or v.flags.f_contiguous
+        for v in leaves(value)
+        if isinstance(v, cupy.ndarray)
+    )
 
 
 def _order(array: Any) -> str:
@@ -540,7 +545,8 @@ class CudaDevices:
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
-        self.marked = self._marked()
+        self.crossing = self._crossing() if len(self.lanes) > 1 else bytearray(len(plan.steps))
+        self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
@@ -548,15 +554,13 @@ class CudaDevices:
         team.begin()
         self._follow_caller()
 
-    def _marked(self) -> bytearray:
-        """Steps behind which an event is recorded: others than their own stream wait for them."""
+    def _crossing(self) -> bytearray:
+        """Steps that other devices read: they wait for an event behind each."""
         steps = self.plan.steps
-        marked = bytearray(len(steps))
-        for i, step in enumerate(steps):
-            marked[i] = any(steps[r].place != step.place for r in self.plan.readers[i])
-        for i in self.plan.outputs:
-            marked[i] = 1
-        return marked
+        return bytearray(
+            any(steps[r].place != step.place for r in self.plan.readers[i])
+            for i, step in enumerate(steps)
+        )
 
     def _follow_caller(self) -> None:
         """Order this run behind what the caller has queued: arrays of the graph may be in the
@@ -571,6 +575,13 @@ class CudaDevices:
     # ---- verbs, in the loop's thread
 
     def launch(self, step: int, place: int) -> None:
+        task = self.plan.steps[step].task
+        if type(task) is DataNode and (not self.crossing[step] or _is_solid(task.value)):
+            # on its device already, and this run is ordered behind the caller
+            nbytes = device_bytes(task.value)
+            self.held[place][step] = _Held(task.value, nbytes=nbytes)
+            self._soon += (Issued(step, nbytes), Done(step))
+            return
         self._todo[place].append(("launch", step, place))
 
     def copy(self, step: int, src: int, dst: int) -> None:
@@ -590,7 +601,9 @@ class CudaDevices:
             if todo:
                 self._todo[place] = []
                 self.team.send(place, self._obey, [place, todo])
-        out = self._events.get()
+        out, self._soon = self._soon, []
+        if not out:
+            out = self._events.get()
         try:
             while True:
                 out += self._events.get_nowait()
@@ -625,10 +638,12 @@ class CudaDevices:
         events: list[StateEvent] = []
         steps: list[int] = []  # that share one event: small ones
         report = perf_counter() + REPORT_EVERY
+        turn = self.team.turn
+        mine = turn.take()
         lane.sweep()
         for verb, step, other in todo:
             if self.stopped:
-                return
+                break
             try:
                 if verb == "launch":
                     if self._launch(lane, step, events, steps):
@@ -645,8 +660,13 @@ class CudaDevices:
             if events and perf_counter() > report:
                 self._report(lane, events, steps)
                 events, steps = [], []
+                if mine:
+                    turn.give()
+                mine = turn.take()
                 report = perf_counter() + REPORT_EVERY
         self._report(lane, events, steps)
+        if mine:
+            turn.give()
 
     def _report(self, lane: _Lane, events: list[StateEvent], steps: list[int]) -> None:
         """Say what is queued now, and what is done when the device is."""
@@ -688,22 +708,22 @@ class CudaDevices:
             except Refused:
                 self._tidy(lane)
                 value = step.task(values)
-            if self.marked[i]:
+            if self.crossing[i]:
                 value = _solid(value)
         except Refused as error:
             events.append(NoRoom(i, lane.place, _asked_for(error, step.nbytes)))
             return False
         nbytes = device_bytes(value)
-        ready = lane.mark(lane.home) if self.marked[i] else None
+        other = self.crossing[i] or (i in self.wanted and nbytes)
+        ready = lane.mark(lane.home) if other else None
         held[i] = _Held(value, ready, nbytes=nbytes)
         events.append(Issued(i, nbytes))
         if self.exact:
             lane.home.synchronize()
             events.append(Done(i))
-            return bool(self.marked[i])
+            return True
         steps.append(i)
-        heavy = nbytes > LIGHT or not light
-        return heavy or bool(self.marked[i]) and len(self.lanes) > 1
+        return bool(nbytes > LIGHT or not light or self.crossing[i])
 
     def _nearby(self, lane: _Lane, value: Any) -> Any:
         """A CuPy array of the graph that lives on a GPU which is not among these."""

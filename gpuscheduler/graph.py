@@ -297,16 +297,18 @@ class _Builder:
 
     def _node(self, key: Key) -> GraphNode | None:
         """The task of a key; None (and an entry in `data`) where it is a value."""
-        task = self.dsk[key] if key in self.dsk else self.cache[key]
-        if key in self.dsk and not isinstance(task, GraphNode):
+        if key not in self.dsk:
+            self.data[key] = self.cache[key]
+            return None
+        task = self.dsk[key]
+        if not isinstance(task, GraphNode):
             task = convert_legacy_task(key, task, self.all_keys)
-        if isinstance(task, DataNode) and key in self.dsk:
-            task = task.value
-            if self.home is not None and self.home(task) is not None:
-                return DataNode(key, task)
-        if isinstance(task, GraphNode) and key in self.dsk:
+        if isinstance(task, GraphNode) and not isinstance(task, DataNode):
             return task
-        self.data[key] = task
+        value = task.value if isinstance(task, DataNode) else task
+        if self.home is not None and self.home(value) is not None:
+            return DataNode(key, value)
+        self.data[key] = value
         return None
 
     def _resolve(self, key: Key, reader: Key) -> Key:

@@ -36,6 +36,7 @@ class Step:
     known: bool  # whether the collection told the size; otherwise it is a guess
     seconds: float  # estimate
     kind: int  # steps that do the same to different blocks have the same kind
+    fixed: bool = False  # the value is the graph's own: letting go of it would free nothing
 
     def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
         """What the task is called with, given the value of each step that it reads."""
@@ -121,6 +122,7 @@ def make_plan(
             known[i],
             seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
             kinds[i],
+            isinstance(graph.tasks[key], DataNode),
         )
         for i, key in enumerate(keys)
     ]

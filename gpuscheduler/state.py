@@ -139,7 +139,8 @@ class State:
         self.waits = bytearray(n)  # whether a step is in its device's heap
         self.busy = dict.fromkeys(devices, 0)  # steps reserved or launched, not done
         self.light: dict[int, bool] = {}  # kind of step -> whether it has read and made little
-        self.keep = set(plan.outputs)
+        self.fixed = {i for i, s in enumerate(steps) if s.fixed}
+        self.keep = self.fixed.union(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
         self.launched = bytearray(n)
         self.issued = bytearray(n)
@@ -359,6 +360,8 @@ class State:
             return
         pins = self.pins[place]
         idle = [i for i in self.resident[place] if not pins[i] and self.nbytes[i]]
+        if self.fixed:
+            idle = [i for i in idle if i not in self.fixed or self.place[i] != place]
         idle.sort(key=lambda i: (self._next_use(i, place), i), reverse=True)
         for i in idle:
             if room >= need:

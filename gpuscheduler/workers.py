@@ -64,12 +64,39 @@ class Worker:
             self.teardown()
 
 
+class Turn:
+    """One worker at a time launches: threads that all do spend their time on taking the
+    interpreter's lock from each other, at every call into the driver.
+
+    A worker that keeps its turn for long waits for something, or computes on the host: the others
+    pass it by.
+    """
+
+    PATIENCE = 0.002  # seconds
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passed_by = False
+
+    def take(self) -> bool:
+        """Whether the turn was had; go on in any case."""
+        if self._lock.acquire(timeout=0 if self._passed_by else self.PATIENCE):
+            return True
+        self._passed_by = True
+        return False
+
+    def give(self) -> None:
+        self._passed_by = False
+        self._lock.release()
+
+
 class Team:
     """One worker for each device of a run."""
 
     def __init__(self, workers: list[Worker], lanes: Any = None):
         self.workers = workers
         self.lanes = lanes  # what the hardware keeps for each of them
+        self.turn = Turn()
         self.contexts: list[Context] = []
 
     def __len__(self) -> int:

@@ -122,7 +122,7 @@ def test_discrete(method, scheduler):
 def test_large_chunks_use_every_state_more_than_once():
     """Ten times as many elements as states; no two equal ones in a row of states."""
     x = cupy.asnumpy(da.random.default_rng(0).random(10 * backend.LANES, chunks=-1).compute())
-    assert len(np.unique(x)) > 0.9999 * x.size
+    assert len(np.unique(x)) > 0.9995 * x.size  # CuPy's doubles have 32 random bits
     assert stats.kstest(x, "uniform").pvalue > 0.001
     assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 0.005
 

@@ -301,7 +301,7 @@ def timed(function: Callable[[], Any]) -> float:
     return seconds
 
 
-class Bar(Callback):  # type: ignore[misc]
+class Bar(Callback):
     """Dask's callbacks as a progress bar."""
 
     def __init__(self, label: str, console: Console):
@@ -713,8 +713,8 @@ def bench(
     """Time workloads against Dask's threaded scheduler, in this process, in turns.
 
     Without NAME, all reference workloads. `bench tasks` times tasks that do nothing, in three
-    shapes. Both schedulers get as many threads as there are devices; on GPUs, Dask's works on
-    NumPy.
+    shapes. Each runs once before it is timed. Both schedulers get as many threads as there are
+    devices; on GPUs, Dask's works on NumPy.
 
     BLAS has threads of its own, and they get in the way of both: set OMP_NUM_THREADS=1.
     """

@@ -134,6 +134,9 @@ class CpuDevices:
         self.gathering = gathering
         self.values: list[Any] = [None] * len(plan.steps)
         self.held = [0] * len(plan.steps)  # places that hold the value
+        for i, step in enumerate(plan.steps):
+            if step.fixed:
+                self.values[i], self.held[i] = step.task({}), 1
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()

@@ -27,7 +27,6 @@ from typing import Any
 import cupy
 import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
-from dask._task_spec import DataNode
 from dask.array.core import finalize
 from dask.base import normalize_token
 from dask.core import flatten
@@ -106,16 +105,15 @@ class _Lane:
     home: Stream
     incoming: Stream
     outgoing: Stream
-    watch_home: Worker  # waits for steps
-    watch_out: Worker  # waits for copies to the host
+    watch: Worker  # waits for copies to the host
+    queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
 
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
         with Device(device):
             streams = [Stream(non_blocking=True) for _ in range(3)]
-        names = (f"gpuscheduler-cuda-{place}-steps", f"gpuscheduler-cuda-{place}-copies")
-        return cls(place, device, *streams, *[Worker(name) for name in names])
+        return cls(place, device, *streams, Worker(f"gpuscheduler-cuda-{place}-copies"))
 
     def mark(self, stream: Stream, block: bool = False) -> Event:
         """An event behind everything queued on a stream of this device. Call in its worker.
@@ -131,9 +129,20 @@ class _Lane:
         for stream in (self.home, self.incoming, self.outgoing):
             stream.synchronize()
         self.sweep(wait=True)
-        for watcher in (self.watch_home, self.watch_out):
-            watcher.stop()
-            watcher.thread.join()
+        self.watch.stop()
+        self.watch.thread.join()
+
+    def settle(self, wait: bool = True) -> bool:
+        """Report the oldest steps that are not reported as done yet; whether there were any.
+
+        A worker with nothing else to do waits here. What is sent to it meanwhile waits as well, and
+        loses nothing: the device has work in its queue until the wait is over.
+        """
+        if not self.queued or not (wait or self.queued[0][0].done):
+            return False
+        event, devices, steps = self.queued.popleft()
+        devices.finished(event, steps)
+        return True
 
     def let_go(self, held: _Held) -> None:
         """Drop a value whose readers here are done; copies of it may be under way still."""
@@ -342,7 +351,8 @@ class CudaHardware:
             return use
 
         workers = [
-            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close) for lane in lanes
+            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
+            for lane in lanes
         ]
         return Team(workers, lanes)
 
@@ -550,7 +560,10 @@ class CudaDevices:
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
-        self._soon: list[StateEvent] = []
+        for i, step in enumerate(plan.steps):
+            if step.fixed:
+                value = step.task({})
+                self.held[step.place][i] = _Held(value, nbytes=device_bytes(value))
         team.begin()
         self._follow_caller()
 
@@ -569,19 +582,12 @@ class CudaDevices:
             with Device(lane.device):
                 event = Event(disable_timing=True)
                 event.record(cupy.cuda.get_current_stream())
-            lane.home.wait_event(event)
-            lane.incoming.wait_event(event)
+            for stream in (lane.home, lane.incoming, lane.outgoing):
+                stream.wait_event(event)
 
     # ---- verbs, in the loop's thread
 
     def launch(self, step: int, place: int) -> None:
-        task = self.plan.steps[step].task
-        if type(task) is DataNode and (not self.crossing[step] or _is_solid(task.value)):
-            # on its device already, and this run is ordered behind the caller
-            nbytes = device_bytes(task.value)
-            self.held[place][step] = _Held(task.value, nbytes=nbytes)
-            self._soon += (Issued(step, nbytes), Done(step))
-            return
         self._todo[place].append(("launch", step, place))
 
     def copy(self, step: int, src: int, dst: int) -> None:
@@ -601,9 +607,7 @@ class CudaDevices:
             if todo:
                 self._todo[place] = []
                 self.team.send(place, self._obey, [place, todo])
-        out, self._soon = self._soon, []
-        if not out:
-            out = self._events.get()
+        out = self._events.get()
         try:
             while True:
                 out += self._events.get_nowait()
@@ -673,12 +677,12 @@ class CudaDevices:
         if events:
             self._events.put(events)
         if steps:
-            done = lane.mark(lane.home, block=True)
-            lane.watch_home.send(self._context.copy(), self._done, (done, steps))
+            lane.queued.append((lane.mark(lane.home, block=True), self, steps))
+        while lane.settle(wait=False):
+            pass
 
-    def _done(self, work: tuple[Event, list[int]]) -> None:
-        """In the thread that waits for steps."""
-        event, steps = work
+    def finished(self, event: Event, steps: list[int]) -> None:
+        """Wait for steps, and say that they are done."""
         try:
             event.synchronize()
             self._events.put([Done(i) for i in steps])
@@ -775,10 +779,15 @@ class CudaDevices:
             return out
         if not isinstance(v, cupy.ndarray):
             return v
+        there = self.lanes[src]
+        if not _is_solid(v):  # a view in the graph; views that steps make are copied by them
+            with Device(there.device), there.outgoing:
+                v = cupy.ascontiguousarray(v)
+                stream.wait_event(there.mark(there.outgoing))
+            keep.append(v)
         out = cupy.empty(v.shape, v.dtype, order=_order(v))
         if not v.nbytes:
             return out
-        there = self.lanes[src]
         if (src, lane.place) in self.hardware.staged:
             bounce = self.hardware.pinned.array((v.nbytes,), np.uint8)
             with Device(there.device):
@@ -828,7 +837,7 @@ class CudaDevices:
         done = lane.mark(stream, block=True)
         held.reads.append(done)
         copy = (i, lane.place, done, written, kept, value)
-        lane.watch_out.send(self._context.copy(), self._arrived, copy)
+        lane.watch.send(self._context.copy(), self._arrived, copy)
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
         base = part.ctypes.data

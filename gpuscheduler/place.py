@@ -103,6 +103,8 @@ class _Placer:
                 place[i] = pins[i]
             elif not self.inputs[i]:
                 place[i] = homes[i]
+            elif len(self.inputs[i]) == 1 and self.nbytes[i] < self.nbytes[self.inputs[i][0]]:
+                place[i] = place[self.inputs[i][0]]  # it is cheaper to move what it makes
             else:
                 free.append(i)
         if not free:

@@ -13,6 +13,7 @@ from dask.core import flatten
 from .graph import Gather, Graph, PlanError
 from .machine import Machine
 from .place import place_tasks
+from .sizes import sizeof
 
 Key = Any
 
@@ -104,7 +105,9 @@ def make_plan(
     sources = [tuple([index[d] for d in needs[k]]) for k in keys]
     inputs = [s if len(s) < 2 else tuple(dict.fromkeys(s)) for s in sources]
     kinds = _kinds(keys, graph.tasks)
-    nbytes, known = _sizes(keys, graph.sizes, inputs)
+    fixed = [isinstance(graph.tasks[k], DataNode) for k in keys]
+    given = {k: sizeof(graph.tasks[k].value) for k, f in zip(keys, fixed, strict=True) if f}
+    nbytes, known = _sizes(keys, graph.sizes | given, inputs)
     pins = _pins(graph, keys, machine, home)
     places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
     seconds = machine.step_seconds
@@ -122,7 +125,7 @@ def make_plan(
             known[i],
             seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
             kinds[i],
-            isinstance(graph.tasks[key], DataNode),
+            fixed[i],
         )
         for i, key in enumerate(keys)
     ]

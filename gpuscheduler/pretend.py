@@ -26,7 +26,9 @@ class InOrderDevices:
 
     def __init__(self, plan: Plan, nbytes: Mapping[int, int] | None = None):
         self.plan, self.nbytes = plan, nbytes
-        self.values: dict[tuple[int, int], Any] = {}
+        self.values: dict[tuple[int, int], Any] = {
+            (i, s.place): s.task({}) for i, s in enumerate(plan.steps) if s.fixed
+        }
         self.events: list[Event] = []
         self.moved: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
 
@@ -81,7 +83,7 @@ class ShuffledDevices(InOrderDevices):
         self.flying: list[tuple[Callable[..., None], tuple[int, ...]]] = []
 
     def launch(self, step: int, place: int) -> None:
-        queued = {i for i, *places in map(_arguments, self.flying) if places == [place]}
+        queued = {i for i, *places in map(_arguments, self.flying) if places[-1] == place}
         for j in self.plan.steps[step].inputs:
             here = (j, place) in self.values or j in queued
             assert here, f"step {step}: its input {j} is not on {place}"
@@ -113,15 +115,14 @@ class ShuffledDevices(InOrderDevices):
         return [self.events.pop(0)]  # Issued and Done may be far apart too
 
     def _possible(self) -> list[int]:
-        """What may land next: any copy, and the first launch on each place."""
+        """What may land next: the first thing on its way to each device, any copy to the host."""
         seen: set[int] = set()
         out = []
         for n, (_, args) in enumerate(self.flying):
-            if len(args) == 2:
-                if args[1] in seen:
-                    continue
-                seen.add(args[1])
-            out.append(n)
+            place = args[-1]
+            if place == HOST or place not in seen:
+                out.append(n)
+            seen.add(place)
         return out
 
     def _fits(self, step: int, place: int) -> bool:
@@ -149,6 +150,10 @@ class ClockDevices:
         self.exists: dict[tuple[int, int], float] = {}  # (step, place) -> since when
         self.used: dict[int, int] = defaultdict(int)
         self.peak: dict[int, int] = defaultdict(int)
+        for i, s in enumerate(plan.steps):
+            if s.fixed:
+                self.exists[i, s.place] = 0.0
+                self._hold(s.place, self.nbytes[i])
         self.moved: dict[tuple[int, int], int] = defaultdict(int)
         self.spans: list[tuple[Any, float, float, Any]] = []  # (engine, start, end, key)
         self._queue: list[tuple[float, int, Event]] = []

@@ -23,8 +23,9 @@ class Devices(Protocol):
     def launch(self, step: int, place: int) -> None:
         """Run a step whose inputs are all on `place`: then `Issued` and `Done`, or `Failed`.
 
-        Launches on one place run in order. Where memory is refused: `NoRoom`, and the step has left
-        nothing behind; launches behind it that read it are refused, too (`NoRoom` of 0 bytes).
+        Launches on one place, and copies to it, take effect in order. Where memory is refused:
+        `NoRoom`, and the step has left nothing behind; launches behind it that read it are refused,
+        too (`NoRoom` of 0 bytes). Fixed steps are never launched: their values are there.
         """
 
     def copy(self, step: int, src: int, dst: int) -> None:

@@ -5,9 +5,9 @@ inputs are on their way), then *launched*, then *issued* (queued: readers elsewh
 then *done*. A value is a set of places. Values never change, so a copy is a replica and coherence
 is a set.
 
-A device runs what is launched on it in order, so a reader on the same device is launched right
-behind what it reads: neither waits for the way to the host and back, and a device works through
-its part of the plan in the plan's own order, which is what keeps its memory small.
+A device obeys in order, so a reader is launched right behind what it reads on the same device, and
+behind the copies that it needs: neither waits for the way to the host and back, and a device works
+through its part of the plan in the plan's own order, which is what keeps its memory small.
 """
 
 from __future__ import annotations
@@ -158,10 +158,23 @@ class State:
         return not self.coming and not any(self.busy.values())
 
     def start(self) -> list[Instruction]:
+        for i in sorted(self.fixed):
+            self._exists(i)
         for i, n in enumerate(self.missing):
-            if not n:
+            if not n and i not in self.fixed:
                 self._is_ready(i)
         return self.handle()
+
+    def _exists(self, i: int) -> None:
+        """A value of the graph, on its device before the run begins."""
+        place = self.place[i]
+        self.launched[i] = self.issued[i] = self.done[i] = 1
+        self.left -= 1
+        self.where[i].add(place)
+        self.resident[place].add(i)
+        self._use(place, self.nbytes[i])
+        for r in self.readers[i]:
+            self.missing[r] -= 1
 
     def handle(self, *events: Event) -> list[Instruction]:
         out: list[Instruction] = []
@@ -178,7 +191,7 @@ class State:
             else:
                 raise TypeError(f"not an event for State: {event!r}")
         self._advance(out)
-        if self.left and not out and self.quiet:
+        if self.left and self.quiet:
             self._force(out)
         if self.check:
             self.validate()
@@ -420,16 +433,16 @@ class State:
         self._use(d, self.nbytes[i])
         self.busy[d] += 1
         pins[i] += 1
-        if not late:
-            self._launch(i, out)
-            return True
-        self.absent[i] = len(late)
-        for j in late:
-            self.awaited.setdefault((j, d), []).append(i)
         for j in absent:
             # from where it was made; else from any device that holds it, else from the host
             src = self.place[j] if self.place[j] in where[j] else max(where[j])
             self._send(j, src, d, out)
+        if self.ahead or not late:
+            self._launch(i, out)  # copies into a device are in its queue, too
+        else:
+            self.absent[i] = len(late)
+            for j in late:
+                self.awaited.setdefault((j, d), []).append(i)
         return True
 
     def _force(self, out: list[Instruction]) -> None:
@@ -449,7 +462,7 @@ class State:
                     self.nbytes[i] = min(self.nbytes[i], room)
                     self.touched.add(d)
         self._advance(out)
-        if out:
+        if not self.quiet:
             return
         for d in self.plan.machine.devices:
             if self.ready[d]:

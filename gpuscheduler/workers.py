@@ -20,15 +20,19 @@ Job = Callable[[Any], None]  # called with the list that was sent with it
 
 
 class Worker:
-    """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last."""
+    """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last.
+
+    `idle` runs while the inbox is empty, until it says that there was nothing to do.
+    """
 
     def __init__(
         self,
         name: str,
         setup: Callable[[], None] | None = None,
         teardown: Callable[[], None] | None = None,
+        idle: Callable[[], bool] | None = None,
     ):
-        self.setup, self.teardown = setup, teardown
+        self.setup, self.teardown, self.idle = setup, teardown, idle
         self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
         self.sent = self.finished = 0  # each is written by one thread only
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -49,9 +53,11 @@ class Worker:
     def _work(self) -> None:
         if self.setup is not None:
             self.setup()
-        get = self.inbox.get
+        get, empty, idle = self.inbox.get, self.inbox.empty, self.idle
         item = None
         while True:
+            while idle is not None and empty() and idle():
+                pass
             item = get()
             if item is None:
                 break

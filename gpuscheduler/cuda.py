@@ -38,12 +38,15 @@ from .machine import HOST, Machine
 from .plan import OutOfMemory, Plan
 from .run import Lease
 from .sizes import leaves, map_leaves
-from .state import LIGHT, Copied, Done, Failed, Issued, NoRoom
+from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
 from .workers import Borrowed, Team, Teams, Worker
 
 Refused = cupy.cuda.memory.OutOfMemoryError
 
+#: Steps are waited for in groups that should take about so many seconds: small beside what is under
+#: way, so that there is always more, and large beside what it costs to wait.
+TOGETHER = 2e-4
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -93,7 +96,6 @@ class _Held:
     arrived: bool = False  # allocated on the in stream
     unseen: bool = False  # the home stream has not waited for `ready` yet
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
-    nbytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -133,15 +135,22 @@ class _Lane:
         self.watch.thread.join()
 
     def settle(self, wait: bool = True) -> bool:
-        """Report the oldest steps that are not reported as done yet; whether there were any.
+        """Report steps that are done by now; whether there was anything to report.
 
-        A worker with nothing else to do waits here. What is sent to it meanwhile waits as well, and
-        loses nothing: the device has work in its queue until the wait is over.
+        A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
+        waits as well, and loses nothing: the device has work until the wait is over.
         """
         if not self.queued or not (wait or self.queued[0][0].done):
             return False
         event, devices, steps = self.queued.popleft()
-        devices.finished(event, steps)
+        done: list[StateEvent] = [Done(i) for i in steps]
+        try:
+            event.synchronize()
+            while self.queued and self.queued[0][1] is devices and self.queued[0][0].done:
+                done += [Done(i) for i in self.queued.popleft()[2]]
+        except BaseException as error:
+            done = [Failed(steps[0], error)]
+        devices.tell(done)
         return True
 
     def let_go(self, held: _Held) -> None:
@@ -563,7 +572,7 @@ class CudaDevices:
         for i, step in enumerate(plan.steps):
             if step.fixed:
                 value = step.task({})
-                self.held[step.place][i] = _Held(value, nbytes=device_bytes(value))
+                self.held[step.place][i] = _Held(value)
         team.begin()
         self._follow_caller()
 
@@ -640,7 +649,8 @@ class CudaDevices:
         place, todo = order
         lane = self.lanes[place]
         events: list[StateEvent] = []
-        steps: list[int] = []  # that share one event: small ones
+        steps: list[int] = []  # that will be waited for together
+        waiting = 0.0  # seconds that they should take
         report = perf_counter() + REPORT_EVERY
         turn = self.team.turn
         mine = turn.take()
@@ -650,8 +660,10 @@ class CudaDevices:
                 break
             try:
                 if verb == "launch":
+                    waiting += self.plan.steps[step].seconds
                     if self._launch(lane, step, events, steps):
-                        report = 0.0
+                        self._events.put(events)  # another device may wait for it
+                        events = []
                 elif verb == "fetch":
                     events.append(self._fetch(lane, step, other))
                 elif verb == "free":
@@ -661,9 +673,12 @@ class CudaDevices:
             except BaseException as error:
                 events.append(Failed(step, error))
                 break
-            if events and perf_counter() > report:
+            if waiting > TOGETHER:
+                lane.queued.append((lane.mark(lane.home, block=True), self, steps))
+                steps, waiting = [], 0.0
+            if perf_counter() > report:
                 self._report(lane, events, steps)
-                events, steps = [], []
+                events, steps, waiting = [], [], 0.0
                 if mine:
                     turn.give()
                 mine = turn.take()
@@ -681,18 +696,12 @@ class CudaDevices:
         while lane.settle(wait=False):
             pass
 
-    def finished(self, event: Event, steps: list[int]) -> None:
-        """Wait for steps, and say that they are done."""
-        try:
-            event.synchronize()
-            self._events.put([Done(i) for i in steps])
-        except BaseException as error:
-            self._events.put([Failed(steps[0], error)])
+    def tell(self, events: list[StateEvent]) -> None:
+        self._events.put(events)
 
     def _launch(self, lane: _Lane, i: int, events: list[StateEvent], steps: list[int]) -> bool:
-        """Queue a step; whether to report it at once."""
+        """Queue a step; whether others wait to hear of it."""
         held, step = self.held[lane.place], self.plan.steps[i]
-        light = True
         for j in step.inputs:
             read = held.get(j)
             if read is None:  # it was refused before
@@ -701,7 +710,6 @@ class CudaDevices:
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
-            light = light and read.nbytes <= LIGHT
         values = step.values(lambda j: held[j].value)
         if step.constants:
             for name in step.constants:
@@ -720,14 +728,14 @@ class CudaDevices:
         nbytes = device_bytes(value)
         other = self.crossing[i] or (i in self.wanted and nbytes)
         ready = lane.mark(lane.home) if other else None
-        held[i] = _Held(value, ready, nbytes=nbytes)
+        held[i] = _Held(value, ready)
         events.append(Issued(i, nbytes))
         if self.exact:
             lane.home.synchronize()
             events.append(Done(i))
             return True
         steps.append(i)
-        return bool(nbytes > LIGHT or not light or self.crossing[i])
+        return bool(self.crossing[i])
 
     def _nearby(self, lane: _Lane, value: Any) -> Any:
         """A CuPy array of the graph that lives on a GPU which is not among these."""
@@ -764,8 +772,7 @@ class CudaDevices:
         source.reads.append(done)
         if keep:
             lane.later.append(([done], keep))
-        nbytes = device_bytes(value)
-        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True, nbytes=nbytes)
+        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
         return Copied(i, src, lane.place)
 
     def _copied(self, lane: _Lane, src: int, source: _Held, v: Any, keep: list[Any]) -> Any:

@@ -21,9 +21,11 @@ from .plan import OutOfMemory, Plan, does_not_fit
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
-#: ... and how many when they are small: enough to hide the way to the device and back.
+#: ... and how many when all that they make and fetch is small beside the device's memory: enough
+#: to hide the way to the device and back.
 DEEP_WINDOW = 64
-LIGHT = 2**20  # bytes; a step is small when its value and each of its inputs are
+#: What "small beside the memory" is.
+SHARE = 1 / 20
 
 
 @dataclass(slots=True)
@@ -138,7 +140,10 @@ class State:
         self.ready: dict[int, list[int]] = {d: [] for d in devices}  # heaps, by order in the plan
         self.waits = bytearray(n)  # whether a step is in its device's heap
         self.busy = dict.fromkeys(devices, 0)  # steps reserved or launched, not done
-        self.light: dict[int, bool] = {}  # kind of step -> whether it has read and made little
+        self.flight = dict.fromkeys(devices, 0)  # ... the bytes that those make and fetch
+        self.bytes = [0] * n  # ... by step
+        self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
+        self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
         self.fixed = {i for i, s in enumerate(steps) if s.fixed}
         self.keep = self.fixed.union(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
@@ -210,9 +215,8 @@ class State:
         self.where[i].add(place)
         self.resident[place].add(i)
         kind = self.kind[i]
-        if self.light.get(kind, True):
-            sizes, inputs = self.nbytes, self.plan.steps[i].inputs
-            self.light[kind] = nbytes <= LIGHT and all(sizes[j] <= LIGHT for j in inputs)
+        if nbytes > self.seen.get(kind, -1):
+            self.seen[kind] = nbytes
         where = self.place
         for r in self.readers[i]:
             if not self.ahead or where[r] != place:
@@ -244,6 +248,7 @@ class State:
         place = self.place[i]
         self.left -= 1
         self.busy[place] -= 1
+        self.flight[place] -= self.bytes[i]
         self.done[i] = 1
         self.touched.add(place)
         unread = self.unread
@@ -311,6 +316,7 @@ class State:
                     waiting.remove(i)
         self._use(d, -self.nbytes[i])
         self.busy[d] -= 1
+        self.flight[d] -= self.bytes[i]
         self.pins[d][i] -= 1
         if not self.missing[i]:
             self._is_ready(i)
@@ -398,8 +404,7 @@ class State:
                     if self.missing[i]:  # an input of it was refused since
                         self.waits[heappop(ready)] = 0
                         continue
-                    deep = self.light.get(self.kind[i], False)
-                    if busy[d] >= (self.deep_window if deep else self.window):
+                    if busy[d] >= self.window and not self._fits_deep(i, d):
                         break
                     self.waits[heappop(ready)] = 0
                     if not self._reserve(i, d, out):
@@ -407,6 +412,20 @@ class State:
                         break
                 # what this device just freed or sent away concerns no other one
                 self.touched.discard(d)
+
+    def _fits_deep(self, i: int, d: int) -> bool:
+        """Whether one more step may be under way than the window says."""
+        if self.busy[d] >= self.deep_window:
+            return False
+        seen = self.seen.get(self.kind[i])
+        if self.guess[i] and seen is None:
+            return False  # its first value may be of any size
+        fetched = sum(
+            self.nbytes[j]
+            for j in self.plan.steps[i].inputs
+            if d not in self.where[j] and self.place[j] != d
+        )
+        return self.flight[d] + max(self.nbytes[i], seen or 0) + fetched <= self.share[d]
 
     def _queued(self, j: int, d: int) -> bool:
         """Whether step j is in device d's queue, ahead of whatever is launched there next."""
@@ -432,6 +451,8 @@ class State:
                 return False
         self._use(d, self.nbytes[i])
         self.busy[d] += 1
+        self.bytes[i] = max(need, self.seen.get(self.kind[i], 0))
+        self.flight[d] += self.bytes[i]
         pins[i] += 1
         for j in absent:
             # from where it was made; else from any device that holds it, else from the host
@@ -488,6 +509,7 @@ class State:
                 assert places, f"step {i} is needed and gone"
         assert all(n >= 0 for pins in self.pins.values() for n in pins)
         assert all(b >= 0 for b in self.busy.values())
+        assert all(b >= 0 for b in self.flight.values())
 
     def validate_end(self) -> None:
         """After the run: nothing is held but the outputs, and every byte is accounted for."""

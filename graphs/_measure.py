@@ -183,26 +183,28 @@ def generated() -> None:
 
 
 def overlap() -> None:
-    """Peer copies and kernels of transpose_sum in one profile: how much copying is hidden."""
-    if GPUS < 2:
-        return
+    """Peer copies and kernels in one profile: what is hidden behind what, and who waits."""
     from torch.profiler import ProfilerActivity, profile
 
-    graph = importlib.import_module("graphs.transpose_sum")
-    with gpuscheduler.Scheduler(devices="cuda"):
-        (x,) = graph.inputs(65536, None, "cupy")
-        x = x.persist()
-        result = graph.apply(x)
-        result.compute()
-        synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as prof:
-            result.compute()
-            synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        prof.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for name, size in (("transpose_sum", 65536), ("gauss_sum", (GPUS * 2**16, 2**15))):
+        graph = importlib.import_module(f"graphs.{name}")
+        with gpuscheduler.Scheduler(devices="cuda"):
+            arrays = [x.persist() for x in graph.inputs(size, None, "cupy")]
+            result = graph.apply(*arrays)
+            best(result.persist, 2)
+            with profile(activities=[ProfilerActivity.CUDA]) as prof:
+                result.persist()
+                synchronize()
+            del arrays, result
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            prof.export_chrome_trace(str(path))
+            profiled(name, json.loads(path.read_text())["traceEvents"])
+        everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
+
+
+def profiled(name: str, events: list[Any]) -> None:
+    spans: dict[tuple[Any, str], list[tuple[float, float]]] = defaultdict(list)
     moved, rates = 0, [0.0]
     for e in events:
         cat = e.get("cat")
@@ -213,17 +215,21 @@ def overlap() -> None:
             if kind == "copy":
                 moved += facts.get("bytes", 0)
                 rates.append(facts.get("bytes", 0) / max(e["dur"], 1e-3) / 1e3)
+    total = union([s for some in spans.values() for s in some])
+    begin, end = total[0][0], total[-1][1]
+    rates.sort()
+    print(
+        f"{name}: {end - begin:.0f} us on the devices; {moved / 2**30:.2f} GiB between them, "
+        f"one copy at {rates[len(rates) // 2]:.0f} GB/s (median), {rates[-1]:.0f} (best)"
+    )
     for d in sorted({d for d, _ in spans}, key=str):
         c, k = union(spans[d, "copy"]), union(spans[d, "kernel"])
         both = length(c) + length(k) - length(union(c + k))
-        share = both / max(length(c), 1e-9)
-        print(f"GPU {d}: copies {length(c):.0f} us, kernels {length(k):.0f} us, both {share:.0%}")
-    total = union([s for spans_ in spans.values() for s in spans_])
-    if total:
-        span = total[-1][1] - total[0][0]
-        rates.sort()
-        print(f"rate of one copy: median {rates[len(rates) // 2]:.0f} GB/s, best {rates[-1]:.0f}")
-        print(f"transpose_sum: {moved / 2**30:.2f} GiB between GPUs, {span:.0f} us in all")
+        print(
+            f"  GPU {d}: kernels {length(k):.0f} us from {k[0][0] - begin:.0f} to "
+            f"{k[-1][1] - begin:.0f}, copies {length(c):.0f} us, of which beside kernels "
+            f"{both / max(length(c), 1e-9):.0%}"
+        )
 
 
 def union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

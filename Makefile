@@ -22,7 +22,7 @@ comma := ,
 PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
 # Modules that decide, and those that read no device's memory: these are strict.
-STRICT := machine subgraph graph place plan state gather sizes run pretend workers cpu callbacks \
+STRICT := machine subgraph graph place plan plans state gather sizes run pretend workers cpu callbacks \
 	scheduler
 
 .PHONY: run test lint types clean

@@ -186,10 +186,15 @@ def overlap() -> None:
     """Peer copies and kernels in one profile: what is hidden behind what, and who waits."""
     from torch.profiler import ProfilerActivity, profile
 
-    for name, size in (("transpose_sum", 65536), ("gauss_sum", (GPUS * 2**16, 2**15))):
+    cases: list[tuple[str, Any, Any]] = [
+        ("transpose_sum", 65536, None),
+        ("transpose_sum", 32768, 2048),  # blocks of 16 MiB
+        ("gauss_sum", (GPUS * 2**16, 2**15), None),
+    ]
+    for name, size, chunks in cases:
         graph = importlib.import_module(f"graphs.{name}")
         with gpuscheduler.Scheduler(devices="cuda"):
-            arrays = [x.persist() for x in graph.inputs(size, None, "cupy")]
+            arrays = [x.persist() for x in graph.inputs(size, chunks, "cupy")]
             result = graph.apply(*arrays)
             best(result.persist, 2)
             with profile(activities=[ProfilerActivity.CUDA]) as prof:

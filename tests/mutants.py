@@ -52,10 +52,18 @@ MUTANTS = {
     "deep window for all": ("self.deep_window if deep else self.window", "self.deep_window"),
     "deep window for none": ("self.deep_window if deep else self.window", "self.window"),
     "large values do not end the deep window": (
-        "            self.light[kind] = False",
-        "            pass",
+        "if self.light.get(kind, True):",
+        "if kind not in self.light:",
     ),
-    "a value at the limit is not small": ("if nbytes > LIGHT:", "if nbytes >= LIGHT:"),
+    "a value at the limit is not small": ("= nbytes <= LIGHT and", "= nbytes < LIGHT and"),
+    "small values of large inputs are light": (
+        "nbytes <= LIGHT and all(sizes[j] <= LIGHT for j in inputs)",
+        "nbytes <= LIGHT",
+    ),
+    "kinds are light until they are not": (
+        "deep = self.light.get(self.kind[i], False)",
+        "deep = self.light.get(self.kind[i], True)",
+    ),
     # memory
     "inputs not pinned": ("            pins[j] += 1  # or", "            pins[j] += 0  # or"),
     "value not pinned while it is made": ("        pins[i] += 1\n", ""),

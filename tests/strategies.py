@@ -13,7 +13,7 @@ from functools import reduce
 import dask
 from dask._task_spec import Task, TaskRef
 from dask.array.core import finalize
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
 from gpuscheduler.graph import from_dask
@@ -21,7 +21,7 @@ from gpuscheduler.machine import HOST, Machine
 from gpuscheduler.plan import Plan, Step, make_plan
 from gpuscheduler.pretend import InOrderDevices, ShuffledDevices
 from gpuscheduler.run import run
-from gpuscheduler.state import LIGHT, Done, Issued, NoRoom
+from gpuscheduler.state import Copied, Done, Issued, NoRoom
 
 #: `GPUSCHEDULER_EXAMPLES=100000 pytest tests/test_state.py` looks harder.
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "300"))
@@ -33,18 +33,19 @@ thorough = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-UNIT = LIGHT // 8  # sizes are 0 to 16 of these, so that steps are of both kinds: light and not
+UNIT = 2**10  # bytes; sizes are 0 to 16 of these, and a window may hold up to 20 or so
 
 
 # ---- plans by hand
 
 
-def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), kinds=None):
+def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), fixed=(), kinds=None):
     """A plan from `(name, "inputs", place)` or `(name, "inputs", place, nbytes)`, in this order.
 
     Names have one letter; values have 8 bytes unless told. `memory` is that of each device.
-    `wanted` are the outputs (by default the last step), `guessed` those of unknown size, and
-    `kinds` gives each step a letter: the same letter, the same kind of step.
+    `wanted` are the outputs (by default the last step), `guessed` those of unknown size, `fixed`
+    the values of the graph that live on their device from the start, and `kinds` gives each step a
+    letter: the same letter, the same kind of step.
     """
     names = [name for name, *_ in steps]
     index = {name: i for i, name in enumerate(names)}
@@ -64,6 +65,7 @@ def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), kinds=None):
                 known=name not in guessed,
                 seconds=1e-3,
                 kind=ord(kinds[i]) if kinds else i,
+                fixed=name in fixed,
             )
         )
     outputs = tuple(index[k] for k in wanted or names[-1])
@@ -106,6 +108,11 @@ class Case:
     refuse: bool  # whether the allocator keeps to the limit
     rng: object
 
+    @property
+    def fixed(self):
+        """Steps that are values of the graph, on their device from the start."""
+        return {i for i, s in enumerate(self.plan.steps) if s.fixed}
+
     def run(self, devices):
         return run(self.plan, devices, None, self.window, self.deep_window, self.ahead, check=True)
 
@@ -116,7 +123,10 @@ class Case:
 
 @st.composite
 def cases(draw, exact=False, room=True):
-    """Any run. With `exact` all sizes are known; with `room` every step fits by itself."""
+    """Any run. With `exact` all sizes are known; with `room` every step fits by itself.
+
+    Without, some step misses one byte.
+    """
     dsk, keys = draw(dags())
     devices = draw(st.integers(1, 8))
     plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices))
@@ -138,13 +148,27 @@ def cases(draw, exact=False, room=True):
         step.place, step.nbytes, step.known = place, guess, k
     for step, kind in zip(plan.steps, each(st.integers(0, 3)), strict=True):
         step.kind = kind
+    if draw(st.booleans()):
+        for step, true, fixed in zip(plan.steps, sizes, each(st.booleans()), strict=True):
+            if fixed and not step.inputs:  # the value is there, so its size is no secret
+                step.fixed, step.nbytes, step.known = True, true, True
+    held, need = [0] * devices, [0] * devices
     most = [max(s.nbytes * s.known, true) for s, true in zip(plan.steps, sizes, strict=True)]
-    need = max([most[i] + sum(most[j] for j in s.inputs) for i, s in enumerate(plan.steps)])
-    spare = st.one_of(st.integers(0, 20), st.integers(0, 400)) if room else st.just(-1)
-    memory = draw(st.lists(spare, min_size=devices, max_size=devices))
-    plan.machine = replace(
-        plan.machine, memory=tuple(max(0, need + s * (UNIT if room else 1)) for s in memory)
-    )
+    for i, s in enumerate(plan.steps):
+        if s.fixed:
+            held[s.place] += most[i]
+            continue
+        there = [j for j in s.inputs if plan.steps[j].fixed and plan.steps[j].place == s.place]
+        one = most[i] + sum(most[j] for j in s.inputs if j not in there)
+        need[s.place] = max(need[s.place], one)
+    if room:
+        spare = st.one_of(st.integers(0, 20), st.integers(0, 400)).map(lambda s: s * UNIT)
+        need = [n + draw(spare) for n in need]
+    else:
+        assume(any(need))
+        need = [max(0, n - 1) for n in need]
+    memory = tuple(h + n for h, n in zip(held, need, strict=True))
+    plan.machine = replace(plan.machine, memory=memory)
     plan.deliver = frozenset(i for i in plan.outputs if draw(st.booleans()))
     return Case(
         dsk,
@@ -162,61 +186,87 @@ def cases(draw, exact=False, room=True):
 # ---- harsher fakes
 
 
-class LateDevices(ShuffledDevices):
-    """As a GPU: a step is `Issued` long before it is `Done`, and reads its inputs all that time.
-
-    Between the two anything else may land: copies of its value, steps that were queued behind it.
-    """
+class StrictDevices(ShuffledDevices):
+    """Counts refusals, keeps a log, and finds fault with what is superfluous."""
 
     def __init__(self, plan, rng, nbytes, refuse=False):
         super().__init__(plan, rng, nbytes, refuse)
-        self.running = defaultdict(list)  # place -> steps that are issued, not done
-        self.refused = 0  # times that memory was refused
+        self.refused = 0  # times that memory was refused, or what was launched behind it
         self.log = []  # every verb, in order
 
     def launch(self, step, place):
         self.log.append(("launch", step, place))
+        assert place == self.plan.steps[step].place
+        assert not self.plan.steps[step].fixed, f"step {step} is a value of the graph: it is there"
         super().launch(step, place)
 
     def copy(self, step, src, dst):
         self.log.append(("copy", step, src, dst))
         assert (step, dst) not in self.values, f"step {step} is on {dst} already"
+        coming = {(args[0], args[2]) for _, args in self.flying if len(args) == 3}
+        assert (step, dst) not in coming, f"step {step} is on its way to {dst} already"
         super().copy(step, src, dst)
 
     def free(self, step, place):
         self.log.append(("free", step, place))
+        s = self.plan.steps[step]
+        assert not (s.fixed and s.place == place), f"step {step} is the caller's: it stays"
+        super().free(step, place)
+
+
+class LateDevices(StrictDevices):
+    """As a GPU: a step is `Issued` long before it is `Done`, and reads its inputs all that time.
+
+    Between the two anything else may land: copies of its value, steps that were queued behind it.
+    A copy is heard of long after it has come, maybe after the end of a step that reads it there.
+    """
+
+    def __init__(self, plan, rng, nbytes, refuse=False):
+        super().__init__(plan, rng, nbytes, refuse)
+        self.running = defaultdict(list)  # place -> steps that are issued, not done
+        self.landed = []  # copies that were not reported yet
+
+    def copy(self, step, src, dst):
+        assert all((e.step, e.dst) != (step, dst) for e in self.landed)
+        super().copy(step, src, dst)
+
+    def free(self, step, place):
         for i in self.running[place]:
             assert step != i, f"step {step} freed before it is done"
             assert step not in self.plan.steps[i].inputs, f"step {step} freed while {i} reads it"
+        for e in self.landed:
+            assert step != e.step or place not in (e.src, e.dst), f"{e} is not known yet"
         super().free(step, place)
 
     def wait(self):
-        finishing = [d for d, steps in sorted(self.running.items()) if steps]
-        choice = self.rng.randrange(len(finishing) + len(self._possible()) or 1)
-        if choice < len(finishing):
-            return [Done(self.running[finishing[choice]].pop(0))]
+        late = [steps for _, steps in sorted(self.running.items()) if steps]
+        late += [[e] for e in self.landed]
+        choice = self.rng.randrange(len(late) + len(self._possible()) or 1)
+        if choice < len(late):
+            first = late[choice].pop(0)
+            if type(first) is Copied:
+                self.landed.remove(first)
+                return [first]
+            return [Done(first)]
         (event,) = super().wait()
         if type(event) is Issued:
             done = self.events.pop()
             assert done == Done(event.step)
             self.running[self.plan.steps[event.step].place].append(event.step)
+        elif type(event) is Copied and self.rng.random() < 0.5:
+            self.landed.append(event)
+            return self.wait()
         elif type(event) is NoRoom:
             self.refused += 1
         return [event]
 
 
-class UnorderedDevices(ShuffledDevices):
+class UnorderedDevices(StrictDevices):
     """As a pool of threads: steps on one place end in any order, so none may count on another."""
-
-    def __init__(self, plan, rng, nbytes, refuse=False):
-        super().__init__(plan, rng, nbytes, refuse)
-        self.refused = 0
-        self.log = []
 
     def launch(self, step, place):
         for j in self.plan.steps[step].inputs:
             assert (j, place) in self.values, f"step {step}: its input {j} is not on {place}"
-        self.log.append(("launch", step, place))
         super().launch(step, place)
 
     def wait(self):

@@ -146,7 +146,15 @@ def first_sentence(module):
     return re.split(r"(?<=[.?!])(?= |$)", " ".join(text.split()))[0]
 
 
+def module_table():
+    """The table anew: the rows that are there, in their order, then those that are missing."""
+    order = [name.strip("`") for name, _ in rows("module")]
+    kept = [m for m in order if m in MODULES] + [m for m in MODULES if m not in order]
+    return "".join(f"| `{m}` | {first_sentence(m)} |\n" for m in kept)
+
+
 def test_the_table_of_modules_is_what_the_modules_say():
+    """`python tests/test_docs.py` writes it; a new row comes last, and is yours to move."""
     table = {name.strip("`"): text for name, text in rows("module")}
     assert table == {module: first_sentence(module) for module in MODULES}
 
@@ -177,3 +185,11 @@ def test_the_mesh_example_draws_the_right_distances(tmp_path):
     assert "the farthest of 1,000,000 points is 223.2 km away" in out
     assert "100% Completed" in out
     assert (tmp_path / "mesh.png").read_bytes().startswith(b"\x89PNG")
+
+
+if __name__ == "__main__":
+    before, rest = README.split("\n| module |", 1)
+    header, _, rest = rest.split("\n", 2)
+    after = rest.split("\n\n", 1)[1]
+    text = f"{before}\n| module |{header}\n|---|---|\n{module_table()}\n{after}"
+    (ROOT / "README.md").write_text(text, encoding="utf-8")

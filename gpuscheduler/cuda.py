@@ -32,7 +32,7 @@ from dask.base import normalize_token
 from dask.core import flatten
 
 from . import backend
-from .cpu import REPORT_EVERY, CpuDevices, available_memory
+from .cpu import CpuDevices, available_memory
 from .gather import Gathering, strips
 from .machine import HOST, Machine
 from .plan import OutOfMemory, Plan
@@ -47,6 +47,9 @@ Refused = cupy.cuda.memory.OutOfMemoryError
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
 TOGETHER = 2e-4
+#: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
+#: takes the interpreter from the threads that launch.
+REPORT_EVERY = 0.002
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -652,8 +655,6 @@ class CudaDevices:
         steps: list[int] = []  # that will be waited for together
         waiting = 0.0  # seconds that they should take
         report = perf_counter() + REPORT_EVERY
-        turn = self.team.turn
-        mine = turn.take()
         lane.sweep()
         for verb, step, other in todo:
             if self.stopped:
@@ -679,13 +680,8 @@ class CudaDevices:
             if perf_counter() > report:
                 self._report(lane, events, steps)
                 events, steps, waiting = [], [], 0.0
-                if mine:
-                    turn.give()
-                mine = turn.take()
                 report = perf_counter() + REPORT_EVERY
         self._report(lane, events, steps)
-        if mine:
-            turn.give()
 
     def _report(self, lane: _Lane, events: list[StateEvent], steps: list[int]) -> None:
         """Say what is queued now, and what is done when the device is."""

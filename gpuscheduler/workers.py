@@ -9,7 +9,6 @@ they run does, and the next run gets a fresh team.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -71,59 +70,12 @@ class Worker:
             self.teardown()
 
 
-class Turn:
-    """One worker at a time launches, each in turn: threads that all do spend their time on taking
-    the interpreter's lock from each other, at every call into the driver.
-
-    A worker that keeps its turn for long waits for something, or computes on the host: the others
-    pass it by.
-    """
-
-    PATIENCE = 0.005  # seconds
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # of what follows
-        self._taken = False
-        self._waiting: deque[threading.Lock] = deque()
-        self._slow = False  # whether the one whose turn it is has been passed by
-
-    def take(self) -> bool:
-        """Whether the turn was had; go on in any case."""
-        with self._lock:
-            if not self._taken:
-                self._taken = True
-                return True
-            if self._slow:
-                return False
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        if mine.acquire(timeout=self.PATIENCE):
-            return True
-        with self._lock:
-            if mine not in self._waiting:
-                return True  # it was handed over just now
-            self._waiting.remove(mine)
-            self._slow = True
-            return False
-
-    def give(self) -> None:
-        """Hand over to the one that has waited longest."""
-        with self._lock:
-            self._slow = False
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._taken = False
-
-
 class Team:
     """One worker for each device of a run."""
 
     def __init__(self, workers: list[Worker], lanes: Any = None):
         self.workers = workers
         self.lanes = lanes  # what the hardware keeps for each of them
-        self.turn = Turn()
         self.contexts: list[Context] = []
 
     def __len__(self) -> int:

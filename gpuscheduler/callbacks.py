@@ -15,11 +15,12 @@ from dask.callbacks import unpack_callbacks
 
 from .graph import Graph
 from .plan import Plan
+from .run import Watch
 
 Key = Any
 
 
-class Callbacks:
+class Callbacks(Watch):
     """The five callbacks of each active `dask.callbacks.Callback`, as one `Watch`."""
 
     def __init__(self, active: Iterable[Any]):

@@ -117,8 +117,9 @@ class _Lane:
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
         with Device(device):
-            streams = [Stream(non_blocking=True) for _ in range(3)]
-        return cls(place, device, *streams, Worker(f"gpuscheduler-cuda-{place}-copies"))
+            home, incoming, outgoing = (Stream(non_blocking=True) for _ in range(3))
+        watch = Worker(f"gpuscheduler-cuda-{place}-copies")
+        return cls(place, device, home, incoming, outgoing, watch)
 
     def mark(self, stream: Stream, block: bool = False) -> Event:
         """An event behind everything queued on a stream of this device. Call in its worker.
@@ -368,6 +369,10 @@ class CudaHardware:
         ]
         return Team(workers, lanes)
 
+    def free(self) -> list[int]:
+        """Bytes that are free on each place's GPU now."""
+        return [_free_bytes(i) for i in self.ids]
+
     def links(self) -> Links:
         """Measure every link, one at a time, with copies of 256 MiB."""
         n = len(self.ids)
@@ -524,20 +529,18 @@ def _host_rates(device: int, pinned: PinnedBlocks) -> tuple[float, float]:
         there = cupy.zeros(MEASURED_BYTES, dtype=np.uint8)
         runtime.deviceSynchronize()
         stream = Stream(non_blocking=True)
-        rates = []
-        for to, source, kind in (
-            (there.data.ptr, host.ctypes.data, runtime.memcpyHostToDevice),
-            (host.ctypes.data, there.data.ptr, runtime.memcpyDeviceToHost),
-        ):
-            rates.append(
-                _rate(
-                    lambda to=to, source=source, kind=kind: runtime.memcpyAsync(
-                        to, source, MEASURED_BYTES, kind, stream.ptr
-                    ),
-                    stream,
-                )
-            )
-        return rates[0], rates[1]
+
+        def rate(to: int, source: int, kind: int) -> float:
+            def copy() -> None:
+                runtime.memcpyAsync(to, source, MEASURED_BYTES, kind, stream.ptr)
+
+            return _rate(copy, stream)
+
+        on_device, pinned_at = there.data.ptr, host.ctypes.data
+        return (
+            rate(on_device, pinned_at, runtime.memcpyHostToDevice),
+            rate(pinned_at, on_device, runtime.memcpyDeviceToHost),
+        )
 
 
 def _rate(copy: Callable[[], None], stream: Stream) -> float:

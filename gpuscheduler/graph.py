@@ -38,7 +38,7 @@ from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from .subgraph import Chain, Compiler, execute_subgraph
+from .subgraph import Chain, Compiler
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
@@ -136,8 +136,8 @@ def lower(dsk: Any, keys: Any) -> Lowered:
         out = _from_hlg_expr(dsk)
     else:
         out = Lowered(dict(dsk.__dask_graph__()))
-        annotations = getattr(dsk, "__dask_annotations__", dict)()
-        out.pins = dict(annotations.get(PIN, {}))
+        if hasattr(dsk, "__dask_annotations__"):
+            out.pins = dict(dsk.__dask_annotations__().get(PIN, {}))
     return out
 
 
@@ -713,8 +713,9 @@ def _chain(
                 run.append(below[run[-1]])
             run.reverse()
             _join(run, tasks, needs, names, constants, compiler)
-            if pin[key] is not None:
-                pins[key] = pin[key]
+            where = pin[key]
+            if where is not None:
+                pins[key] = where
         out.append(key)
     return out
 

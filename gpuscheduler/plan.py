@@ -105,13 +105,13 @@ def make_plan(
     sources = [tuple([index[d] for d in needs[k]]) for k in keys]
     inputs = [s if len(s) < 2 else tuple(dict.fromkeys(s)) for s in sources]
     kinds = _kinds(keys, graph.tasks)
-    fixed = [isinstance(graph.tasks[k], DataNode) for k in keys]
-    given = {k: sizeof(graph.tasks[k].value) for k, f in zip(keys, fixed, strict=True) if f}
+    given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
     nbytes, known = _sizes(keys, graph.sizes | given, inputs)
     pins = _pins(graph, keys, machine, home)
     places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
     seconds = machine.step_seconds
-    names, constants, none = graph.names, graph.constants, {}
+    names, constants = graph.names, graph.constants
+    none: dict[Key, Any] = {}
     steps = [
         Step(
             key,
@@ -125,7 +125,7 @@ def make_plan(
             known[i],
             seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
             kinds[i],
-            fixed[i],
+            key in given,
         )
         for i, key in enumerate(keys)
     ]

@@ -140,5 +140,5 @@ def explained(error: BaseException, step: Step) -> BaseException:
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10
-        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+        error.__notes__ = [*getattr(error, "__notes__", []), note]
     return error

@@ -340,7 +340,7 @@ def _limit(limit: int | str | float | None, free: int) -> int:
     return int(nbytes)
 
 
-def _results(graph: Graph, plan: Plan, devices: Devices, gathering: Gathering) -> dict[Any, Any]:
+def _results(graph: Graph, plan: Plan, devices: Devices, gathering: Gathering) -> list[Any]:
     """The value of each wanted key."""
 
     def value(key: Any) -> Any:

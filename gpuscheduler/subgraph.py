@@ -74,7 +74,7 @@ class Compiler:
         self._known: dict[int, tuple[Any, Any, Any, Callable[..., Any]]] = {}
 
     def __call__(self, task: GraphNode) -> Callable[[Values], Any]:
-        if getattr(task, "func", None) is not execute_subgraph or task.kwargs:
+        if not isinstance(task, Task) or task.func is not execute_subgraph or task.kwargs:
             return task
         inner, outkey, inkeys, *args = task.args
         known = self._known.get(id(inner))
@@ -167,7 +167,8 @@ class _Source:
             return f"{self._constant(node)}()"
         return self._call(node)
 
-    def _call(self, task: Task) -> str:
+    def _call(self, task: GraphNode) -> str:
+        assert isinstance(task, Task)
         if task.func is execute_subgraph and not task.kwargs:
             call = self.nested(task)
             assert isinstance(call, Call)

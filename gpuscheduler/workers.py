@@ -14,9 +14,10 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any
 
-Job = Callable[[Any], None]  # called with the list that was sent with it
+Job = Callable[[Any], None]  # called with what was sent with it
 
 
 class Worker:
@@ -93,17 +94,18 @@ class Team:
         """Let tasks see the caller's context variables. A context serves one thread at a time."""
         self.contexts = [copy_context() for _ in self.workers]
 
-    def send(self, place: int, job: Job, steps: list[Any]) -> None:
-        self.workers[place].send(self.contexts[place], job, steps)
+    def send(self, place: int, job: Job, argument: Any) -> None:
+        self.workers[place].send(self.contexts[place], job, argument)
 
     def stop(self) -> None:
         for w in self.workers:
             w.stop()
 
     def join(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else monotonic() + timeout
         for w in self.workers:
             if w.thread is not threading.current_thread():
-                w.thread.join(timeout)
+                w.thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
 
 
 class Borrowed:
@@ -159,12 +161,15 @@ class Teams:
             if not fit:
                 team.stop()
 
-    def close(self, timeout: float | None = 5.0) -> None:
-        """Stop and join every thread; one inside a task ends when the task does."""
+    def close(self, patience: float = 0.5) -> None:
+        """Stop and join every thread; one that is inside a task still ends when the task does."""
         with self._lock:
             idle, retired = self.idle, self.retired
             self.idle, self.retired = [], []
         for team in idle:
             team.stop()
-        for team in idle + retired:
-            team.join(timeout)
+        for team in idle:
+            team.join()
+        deadline = monotonic() + patience
+        for team in retired:
+            team.join(max(0.0, deadline - monotonic()))

@@ -135,7 +135,7 @@ def copies() -> None:
                 x = da.ones((rows, mib * 2**18), chunks=(1, -1), dtype="f4").persist()
             with dask.annotate(device=neighbour):
                 y = x.map_blocks(lambda b: b[:, :1], chunks=(1, 1))
-            seconds = best(lambda y=y: y.persist())
+            seconds = best(y.persist)
         gbs = each * mib * 2**20 / seconds / 1e9
         print(f"copies of {mib:3d} MiB: {gbs:5.0f} GB/s into each GPU, {each} each")
         del x, y
@@ -178,13 +178,13 @@ def generated() -> None:
         for n in COUNTS[-1:]:
             with gpuscheduler.Scheduler(devices=devices(n)):
                 result = build(size, None, "cupy")
-                seconds = best(lambda r=result: r.compute(), 2)
+                seconds = best(result.compute, 2)
                 print(f"{name} {size}: {seconds * 1e3:.1f} ms on {n} GPUs")
 
 
 def overlap() -> None:
     """Peer copies and kernels in one profile: what is hidden behind what, and who waits."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile  # type: ignore[import-not-found]
 
     cases: list[tuple[str, Any, Any]] = [
         ("transpose_sum", 65536, None),

@@ -30,6 +30,7 @@ from dask._task_spec import (
     convert_legacy_graph,
     convert_legacy_task,
 )
+from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.core import finalize
 from dask.array.dispatch import to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices

@@ -21,12 +21,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STATE = "gpuscheduler/state.py"
 
+SENT = """        for j in absent:
+            # from where it was made; else from any device that holds it, else from the host
+            src = self.place[j] if self.place[j] in where[j] else max(where[j])
+            self._send(j, src, d, out)
+"""
+LAUNCHED = """        if self.ahead or not late:
+            self._launch(i, out)  # copies into a device are in its queue, too
+"""
+LAUNCHED_LATE = """        if self.ahead:
+            pass
+        elif not late:
+            self._launch(i, out)
+"""
+
 #: name: (what is replaced, by what); the text must occur once.
 #:
 #: Not here, for nothing can tell them from the original: `_queued` without `launched` (a step is
 #: ready only once its inputs here are launched); `_done` delivering what is on its way already (a
-#: step is pinned until it is done, so it never is); and `_copied` keeping an evicted value on its
-#: device (the host has it, so the next need drops it first).
+#: step is pinned until it is done, so it never is); `_copied` keeping an evicted value on its
+#: device (the host has it, so the next need drops it first); and `_advance` without its look at
+#: `missing` (what a step at the top of the heap misses would be above it, or launched already).
 MUTANTS = {
     # launching
     "readers on other devices are not woken": (
@@ -41,28 +56,48 @@ MUTANTS = {
         "        if self.ahead:\n            for r in self.readers[i]:",
         "        if True:\n            for r in self.readers[i]:",
     ),
-    "launched before its inputs came": (
-        "        if not late:\n            self._launch(i, out)",
-        "        if True:\n            self._launch(i, out)",
+    "without ahead, launched before its inputs came": ("if self.ahead or not late:", "if True:"),
+    "ahead, launched when its inputs came": ("if self.ahead or not late:", "if not late:"),
+    "launched before the copies that it needs are sent": (
+        SENT + LAUNCHED,
+        "        if self.ahead:\n            self._launch(i, out)\n" + SENT + LAUNCHED_LATE,
     ),
     "window ignored": (
-        "if busy[d] >= (self.deep_window if deep else self.window):",
+        "if busy[d] >= self.window and not self._fits_deep(i, d):",
         "if False:",
     ),
-    "deep window for all": ("self.deep_window if deep else self.window", "self.deep_window"),
-    "deep window for none": ("self.deep_window if deep else self.window", "self.window"),
-    "large values do not end the deep window": (
-        "if self.light.get(kind, True):",
-        "if kind not in self.light:",
+    "deep window for all": (
+        "if busy[d] >= self.window and not self._fits_deep(i, d):",
+        "if busy[d] >= self.deep_window:",
     ),
-    "a value at the limit is not small": ("= nbytes <= LIGHT and", "= nbytes < LIGHT and"),
-    "small values of large inputs are light": (
-        "nbytes <= LIGHT and all(sizes[j] <= LIGHT for j in inputs)",
-        "nbytes <= LIGHT",
+    "deep window for none": (
+        "if busy[d] >= self.window and not self._fits_deep(i, d):",
+        "if busy[d] >= self.window:",
     ),
-    "kinds are light until they are not": (
-        "deep = self.light.get(self.kind[i], False)",
-        "deep = self.light.get(self.kind[i], True)",
+    "the deep window has no end": ("if self.busy[d] >= self.deep_window:", "if False:"),
+    "guesses open the deep window": ("if self.guess[i] and seen is None:", "if False:"),
+    "nothing opens the deep window for guesses": (
+        "if self.guess[i] and seen is None:",
+        "if self.guess[i]:",
+    ),
+    "what its kind has made says nothing": ("max(self.nbytes[i], seen or 0)", "self.nbytes[i]"),
+    "what its kind has made is not in the window": (
+        "self.bytes[i] = max(need, self.seen.get(self.kind[i], 0))",
+        "self.bytes[i] = need",
+    ),
+    "the last value of a kind stands for the next": (
+        "if nbytes > self.seen.get(kind, -1):",
+        "if True:",
+    ),
+    "what is fetched is not in the window": (" + fetched <= self.share[d]", " <= self.share[d]"),
+    "a full window is too full": (" + fetched <= self.share[d]", " + fetched < self.share[d]"),
+    "steps that are done stay in the window": (
+        "        self.flight[place] -= self.bytes[i]\n",
+        "",
+    ),
+    "steps that were refused stay in the window": (
+        "        self.flight[d] -= self.bytes[i]\n",
+        "",
     ),
     # memory
     "inputs not pinned": ("            pins[j] += 1  # or", "            pins[j] += 0  # or"),
@@ -121,6 +156,29 @@ MUTANTS = {
         "absent = [j for j in late if (j, d) not in coming] if late else late",
         "absent = late",
     ),
+    # values of the graph
+    "values of the graph are launched": ("if not n and i not in self.fixed:", "if not n:"),
+    "values of the graph are not counted": (
+        "        self._use(place, self.nbytes[i])\n        for r",
+        "        for r",
+    ),
+    "values of the graph are not found": (
+        "            self.missing[r] -= 1\n\n    def handle",
+        "            pass\n\n    def handle",
+    ),
+    "values of the graph are let go of": (
+        "self.keep = self.fixed.union(plan.outputs)",
+        "self.keep = set(plan.outputs)",
+    ),
+    "values of the graph are evicted": ("        if self.fixed:\n", "        if False:\n"),
+    "replicas of values of the graph are not evicted": (
+        "if i not in self.fixed or self.place[i] != place]",
+        "if i not in self.fixed]",
+    ),
+    "a guess counts on the room of values of the graph": (
+        "if j not in inputs and not (j in self.fixed and self.place[j] == d)",
+        "if j not in inputs",
+    ),
     # delivery
     "results are not delivered": (
         "if i in self.plan.deliver and HOST not in self.where[i]",
@@ -159,17 +217,13 @@ MUTANTS = {
         "                self._unreserve(r, out)\n            return",
         "                pass\n            return",
     ),
+    "who steps back is waited with all the same": (
+        "                if i in waiting:\n                    waiting.remove(i)\n",
+        "                pass\n",
+    ),
     "readers queued behind a refused launch not recalled": (
         "                self.missing[r] += 1  # it",
         "                self.missing[r] += 0  # it",
-    ),
-    "readers reserved behind a refused launch keep their room": (
-        "                if r in self.absent:\n                    self._unreserve(r, out)\n",
-        "",
-    ),
-    "recalled readers stay in the heap": (
-        "                    if self.missing[i]:  # an",
-        "                    if False:  # an",
     ),
     "recalled readers are woken while launched": (
         "if not self.missing[r] and not self.launched[r]:",
@@ -180,6 +234,15 @@ MUTANTS = {
         "            pass\n",
     ),
     # at the end of all means
+    "nothing is doubted when something was let go of": (
+        "if self.left and self.quiet:",
+        "if self.left and not out and self.quiet:",
+    ),
+    "something is doubted while work is under way": (
+        "if self.left and self.quiet:",
+        "if self.left:",
+    ),
+    "nothing is ever doubted": ("if self.left and self.quiet:", "if False:"),
     "guesses are always believed": ("            if self.guess[i]:\n", "            if False:\n"),
     "guesses are never believed": (
         "            if self.guess[i]:\n",

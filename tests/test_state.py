@@ -15,6 +15,7 @@ from gpuscheduler.plan import OutOfMemory
 from gpuscheduler.pretend import ClockDevices
 from gpuscheduler.state import (
     DEEP_WINDOW,
+    SHARE,
     WINDOW,
     Copied,
     Copy,
@@ -136,7 +137,7 @@ def test_a_copy_comes_from_where_the_value_was_made():
 def test_only_a_window_of_steps_is_under_way():
     """Four roots: more under way than the device needs to be busy would only hold memory."""
     roots = [(k, "", 0) for k in "abcd"]
-    state = state_of(plan_of(*roots, memory=PLENTY, wanted="abcd"), window=2, deep_window=3)
+    state = state_of(plan_of(*roots, memory=(100,), wanted="abcd"), window=2)
     assert state.start() == [Launch(0, 0), Launch(1, 0)]
     assert state.handle(Issued(0, 8)) == []  # a step is under way until it is done
     assert state.handle(Done(0)) == [Launch(2, 0)]
@@ -178,6 +179,15 @@ def test_the_largest_value_of_a_kind_stands_for_what_the_next_may_be():
     assert state.handle(*ran(1, 8)) == [Launch(2, 0)]  # nor does a small one open it again
 
 
+def test_the_largest_value_of_a_kind_is_what_each_counts_for_in_the_window():
+    """Guessed to have none, a has 8 bytes: three at once in 24, whatever is guessed of them."""
+    roots = [(k, "", 0, 0) for k in "abcdef"]
+    plan = plan_of(*roots, memory=(480,), wanted="abcdef", guessed="abcdef", kinds="xxxxxx")
+    state = state_of(plan, window=1)
+    assert state.start() == [Launch(0, 0)]
+    assert state.handle(*ran(0)) == [Launch(1, 0), Launch(2, 0), Launch(3, 0)]
+
+
 def test_what_a_step_fetches_counts_for_the_window():
     """c and d on 0 make 8 bytes each and fetch 8: the second of them would make 32 of 24."""
     steps = ("a", "", 1), ("b", "", 1), ("c", "a", 0), ("d", "b", 0)
@@ -203,8 +213,12 @@ def test_a_refused_step_gives_back_its_part_of_the_window():
 
 def test_the_default_windows():
     names = [chr(ord("a") + i) for i in range(WINDOW + 1)]
+    state = state_of(plan_of(*[(k, "", 0) for k in names], memory=(100,), wanted=names))
+    assert len(state.start()) == WINDOW
+    assert 8 / 100 > SHARE  # or there would be more
+    names = [chr(ord("a") + i) for i in range(DEEP_WINDOW + 1)]
     state = state_of(plan_of(*[(k, "", 0) for k in names], memory=PLENTY, wanted=names))
-    assert len(state.start()) == WINDOW < DEEP_WINDOW
+    assert len(state.start()) == DEEP_WINDOW
 
 
 # ---- memory
@@ -479,7 +493,7 @@ def test_a_delivered_result_goes_to_the_host_when_it_is_done_and_leaves_the_devi
 
 def test_a_delivered_result_that_is_still_read_stays_for_its_reader():
     """a is delivered and b reads it: it would only have to come back."""
-    plan = plan_of(("a", "", 0), ("x", "", 0), ("b", "ax", 0), memory=PLENTY, wanted="ab")
+    plan = plan_of(("a", "", 0), ("x", "", 0), ("b", "ax", 0), memory=(100,), wanted="ab")
     plan.deliver = frozenset([0])
     state = state_of(plan, window=1)
     state.start()
@@ -536,11 +550,11 @@ def test_a_reader_of_a_refused_value_gives_its_room_back_when_its_own_refusal_co
 
 def test_a_reader_in_the_heap_waits_when_its_input_is_refused():
     """
-    p0   q1        r is in the heap, behind the window, as a is refused. s, ahead of a in the plan,
-    |    |         takes all room, p's too: a has to wait for p to come back, and r for a.
-    a0   s0
+    p0   q1        r, which a will let in, waits for the window when a is refused. s, ahead of a in
+    |    |         the plan, takes all room, p's too: a waits until p can come back, and r for a,
+    a0   s0        however wide the window is by then.
     |
-    r0             s is small, so r's kind of step has a deep window by then: only a holds it up.
+    r0
     """
     plan = plan_of(
         ("p", "", 0),
@@ -550,13 +564,11 @@ def test_a_reader_in_the_heap_waits_when_its_input_is_refused():
         ("r", "a", 0),
         memory=(64, 8),
         guessed="a",
-        kinds="pqrar",
     )
-    state = state_of(plan, window=1, deep_window=2)
-    assert state.start() == [Launch(0, 0), Launch(1, 1)]
-    assert state.handle(*ran(0)) == [Launch(3, 0)]
-    assert state.handle(*ran(1)) == []
-    assert state.handle(NoRoom(3, 0, 24)) == [Copy(0, 0, HOST)]
+    state = state_of(plan, window=2)
+    assert state.start() == [Launch(0, 0), Launch(3, 0), Launch(1, 1)]
+    assert state.handle(*ran(1), NoRoom(3, 0, 24)) == []
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
     assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Copy(1, 1, 0), Launch(2, 0)]
     assert state.handle(Copied(1, 1, 0)) == []
     freed = [Free(1, 0), Free(1, 1), Free(2, 0)]

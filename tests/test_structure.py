@@ -18,6 +18,7 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 #: Each module imports only from those before it.
 ORDER = [
     "machine",
+    "sizes",
     "subgraph",
     "graph",
     "expr",
@@ -26,7 +27,6 @@ ORDER = [
     "place",
     "plan",
     "plans",
-    "sizes",
     "gather",
     "state",
     "timeline",

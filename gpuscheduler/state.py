@@ -12,6 +12,7 @@ through its part of the plan in the plan's own order, which is what keeps its me
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -89,6 +90,8 @@ class Failed:
     error: BaseException
 
 
+NOWHERE: Set[int] = frozenset()
+
 Instruction = Launch | Copy | Free
 Event = Issued | Done | Copied | NoRoom | Failed
 
@@ -129,7 +132,7 @@ class State:
         self.unread = [len(r) for r in plan.readers]  # readers that are not done yet
         self.nbytes = [s.nbytes for s in steps]
         self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
-        self.where: list[set[int]] = [set() for _ in steps]  # places that hold the value
+        self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
         self.pins = {p: [0] * n for p in (HOST, *devices)}  # uses under way, per place
         self.used = dict.fromkeys((HOST, *devices), 0)  # bytes held, reserved or coming
         self.peak = dict.fromkeys((HOST, *devices), 0)
@@ -175,7 +178,7 @@ class State:
         place = self.place[i]
         self.launched[i] = self.issued[i] = self.done[i] = 1
         self.left -= 1
-        self.where[i].add(place)
+        self.where[i] = {place}
         self.resident[place].add(i)
         self._use(place, self.nbytes[i])
         for r in self.readers[i]:
@@ -212,7 +215,7 @@ class State:
             self._use(place, extra)
         self.guess[i] = False
         self.issued[i] = 1
-        self.where[i].add(place)
+        self.where[i] = {place}
         self.resident[place].add(i)
         kind = self.kind[i]
         if nbytes > self.seen.get(kind, -1):
@@ -262,7 +265,7 @@ class State:
     def _copied(self, event: Copied, out: list[Instruction]) -> None:
         i, src, dst = event.step, event.src, event.dst
         del self.coming[i, dst]
-        self.where[i].add(dst)
+        self.where[i] = self.where[i] | {dst}
         self.resident[dst].add(i)
         if src != HOST:
             self.touched.add(src)
@@ -346,7 +349,7 @@ class State:
     def _free(self, i: int, place: int, out: list[Instruction]) -> None:
         if place not in self.where[i]:
             return
-        self.where[i].discard(place)
+        self.where[i] = self.where[i] - {place}
         self.resident[place].discard(i)
         self.used[place] -= self.nbytes[i]
         if place != HOST:
@@ -420,11 +423,10 @@ class State:
         seen = self.seen.get(self.kind[i])
         if self.guess[i] and seen is None:
             return False  # its first value may be of any size
-        fetched = sum(
-            self.nbytes[j]
-            for j in self.plan.steps[i].inputs
-            if d not in self.where[j] and self.place[j] != d
-        )
+        fetched = 0
+        for j in self.plan.steps[i].inputs:
+            if self.place[j] != d and d not in self.where[j]:
+                fetched += self.nbytes[j]
         return self.flight[d] + max(self.nbytes[i], seen or 0) + fetched <= self.share[d]
 
     def _queued(self, j: int, d: int) -> bool:

@@ -80,20 +80,32 @@ class _Placer:
         return [groups[k] for k in sorted(groups)]
 
     def _positions(self) -> list[int]:
-        """Where each task would go by its position alone: blocks in row-major, contiguous runs."""
+        """Where each task would go by its position alone: blocks in row-major, contiguous runs.
+
+        Tasks that are no blocks, and arrays of too few blocks for all devices, are taken together,
+        in the order of execution.
+        """
         kinds: dict[int, list[int]] = {}
         for i, kind in enumerate(self.kinds):
             kinds.setdefault(kind, []).append(i)
         out = [0] * len(self.keys)
         n = len(self.machine.devices)
+        others: list[int] = []
         for members in kinds.values():
-            if type(self.keys[members[0]]) is tuple:
-                # block numbers of different types have no order: keep the order of execution
-                with suppress(TypeError):
-                    members = sorted(members, key=lambda i: self.keys[i][1:])
-            for rank, i in enumerate(members):
-                out[i] = contiguous(rank, len(members), n)
+            if type(self.keys[members[0]]) is not tuple or len(members) < n:
+                others += members
+                continue
+            # block numbers of different types have no order: keep the order of execution
+            with suppress(TypeError):
+                members = sorted(members, key=lambda i: self.keys[i][1:])
+            self._run(members, out)
+        self._run(sorted(others), out)
         return out
+
+    def _run(self, members: list[int], out: list[int]) -> None:
+        n = len(self.machine.devices)
+        for rank, i in enumerate(members):
+            out[i] = contiguous(rank, len(members), n)
 
     def _place(self, group: list[int]) -> None:
         place, homes, pins = self.place, self.homes, self.pins

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -329,10 +329,10 @@ def _limit(limit: int | str | float | None, free: int) -> int:
         limit = 0.9
     if isinstance(limit, float) and 0 < limit <= 1:
         return int(limit * free)
-    try:
-        nbytes = parse_bytes(limit)
-    except (ValueError, TypeError):
-        nbytes = 0
+    nbytes = 0
+    if not isinstance(limit, float) or limit.is_integer():
+        with suppress(ValueError, TypeError):
+            nbytes = parse_bytes(limit)
     if nbytes <= 0:
         raise ValueError(
             f"memory_limit={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"

@@ -30,7 +30,7 @@ from gpuscheduler.cpu import CpuDevices, cpu_team
 from gpuscheduler.machine import HOST
 from gpuscheduler.pretend import InOrderDevices, ShuffledDevices
 from gpuscheduler.run import run
-from gpuscheduler.state import Copied, Done, Failed, Issued
+from gpuscheduler.state import Copied, Done, Failed, Issued, NoRoom
 from tests.strategies import LateDevices, cases, plan_of, thorough
 
 PLENTY = (2**40, 2**40)
@@ -144,6 +144,61 @@ def test_a_copy_makes_a_value_readable_elsewhere(make):
         devices.close()
 
 
+def test_a_launch_may_follow_the_copies_that_it_needs(make):
+    """Copies to a place and launches on it take effect in order: c need not wait for a or b."""
+    plan = plan_with(
+        ("a", "", 0, lambda: 5),
+        ("b", "", 0, lambda: 7),
+        ("c", "ab", 1, lambda a, b: a * b),
+        ("d", "c", 1, lambda c: c + 1),
+    )
+    with make(plan) as devices:
+        devices.launch(0, 0)
+        devices.launch(1, 0)
+        events_until(devices, (Issued, 0), (Issued, 1))
+        devices.copy(0, 0, 1)
+        devices.copy(1, 0, 1)
+        devices.launch(2, 1)
+        devices.launch(3, 1)
+        events_until(devices, (Copied, 0), (Copied, 1), (Done, 2), (Done, 3))
+        assert devices.value(3) == 36
+        devices.close()
+
+
+def test_values_of_the_graph_are_there_from_the_start(make):
+    """Read at home at once, and elsewhere after a copy; nobody launches them."""
+    plan = plan_with(
+        ("v", "", 0, lambda: 5),
+        ("a", "v", 0, lambda v: v + 1),
+        ("b", "v", 1, lambda v: v + 2),
+        wanted="vab",
+        fixed="v",
+    )
+    with make(plan) as devices:
+        devices.launch(1, 0)
+        devices.copy(0, 0, 1)
+        devices.launch(2, 1)
+        events_until(devices, (Done, 1), (Copied, 0), (Done, 2))
+        devices.free(0, 1)
+        assert [devices.value(i) for i in range(3)] == [5, 6, 7]
+        devices.close()
+
+
+def test_a_run_of_values_of_the_graph(make):
+    """w is only read, and v is wanted, too: both are there afterwards, as the caller has them."""
+    plan = plan_with(
+        ("v", "", 0, lambda: 5),
+        ("w", "", 1, lambda: 7),
+        ("c", "vw", 1, lambda v, w: v * w),
+        wanted="vc",
+        fixed="vw",
+    )
+    with make(plan) as devices:
+        run(plan, devices, check=True).validate_end()
+        assert (devices.value(0), devices.value(1), devices.value(2)) == (5, 7, 35)
+        devices.close()
+
+
 def test_a_value_goes_to_the_host_and_comes_back(make):
     plan = plan_with(("a", "", 0, lambda: 5), ("b", "a", 0, lambda a: a + 1))
     with make(plan) as devices:
@@ -235,6 +290,22 @@ def test_any_graph_on_threads(case):
         got = [devices.value(case.plan.index[k]) for k in case.keys]
         assert got == list(dask.get(case.dsk, case.keys))
         devices.close()
+
+
+@pytest.mark.parametrize("fake", [ShuffledDevices, LateDevices])
+def test_what_is_launched_behind_a_refused_copy_is_refused_too(fake):
+    """a fills all of 1, so b, on its way there, is refused; c and d, behind it, with 0 bytes."""
+    steps = ("a", "", 1, 8), ("b", "", 0, 8), ("c", "b", 1, 0), ("d", "c", 1, 0)
+    plan = plan_of(*steps, memory=(8, 8))
+    devices = fake(plan, random.Random(0), [8, 8, 0, 0], refuse=True)
+    devices.launch(0, 1)
+    devices.launch(1, 0)
+    events_until(devices, (Done, 0), (Done, 1))
+    devices.copy(1, 0, 1)
+    devices.launch(2, 1)
+    devices.launch(3, 1)
+    events = [devices.wait()[0] for _ in range(3)]
+    assert events == [NoRoom(1, 1, 8), NoRoom(2, 1, 0), NoRoom(3, 1, 0)]
 
 
 # ---- the scheduler's own threads
@@ -334,6 +405,32 @@ def test_an_error_does_not_wait_for_a_task_that_never_ends(scheduler):
         assert scheduler.get({"a": (sum, [1, 2])}, "a") == 3
     finally:
         stuck.set()
+
+
+def test_closing_does_not_wait_for_a_task_that_never_ends():
+    """Its thread, given up with its run, is left to end when the task does."""
+    stuck, begun = threading.Event(), threading.Event()
+
+    def forever():
+        begun.set()
+        stuck.wait(60)
+
+    def fail():
+        begun.wait(60)
+        raise ValueError("at once")
+
+    scheduler = Scheduler(devices="cpu:2")
+    dsk = {("x", 0): Task(("x", 0), forever), ("x", 1): Task(("x", 1), fail)}
+    before = set(gpuscheduler_threads())
+    try:
+        with pytest.raises(ValueError, match="at once"):
+            scheduler.get(dsk, list(dsk))
+        started = time.monotonic()
+        scheduler.close()
+        assert time.monotonic() - started < 30
+    finally:
+        stuck.set()
+    _soon(lambda: set(gpuscheduler_threads()) <= before)
 
 
 def test_ctrl_c_ends_a_run_at_once():

@@ -21,7 +21,6 @@ from gpuscheduler.place import contiguous, place_tasks
 from gpuscheduler.plan import make_plan
 from tests.strategies import graph_of, mix, scheduler_on
 
-
 LINKS = list(permutations(range(4), 2))
 
 
@@ -210,8 +209,8 @@ GOLDEN = {
     # partial sums of 8 bytes. The tree is over 4 x 4 blocks in squares of 2 x 2 or so, the
     # bands are rows: two thirds of the partial sums cross
     "random_slice_sum": {(0, 1): 16, (1, 0): 24, (2, 0): 8, (2, 3): 16, (3, 0): 8, (3, 2): 16},
-    # halos: in each of 3 steps each band of rows (a device's; the field is a torus, so 0 is beside 3)
-    # gets one row from each neighbour: 120 cells, and the 2 corners of each of 4 blocks, float32.
+    # halos: in each of 3 steps each band of rows (a device's; on the torus 0 is beside 3) gets one
+    # row from each neighbour: 120 cells, and the 2 corners of each of 4 blocks, float32.
     # The slices are made where the blocks are, so that nothing else crosses.
     "heat_stencil": {(d, (d + s) % 4): 3 * (120 + 8) * 4 for d in range(4) for s in (1, 3)},
     # halos again, once, and with an edge: one row of 350 cells and 2 corners of each of 4 blocks

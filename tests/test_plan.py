@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dask.array as da
 import pytest
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import DataNode, Task, TaskRef
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +35,40 @@ def test_a_step_that_can_never_fit_is_refused_before_anything_runs():
     for fact in ("800 bytes", "799 bytes", "device", "smaller chunks", "memory_limit"):
         assert fact in str(error.value)
     make_plan(graph_of(blocks()), Machine.uniform(2, memory=800))
+
+
+class OnDevice:
+    """800 bytes that live on device 1."""
+
+    nbytes = 800
+
+
+def test_a_value_that_lives_on_a_device_is_fixed_there_and_its_size_is_known():
+    """It is a step, so that it can be copied and counted; it is not one to run."""
+    dsk = {
+        "v": DataNode("v", OnDevice()),
+        "a": Task("a", id, TaskRef("v")),
+        "w": DataNode("w", 7),
+        "b": Task("b", mix, 1, TaskRef("w")),
+    }
+
+    def home(value):
+        return 1 if isinstance(value, OnDevice) else None
+
+    graph = from_dask(dsk, ["a", "b"], home=home)
+    plan = make_plan(graph, Machine.uniform(2), home)
+    v, a, b = (plan.steps[plan.index[k]] for k in "vab")
+    assert [s.fixed for s in (v, a, b)] == [True, False, False]
+    assert (v.place, v.nbytes, v.known, v.inputs) == (1, 800, True, ())
+    assert v.task({}) is dsk["v"].value
+    assert a.place == 1
+    assert "w" not in plan.index  # on the host: the task has it as it is
+
+
+def test_sizes_are_learned_where_they_were_guessed():
+    plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(99,), guessed="b")
+    plan.learn([5, 6])
+    assert [(s.nbytes, s.known) for s in plan.steps] == [(8, True), (6, False)]
 
 
 def test_a_guess_refuses_nothing():

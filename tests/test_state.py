@@ -215,7 +215,7 @@ def test_the_default_windows():
     names = [chr(ord("a") + i) for i in range(WINDOW + 1)]
     state = state_of(plan_of(*[(k, "", 0) for k in names], memory=(100,), wanted=names))
     assert len(state.start()) == WINDOW
-    assert 8 / 100 > SHARE  # or there would be more
+    assert SHARE < 8 / 100  # or there would be more
     names = [chr(ord("a") + i) for i in range(DEEP_WINDOW + 1)]
     state = state_of(plan_of(*[(k, "", 0) for k in names], memory=PLENTY, wanted=names))
     assert len(state.start()) == DEEP_WINDOW

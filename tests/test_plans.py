@@ -1,0 +1,415 @@
+"""A collection that was computed before is not planned again, and is never mistaken for another.
+
+The scheduler here is a real one, on CPU threads; `planned` counts how often it looked at a graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+from operator import add
+
+import dask
+import dask.array as da
+import dask.bag as db
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+
+import gpuscheduler.scheduler
+from gpuscheduler import Scheduler
+from gpuscheduler.plans import Plans, Signature, signature
+from tests.test_graph import WORKLOADS
+
+
+@pytest.fixture
+def scheduler():
+    with Scheduler(devices="cpu:2", check=True) as s:
+        yield s
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Grows by one with each plan that is made."""
+    calls = []
+    real = gpuscheduler.scheduler.from_dask
+
+    def counting(dsk, keys, *args, **kwargs):
+        calls.append(keys)
+        return real(dsk, keys, *args, **kwargs)
+
+    monkeypatch.setattr(gpuscheduler.scheduler, "from_dask", counting)
+    return calls
+
+
+def table(n=8):
+    return da.arange(n * n, chunks=n * n // 4).reshape((n, n)) + 1
+
+
+# ---- the same collection
+
+
+def test_a_collection_is_planned_once(scheduler, planned):
+    x = table().sum(axis=0)
+    first, second, third = x.compute(), x.compute(), x.compute()
+    assert len(planned) == 1
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, third)
+    np.testing.assert_array_equal(first, np.arange(64).reshape(8, 8).sum(0) + 8)
+    assert len(scheduler._plans) == 1
+
+
+def test_results_of_one_plan_share_no_memory(scheduler):
+    """Who writes into the first result does not write into the second."""
+    x = table()
+    first = x.compute()
+    first[:] = 0
+    np.testing.assert_array_equal(x.compute(), np.arange(64).reshape(8, 8) + 1)
+
+
+def test_a_plan_is_known_from_any_name_of_the_collection(scheduler, planned):
+    """The very layers count, not the object that holds them."""
+    x = table()
+    again = da.Array(x.dask, x.name, x.chunks, meta=x._meta)
+    np.testing.assert_array_equal(x.compute(), again.compute())
+    assert len(planned) == 1
+
+
+def test_compute_and_persist_want_different_things(scheduler, planned):
+    """One array for the caller, or its blocks: two plans of the same layers."""
+    x = table()
+    np.testing.assert_array_equal(x.compute(), x.persist().compute())
+    np.testing.assert_array_equal(x.compute(), x.persist().compute())
+    assert len(planned) == 4  # compute, persist, and the blocks of each persisted one
+
+
+def test_several_collections_that_share_layers(scheduler, planned):
+    """a and b read x. Together, the other way round, and by themselves: each planned once."""
+    x = table()
+    a, b = x.sum(), (x * 2).sum(axis=1)
+    for _ in range(2):
+        for order in permutations([(a, 2080), (b, 2 * np.arange(64).reshape(8, 8).sum(1) + 16)]):
+            got = dask.compute(*(c for c, _ in order))
+            for value, (_, expected) in zip(got, order, strict=True):
+                np.testing.assert_array_equal(value, expected)
+        assert a.compute() == 2080
+    assert len(planned) == 3
+
+
+def test_random_numbers_are_the_same_twice_as_in_dask(scheduler, planned):
+    """A random array is a value that is not made yet: computed again it is the same."""
+    x = da.random.default_rng(7).normal(size=(6, 6), chunks=3)
+    first, second = x.compute(), x.compute()
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, x.compute(scheduler="sync"))
+    y = da.random.RandomState(7).normal(size=(6, 6), chunks=3)
+    np.testing.assert_array_equal(y.compute(), y.compute())
+    np.testing.assert_array_equal(y.compute(), y.compute(scheduler="sync"))
+    assert len(planned) == 2
+
+
+def test_delayed_and_bags_work_twice(scheduler):
+    d = dask.delayed(add)(1, dask.delayed(add)(2, 3))
+    b = db.from_sequence(range(10), npartitions=3).map(lambda n: n * n)
+    for _ in range(3):
+        assert d.compute() == 6
+        assert b.sum().compute() == 285
+        assert b.compute() == [n * n for n in range(10)]
+        assert dask.compute(d, b, table().sum()) == (6, [n * n for n in range(10)], 2080)
+
+
+def test_a_failing_collection_fails_twice(scheduler, planned):
+    """The plan is good, so it is kept; the task's own exception comes out each time, once noted."""
+
+    def fail(block):
+        raise ValueError("no")
+
+    x = table().map_blocks(fail, dtype=int, meta=np.empty((0, 0), int))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="^no") as error:
+            x.compute()
+        assert len(error.value.__notes__) == 1
+    assert len(planned) == 1
+
+
+def test_true_sizes_are_learned(scheduler):
+    """Guesses at first; the second run goes by what the values were, which is no promise."""
+    parts = [da.from_delayed(dask.delayed(np.arange)(n), (np.nan,), "i8") for n in (10, 20)]
+    x = da.concatenate(parts)
+    for _ in range(2):
+        assert x.compute().size == 30
+        ((_, plan, _),) = scheduler._plans._plans.values()
+        outputs = [plan.steps[i] for i in plan.outputs]
+        assert [(s.nbytes, s.known) for s in outputs] == [(80, False), (160, False)]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_reference_workloads_compute_twice_and_leave_no_plan(scheduler, planned, name):
+    """Whatever layers an array is made of: planned once, the same again, gone with the array."""
+    module = importlib.import_module(f"graphs.{name}")
+    x = module.build(module.SMALL)
+    first, second = x.compute(), x.compute()
+    assert len(planned) == 1
+    np.testing.assert_array_equal(first, second)
+    del x
+    gc.collect()
+    assert not scheduler._plans
+
+
+# ---- what makes another plan of it
+
+
+def test_a_setting_that_changes_the_graph_plans_again(scheduler, planned):
+    x = table().sum()
+    for active in (None, False, None, False):
+        with dask.config.set({"optimization.fuse.active": active}):
+            assert x.compute() == 2080
+    assert len(planned) == 2
+
+
+def test_optimisation_switched_off_plans_again(scheduler, planned):
+    x = table().sum()
+    for optimize in (True, False, True, False):
+        assert x.compute(optimize_graph=optimize) == 2080
+    assert len(planned) == 2
+
+
+def test_another_number_of_devices_plans_again(scheduler, planned):
+    x = table().sum()
+    for n in (2, 3, 2, 3):
+        assert x.compute(num_workers=n) == 2080
+    assert len(planned) == 2
+
+
+def test_another_scheduler_has_plans_of_its_own(planned):
+    x = table().sum()
+    for _ in range(2):
+        with Scheduler(devices="cpu:2"):
+            assert x.compute() == 2080
+    assert len(planned) == 2
+
+
+def test_a_pin_plans_again(scheduler, planned):
+    """Annotations are the layer's, so another pin is another layer, of the same name."""
+    x = da.ones(8, chunks=4)
+    for device in (0, 1):
+        with dask.annotate(device=device):
+            y = x + 1
+        y = y.sum()
+        assert y.compute() == 16
+        ((_, plan, _),) = scheduler._plans._plans.values()
+        assert {s.place for s in plan.steps} == {device}
+        del y, plan
+        gc.collect()
+    assert len(planned) == 2
+
+
+def test_callbacks_see_every_run_planned_anew(scheduler, planned):
+    """They are shown the graph and may change it: such a plan is neither used nor kept."""
+    seen = []
+    x = table().sum()
+    assert x.compute() == 2080
+    for _ in range(2):
+        with Callback(start=lambda dsk: seen.append(len(dsk))):
+            assert x.compute() == 2080
+    assert len(planned) == 3
+    assert len(seen) == 2
+    assert x.compute() == 2080
+    assert len(planned) == 3
+
+
+def test_a_cache_plans_anew(scheduler, planned):
+    x = table().sum()
+    for _ in range(2):
+        with dask.config.set(cache={}):
+            assert x.compute() == 2080
+    assert len(planned) == 2
+    assert not scheduler._plans
+
+
+def test_a_dictionary_is_planned_each_time(scheduler, planned):
+    """The caller may change it between two calls."""
+    dsk = {"a": (add, 1, 1)}
+    assert scheduler.get(dsk, "a") == 2
+    dsk["a"] = (add, 2, 2)
+    assert scheduler.get(dsk, "a") == 4
+    assert len(planned) == 2
+
+
+# ---- the same names and other data
+
+
+def test_persisted_data_of_the_same_name_is_not_mixed_up(scheduler):
+    """`persist()` keeps the name: x and its persisted self have equal keys and other layers."""
+    calls = []
+
+    def load(block):
+        calls.append(1)
+        return block
+
+    x = da.ones(8, chunks=4).map_blocks(load, dtype=float, meta=np.empty(0))
+    assert x.sum().compute() == 8
+    assert len(calls) == 2
+    p = x.persist()
+    assert p.name == x.name
+    assert len(calls) == 4
+    assert (p.sum().compute(), p.sum().compute()) == (8, 8)
+    assert len(calls) == 4  # from the blocks that are there
+    assert x.sum().compute() == 8
+    assert len(calls) == 6
+
+
+def test_two_arrays_of_one_name_are_two_arrays(scheduler):
+    """Blocks under keys that are the same, one after the other and both at hand."""
+    a, b = (
+        da.Array({("x", i): np.full(4, v + i) for i in range(2)}, "x", ((4, 4),), dtype="f8")
+        for v in (1.0, 10.0)
+    )
+    for _ in range(2):
+        assert a.compute().tolist() == [1] * 4 + [2] * 4
+        assert b.compute().tolist() == [10] * 4 + [11] * 4
+        assert (a + 1).compute()[0] == 2
+        assert (b + 1).compute()[0] == 11
+
+
+def test_a_new_array_at_an_old_address_is_not_the_old_one(scheduler):
+    """Layers are known by identity; Python gives the identity of one that is gone to the next."""
+    for v in range(30):
+        x = da.Array({("x", 0): np.full(4, float(v))}, "x", ((4,),), dtype="f8")
+        assert x.sum().compute() == 4 * v
+        assert (x + 1).compute().tolist() == [v + 1] * 4
+        del x
+    gc.collect()
+    assert not scheduler._plans
+    assert scheduler._plans.steps == 0
+
+
+# ---- letting go
+
+
+def test_a_plan_goes_with_its_collection_and_so_do_its_arrays(scheduler):
+    """The only thing that holds the data is the collection."""
+    block = np.ones(1000)
+    array = weakref.ref(block)
+    x = da.Array({("x", 0): block}, "x", ((1000,),), dtype="f8") + 1
+    del block
+    assert x.compute().sum() == 2000
+    assert len(scheduler._plans) == 1
+    ((_, plan, _),) = map(tuple, scheduler._plans._plans.values())
+    plan = weakref.ref(plan)
+    gc.collect()
+    assert array() is not None
+    del x
+    gc.collect()
+    assert (array(), plan()) == (None, None)
+    assert not scheduler._plans
+    assert scheduler._plans.steps == 0
+
+
+def test_a_plan_stays_while_what_it_is_made_of_does(scheduler, planned):
+    """y is dropped and made again from x: its own layer is new, so it is planned anew."""
+    x = table()
+    for _ in range(2):
+        y = x.sum()
+        assert y.compute() == 2080
+        assert len(scheduler._plans) == 1
+        del y
+        gc.collect()
+        assert not scheduler._plans
+    assert len(planned) == 2
+
+
+def test_closing_drops_all_plans():
+    with Scheduler(devices="cpu:2") as s:
+        x = table()
+        x.compute()
+        assert len(s._plans) == 1
+    assert not s._plans
+    assert s._plans.steps == 0
+
+
+def test_the_oldest_plans_make_room_for_the_newest(scheduler, planned):
+    """Room for 20 steps: two plans of 8. The one that was not used for longest goes."""
+    xs = [da.ones(8, chunks=1) + n for n in range(3)]
+    scheduler._plans.limit = 20
+    for n in (0, 1, 0, 2):  # 1 goes
+        assert xs[n].compute().tolist() == [n + 1] * 8
+    assert len(planned) == 3
+    assert len(scheduler._plans) == 2
+    assert scheduler._plans.steps == 16
+    xs[0].compute()
+    assert len(planned) == 3
+    xs[1].compute()  # 2 goes
+    assert len(planned) == 4
+    xs[0].compute()
+    assert len(planned) == 4
+
+
+def test_a_plan_beyond_the_limit_is_not_kept(scheduler, planned):
+    x = da.ones(40, chunks=1) + 1
+    y = da.ones(4, chunks=1) + 1
+    scheduler._plans.limit = 20
+    y.compute()
+    for _ in range(2):
+        assert x.compute().sum() == 80
+    y.compute()
+    assert len(planned) == 3  # x twice; it did not drive y out
+    assert scheduler._plans.steps == 4
+
+
+def test_a_layer_that_cannot_be_watched_is_no_error():
+    class Slotted:
+        __slots__ = ()
+
+    plans = Plans()
+    plans.keep(Signature(("w",), [Slotted()]), 1, graph=None, plan=None)
+    assert plans.find(Signature(("w",), [Slotted()]), 1) is None
+
+
+def test_only_expressions_of_layers_have_a_signature():
+    assert signature({"a": 1}, ("a",)) is None
+    dask_array = pytest.importorskip("dask_array")
+    x = dask_array.ones(4, chunks=2) + 1
+    assert signature(x.expr, ()) is None
+
+
+def test_arrays_of_expressions_work_twice(scheduler):
+    dask_array = pytest.importorskip("dask_array")
+    x = dask_array.ones((8, 8), chunks=4)
+    y = (x + x.T).sum(axis=0)
+    for _ in range(2):
+        np.testing.assert_array_equal(y.compute(), np.full(8, 16.0))
+
+
+# ---- threads
+
+
+def test_many_threads_compute_few_collections(scheduler):
+    """One plan may serve several runs at once: a plan is data, and each run has its own state."""
+    xs = [(table() * n).sum(axis=0) for n in range(4)]
+    expected = [n * (np.arange(64).reshape(8, 8).sum(0) + 8) for n in range(4)]
+
+    def one(i):
+        np.testing.assert_array_equal(xs[i % 4].compute(scheduler=scheduler.get), expected[i % 4])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(64)))
+    assert len(scheduler._plans) == 4
+
+
+def test_threads_that_drop_what_others_compute(scheduler):
+    """Plans come and go under the feet of others: the sum of steps stays what it is."""
+
+    def one(i):
+        x = da.ones(8, chunks=2) + i
+        assert x.compute(scheduler=scheduler.get).sum() == 8 * (i + 1)
+        assert x.sum().compute(scheduler=scheduler.get) == 8 * (i + 1)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(64)))
+    gc.collect()
+    assert not scheduler._plans
+    assert scheduler._plans.steps == 0

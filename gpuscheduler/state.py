@@ -27,6 +27,8 @@ WINDOW = 4
 DEEP_WINDOW = 64
 #: What "small beside the memory" is.
 SHARE = 1 / 20
+#: Refusals that a step may have because of others before it is given the device to itself.
+PATIENCE = 100
 
 
 @dataclass(slots=True)
@@ -146,6 +148,7 @@ class State:
         self.flight = dict.fromkeys(devices, 0)  # ... the bytes that those make and fetch
         self.bytes = [0] * n  # ... by step
         self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
+        self.refused: dict[int, int] = {}  # step -> how often an allocator has refused it
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
         self.fixed = {i for i, s in enumerate(steps) if s.fixed}
         self.keep = self.fixed.union(plan.outputs)
@@ -299,6 +302,27 @@ class State:
         if event.nbytes:
             self.nbytes[i] = max(self.nbytes[i], event.nbytes)
             self.guess[i] = False
+        self._insist(i, event.nbytes)
+
+    def _insist(self, i: int, nbytes: int) -> None:
+        """What is refused again although it should fit gets the device to itself; then it fails."""
+        patience = 1 if nbytes else PATIENCE
+        refused = self.refused[i] = self.refused.get(i, 0) + 1
+        if refused <= patience:
+            return
+        step = self.plan.steps[i]
+        limit = self.plan.machine.memory[step.place]
+        if refused > 2 * patience:
+            need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
+            raise OutOfMemory(
+                f"{step.key!r}: device {step.place} refused {nbytes or need:,} bytes although "
+                f"nothing else ran there, under a limit of {limit:,} bytes: something else holds "
+                "the device's memory; free it, use smaller chunks, or lower memory_limit"
+            )
+        others = self.fixed.intersection(self.resident[step.place]).difference(step.inputs)
+        whole = limit - sum(self.nbytes[j] for j in (*step.inputs, *others))
+        self.nbytes[i] = max(self.nbytes[i], whole)
+        self.guess[i] = False
 
     def _recall(self, i: int, out: list[Instruction]) -> None:
         """A launch was refused: steps queued behind it that read it will be refused, too."""

@@ -26,6 +26,7 @@ from . import _roots
 
 LATITUDES = (29.0, 31.0)
 LONGITUDES = (99.0, 101.0)
+AXES = {"latitude": LATITUDES, "longitude": LONGITUDES}  # of the field, for drawings
 POINT = (30.0, 101.0)  # latitude, longitude
 RADIAN = 0.01745329
 HALF = 0.008726645

@@ -250,7 +250,9 @@ class _Builder:
     def graph(self) -> Graph:
         outputs = self._discover()
         needs, names, constants = self._edges()
-        order = depth_first(needs, outputs)
+        # one task may be read under two names
+        once = {k: tuple(dict.fromkeys(v)) for k, v in needs.items()} if self.alias else needs
+        order = depth_first(once, outputs)
         pins = self._pins(order)
         sizes = {k: n for k in order if (n := self._nbytes(k)) is not None}
         kept, compiler = set(outputs), self.compiler
@@ -565,7 +567,7 @@ def _reduced_axes(layer: Any) -> tuple[int, ...]:
 
 def depth_first(needs: Mapping[Key, tuple[Key, ...]], outputs: Iterable[Key]) -> list[Key]:
     """An order in which values live briefly: finish what was begun, deepest branch first, and run
-    at once whatever is ready and lets go of as much as it makes.
+    at once whatever is ready and lets go of as much as it makes. `needs` names each input once.
 
     Linear in the size of the graph; `dask.order.order` takes several times as long, and on the
     workloads of graphs/ holds as much or more (tests/test_graph.py compares them).

@@ -284,20 +284,24 @@ class _Builder:
             else:
                 self.gathers[target] = gather
                 outputs.update((self._resolve(b, target), None) for b in flatten(gather.blocks))
+        tasks, dsk = self.tasks, self.dsk
         stack = list(reversed(outputs))
         while stack:
             key = stack.pop()
-            if key in self.tasks or key in self.data:
+            if key in tasks or key in self.data:
                 continue
-            task = self._node(key)
-            if task is None:
-                continue
-            self.tasks[key] = task
-            dependencies = task.dependencies
-            self.reads[key] = reads = _sorted(dependencies)
+            task = dsk.get(key)
+            if type(task) is not Task:
+                task = self._node(key)
+                if task is None:
+                    continue
+            tasks[key] = task
+            self.reads[key] = reads = _sorted(task.dependencies)
             for d in reads:
-                target = self._resolve(d, key) if d not in self.tasks else d
-                if target not in self.tasks and target not in self.data:
+                if d in tasks:
+                    continue
+                target = d if type(dsk.get(d)) is Task else self._resolve(d, key)
+                if target not in tasks and target not in self.data:
                     stack.append(target)
         return tuple(outputs)
 
@@ -615,31 +619,31 @@ class _Order:
 
     def _run(self, key: Key) -> None:
         """Put a task into the order, and behind it the ready ones that free what they read."""
+        done, needs, keep, readers = self.done, self.needs, self.keep, self.readers
+        missing, unread = self.missing, self.unread
         todo = [key]
         while todo:
             key = todo.pop()
-            if key in self.done:
+            if key in done:
                 continue
-            self.done.add(key)
+            done.add(key)
             self.order.append(key)
             ready = []
-            missing, unread = self.missing, self.unread
-            for d in self.needs[key]:
-                unread[d] -= 1
-                if unread[d] == 1 and d not in self.keep:  # one reader left: is it ready?
-                    last = next(r for r in self.readers[d] if r not in self.done)
+            for d in needs[key]:
+                left = unread[d] = unread[d] - 1
+                if left == 1 and d not in keep:  # one reader left: is it ready?
+                    last = next(r for r in readers[d] if r not in done)
                     if not missing[last]:
                         ready.append(last)
-            for r in self.readers.get(key, ()):
-                missing[r] -= 1
-                if not missing[r]:
+            for r in readers.get(key, ()):
+                left = missing[r] = missing[r] - 1
+                if not left:
                     ready.append(r)
-            if ready:
-                todo += [r for r in reversed(ready) if self._frees(r)]
-
-    def _frees(self, key: Key) -> bool:
-        unread, keep = self.unread, self.keep
-        return any(unread[d] == 1 and d not in keep for d in self.needs[key])
+            for r in reversed(ready):
+                for d in needs[r]:
+                    if unread[d] == 1 and d not in keep:  # it frees what it reads
+                        todo.append(r)
+                        break
 
 
 def _heights(

@@ -103,7 +103,7 @@ def make_plan(
     index = {k: i for i, k in enumerate(keys)}
     needs = graph.needs
     sources = [tuple([index[d] for d in needs[k]]) for k in keys]
-    inputs = [s if len(s) < 2 else tuple(dict.fromkeys(s)) for s in sources]
+    inputs = [tuple(dict.fromkeys(s)) for s in sources] if graph.alias else sources
     kinds = _kinds(keys, graph.tasks)
     given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
     nbytes, known = _sizes(keys, graph.sizes | given, inputs)
@@ -156,7 +156,10 @@ def _sizes(
         size = sizes.get(key)
         known.append(size is not None)
         if size is None:
-            size = max([nbytes[j] for j in reads], default=0)
+            size = 0
+            for j in reads:
+                if nbytes[j] > size:
+                    size = nbytes[j]
         nbytes.append(size)
     return nbytes, known
 

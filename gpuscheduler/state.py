@@ -257,10 +257,15 @@ class State:
         self.flight[place] -= self.bytes[i]
         self.done[i] = 1
         self.touched.add(place)
-        unread = self.unread
+        unread, pins, keep = self.unread, self.pins[place], self.keep
         for j in self.plan.steps[i].inputs:
-            unread[j] -= 1
-            self._unpin(j, place, out)
+            left = unread[j] = unread[j] - 1
+            if left or j in keep:
+                self._unpin(j, place, out)
+                continue
+            pins[j] -= 1
+            if not pins[j]:
+                self._drop(j, out)
         self._unpin(i, place, out)
         if i in self.plan.deliver and HOST not in self.where[i] and (i, HOST) not in self.coming:
             self._send(i, place, HOST, out)
@@ -366,14 +371,20 @@ class State:
             if HOST in self.where[i] and i in self.plan.deliver and place != HOST:
                 self._free(i, place, out)
             return
-        for p in sorted(self.where[i]) if len(self.where[i]) > 1 else list(self.where[i]):
+        self._drop(i, out)
+
+    def _drop(self, i: int, out: list[Instruction]) -> None:
+        """Nobody needs the value any more: let go of it wherever it is not in use."""
+        places = self.where[i]
+        for p in sorted(places) if len(places) > 1 else tuple(places):
             if not self.pins[p][i]:
                 self._free(i, p, out)
 
     def _free(self, i: int, place: int, out: list[Instruction]) -> None:
-        if place not in self.where[i]:
+        where = self.where[i]
+        if place not in where:
             return
-        self.where[i] = self.where[i] - {place}
+        self.where[i] = where - {place} if len(where) > 1 else NOWHERE
         self.resident[place].discard(i)
         self.used[place] -= self.nbytes[i]
         if place != HOST:

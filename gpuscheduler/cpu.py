@@ -191,12 +191,12 @@ class CpuDevices:
             step = steps[i]
             try:
                 value = step.task(step.values(values.__getitem__))
+                held[i] = 1
+                values[i] = value
+                events += (Issued(i, size(value)), Done(i))
             except BaseException as error:  # SystemExit and the like belong to the caller, too
                 events.append(Failed(i, error))
                 break
-            held[i] = 1
-            values[i] = value
-            events += (Issued(i, size(value)), Done(i))
             value = None
             if (now := perf_counter()) > report:
                 self._events.put(events)
@@ -204,6 +204,7 @@ class CpuDevices:
                 report = now + REPORT_EVERY
         if events:
             self._events.put(events)
+        del events  # or a failure and its traceback would hold each other
 
     def _deliver(self, arguments: list[tuple[int, int]]) -> None:
         assert self.gathering is not None
@@ -219,5 +220,5 @@ class CpuDevices:
             self._events.put([Copied(step, src, HOST)])
 
     def _only_delivered(self, step: int) -> bool:
-        """Nobody reads the value any more: what is wanted of it is in the result."""
-        return not self.plan.readers[step]
+        """Nobody wants the value itself: what is wanted of it is in the result."""
+        return not self.plan.readers[step] and step not in self.plan.direct

@@ -189,7 +189,10 @@ class PinnedBlocks:
 
     def __init__(self) -> None:
         self.free: dict[int, list[Any]] = {}
-        self._lock = threading.Lock()
+        self.idle = 0  # bytes that wait for reuse
+        self.most = available_memory() // 4
+        # collecting garbage may bring a block back while the lock is held
+        self._lock = threading.RLock()
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An empty NumPy array in pinned memory; the memory comes back when the array is gone."""
@@ -201,6 +204,7 @@ class PinnedBlocks:
         with self._lock:
             blocks = self.free.get(size)
             block = blocks.pop() if blocks else None
+            self.idle -= size if block is not None else 0
         if block is None:
             block = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
         pointer = cupy.cuda.PinnedMemoryPointer(block, 0)
@@ -210,11 +214,14 @@ class PinnedBlocks:
 
     def _back(self, size: int, block: Any) -> None:
         with self._lock:
-            self.free.setdefault(size, []).append(block)
+            if self.idle + size <= self.most:
+                self.free.setdefault(size, []).append(block)
+                self.idle += size
 
     def clear(self) -> None:
         with self._lock:
             self.free.clear()
+            self.idle = 0
 
 
 # ---- what lives longer than a run
@@ -253,6 +260,7 @@ class CudaHardware:
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         self.pinned = PinnedBlocks()
+        self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
         peer = tuple(
             tuple(20e9 if (a, b) in self.staged else 390e9 for b in range(len(ids)))
@@ -286,7 +294,7 @@ class CudaHardware:
     def join(self, blocks: Any) -> Any:
         """CuPy blocks become one array on the caller's current device, each copied once."""
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
-        if not all(type(b) is cupy.ndarray for b in flat):
+        if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return finalize(blocks)
         parts = _grid(blocks, flat[0].ndim)
         if parts is None:
@@ -306,16 +314,13 @@ class CudaHardware:
         stream = cupy.cuda.get_current_stream()
         for block, where in zip(flat, slots, strict=True):
             part = out[where]
-            if block.dtype != dtype or not block.flags.c_contiguous or block.device.id != here:
+            if not block.flags.c_contiguous or block.device.id != here:
                 block = _brought(block, here, stream)
-            if block.dtype != dtype:
-                part[...] = block
-                continue
             for to, at, width, rows, pitch in strips(part.shape, part.strides, dtype.itemsize):
-                runtime.memcpy2DAsync(
-                    part.data.ptr + to, pitch, block.data.ptr + at, width, width, rows,
-                    runtime.memcpyDeviceToDevice, stream.ptr,
-                )  # fmt: skip
+                kind = runtime.memcpyDeviceToDevice
+                _copy_rows(
+                    part.data.ptr + to, pitch, block.data.ptr + at, width, rows, kind, stream
+                )
         self._after(stream)
         return out
 
@@ -324,10 +329,14 @@ class CudaHardware:
         event = Event(disable_timing=True)
         event.record(stream)
         for teams in list(self._teams.values()):
-            for team in teams.leased:
+            for team in list(teams.leased):
                 for lane in team.lanes:
                     lane.home.wait_event(event)
                     lane.incoming.wait_event(event)
+
+    def lend(self, device: int, stream: Stream) -> None:
+        """Remember a stream that was given a result: later runs reuse memory behind it."""
+        self.lent.setdefault(device, {})[stream.ptr] = stream
 
     @contextmanager
     def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
@@ -408,9 +417,19 @@ def _free_bytes(device: int) -> int:
         return int(runtime.memGetInfo()[0]) + cupy.get_default_memory_pool().free_bytes()
 
 
+def _copy_rows(
+    to: int, pitch: int, source: int, width: int, rows: int, kind: int, stream: Stream
+) -> None:
+    """Rows of `width` bytes: one behind the other in `source`, `pitch` bytes apart in `to`."""
+    if rows == 1:
+        runtime.memcpyAsync(to, source, width, kind, stream.ptr)
+    else:
+        runtime.memcpy2DAsync(to, pitch, source, width, width, rows, kind, stream.ptr)
+
+
 def _brought(block: Any, device: int, stream: Stream) -> Any:
     """A block as a C-contiguous array on the current device, on `stream`."""
-    source = block.device.id
+    source, there = block.device.id, None
     if not block.flags.c_contiguous:
         with Device(source):
             there = cupy.cuda.get_current_stream()
@@ -422,6 +441,11 @@ def _brought(block: Any, device: int, stream: Stream) -> Any:
         return block
     out = cupy.empty(block.shape, block.dtype)
     runtime.memcpyPeerAsync(out.data.ptr, device, block.data.ptr, source, block.nbytes, stream.ptr)
+    if there is not None:  # the copy that was made there may go only behind this one
+        done = Event(disable_timing=True)
+        done.record(stream)
+        with Device(source):
+            there.wait_event(done)
     return out
 
 
@@ -595,10 +619,13 @@ class CudaDevices:
         making, and memory of earlier results may be in use."""
         for lane in self.lanes:
             with Device(lane.device):
-                event = Event(disable_timing=True)
-                event.record(cupy.cuda.get_current_stream())
-            for stream in (lane.home, lane.incoming, lane.outgoing):
-                stream.wait_event(event)
+                current = cupy.cuda.get_current_stream()
+                lent = self.hardware.lent.get(lane.device, {})
+                for reader in {**lent, current.ptr: current}.values():
+                    event = Event(disable_timing=True)
+                    event.record(reader)
+                    for stream in (lane.home, lane.incoming, lane.outgoing):
+                        stream.wait_event(event)
 
     # ---- verbs, in the loop's thread
 
@@ -636,10 +663,16 @@ class CudaDevices:
             if held is None:
                 continue
             if place == HOST:
-                return map_leaves(_off_host, held.value)
+                if step in self.plan.deliver:
+                    return map_leaves(_host_array, held.value)
+                with Device(self.lanes[self.plan.steps[step].place].device):
+                    return map_leaves(_off_host, held.value)
             if held.ready is not None:
-                with Device(self.lanes[place].device):
-                    cupy.cuda.get_current_stream().wait_event(held.ready)
+                device = self.lanes[place].device
+                with Device(device):
+                    current = cupy.cuda.get_current_stream()
+                    current.wait_event(held.ready)
+                    self.hardware.lend(device, current)
             return held.value
         raise KeyError(step)
 
@@ -652,7 +685,12 @@ class CudaDevices:
     # ---- in the workers
 
     def _obey(self, order: list[Any]) -> None:
-        place, todo = order
+        try:
+            self._obey_all(*order)
+        except BaseException as error:  # of the device itself, between two steps
+            self._events.put([Failed(order[1][0][1], error)])
+
+    def _obey_all(self, place: int, todo: list[tuple[str, int, int]]) -> None:
         lane = self.lanes[place]
         events: list[StateEvent] = []
         steps: list[int] = []  # that will be waited for together
@@ -685,6 +723,7 @@ class CudaDevices:
                 events, steps, waiting = [], [], 0.0
                 report = perf_counter() + REPORT_EVERY
         self._report(lane, events, steps)
+        del events  # or a failure and its traceback would hold each other
 
     def _report(self, lane: _Lane, events: list[StateEvent], steps: list[int]) -> None:
         """Say what is queued now, and what is done when the device is."""
@@ -713,16 +752,12 @@ class CudaDevices:
         if step.constants:
             for name in step.constants:
                 values[name] = map_leaves(lambda v: self._nearby(lane, v), values[name])
-        try:
-            try:
-                value = step.task(values)
-            except Refused:
-                self._tidy(lane)
-                value = step.task(values)
-            if self.crossing[i]:
-                value = _solid(value)
-        except Refused as error:
-            events.append(NoRoom(i, lane.place, _asked_for(error, step.nbytes)))
+        value, refused = self._attempt(lane, i, values)
+        if refused:
+            self._tidy(lane)
+            value, refused = self._attempt(lane, i, values)
+        if refused:
+            events.append(NoRoom(i, lane.place, max(refused, step.nbytes)))
             return False
         nbytes = device_bytes(value)
         other = self.crossing[i] or (i in self.wanted and nbytes)
@@ -736,9 +771,28 @@ class CudaDevices:
         steps.append(i)
         return bool(self.crossing[i])
 
+    def _attempt(self, lane: _Lane, i: int, values: dict[Any, Any]) -> tuple[Any, int]:
+        """The value of a step, and 0; or None, and the bytes that were refused.
+
+        What the attempt had allocated goes with its frames when this returns.
+        """
+        if runtime.getDevice() != lane.device:  # a task before it has chosen another
+            Device(lane.device).use()
+        if cupy.cuda.get_current_stream().ptr != lane.home.ptr:
+            lane.home.use()
+        try:
+            value = self.plan.steps[i].task(values)
+            return (_solid(value) if self.crossing[i] else value), 0
+        except Refused as error:
+            return None, _asked_for(error, 1)
+
     def _nearby(self, lane: _Lane, value: Any) -> Any:
         """A CuPy array of the graph that lives on a GPU which is not among these."""
         if isinstance(value, cupy.ndarray) and value.device.id != lane.device:
+            with Device(value.device.id):
+                made = Event(disable_timing=True)
+                made.record(Stream.null)
+            lane.home.wait_event(made)
             return _brought(value, lane.device, lane.home)
         return value
 
@@ -755,24 +809,30 @@ class CudaDevices:
         if source.ready is not None:
             stream.wait_event(source.ready)
         keep: list[Any] = []
-        try:
-            with stream:
-                value = map_leaves(lambda v: self._copied(lane, src, source, v, keep), source.value)
-        except Refused as error:
+        value, refused = self._received(lane, src, source, keep)
+        if refused:
             self._tidy(lane)
-            try:
-                with stream:
-                    value = map_leaves(
-                        lambda v: self._copied(lane, src, source, v, keep), source.value
-                    )
-            except Refused:
-                return NoRoom(i, lane.place, _asked_for(error, device_bytes(source.value)))
+            value, refused = self._received(lane, src, source, keep)
+        if refused:
+            lane.later.append(([lane.mark(stream), *source.reads], keep))
+            return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
         done = lane.mark(stream)
         source.reads.append(done)
         if keep:
             lane.later.append(([done], keep))
         self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
         return Copied(i, src, lane.place)
+
+    def _received(self, lane: _Lane, src: int, source: _Held, keep: list[Any]) -> tuple[Any, int]:
+        """A replica of a value, and 0; or None, and the bytes that were refused."""
+        try:
+            with lane.incoming:
+                copied = map_leaves(
+                    lambda v: self._copied(lane, src, source, v, keep), source.value
+                )
+            return copied, 0
+        except Refused as error:
+            return None, _asked_for(error, 1)
 
     def _copied(self, lane: _Lane, src: int, source: _Held, v: Any, keep: list[Any]) -> Any:
         stream = lane.incoming
@@ -839,7 +899,9 @@ class CudaDevices:
                     self._write(value, part, stream)
                     continue
             written = False
-        kept = None if written else map_leaves(lambda v: self._on_host(v, stream), value)
+        alone = not self.plan.readers[i] and i not in self.plan.direct
+        whole = not (written and alone)  # others want the value itself, too
+        kept = map_leaves(lambda v: self._on_host(v, stream), value) if whole else None
         done = lane.mark(stream, block=True)
         held.reads.append(done)
         copy = (i, lane.place, done, written, kept, value)
@@ -848,10 +910,8 @@ class CudaDevices:
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
         base = part.ctypes.data
         for to, at, width, rows, pitch in strips(part.shape, part.strides, block.dtype.itemsize):
-            runtime.memcpy2DAsync(
-                base + to, pitch, block.data.ptr + at, width, width, rows,
-                runtime.memcpyDeviceToHost, stream.ptr,
-            )  # fmt: skip
+            kind = runtime.memcpyDeviceToHost
+            _copy_rows(base + to, pitch, block.data.ptr + at, width, rows, kind, stream)
 
     def _on_host(self, v: Any, stream: Stream) -> Any:
         if not isinstance(v, cupy.ndarray):
@@ -902,11 +962,19 @@ class _OnHost:
     order: str
 
 
-def _off_host(v: Any) -> Any:
+def _host_array(v: Any) -> Any:
     if not isinstance(v, _OnHost):
         return v
-    flat = cupy.asarray(v.array.reshape(-1))
-    return flat.reshape(v.array.shape, order=v.order)
+    return v.array.reshape(-1).reshape(v.array.shape, order=v.order)
+
+
+def _off_host(v: Any) -> Any:
+    """On the caller's current device and stream; the pinned memory is free when it returns."""
+    if not isinstance(v, _OnHost):
+        return v
+    out = cupy.asarray(_host_array(v), order=v.order)
+    cupy.cuda.get_current_stream().synchronize()
+    return out
 
 
 def _asked_for(error: BaseException, least: int) -> int:

@@ -21,6 +21,9 @@ from .plan import Plan
 
 Slices = tuple[slice, ...]
 
+#: CUDA copies rows that are less than so many bytes apart; what is wider goes row by row.
+WIDEST = 2**31
+
 
 class Target:
     """One result array. `empty(shape, dtype)` allocates it, once, when its dtype is known."""
@@ -123,6 +126,8 @@ def strips(
         return
     rows, pitch = shape[axis - 1], strides[axis - 1]
     outer = shape[: axis - 1]
+    if pitch >= WIDEST:
+        outer, rows = shape[:axis], 1
     for n, index in enumerate(product(*map(range, outer))):
         offset = sum(i * s for i, s in zip(index, strides, strict=False))
         yield offset, n * rows * width, width, rows, pitch

@@ -378,9 +378,10 @@ class _Builder:
         would have waited for its own copy first.
         """
         read = {d for inputs in needs.values() for d in inputs}
+        read.update(self.alias.get(k, k) for k in self.wanted)
         for key, gather in self.gathers.items():
             blocks = [self.alias.get(b, b) for b in flatten(gather.blocks)]
-            if any(b in read or b not in self.tasks for b in blocks):
+            if gather.chunks is None or any(b in read or b not in self.tasks for b in blocks):
                 continue
             bare = [_without_conversion(self.tasks[b]) for b in blocks]
             if all(t is not None for t in bare):

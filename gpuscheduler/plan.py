@@ -53,6 +53,7 @@ class Plan:
     outputs: tuple[int, ...]  # steps whose values the caller gets
     machine: Machine
     deliver: frozenset[int] = frozenset()  # outputs that go to the host as soon as they are done
+    direct: frozenset[int] = frozenset()  # outputs that the caller gets as they are
     gathers: dict[Key, Gather] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
 
@@ -132,7 +133,9 @@ def make_plan(
     outputs = tuple(index[k] for k in graph.outputs if k in index)
     delivered = _delivered(graph, index)
     _refuse_what_cannot_fit(steps, machine)
-    return Plan(steps, outputs, machine, delivered, graph.gathers, index)
+    wanted = (graph.alias.get(k, k) for k in graph.wanted)
+    direct = frozenset(index[k] for k in wanted if k in index)
+    return Plan(steps, outputs, machine, delivered, direct, graph.gathers, index)
 
 
 def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:

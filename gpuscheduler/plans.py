@@ -66,8 +66,10 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
             if name in ends:
                 task = layer.get(name)
                 if isinstance(task, Task) and task.func is finalize and len(task.args) == 1:
-                    names[name] = _hashable(key_lists(task.args[0]))
-                    continue
+                    blocks = key_lists(task.args[0])
+                    if blocks is not None:
+                        names[name] = _hashable(blocks)
+                        continue
             words.append((name, id(layer)))
             layers.append(layer)
     words.append(tuple(names.get(k, k) for k in wanted))

@@ -125,10 +125,14 @@ def run(
         events = wait()
         for event in events:
             if type(event) is Failed:
-                step = plan.steps[event.step]
-                if rerun and isinstance(event.error, Exception):
+                step, error = plan.steps[event.step], event.error
+                if rerun and isinstance(error, Exception):
                     step.task(step.values(devices.value))
-                raise explained(event.error, step)
+                del event, events  # or the error and its traceback would hold each other
+                try:
+                    raise explained(error, step)
+                finally:
+                    del error
             if watch is not None and type(event) is Done:
                 watch.done(event.step)
         instructions = state.handle(*events)

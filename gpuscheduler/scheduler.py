@@ -162,21 +162,30 @@ class Scheduler:
         cache: MutableMapping[Any, Any] | None = None,
         watch: Callbacks | None = None,
     ) -> tuple[Graph, Plan]:
-        hardware = self.hardware
         started = watch.start if watch else None
+        n = len(lease.machine.devices)
+
+        def home(value: Any) -> int | None:
+            place = self.hardware.home(value)
+            return place if place is not None and place < n else None
+
         with _without_garbage_collection():
-            graph = from_dask(dsk, keys, cache, started, hardware.home, hardware.front())
+            graph = from_dask(dsk, keys, cache, started, home, self._front(lease))
             if cache is not None:  # tasks may look into it for the values of the graph
                 for constants in graph.constants.values():
                     cache.update(constants)
-            return graph, make_plan(graph, lease.machine, hardware.home)
+            return graph, make_plan(graph, lease.machine, home)
+
+    def _front(self, lease: Lease) -> int | None:
+        front = self.hardware.front()
+        return front if front is not None and front < len(lease.machine.devices) else None
 
     def _known(self, dsk: Any, keys: Any, lease: Lease) -> tuple[Graph, Plan]:
         """The plan of this very collection, if it was computed before."""
         known = signature(dsk, wanted_keys(keys))
         if known is None:
             return self._planned(dsk, keys, lease)
-        where = lease.machine, self.hardware.front()
+        where = lease.machine, self._front(lease)
         found = self._plans.find(known, *where)
         if found is None:
             found = graph, plan = self._planned(dsk, keys, lease)

@@ -24,16 +24,16 @@ def sizeof(value: Any) -> int:
         return int(value.nbytes)
     if isinstance(value, _SMALL):
         return 32
-    if kind is dict:
-        return sum(sizeof(v) for v in value.values())
-    if kind is tuple or (kind is list and len(value) <= 64):
-        return sum(sizeof(v) for v in value)
-    nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, (int, np.integer)):
-        return int(nbytes)
     try:
+        if kind is dict:
+            return sum(sizeof(v) for v in value.values())
+        if kind is tuple or (kind is list and len(value) <= 64):
+            return sum(sizeof(v) for v in value)
+        nbytes = getattr(value, "nbytes", None)
+        if isinstance(nbytes, (int, np.integer)):
+            return int(nbytes)
         return int(dask_sizeof(value))
-    except Exception:  # an object may refuse to be looked at; its size is only an estimate
+    except Exception:  # an object may refuse to be looked at, or hold itself: it is an estimate
         return 32
 
 

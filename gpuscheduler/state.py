@@ -301,6 +301,7 @@ class State:
             self._unpin(i, src, out)
             for r in self.awaited.pop((i, place), ()):
                 self._unreserve(r, out)
+                self._insist(r, 0)
             return
         self._recall(i, out)
         self._unreserve(i, out)

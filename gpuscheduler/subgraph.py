@@ -100,7 +100,7 @@ def compile_subgraph(
     text = source.function(outkey)
     namespace: dict[str, Any] = dict(source.constants)
     exec(_code(text), namespace)
-    return namespace["fused"]  # type: ignore[no-any-return]
+    return namespace.pop("fused")  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ they run does, and the next run gets a fresh team.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -63,10 +64,14 @@ class Worker:
             if item is None:
                 break
             context, job, argument = item
-            context.run(job, argument)
-            # nothing of a run may live in a thread that waits for the next one
-            del item, context, job, argument
-            self.finished += 1
+            try:
+                context.run(job, argument)
+            except BaseException:  # jobs report their own errors: this is a bug, not the end
+                traceback.print_exc()
+            finally:
+                # nothing of a run may live in a thread that waits for the next one
+                del item, context, job, argument
+                self.finished += 1
         if self.teardown is not None:
             self.teardown()
 
@@ -138,6 +143,7 @@ class Teams:
     def __init__(self, make: Callable[[], Team], keep: int = 4):
         self.make, self.keep = make, keep
         self.idle: list[Team] = []
+        self.closed = False
         self.leased: list[Team] = []
         self.retired: list[Team] = []
         self._lock = threading.Lock()
@@ -147,7 +153,8 @@ class Teams:
         with self._lock:
             team = self.idle.pop() if self.idle else None
         team = team or self.make()
-        self.leased.append(team)
+        with self._lock:
+            self.leased.append(team)
         clean = False
         try:
             yield team
@@ -155,7 +162,8 @@ class Teams:
         finally:
             with self._lock:
                 self.leased.remove(team)
-                fit = (clean or not team.busy) and len(self.idle) < self.keep
+                team.contexts = []
+                fit = (clean or not team.busy) and len(self.idle) < self.keep and not self.closed
                 (self.idle if fit else self.retired).append(team)
                 self.retired = [t for t in self.retired if t.alive]
             if not fit:
@@ -164,6 +172,7 @@ class Teams:
     def close(self, patience: float = 0.5) -> None:
         """Stop and join every thread; one that is inside a task still ends when the task does."""
         with self._lock:
+            self.closed = True
             idle, retired = self.idle, self.retired
             self.idle, self.retired = [], []
         for team in idle:

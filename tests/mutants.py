@@ -119,13 +119,14 @@ MUTANTS = {
         "                    pins[j] -= 0\n                return",
     ),
     "frees outputs": ("        if i in self.keep:\n", "        if False:\n"),
+    "frees outputs that are read": ("if left or j in keep:", "if left:"),
     "never frees": (
         "            if not self.pins[p][i]:\n                self._free(i, p, out)\n",
         "            pass\n",
     ),
     "frees only one replica": (
-        "for p in sorted(self.where[i]) if len(self.where[i]) > 1 else list(self.where[i]):",
-        "for p in sorted(self.where[i])[:1]:",
+        "for p in sorted(places) if len(places) > 1 else tuple(places):",
+        "for p in sorted(places)[:1]:",
     ),
     "evicts what is needed next": ("i), reverse=True)", "i))"),
     "evicts the oldest": (
@@ -233,6 +234,17 @@ MUTANTS = {
         "            self._use(place, extra)\n",
         "            pass\n",
     ),
+    "who is refused again is only tried again": (
+        "        if refused <= patience:\n            return\n",
+        "        if True:\n            return\n",
+    ),
+    "who is refused has no patience": ("if refused <= patience:", "if False:"),
+    "who is refused has patience for ever": ("if refused > 2 * patience:", "if False:"),
+    "to be refused because of others counts as much": (
+        "patience = 1 if nbytes else PATIENCE",
+        "patience = 1",
+    ),
+    "a copy that has come makes no room": ("{src, dst} - {HOST}", "{src} - {HOST}"),
     # at the end of all means
     "nothing is doubted when something was let go of": (
         "if self.left and self.quiet:",

@@ -536,37 +536,42 @@ WORSE = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_order_holds_no_more_than_dasks(name):
-    """`dask.order.order` takes several times as long, and on none of these but one holds less."""
+    """`dask.order.order` takes several times as long, and on none of these but one holds less.
+
+    But for one value in a hundred: Dask's order, not ours, depends on names, which change.
+    """
     graph = graph_of(SHAPES[name]())
     plan = make_plan(graph, Machine.uniform(1))
     nbytes = {s.key: s.nbytes for s in plan.steps}
     ours = live(list(graph.tasks), graph.needs, nbytes)
     rank = dask_order({k: Task(k, mix, 0, *map(TaskRef, n)) for k, n in graph.needs.items()})
     theirs = live(sorted(graph.tasks, key=rank.__getitem__), graph.needs, nbytes)
-    for our, their, limit in zip(ours, theirs, WORSE.get(name, (1, 1)), strict=True):
+    for our, their, limit in zip(ours, theirs, WORSE.get(name, (1.02, 1.02)), strict=True):
         assert our <= limit * their
 
 
 @st.composite
-def needs_with_two_names(draw):
-    """Tasks that read some tasks twice, as under two aliases; and which are wanted."""
-    n = draw(st.integers(1, 20))
-    below = [st.lists(st.integers(0, i - 1), max_size=4) if i else st.just([]) for i in range(n)]
-    return {i: tuple(draw(b)) for i, b in enumerate(below)}
+def graphs_with_aliases(draw):
+    """Each task i is also known as ("p", i) and ("q", i), and is read by any of the three names."""
+    dsk = {}
+    for i in range(draw(st.integers(1, 15))):
+        below = st.tuples(st.sampled_from("ipq"), st.integers(0, i - 1)) if i else st.nothing()
+        names = draw(st.lists(below, max_size=5, unique=True)) if i else []
+        dsk[i] = Task(i, mix, i, *(TaskRef(d if n == "i" else (n, d)) for n, d in names))
+        dsk |= {(n, i): Alias((n, i), i) for n in "pq"}
+    keys = draw(st.lists(st.sampled_from(list(dsk)), min_size=1, max_size=4, unique=True))
+    return dsk, keys
 
 
 @thorough
-@given(needs_with_two_names(), st.data())
-def test_any_order_has_everything_once_and_after_what_it_reads(needs, data):
-    """Inputs that are named twice (two aliases of one task) are read once."""
-    ends = set(needs).difference(*needs.values())
-    also = data.draw(st.lists(st.sampled_from(sorted(needs)), unique=True))
-    order = depth_first(needs, list(dict.fromkeys([*also, *sorted(ends)])))
-    assert sorted(order) == sorted(needs)
-    rank = {k: n for n, k in enumerate(order)}
-    assert all(rank[d] < rank[k] for k, inputs in needs.items() for d in inputs)
-    once = {k: tuple(dict.fromkeys(inputs)) for k, inputs in needs.items()}
-    assert order == depth_first(once, list(dict.fromkeys([*also, *sorted(ends)])))
+@given(graphs_with_aliases())
+def test_tasks_that_are_read_under_several_names_are_ordered_as_under_one(drawn):
+    dsk, keys = drawn
+    graph = from_dask(dsk, keys)
+    order = in_order(graph)
+    once = {k: tuple(dict.fromkeys(inputs)) for k, inputs in graph.needs.items()}
+    assert order == depth_first({k: once[k] for k in sorted(once)}, graph.outputs)
+    assert computed(dsk, keys) == list(dask.get(dsk, keys))
 
 
 def test_what_is_ready_and_frees_what_it_reads_is_run_at_once():

@@ -196,13 +196,16 @@ def test_a_pin_to_no_device_is_an_error_that_names_the_devices(pin):
 GOLDEN = {
     # elementwise: nothing
     "black_scholes": {},
-    # one partial float32 from each of three devices: to where the tree puts the next sum
-    "gauss_sum": {(1, 0): 4, (2, 0): 4, (3, 2): 4},
+    # one partial float32 from each of three devices, to where the tree puts the next sum: 1 and 0
+    # meet on 0, 3 and 2 on 2, and the two of them on 2, for the last sum comes late in the plan
+    "gauss_sum": {(1, 0): 4, (3, 2): 4, (0, 2): 4},
     # the longitudes (four pieces of 63 or 61 float64, one made on each device) go to the other
     # three, for each block of rows needs them all; the field itself never moves
     "haversine_mesh": {(a, b): 488 if a == 3 else 504 for a, b in LINKS},
-    # the weights, 25 float32, to three devices, and as many partial gradients back
-    "logistic_step": {(0, d): 100 for d in (1, 2, 3)} | {(d, 0): 100 for d in (1, 2, 3)},
+    # the weights, 25 float32, from 0 to the three others, and three partial gradients to where
+    # they are added: on 2, by its position in the plan. It goes to 0, to the old weights: 100
+    # bytes more than if it had been added there.
+    "logistic_step": {(0, 1): 100, (0, 2): 200, (0, 3): 100, (1, 2): 100, (3, 2): 100, (2, 0): 100},
     # each device has a row of blocks, makes a row of the product, and so needs all of x: three
     # quarters of 256 x 256 float32 to each, the least that there is for rows
     "matmul": dict.fromkeys(LINKS, 65_536),
@@ -216,8 +219,13 @@ GOLDEN = {
     # halos again, once, and with an edge: one row of 350 cells and 2 corners of each of 4 blocks
     # over three borders, both ways
     "hillshade": {(a, b): (350 + 8) * 4 for a, b in LINKS if abs(a - b) == 1},
-    # moments of 250 columns: partial ones to device 0, mean and deviation back to the others
-    "standardize": {(0, d): 2_000 for d in (1, 2, 3)} | {(d, 0): 7_000 for d in (1, 2, 3)},
+    # moments of 250 columns, float32: partial means (2,000 bytes, with the counts) meet on 0, and
+    # partial variances (5,000, with means and counts) on 2, each by its position in the plan; mean
+    # and deviation (1,000 each) go from there to the three others
+    "standardize": {(d, 0): 2_000 for d in (1, 3)}
+    | {(2, 0): 2_000 + 1_000, (0, 2): 5_000 + 1_000}
+    | {(d, 2): 5_000 for d in (1, 3)}
+    | {(s, d): 1_000 for s in (0, 2) for d in (1, 3)},
     # the small R factors, 20 x 20 float64 each, to the device that stacks them
     "tall_skinny_svd": {(1, 0): 12_800, (2, 0): 12_800, (3, 0): 3_200},
 }

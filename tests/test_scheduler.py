@@ -133,6 +133,25 @@ def test_a_result_is_a_copy_of_its_own(scheduler):
     assert not x.any()
 
 
+def test_a_block_that_is_gathered_and_wanted_itself(scheduler):
+    x = da.ones(8, chunks=4) + 1
+    whole, block = dask.compute(x, x.to_delayed()[0])
+    np.testing.assert_array_equal(whole, np.full(8, 2.0))
+    np.testing.assert_array_equal(block, np.full(4, 2.0))
+
+
+def test_values_that_will_not_be_measured(scheduler):
+    class Odd:
+        @property
+        def nbytes(self):
+            raise OSError("closed")
+
+    assert isinstance(delayed(Odd)().compute(), Odd)
+    loop = []
+    loop.append(loop)
+    assert delayed(lambda: loop)().compute() is loop
+
+
 def test_chunks_of_unknown_shape(scheduler):
     x = np.arange(20)
     a = da.from_array(x, chunks=6)

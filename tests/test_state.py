@@ -110,6 +110,19 @@ def test_a_reader_may_be_done_before_its_copy_is_heard_of():
     state.validate_end()
 
 
+def test_a_copy_that_is_heard_of_last_can_make_room_at_once():
+    """
+    v0 --> b1      b is done before 1 hears of the copy that b has read. Until then nobody can take
+           |       the room of it; then c does, though nothing else happens on 1 any more.
+           c1
+    """
+    plan = plan_of(("v", "", 0), ("b", "v", 1, 0), ("c", "b", 1), memory=(8, 8), fixed="v")
+    state = state_of(plan)
+    assert state.start() == [Copy(0, 0, 1), Launch(1, 1)]
+    assert state.handle(*ran(1, 0)) == []
+    assert state.handle(Copied(0, 0, 1)) == [Free(0, 1), Launch(2, 1)]
+
+
 def test_a_value_is_copied_once_for_all_readers_on_a_device():
     """a on 0; b and c on 1 are behind the same copy."""
     plan = plan_of(("a", "", 0), ("b", "a", 1), ("c", "a", 1), memory=PLENTY, wanted="bc")
@@ -600,6 +613,41 @@ def test_without_ahead_a_refused_copy_is_tried_again_at_once():
     assert state.handle(Copied(0, 0, 1)) == [Launch(2, 1)]
     state.handle(*ran(2))
     state.validate_end()
+
+
+def test_a_step_that_is_refused_again_gets_the_device_to_itself():
+    """a should fit beside x, and does not: so x, which y will read, leaves while a runs."""
+    plan = plan_of(("x", "", 0), ("a", "", 0), ("y", "x", 0), memory=(100,), wanted="ay")
+    state = state_of(plan, window=2)
+    assert state.start() == [Launch(0, 0), Launch(1, 0)]
+    assert state.handle(NoRoom(1, 0, 8)) == [Launch(1, 0)]
+    assert state.handle(NoRoom(1, 0, 8)) == []
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(1, 0)]
+    assert state.used[0] == 100
+    assert state.handle(*ran(1)) == [Copy(0, HOST, 0), Launch(2, 0)]
+    assert state.used[0] == 24
+
+
+def test_a_step_that_is_refused_even_then_is_an_error_that_says_why():
+    state = state_of(plan_of(("a", "", 0), memory=(100,)))
+    state.start()
+    for _ in range(2):
+        assert state.handle(NoRoom(0, 0, 8)) == [Launch(0, 0)]
+    with pytest.raises(OutOfMemory, match="'a': device 0 refused 8 bytes .* limit of 100 bytes"):
+        state.handle(NoRoom(0, 0, 8))
+
+
+def test_to_be_refused_because_of_others_is_not_to_be_refused():
+    """b came back twice because the copy of a did. Its own first refusal is its first."""
+    state = state_of(plan_of(("a", "", 0), ("b", "a", 1), memory=PLENTY))
+    state.start()
+    assert state.handle(*ran(0)) == [Copy(0, 0, 1), Launch(1, 1)]
+    for _ in range(2):
+        assert state.handle(NoRoom(0, 1, 8), NoRoom(1, 1, 0)) == [Copy(0, 0, 1), Launch(1, 1)]
+    assert state.handle(Copied(0, 0, 1)) == []
+    assert state.handle(NoRoom(1, 1, 16)) == [Launch(1, 1)]
+    assert state.used[1] == 24
 
 
 def test_a_value_larger_than_estimated_is_counted_as_it_is():

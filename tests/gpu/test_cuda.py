@@ -109,6 +109,54 @@ def test_results_to_the_host_are_one_pinned_array(scheduler, x, chunks):
     np.testing.assert_allclose(host(both[1]), x.sum())
 
 
+def test_chunks_of_unknown_shape_come_to_the_host_too(scheduler, x):
+    lazy = cupy_array(x.ravel(), 5000)
+    result = lazy[lazy > 0.5].to_backend("numpy").compute()
+    assert type(result) is np.ndarray
+    np.testing.assert_array_equal(result, x.ravel()[x.ravel() > 0.5])
+
+
+def test_a_block_that_is_gathered_and_wanted_itself(scheduler, x):
+    lazy = (cupy_array(x, 100) + 1).to_backend("numpy")
+    whole, block = dask.compute(lazy, lazy.to_delayed()[0, 1])
+    np.testing.assert_array_equal(whole, x + 1)
+    assert type(block) is np.ndarray
+    np.testing.assert_array_equal(block, x[:100, 100:200] + 1)
+
+
+def test_fewer_devices_for_one_call(scheduler, x):
+    p = cupy_array(x, 50).persist()
+    np.testing.assert_array_equal(host((p + 1).compute(num_workers=1)), x + 1)
+    np.testing.assert_allclose(host(p.sum().compute(num_workers=1)), x.sum())
+
+
+def test_a_task_that_changes_device_or_stream_for_good(scheduler):
+    last = cuda_devices() - 1
+
+    def rude(block):
+        cupy.cuda.Device(last).use()
+        cupy.cuda.Stream(non_blocking=True).use()
+        return block
+
+    def where(block):
+        return cupy.full_like(block, cupy.cuda.runtime.getDevice())
+
+    a = da.ones((64, 64), chunks=16)
+    b = a.map_blocks(rude, meta=a._meta).rechunk(32).map_blocks(where, meta=a._meta)
+    assert set(np.unique(host(b.compute()))) <= set(scheduler.hardware.ids)
+
+
+def test_rows_more_than_two_gigabytes_apart(scheduler):
+    x = da.ones((2, 2**29 + 64), chunks=(2, 2**28), dtype="u1").map_blocks(
+        lambda b: b, chunks=((2,), (2**28, 2**28, 64))
+    )
+    y = da.concatenate([x] * 5, axis=1)  # rows of 2.5 GB
+    result = y.to_backend("numpy").compute()
+    assert result.shape == y.shape
+    assert result[:, ::1_000_003].all()
+    assert result[1, -1] == 1
+
+
 def test_three_dimensions_and_odd_strides(scheduler):
     x = np.random.default_rng(1).random((20, 30, 40))
     lazy = cupy_array(x, (7, 11, 13))

@@ -658,7 +658,10 @@ class CudaDevices:
 
     def value(self, step: int) -> Any:
         """The value, ordered behind its making on the caller's current stream of its device."""
-        for place in (self.plan.steps[step].place, *range(len(self.lanes)), HOST):
+        places = [self.plan.steps[step].place, *range(len(self.lanes)), HOST]
+        if step in self.plan.deliver:
+            places.insert(0, HOST)  # its device has been told to let go of it, and may not have yet
+        for place in places:
             held = self.held[place].get(step)
             if held is None:
                 continue
@@ -782,6 +785,8 @@ class CudaDevices:
             lane.home.use()
         try:
             value = self.plan.steps[i].task(values)
+            if runtime.getDevice() != lane.device:
+                Device(lane.device).use()
             return (_solid(value) if self.crossing[i] else value), 0
         except Refused as error:
             return None, _asked_for(error, 1)

@@ -326,14 +326,14 @@ def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do():
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
     with gpuscheduler.Scheduler(devices="cuda:0,0"):
-        lazy = da.ones((64, 2**18), chunks=(8, -1))  # 128 MiB
+        lazy = da.ones((64, 2**18), chunks=(8, -1)) + 1  # 128 MiB
         pool.set_limit(size=pool.total_bytes() + 200 * 2**20)
         try:
             with pytest.raises(gpuscheduler.OutOfMemory, match=r"134,217,728 bytes.*to_backend"):
                 lazy.compute()
         finally:
             pool.set_limit(size=0)
-        assert bool((lazy.compute() == 1).all())
+        assert bool((lazy.compute() == 2).all())
 
 
 def test_nested_and_from_many_threads(scheduler):

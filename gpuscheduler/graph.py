@@ -553,7 +553,7 @@ def _sliced(shape: tuple[int, ...], index: Any) -> tuple[int, ...] | None:
     for length, i in zip(shape, index, strict=False):
         if isinstance(i, slice):
             out.append(len(range(*i.indices(length))))
-        elif not isinstance(i, Integral):
+        elif not isinstance(i, Integral) or isinstance(i, bool):
             return None
     return (*out, *shape[len(index) :])
 

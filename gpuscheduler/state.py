@@ -148,7 +148,7 @@ class State:
         self.flight = dict.fromkeys(devices, 0)  # ... the bytes that those make and fetch
         self.bytes = [0] * n  # ... by step
         self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
-        self.refused: dict[int, int] = {}  # step -> how often an allocator has refused it
+        self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
         self.fixed = {i for i, s in enumerate(steps) if s.fixed}
         self.keep = self.fixed.union(plan.outputs)
@@ -275,8 +275,7 @@ class State:
         del self.coming[i, dst]
         self.where[i] = self.where[i] | {dst}
         self.resident[dst].add(i)
-        if src != HOST:
-            self.touched.add(src)
+        self.touched.update({src, dst} - {HOST})
         for r in self.awaited.pop((i, dst), ()):
             self.absent[r] -= 1
             if not self.absent[r]:
@@ -313,7 +312,7 @@ class State:
     def _insist(self, i: int, nbytes: int) -> None:
         """What is refused again although it should fit gets the device to itself; then it fails."""
         patience = 1 if nbytes else PATIENCE
-        refused = self.refused[i] = self.refused.get(i, 0) + 1
+        refused = self.refused[i, nbytes > 0] = self.refused.get((i, nbytes > 0), 0) + 1
         if refused <= patience:
             return
         step = self.plan.steps[i]
@@ -514,12 +513,12 @@ class State:
                 inputs = self.plan.steps[i].inputs
                 fetch = sum(self.nbytes[j] for j in inputs if d not in self.where[j])
                 room = self.plan.machine.memory[d] - self.used[d] - fetch
-                room += sum(
-                    self.nbytes[j] for j in self.resident[d] if j not in inputs
-                )  # all idle: nothing is under way
+                for j in self.resident[d]:  # all idle: nothing is under way
+                    stays = j in inputs or (j in self.fixed and self.place[j] == d)
+                    room += 0 if stays else self.nbytes[j]
                 if room >= 0:
                     self.nbytes[i] = min(self.nbytes[i], room)
-                    self.touched.add(d)
+        self.touched.update(self.plan.machine.devices)
         self._advance(out)
         if not self.quiet:
             return

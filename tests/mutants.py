@@ -215,8 +215,8 @@ MUTANTS = {
         "            self._use(place, -self.nbytes[i])",
     ),
     "those that waited for a refused copy wait on": (
-        "                self._unreserve(r, out)\n            return",
-        "                pass\n            return",
+        "                self._unreserve(r, out)\n                self._insist(r, 0)\n",
+        "                pass\n",
     ),
     "who steps back is waited with all the same": (
         "                if i in waiting:\n                    waiting.remove(i)\n",

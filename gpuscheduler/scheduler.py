@@ -44,7 +44,7 @@ class Options:
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
     memory_limit: int | str | float | None = None  # per device: bytes, "8 GiB" or a fraction
     window: int = WINDOW  # steps under way on one device
-    deep_window: int = DEEP_WINDOW  # ... where their values are small
+    deep_window: int = DEEP_WINDOW  # ... where all they make and fetch is small beside the memory
     check: bool = False  # validate the state after each event (slow)
 
     @classmethod
@@ -76,7 +76,8 @@ class Scheduler:
         What values may take on each device: bytes, a string such as ``"8 GiB"``, or a fraction
         (a float up to 1.0) of what is free. Default: 0.9 of what is free.
     window, deep_window
-        How many steps may be under way on one device: large ones, small ones.
+        How many steps may be under way on one device; the second holds while all that they make and
+        fetch is small beside its memory.
     check
         Validate the scheduler's state after each event; slow.
 

@@ -177,8 +177,8 @@ MUTANTS = {
         "if i not in self.fixed]",
     ),
     "a guess counts on the room of values of the graph": (
-        "if j not in inputs and not (j in self.fixed and self.place[j] == d)",
-        "if j not in inputs",
+        "stays = j in inputs or (j in self.fixed and self.place[j] == d)",
+        "stays = j in inputs",
     ),
     # delivery
     "results are not delivered": (

@@ -113,12 +113,12 @@ def test_a_reader_may_be_done_before_its_copy_is_heard_of():
 def test_a_copy_that_is_heard_of_last_can_make_room_at_once():
     """
     v0 --> b1      b is done before 1 hears of the copy that b has read. Until then nobody can take
-           |       the room of it; then c does, though nothing else happens on 1 any more.
-           c1
+           |       the room of it; then c does, though nothing else happens on 1 any more, and x, on
+    x0     c1      0, goes on for long.
     """
-    plan = plan_of(("v", "", 0), ("b", "v", 1, 0), ("c", "b", 1), memory=(8, 8), fixed="v")
-    state = state_of(plan)
-    assert state.start() == [Copy(0, 0, 1), Launch(1, 1)]
+    steps = ("v", "", 0), ("b", "v", 1, 0), ("c", "b", 1), ("x", "", 0)
+    state = state_of(plan_of(*steps, memory=(16, 8), wanted="cx", fixed="v"))
+    assert state.start() == [Launch(3, 0), Copy(0, 0, 1), Launch(1, 1)]
     assert state.handle(*ran(1, 0)) == []
     assert state.handle(Copied(0, 0, 1)) == [Free(0, 1), Launch(2, 1)]
 

@@ -424,11 +424,13 @@ class _Builder:
         """Shape and bytes per element of a block: from its collection, or by slicing one."""
         if not self.lowered.layers:
             return None
+        task = self.tasks.get(key)
+        if _selects(task):  # Dask says of the result that it has the chunks of the whole
+            return None
         if type(key) is tuple:
             block = _collection_block(self.lowered.layers.get(key[0]), key[1:])
             if block is not None:
                 return block
-        task = self.tasks.get(key)
         if not isinstance(task, Task) or task.func not in SLICERS or len(task.args) < 2:
             return None
         source, index = task.args[:2]
@@ -536,6 +538,16 @@ def _collection_block(
     except (ValueError, TypeError, IndexError, OverflowError):  # NaN, or not a block index
         return None
     return shape, int(facts["dtype"].itemsize)
+
+
+def _selects(task: Any) -> bool:
+    """Whether a task indexes one value with another: how much that leaves, only the run shows."""
+    if isinstance(task, Task) and task.func is execute_subgraph:
+        task = task.args[0].get(task.args[1])
+    if not isinstance(task, Task) or len(task.args) < 2:
+        return False
+    function = task.kwargs.get("enforce_dtype_function", task.func)  # as x[mask] comes
+    return function in SLICERS and isinstance(task.args[1], (TaskRef, Alias))
 
 
 def _sliced(shape: tuple[int, ...], index: Any) -> tuple[int, ...] | None:

@@ -331,3 +331,11 @@ def test_leaving_by_an_exception_restores_too():
     with contextlib.suppress(KeyError), Scheduler("cpu:1"):
         raise KeyError
     assert config.get("scheduler", None) == before
+
+
+def test_what_a_mask_leaves_is_not_known_before_the_run():
+    """Ten of a million numbers, where a quarter of a million fit: Dask says that all are left."""
+    x = np.arange(2**20, dtype="f8")
+    with Scheduler("cpu:1", memory_limit=2**21):
+        a = da.from_array(x, chunks=2**19)
+        assert a[a >= 2**20 - 10].compute().size == 10

@@ -29,6 +29,7 @@ class Callbacks(Watch):
         self.begun: list[Any] = []
         self.dsk: dict[Key, Any] = {}
         self.state: dict[str, Any] = {}
+        self.kept: set[Key] = set()  # results, which stay in the state's cache
         self.value: Callable[[int], Any] = lambda step: None
 
     def start(self, dsk: dict[Key, Any]) -> None:
@@ -41,6 +42,7 @@ class Callbacks(Watch):
 
     def start_state(self, plan: Plan, graph: Graph) -> None:
         self.plan = plan
+        self.kept = {plan.steps[i].key for i in plan.outputs}
         self.state = dask_state(plan, graph)
         for callback in self.active:
             if callback[1]:
@@ -74,14 +76,10 @@ class Callbacks(Watch):
                 if not waiting:
                     state["released"].add(d)
                     state["cache"].pop(d, None)
-        if not state["waiting_data"].get(s.key) and s.key not in self._kept:
+        if not state["waiting_data"].get(s.key) and s.key not in self.kept:
             state["cache"].pop(s.key, None)
         for f in self.posttask:
             f(s.key, value, self.dsk, state, s.place)
-
-    @property
-    def _kept(self) -> set[Key]:
-        return {self.plan.steps[i].key for i in self.plan.outputs}
 
     def finish(self, failed: bool) -> None:
         for callback in self.begun:

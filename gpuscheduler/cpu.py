@@ -212,8 +212,8 @@ class CpuDevices:
             if self.stopped:
                 return
             try:
-                if self.gathering.write(step, self.values[step]):
-                    self.values[step] = None if self._only_delivered(step) else self.values[step]
+                if self.gathering.write(step, self.values[step]) and self._only_delivered(step):
+                    self.values[step] = None
             except BaseException as error:
                 self._events.put([Failed(step, error)])
                 return

@@ -13,7 +13,6 @@ waits for it: so what is counted as held is held, and what is let go is no longe
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -1021,6 +1020,3 @@ def _raw_token(k: Any) -> Any:
 @normalize_token.register(cupy.fuse(lambda x: x).__class__)
 def _fusion_token(k: Any) -> Any:
     return ("cupy.fuse", normalize_token(k.func), k.name)
-
-
-warnings.filterwarnings("ignore", category=cupy._util.PerformanceWarning, message=".*peer.*")

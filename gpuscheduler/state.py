@@ -302,7 +302,7 @@ class State:
                 self._unreserve(r, out)
                 self._insist(r, 0)
             return
-        self._recall(i, out)
+        self._recall(i)
         self._unreserve(i, out)
         if event.nbytes:
             self.nbytes[i] = max(self.nbytes[i], event.nbytes)
@@ -329,7 +329,7 @@ class State:
         self.nbytes[i] = max(self.nbytes[i], whole)
         self.guess[i] = False
 
-    def _recall(self, i: int, out: list[Instruction]) -> None:
+    def _recall(self, i: int) -> None:
         """A launch was refused: steps queued behind it that read it will be refused, too."""
         self.launched[i] = 0
         if not self.ahead:
@@ -337,8 +337,6 @@ class State:
         for r in self.readers[i]:
             if self.place[r] == self.place[i]:
                 self.missing[r] += 1  # it leaves the heap when it comes to the top
-                if r in self.absent:
-                    self._unreserve(r, out)
 
     def _unreserve(self, i: int, out: list[Instruction]) -> None:
         d = self.place[i]

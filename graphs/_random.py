@@ -79,7 +79,7 @@ def normal_block(
 
 
 def _empty(where: _roots.Window, kind: Any, xp: str) -> Any:
-    return _roots.library(xp).empty(tuple(s.stop - s.start for s in where), kind)
+    return _roots.array_module(xp).empty(tuple(s.stop - s.start for s in where), kind)
 
 
 def _slabs(out: Any) -> Any:
@@ -90,7 +90,7 @@ def _slabs(out: Any) -> Any:
 
 def _hash(where: _roots.Window, rows: slice, shape: tuple[int, ...], seed: int, xp: str) -> Any:
     """SplitMix64 of each element's index in the row-major order of `shape`, as uint64."""
-    lib = _roots.library(xp)
+    lib = _roots.array_module(xp)
     first = slice(where[0].start + rows.start, where[0].start + rows.stop)
     z: Any = None
     for axis, s in enumerate((first, *where[1:])):

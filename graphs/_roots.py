@@ -19,7 +19,7 @@ LARGEST = 256 * 2**20  # bytes of a default chunk
 FEWEST = 16  # default chunks, so that small sizes still have a graph
 
 
-def library(xp: str) -> Any:
+def array_module(xp: str) -> Any:
     """The array module called `xp`, "numpy" or "cupy"."""
     return importlib.import_module(xp)
 
@@ -61,7 +61,7 @@ def from_blocks(
         axes,
         align_arrays=False,
         dtype=np.dtype(dtype),
-        meta=library(xp).empty((0,) * len(chunks), dtype),
+        meta=array_module(xp).empty((0,) * len(chunks), dtype),
         xp=xp,
         **options,
     )

@@ -86,4 +86,4 @@ def _axis(ends: tuple[float, float], n: int, chunks: tuple[int, ...], xp: str) -
 
 
 def _index(where: _roots.Window, xp: str) -> Any:
-    return _roots.library(xp).arange(where[0].start, where[0].stop, dtype="f8")
+    return _roots.array_module(xp).arange(where[0].start, where[0].stop, dtype="f8")

@@ -105,7 +105,7 @@ def terrain() -> tuple[Any, float, float]:
 
 def elevation_block(where: _roots.Window, shape: tuple[int, int], xp: str = "numpy") -> Any:
     """The part at `where` of the terrain interpolated to `shape`."""
-    lib = _roots.library(xp)
+    lib = _roots.array_module(xp)
     z = terrain()[0]
     (row, down), (column, right) = (
         _position(where[axis], shape[axis], z.shape[axis]) for axis in (0, 1)

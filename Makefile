@@ -22,8 +22,9 @@ comma := ,
 PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
 # Modules that decide, and those that read no device's memory: these are strict.
-STRICT := machine subgraph graph place plan plans state gather sizes run pretend workers cpu callbacks \
-	scheduler
+STRICT := machine subgraph graph expr philox philox_loops blocks cuda_math kernel trace fuse \
+	siblings place plan batches plans \
+	state gather sizes run pretend workers cpu callbacks scheduler
 
 .PHONY: run test lint types clean
 .DEFAULT_GOAL := run
@@ -51,7 +52,7 @@ $(VENV)/.run: pyproject.toml $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e ".[test$(PLUS)]"
+	$(BIN)/python -m pip install --quiet -e ".[test,$(or $(EXTRA),nvrtc)]"
 	touch $@
 
 $(VENV)/bin/python:

@@ -23,7 +23,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task
-from dask.array import creation, linalg, routines
+from dask.array import chunk, creation, linalg, routines
 from dask.array.backends import ArrayBackendEntrypoint
 from dask.array.backends import array_creation_dispatch as dispatch
 from dask.array.core import Array, normalize_chunks
@@ -31,6 +31,8 @@ from dask.array.cupy_entry_point import CupyBackendEntrypoint
 from dask.base import tokenize
 from dask.blockwise import blockwise
 from dask.layers import ArraySliceDep
+
+from . import trace
 
 #: Creation functions that Dask itself does not dispatch and that we fill in.
 FILLED = ("linspace", "eye", "diag", "meshgrid")
@@ -175,7 +177,7 @@ class CupyBackend(CupyBackendEntrypoint):
 def _linspace(
     where: tuple[slice, ...],
     *,
-    xp: str,
+    xp: Any,
     start: float,
     delta: float,
     intervals: int,
@@ -193,7 +195,8 @@ def _linspace(
     array([2., 3.], dtype=float32)
     """
     (elements,) = where
-    x = import_module(xp).arange(elements.start, elements.stop, dtype=np.float64)
+    library = _library(xp)
+    x = library.arange(elements.start, elements.stop, dtype=np.float64)
     step = delta / intervals if intervals > 0 else 1.0
     if intervals > 0 and step == 0:  # it has underflowed, delta may not have
         x /= intervals
@@ -204,11 +207,11 @@ def _linspace(
     if last is not None and elements.stop == num and len(x):
         x[-1] = last
     if np.issubdtype(dtype, np.integer):
-        x = import_module(xp).floor(x)
+        x = library.floor(x)
     return x.astype(dtype, copy=False)
 
 
-def _eye(where: tuple[slice, ...], *, xp: str, k: int, dtype: Any) -> Any:
+def _eye(where: tuple[slice, ...], *, xp: Any, k: int, dtype: Any) -> Any:
     """The part `where` of a matrix with ones on its k-th diagonal.
 
     >>> _eye((slice(2, 4), slice(0, 3)), xp="numpy", k=-1, dtype=int)
@@ -216,12 +219,28 @@ def _eye(where: tuple[slice, ...], *, xp: str, k: int, dtype: Any) -> Any:
            [0, 0, 1]])
     """
     rows, columns = where
-    return import_module(xp).eye(
+    return _library(xp).eye(
         rows.stop - rows.start,
         columns.stop - columns.start,
         k=k + rows.start - columns.start,
         dtype=dtype,
     )
+
+
+def _library(xp: Any) -> Any:
+    return import_module(xp) if isinstance(xp, str) else xp
+
+
+#: What the two functions above need of a library, for symbolic arrays.
+_SYMBOLIC = SimpleNamespace(
+    arange=lambda start, stop, dtype: trace.KNOWN[chunk.arange](
+        start, stop, 1, stop - start, dtype
+    ),
+    floor=np.floor,
+    eye=trace.KNOWN[np.eye],
+)
+trace.KNOWN[_linspace] = lambda *args, xp, **kwargs: _linspace(*args, xp=_SYMBOLIC, **kwargs)
+trace.KNOWN[_eye] = lambda *args, xp, **kwargs: _eye(*args, xp=_SYMBOLIC, **kwargs)
 
 
 def _diag(v: Any, *, xp: str, k: int) -> Any:

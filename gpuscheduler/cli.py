@@ -15,7 +15,8 @@ import math
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -37,14 +38,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from . import __version__
+from .batches import Batch
 from .cpu import available_memory
-from .graph import PlanError, from_dask
+from .expr import Kernel
+from .fuse import Fused
+from .graph import Graph, PlanError, from_dask
+from .kernel import NotGenerated, generate
 from .machine import HOST, Machine
-from .plan import OutOfMemory, Plan, make_plan
+from .plan import OutOfMemory, Plan
 from .pretend import ClockDevices
 from .run import Hardware
 from .run import run as run_plan
-from .scheduler import Scheduler
+from .scheduler import Options, Scheduler, plan_graph
 
 Size = int | tuple[int, ...]
 
@@ -597,6 +602,7 @@ def draw(work: Workload, value: Any, png: str, title: str, figure: Any) -> None:
     type=click.IntRange(1),
     help="Plan for N H200 GPUs that need not be there.",
 )
+@click.option("--source", is_flag=True, help="Print the CUDA source of each kernel.")
 def plan(
     name: str,
     size: Any,
@@ -604,11 +610,12 @@ def plan(
     devices: str | None,
     memory_limit: str | None,
     pretend: int | None,
+    source: bool,
 ) -> None:
     """Plan the workload NAME and predict its run. Computes nothing.
 
-    Prints the steps, the busy time and the peak memory of each device, and the bytes over each
-    link.
+    Prints the steps, the busy time and the peak memory of each device, the bytes over each link,
+    the fused kernels, and why other tasks are none.
     """
     work = load(name)
     size = work.size(size)
@@ -618,11 +625,12 @@ def plan(
             raise click.UsageError("--pretend and --devices: use one of them")
         machine = Machine.uniform(pretend, memory=pretended_limit(memory_limit))
         x = work.build(size, chunks, "numpy")
-        planned, where = plan_of(x, machine), f"{pretend} pretended H200"
+        (graph, planned), where = plan_of(x, machine), f"{pretend} pretended H200"
     else:
         with scheduler(devices, memory_limit) as s:
             x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
-            planned = plan_of(x, s.hardware.machine, s.hardware.home)
+            hardware = s.hardware
+            graph, planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
             where = devices_said(s.hardware)
     clock = ClockDevices(planned)
     run_plan(planned, clock)
@@ -630,8 +638,11 @@ def plan(
         f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps, "
         f"predicted {seconds_said(clock.now)}"
     )
-    for table in predicted(planned, clock):
+    for table in (*predicted(planned, clock), *programs(planned, graph)):
         console.print(table)
+    if source:
+        for text in sorted({cuda_source(k) for k in kernels(planned)}):
+            click.echo(text)
 
 
 def pretended_limit(text: str | None) -> int:
@@ -642,12 +653,19 @@ def pretended_limit(text: str | None) -> int:
         raise click.BadParameter(f"{text!r}", param_hint="--memory-limit") from error
 
 
-def plan_of(x: Any, machine: Machine, home: Callable[[Any], int | None] | None = None) -> Plan:
-    """The plan that computing x would run."""
-    plans: list[Plan] = []
+def plan_of(
+    x: Any,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None = None,
+    kind: str = "cuda",
+    options: Options | None = None,
+) -> tuple[Graph, Plan]:
+    """The plan that computing x would run, and its graph."""
+    plans: list[tuple[Graph, Plan]] = []
 
     def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-        plans.append(make_plan(from_dask(dsk, keys, home=home), machine, home))
+        graph = from_dask(dsk, keys, home=home)
+        plans.append(plan_graph(graph, machine, home, kind, options or Options()))
         return [None for _ in keys]
 
     held(x, scheduler=keep)
@@ -672,6 +690,57 @@ def predicted(planned: Plan, clock: ClockDevices) -> Iterable[Table]:
         for (src, dst), nbytes in sorted(clock.moved.items()):
             links.add_row(place_said(src), place_said(dst), format_bytes(nbytes))
         yield links
+
+
+def members(planned: Plan) -> Iterator[Fused]:
+    """The fused tasks of a plan, those of a batch one by one."""
+    for step in planned.steps:
+        if isinstance(step.task, Fused):
+            yield step.task
+        elif isinstance(step.task, Batch):
+            yield from step.task.members
+
+
+def kernels(planned: Plan) -> Iterator[Kernel]:
+    """The distinct kernels of a plan."""
+    programs = {id(f.program): f.program for f in members(planned)}
+    return (k for p in programs.values() for k in p.kernels)
+
+
+def cuda_source(kernel: Kernel) -> str:
+    try:
+        return generate(kernel).source
+    except NotGenerated as error:
+        return f"// none: {error}"
+
+
+def programs(planned: Plan, graph: Graph) -> Iterator[Table]:
+    """The fused kernels, what each launch does, and why other tasks are none."""
+    counts = Counter(k for f in members(planned) for k in f.program.kernels)
+    if counts:
+        table = Table("kernel", "times", "bytes", "operations", title="fused kernels")
+        rows: dict[str, list[int]] = {}
+        for kernel, times in counts.items():
+            row = rows.setdefault(kernel_said(kernel), [0, 0, 0])
+            row[0] += times
+            row[1] += times * kernel.bytes_moved()
+            row[2] += times * kernel.operations()
+        for name, (times, nbytes, operations) in rows.items():
+            table.add_row(name, f"{times:,}", format_bytes(nbytes), f"{operations:.3g}")
+        yield table
+    reasons = Counter(graph.why[s.key] for s in planned.steps if s.key in graph.why)
+    if reasons:
+        table = Table("steps", "why they are no kernel", title="operation by operation")
+        for reason, times in reasons.most_common():
+            table.add_row(f"{times:,}", reason)
+        yield table
+
+
+def kernel_said(kernel: Kernel) -> str:
+    try:
+        return generate(kernel).name
+    except NotGenerated as error:
+        return f"none on a GPU: {error}"
 
 
 def place_said(place: int) -> str:

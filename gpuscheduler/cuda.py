@@ -31,8 +31,11 @@ from dask.base import normalize_token
 from dask.core import flatten
 
 from . import backend
+from .batches import Batch
 from .cpu import CpuDevices, available_memory
+from .fuse import Fused
 from .gather import Gathering, strips
+from .launch import Kernels, Workspace
 from .machine import HOST, Machine
 from .plan import OutOfMemory, Plan
 from .run import Lease
@@ -112,6 +115,7 @@ class _Lane:
     watch: Worker  # waits for copies to the host
     queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
+    work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
 
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
@@ -134,6 +138,7 @@ class _Lane:
         for stream in (self.home, self.incoming, self.outgoing):
             stream.synchronize()
         self.sweep(wait=True)
+        self.work = Workspace()
         self.watch.stop()
         self.watch.thread.join()
 
@@ -259,6 +264,7 @@ class CudaHardware:
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         self.pinned = PinnedBlocks()
+        self.kernels = Kernels()
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
         peer = tuple(
@@ -593,7 +599,7 @@ class CudaDevices:
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
-        self.crossing = self._crossing() if len(self.lanes) > 1 else bytearray(len(plan.steps))
+        self.crossing = plan.crossing
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
@@ -605,26 +611,30 @@ class CudaDevices:
         team.begin()
         self._follow_caller()
 
-    def _crossing(self) -> bytearray:
-        """Steps that other devices read: they wait for an event behind each."""
-        steps = self.plan.steps
-        return bytearray(
-            any(steps[r].place != step.place for r in self.plan.readers[i])
-            for i, step in enumerate(steps)
-        )
-
     def _follow_caller(self) -> None:
         """Order this run behind what the caller has queued: arrays of the graph may be in the
         making, and memory of earlier results may be in use."""
+        behind: dict[int, list[Event]] = {}
         for lane in self.lanes:
-            with Device(lane.device):
-                current = cupy.cuda.get_current_stream()
-                lent = self.hardware.lent.get(lane.device, {})
-                for reader in {**lent, current.ptr: current}.values():
+            if lane.device not in behind:
+                behind[lane.device] = self._caught_up(lane.device)
+            for event in behind[lane.device]:
+                for stream in (lane.home, lane.incoming, lane.outgoing):
+                    stream.wait_event(event)
+
+    def _caught_up(self, device: int) -> list[Event]:
+        """Events behind the caller's stream on a device, and behind those that got results there;
+        a stream that has nothing to do any more needs none."""
+        out = []
+        with Device(device):
+            current = cupy.cuda.get_current_stream()
+            lent = self.hardware.lent.get(device, {})
+            for reader in {**lent, current.ptr: current}.values():
+                if not reader.done:
                     event = Event(disable_timing=True)
                     event.record(reader)
-                    for stream in (lane.home, lane.incoming, lane.outgoing):
-                        stream.wait_event(event)
+                    out.append(event)
+        return out
 
     # ---- verbs, in the loop's thread
 
@@ -750,7 +760,9 @@ class CudaDevices:
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
-        values = step.values(lambda j: held[j].value)
+        task = step.task
+        by_heart = type(task) is Batch and task.ready  # it knows where its arrays are
+        values = {} if by_heart else step.values(lambda j: held[j].value)
         if step.constants:
             for name in step.constants:
                 values[name] = map_leaves(lambda v: self._nearby(lane, v), values[name])
@@ -782,8 +794,14 @@ class CudaDevices:
             Device(lane.device).use()
         if cupy.cuda.get_current_stream().ptr != lane.home.ptr:
             lane.home.use()
+        task = self.plan.steps[i].task
         try:
-            value = self.plan.steps[i].task(values)
+            if type(task) is Fused:
+                value = self.hardware.kernels.run(task, values, lane.device, lane.work)
+            elif type(task) is Batch:
+                value = self.hardware.kernels.run_batch(task, values, lane.device, lane.work)
+            else:
+                value = task(values)
             if runtime.getDevice() != lane.device:
                 Device(lane.device).use()
             return (_solid(value) if self.crossing[i] else value), 0

@@ -15,11 +15,14 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, product
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 from dask import config
-from dask._expr import HLGExpr, HLGFinalizeCompute, _HLGExprSequence
+from dask._expr import HLGExpr, HLGFinalizeCompute, ProhibitReuse, _HLGExprSequence
 from dask._task_spec import (
     Alias,
     DataNode,
@@ -35,6 +38,7 @@ from dask.array.core import finalize
 from dask.array.dispatch import to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices
 from dask.array.optimization import optimize as optimize_array
+from dask.array.random import _apply_random, _apply_random_func
 from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer
@@ -46,6 +50,7 @@ Callback = Callable[[dict[Key, Any]], None]
 
 PIN = "device"  # dask.annotate(device=k)
 SLICERS = (*GETTERS, operator.getitem)
+RANDOM = (_apply_random_func, _apply_random)
 
 
 class PlanError(ValueError):
@@ -60,6 +65,24 @@ class Gather:
     blocks: Any  # nested lists of keys, as Dask's finalize gets them
     chunks: tuple[tuple[int, ...], ...] | None  # lengths per axis; None where they are not known
     to_host: bool  # the array is NumPy's: by its type, or by a last step `.to_backend("numpy")`
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a collection says of one of its blocks."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    kind: str | None = None  # the type of its arrays, "numpy.ndarray" or "cupy.ndarray"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Where a block of random numbers lies in its array."""
+
+    seed: Any  # of the array's first block, as Dask drew it
+    shape: tuple[int, ...]  # of the whole array
+    start: tuple[int, ...]  # of the block
 
 
 @dataclass(slots=True)
@@ -77,6 +100,15 @@ class Graph:
     pins: dict[Key, int] = field(default_factory=dict)
     sizes: dict[Key, int] = field(default_factory=dict)  # bytes, where the collection knows them
     gathers: dict[Key, Gather] = field(default_factory=dict)
+    blocks: dict[Key, Block] = field(default_factory=dict)  # where the collection tells
+    draws: dict[Key, Draw] = field(default_factory=dict)  # by the key of the random task itself
+    #: For what a task reads, where that is one of several values made together: which of them, and
+    #: which of its parts where that, too, was made of several.
+    picks: dict[Key, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    #: Outputs that are made with others, in one task: that task, and where in its value they are.
+    parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
+    why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
+    globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
 
 
 @dataclass(slots=True)
@@ -86,6 +118,7 @@ class Lowered:
     dsk: dict[Key, Any]
     pins: dict[Key, Any] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)  # by the name of the keys they make
+    wholes: list[Mapping[Key, Any]] = field(default_factory=list)  # before blocks were culled
     fusable: bool = False  # linear chains may become one step
 
 
@@ -156,9 +189,17 @@ def _from_hlg_expr(expr: Any) -> Lowered:
             part = _from_layers(hlg.cull(set(output_keys)))
             # a fused layer has the name of its last array, whose own layer knew the chunks
             part.layers = {**part.layers, **named}
+            whole = _without_facts(op.hlg)
+            if split_draws(whole):
+                split_draws(part.dsk)
+                part.wholes.append(whole)
             fusable.append(config.get("optimization.fuse.active") is not False)
         else:
             part = _from_layers(op._optimized_dsk)
+            if split_draws(part.dsk):
+                whole = dict(op.hlg)
+                split_draws(whole)
+                part.wholes.append(whole)
             fusable.append(False)
         if isinstance(op, HLGFinalizeCompute):
             # made by compute() itself, under whatever annotations are active there
@@ -167,6 +208,7 @@ def _from_hlg_expr(expr: Any) -> Lowered:
         out.dsk.update(part.dsk)
         out.pins.update(part.pins)
         out.layers.update(part.layers)
+        out.wholes += part.wholes
     out.fusable = bool(fusable) and all(fusable)
     return out
 
@@ -179,6 +221,42 @@ def _from_layers(hlg: HighLevelGraph) -> Lowered:
             pin = layer.annotations[PIN]
             out.pins.update({k: pin(k) if callable(pin) else pin for k in layer})
     return out
+
+
+def split_draws(dsk: dict[Key, Any]) -> bool:
+    """Take random numbers out of the tasks that Dask fused them into, when an array became the
+    argument of a delayed function: they have to be found to be drawn by position. Says whether
+    there are any."""
+    found = False
+    for key, task in list(dsk.items()):
+        if type(task) is not Task:
+            continue
+        if task.func is ProhibitReuse._identity and type(task.args[0]) is Task:
+            task = dsk[key] = task.args[0].substitute({}, key=key)
+        if task.func is execute_subgraph and not task.kwargs:
+            inner, outkey, inkeys, *args = task.args
+            given = [a.key if isinstance(a, TaskRef) else None for a in args]
+            if any(_draws(t) for t in inner.values()) and given == list(inkeys):
+                found = True
+                dsk.update(inner)
+                if key != outkey:
+                    dsk[key] = Alias(key, outkey)
+        elif _draws(task):
+            found = True
+    return found
+
+
+def _without_facts(hlg: HighLevelGraph) -> dict[Key, Any]:
+    """The tasks of layers of which no collection says anything: what was delayed, mostly."""
+    out: dict[Key, Any] = {}
+    for layer in hlg.layers.values():
+        if not layer.collection_annotations and not isinstance(layer, Blockwise):
+            out.update(layer)
+    return out
+
+
+def _draws(task: Any) -> bool:
+    return type(task) is Task and task.func in RANDOM
 
 
 def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
@@ -254,7 +332,9 @@ class _Builder:
         once = {k: tuple(dict.fromkeys(v)) for k, v in needs.items()} if self.alias else needs
         order = depth_first(once, outputs)
         pins = self._pins(order)
-        sizes = {k: n for k in order if (n := self._nbytes(k)) is not None}
+        blocks = {k: b for k in order if (b := self._block(k)) is not None}
+        sizes = {k: math.prod(b.shape) * b.dtype.itemsize for k, b in blocks.items()}
+        draws = self._draws(order)
         kept, compiler = set(outputs), self.compiler
         self._leave_on_device(needs)
         if self.lowered.fusable:
@@ -271,6 +351,8 @@ class _Builder:
             pins,
             sizes,
             self.gathers,
+            blocks,
+            draws,
         )
 
     def _discover(self) -> tuple[Key, ...]:
@@ -416,12 +498,8 @@ class _Builder:
                     out.setdefault(key, self.front)
         return out
 
-    def _nbytes(self, key: Key) -> int | None:
-        block = self._block(key)
-        return None if block is None else math.prod(block[0]) * block[1]
-
-    def _block(self, key: Key) -> tuple[tuple[int, ...], int] | None:
-        """Shape and bytes per element of a block: from its collection, or by slicing one."""
+    def _block(self, key: Key) -> Block | None:
+        """A block as its collection knows it, or by slicing one."""
         if not self.lowered.layers:
             return None
         task = self.tasks.get(key)
@@ -440,8 +518,39 @@ class _Builder:
         whole = self._block(self.alias.get(name, name))
         if whole is None:
             return None
-        shape = _sliced(whole[0], index.value if isinstance(index, DataNode) else index)
-        return None if shape is None else (shape, whole[1])
+        shape = _sliced(whole.shape, index.value if isinstance(index, DataNode) else index)
+        return None if shape is None else replace(whole, shape=shape)
+
+    def _draws(self, order: list[Key]) -> dict[Key, Draw]:
+        """Where each block of random numbers lies. What is drawn there may then depend on that, and
+        on the seed of the first block, alone: not on how the array is cut up."""
+        out: dict[Key, Draw] = {}
+        arrays: dict[str, Any] = {}
+        for key in order:
+            task = self.tasks[key]
+            if type(task) is not Task or task.func not in RANDOM or type(key) is not tuple:
+                continue
+            name = key[0]
+            if name not in arrays:
+                arrays[name] = _whole_draw(self.lowered.layers.get(name), name)
+            if arrays[name] is None:
+                arrays.update(self._whole_draws)
+                arrays.setdefault(name, None)
+            if arrays[name] is not None:
+                seed, shape, starts = arrays[name]
+                start = tuple(s[i] for s, i in zip(starts, key[1:], strict=True))
+                out[key] = Draw(seed, shape, start)
+        return out
+
+    @cached_property
+    def _whole_draws(self) -> dict[str, Any]:
+        """The same for arrays that came without their layers: what all their blocks say."""
+        blocks: dict[str, dict[tuple[int, ...], Any]] = {}
+        for whole in self.lowered.wholes or [self.dsk]:
+            for key, task in whole.items():
+                if _draws(task) and type(key) is tuple:
+                    blocks.setdefault(key[0], {})[key[1:]] = task
+        return {name: _put_together(found) for name, found in blocks.items()}
 
 
 class _Either:
@@ -519,9 +628,58 @@ def _known_chunks(layer: Layer | None) -> tuple[tuple[int, ...], ...] | None:
     return tuple(tuple(int(c) for c in axis) for axis in chunks)
 
 
-def _collection_block(
-    layer: Layer | None, block: tuple[Any, ...]
-) -> tuple[tuple[int, ...], int] | None:
+def _whole_draw(layer: Layer | None, name: str) -> Any:
+    """Seed of the first block, shape and starts of the blocks of an array of random numbers."""
+    chunks = _known_chunks(layer)
+    first = None if layer is None or not chunks else layer.get((name, *[0] * len(chunks)))
+    if not chunks or not isinstance(first, Task) or first.func not in RANDOM:
+        return None
+    if len(first.args[3]) != len(chunks):
+        return None  # each draw is a vector
+    starts = [[0, *accumulate(axis)] for axis in chunks]
+    return first.args[2], tuple(sum(axis) for axis in chunks), starts
+
+
+def _put_together(blocks: Mapping[tuple[int, ...], Any]) -> Any:
+    """The same of an array of which there are only the tasks; None where some are missing."""
+    counts = [max(axis) + 1 for axis in zip(*blocks, strict=True)]
+    first = blocks.get((0,) * len(counts))
+    if first is None or len(blocks) != math.prod(counts):
+        return None
+    if any(len(t.args[3]) != len(counts) for t in blocks.values()):
+        return None
+    if any(_number(t.args[2]) != n for n, t in _numbered(first.args[2], blocks, counts)):
+        return None  # blocks at the end of an axis have been culled
+    lengths = [
+        [blocks[(0,) * k + (i,) + (0,) * (len(counts) - k - 1)].args[3][k] for i in range(n)]
+        for k, n in enumerate(counts)
+    ]
+    starts = [[0, *accumulate(axis)] for axis in lengths]
+    return first.args[2], tuple(sum(axis) for axis in lengths), starts
+
+
+def _numbered(first: Any, blocks: Mapping[tuple[int, ...], Any], counts: list[int]) -> Any:
+    """Blocks, with the number that the seed of each should have."""
+    start = _number(first)
+    for n, index in enumerate(product(*map(range, counts))):
+        yield None if start is None else start + n, blocks[index]
+
+
+def _number(seed: Any) -> int | None:
+    """Which of all seeds that were made for an array this is; None where it does not tell."""
+    if isinstance(seed, np.random.SeedSequence):
+        return int(seed.spawn_key[-1]) if seed.spawn_key else None
+    base = getattr(seed, "base", None)
+    if isinstance(base, np.ndarray):
+        return (_address(seed) - _address(base)) // max(int(seed.nbytes), 1)
+    return None
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _collection_block(layer: Layer | None, block: tuple[Any, ...]) -> Block | None:
     """A block that its layer reduces is one line thick."""
     facts = layer.collection_annotations if layer is not None else None
     if not facts or facts.get("dtype") is None:
@@ -537,7 +695,7 @@ def _collection_block(
         )
     except (ValueError, TypeError, IndexError, OverflowError):  # NaN, or not a block index
         return None
-    return shape, int(facts["dtype"].itemsize)
+    return Block(shape, np.dtype(facts["dtype"]), facts.get("chunk_type"))
 
 
 def _selects(task: Any) -> bool:
@@ -716,6 +874,7 @@ def _chain(
             (d,) = needs[key]
             agree = own is None or pin[d] is None or own == pin[d]
             fits = agree and readers[d] == 1 and d not in kept
+            fits = fits and not isinstance(tasks[d], DataNode)  # a value is not a task to run
             if fits and not tasks[key].block_fusion and not tasks[d].block_fusion:
                 below[key] = d
                 own = pin[d] if own is None else own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask._task_spec import DataNode
 from dask.core import flatten
@@ -38,10 +38,19 @@ class Step:
     seconds: float  # estimate
     kind: int  # steps that do the same to different blocks have the same kind
     fixed: bool = False  # the value is the graph's own: letting go of it would free nothing
+    picks: tuple[tuple[int, ...], ...] = ()  # where in each source's value what it reads is
 
     def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
         """What the task is called with, given the value of each step that it reads."""
-        out = {name: value(i) for name, i in zip(self.names, self.sources, strict=True)}
+        if self.picks:
+            out = {}
+            for name, i, path in zip(self.names, self.sources, self.picks, strict=True):
+                part = value(i)
+                for n in path:
+                    part = part[n]
+                out[name] = part
+        else:
+            out = {name: value(i) for name, i in zip(self.names, self.sources, strict=True)}
         if self.constants:
             out.update(self.constants)
         return out
@@ -64,6 +73,15 @@ class Plan:
             for j in step.inputs:
                 out[j].append(i)
         return out
+
+    @cached_property
+    def crossing(self) -> bytearray:
+        """Which steps are read on other devices than their own."""
+        steps = self.steps
+        return bytearray(
+            any(steps[r].place != step.place for r in self.readers[i])
+            for i, step in enumerate(steps)
+        )
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of guesses, for the next run of the same plan."""
@@ -100,19 +118,12 @@ def make_plan(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
 ) -> Plan:
     """A step for each task of the graph, placed; steps that can never fit are refused here."""
-    keys = list(graph.tasks)
-    index = {k: i for i, k in enumerate(keys)}
-    needs = graph.needs
-    sources = [tuple([index[d] for d in needs[k]]) for k in keys]
-    inputs = [tuple(dict.fromkeys(s)) for s in sources] if graph.alias else sources
-    kinds = _kinds(keys, graph.tasks)
-    given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
-    nbytes, known = _sizes(keys, graph.sizes | given, inputs)
-    pins = _pins(graph, keys, machine, home)
-    places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
+    placed = _placed(graph, machine, home)
+    keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
     names, constants = graph.names, graph.constants
     none: dict[Key, Any] = {}
+    picks = graph.picks
     steps = [
         Step(
             key,
@@ -127,15 +138,54 @@ def make_plan(
             seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
             kinds[i],
             key in given,
+            picks.get(key, ()),
         )
         for i, key in enumerate(keys)
     ]
-    outputs = tuple(index[k] for k in graph.outputs if k in index)
+    index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
+    outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     delivered = _delivered(graph, index)
     _refuse_what_cannot_fit(steps, machine)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
     return Plan(steps, outputs, machine, delivered, direct, graph.gathers, index)
+
+
+def places_of(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
+) -> dict[Key, int]:
+    """Where each task of the graph would run. Refuses nothing."""
+    placed = _placed(graph, machine, home)
+    return dict(zip(placed.keys, placed.places, strict=True))
+
+
+class _Placed(NamedTuple):
+    """The tasks of a graph by their numbers, with what decides where they run."""
+
+    keys: list[Key]
+    numbers: dict[Key, int]
+    sources: list[tuple[int, ...]]
+    inputs: list[tuple[int, ...]]
+    kinds: list[int]
+    given: dict[Key, int]  # bytes of values of the graph
+    nbytes: list[int]
+    known: list[bool]
+    places: list[int]
+
+
+def _placed(graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None) -> _Placed:
+    keys = list(graph.tasks)
+    index = {k: i for i, k in enumerate(keys)}
+    needs = graph.needs
+    sources = [tuple([index[d] for d in needs[k]]) for k in keys]
+    twice = graph.alias or graph.picks
+    inputs = [tuple(dict.fromkeys(s)) for s in sources] if twice else sources
+    kinds = _kinds(keys, graph.tasks)
+    given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
+    nbytes, known = _sizes(keys, graph.sizes | given, inputs)
+    pins = _pins(graph, keys, machine, home)
+    places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
+    return _Placed(keys, index, sources, inputs, kinds, given, nbytes, known, places)
 
 
 def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:

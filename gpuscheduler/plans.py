@@ -1,7 +1,8 @@
 """Plans of collections that were computed before: planned once, run again at once.
 
 A collection is recognised by the very layers that it is made of. They are watched weakly: when one
-is gone the plan goes, too, and with it every array that its tasks hold.
+is gone the plan goes, too, and with it every array that its tasks hold. So it does when a global
+that a user's function read while the plan was made is another one now.
 """
 
 from __future__ import annotations
@@ -92,15 +93,16 @@ class Plans:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def find(self, known: Signature, *where: Any) -> tuple[Graph, Plan] | None:
+    def find(self, known: Signature, *place: Any) -> tuple[Graph, Plan] | None:
         """The plan for the same computation in the same place."""
-        key = (known.words, where)
+        key = (known.words, place)
         with self._lock:
             found = self._plans.get(key)
             if found is None:
                 return None
             graph, plan, watched = found
-            if any(w() is not layer for w, layer in zip(watched, known.layers, strict=True)):
+            gone = any(w() is not layer for w, layer in zip(watched, known.layers, strict=True))
+            if gone or any(where.get(name) is not value for where, name, value in graph.globals):
                 self._drop(key)
                 return None
             self._plans.move_to_end(key)

@@ -12,24 +12,34 @@ import multiprocessing.pool
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 from dask import config
+from dask.base import compute
 from dask.callbacks import local_callbacks
 from dask.local import MultiprocessingPoolExecutor
 from dask.utils import format_bytes, parse_bytes
 
+from . import siblings
+from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
+from .fuse import Fuser
 from .gather import Gathering
-from .graph import Graph, from_dask, wanted_keys
-from .plan import Plan, make_plan
+from .graph import SLICERS, Graph, from_dask, wanted_keys
+from .machine import Machine
+from .plan import Plan, make_plan, places_of
 from .plans import Plans, signature
 from .run import Devices, Hardware, Lease, run
 from .state import DEEP_WINDOW, WINDOW
+
+#: By the kind of device, bytes that a task must touch to be worth a program ...
+FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
+#: ... and operations that it must do.
+FUSE_FEWEST = {"cpu": 2, "cuda": 0}
 
 
 @dataclass(frozen=True)
@@ -38,13 +48,17 @@ class Options:
 
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
-    Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, check=False)
+    Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
+fuse_least=None, random='philox', check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
     memory_limit: int | str | float | None = None  # per device: bytes, "8 GiB" or a fraction
     window: int = WINDOW  # steps under way on one device
     deep_window: int = DEEP_WINDOW  # ... where all they make and fetch is small beside the memory
+    fuse: bool = True  # run chains of array operations as one kernel
+    fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
+    random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     check: bool = False  # validate the state after each event (slow)
 
     @classmethod
@@ -60,7 +74,10 @@ class Options:
                 value = config.get(f"gpuscheduler.{name}", None)
             if value is not None:
                 out[name] = value
-        return cls(**out)
+        options = cls(**out)
+        if options.random not in ("philox", "dask"):
+            raise ValueError(f"random={options.random!r}: use 'philox' or 'dask'")
+        return options
 
 
 class Scheduler:
@@ -78,6 +95,15 @@ class Scheduler:
     window, deep_window
         How many steps may be under way on one device; the second holds while all that they make and
         fetch is small beside its memory.
+    fuse
+        Run chains of array operations, and the reductions behind them, as one kernel. Off, each
+        operation runs by itself.
+    fuse_least
+        How many bytes a task must touch to be worth a kernel. Default: any on GPUs, 256 KiB on CPU
+        devices.
+    random
+        ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
+        not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -175,7 +201,30 @@ class Scheduler:
             if cache is not None:  # tasks may look into it for the values of the graph
                 for constants in graph.constants.values():
                     cache.update(constants)
-            return graph, make_plan(graph, lease.machine, home)
+            merge = watch is None and cache is None  # callbacks see the tasks as they were
+            kind = self.hardware.kind
+            return plan_graph(graph, lease.machine, home, kind, self.options, merge)
+
+    def plan(self, *collections: Any) -> Plan:
+        """The plan that computing these collections would run. Computes nothing.
+
+        >>> import dask.array as da
+        >>> with Scheduler(devices="cpu:2") as s:
+        ...     print(s.plan(da.ones((2000, 2000), chunks=1000).sum()))
+        5 steps on 2 devices
+          device 0: 3 steps, 3e-05 s
+          device 1: 2 steps, 2e-05 s
+          1 -> 0: 16 bytes
+        """
+        plans: list[Plan] = []
+
+        def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
+            with self.hardware.lease(None, None) as lease:
+                plans.append(self._planned(dsk, keys, lease)[1])
+            return [None for _ in keys]
+
+        compute(*collections, scheduler=keep)
+        return plans[0]
 
     def _front(self, lease: Lease) -> int | None:
         front = self.hardware.front()
@@ -303,6 +352,42 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
+def plan_graph(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+    merge: bool = True,
+) -> tuple[Graph, Plan]:
+    """The plan of a graph for devices of this kind, "cpu" or "cuda": fused, placed, and what is
+    alike put together. Changes the graph."""
+    least = FUSE_LEAST[kind] if options.fuse_least is None else options.fuse_least
+    by_position = options.random == "philox"
+    if options.fuse or by_position:
+        near = _neighbours(graph, machine, home) if merge and options.fuse else None
+        fuser = Fuser(graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near)
+        graph = fuser.fused()
+    if merge and options.fuse:
+        graph = siblings.merge(graph)
+    plan = make_plan(graph, machine, home)
+    if merge and kind == "cuda" and batched(graph, plan):
+        plan = make_plan(graph, machine, home)
+    return graph, plan
+
+
+def _neighbours(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
+) -> Callable[[Any, Any], bool]:
+    """Whether two tasks should be on one device: asked of those that read a part of a block."""
+    if machine.shared or len(machine.devices) == 1:
+        return lambda a, b: True
+    if not any(getattr(t, "func", None) in SLICERS for t in graph.tasks.values()):
+        return lambda a, b: False
+    place = places_of(graph, machine, home)
+    return lambda a, b: place.get(a, -1) == place.get(b, -2)
+
+
 def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardware:
     """The hardware that a device string names.
 
@@ -357,7 +442,12 @@ def _results(graph: Graph, plan: Plan, devices: Devices, gathering: Gathering) -
         target = graph.alias.get(key, key)
         if target in graph.gathers:
             return gathering.result(graph.gathers[target], value)
-        return graph.data[target] if target in graph.data else devices.value(plan.index[target])
+        if target in graph.data:
+            return graph.data[target]
+        found = devices.value(plan.index[target])
+        for n in graph.parts[target][1] if target in graph.parts else ():
+            found = found[n]
+        return found
 
     return [value(key) for key in graph.wanted]
 

@@ -1,7 +1,7 @@
 """Measure the engine on the GPUs of this machine: `python graphs/_measure.py [PART ...]`.
 
-Parts: limits, tasks, copies, overlap, graphs, host. Each prints a short table; what is timed has
-run once before. Figures in RESULTS.md come from here. Not a workload.
+Parts: limits, tasks, copies, overlap, host, kernels, fusion, graphs, generated. Each prints a short
+table; what is timed has run once before. Figures in RESULTS.md come from here. Not a workload.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ import dask.array as da
 import dask.threaded
 import numpy as np
 from dask._task_spec import Task, TaskRef
+from dask.array.reductions import moment_chunk
 
 import gpuscheduler
+from gpuscheduler import trace
+from gpuscheduler.fuse import Fused
+from gpuscheduler.launch import Kernels, Workspace
 
 GPUS = cupy.cuda.runtime.getDeviceCount()
 COUNTS = [n for n in (1, 2, 4, 8) if n <= GPUS]
@@ -153,15 +158,17 @@ def graphs() -> None:
         "matmul": lambda n: 32768,
         "tall_skinny_svd": lambda n: (n * 2**23, 128),
     }
+    chunks = {"gauss_sum": 8192, "standardize": 8192, "transpose_sum": 4096}
     for name, size in cases.items():
         graph = importlib.import_module(f"graphs.{name}")
         row = []
         for n in COUNTS:
             with gpuscheduler.Scheduler(devices=devices(n)):
-                arrays = graph.inputs(size(n), None, "cupy")
+                arrays = graph.inputs(size(n), chunks.get(name), "cupy")
                 arrays = [a.persist() if isinstance(a, da.Array) else a for a in arrays]
                 result = graph.apply(*arrays)
-                seconds = best(result.persist, 3)
+                small = result.nbytes < 2**20
+                seconds = best(result.compute if small else result.persist, 4)
                 moved = graph.bytes_moved(size(n)) / seconds / 1e12
                 row.append((seconds, moved))
                 del arrays, result
@@ -180,6 +187,116 @@ def generated() -> None:
                 result = build(size, None, "cupy")
                 seconds = best(result.compute, 2)
                 print(f"{name} {size}: {seconds * 1e3:.1f} ms on {n} GPUs")
+
+
+def fusion() -> None:
+    """Fused kernels beside the bandwidth of a copy, measured in this very run, on every GPU."""
+    nbytes = 2**33
+    buffers = everywhere(lambda d: (cupy.ones(nbytes // 2, "u1"), cupy.empty(nbytes // 2, "u1")))
+
+    def copy() -> None:
+        for d, (a, b) in enumerate(buffers):
+            with cupy.cuda.Device(d):
+                cupy.cuda.runtime.memcpyAsync(b.data.ptr, a.data.ptr, nbytes // 2, 3, 0)
+
+    limit = GPUS * nbytes / best(copy)
+    buffers.clear()
+    everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
+    print(f"device copy: {limit / 1e12:.2f} TB/s over {GPUS} GPUs; 8 GiB of input on each")
+
+    def gauss(x: Any) -> Any:
+        return da.exp(-0.5 * ((x - 0.1) / 2) ** 2)
+
+    cases: dict[str, tuple[Callable[[Any], Any], float]] = {
+        "map": (gauss, 2),
+        "sum": (lambda x: gauss(x).sum(), 1),
+        "column sums": (lambda x: x.sum(axis=0), 1),
+        "row sums": (lambda x: x.sum(axis=1), 1),
+        "mean and variance": (lambda x: (x.mean(axis=0), x.var(axis=0)), 1),
+        "x + x.T": (lambda x: x + x.T, 3) if GPUS == 1 else (lambda x: x + 1, 2),
+    }
+    for dtype in ("f4", "f8"):
+        columns = 2**15
+        rows = GPUS * nbytes // columns // np.dtype(dtype).itemsize
+        with gpuscheduler.Scheduler(devices="cuda"):
+            for name, (f, sweeps) in cases.items():
+                shape = (columns, columns) if name == "x + x.T" else (rows, columns)
+                x = da.random.default_rng(1).random(shape, dtype=dtype, chunks=2**13).persist()
+                result = f(x)
+                begin = time.perf_counter()
+                dask.persist(result)
+                synchronize()
+                first = time.perf_counter() - begin
+                seconds = best(lambda result=result: dask.persist(result), 4)  # type: ignore[misc]
+                rate = sweeps * x.nbytes / seconds
+                print(
+                    f"{name:18s} {dtype}: {seconds * 1e3:7.2f} ms, {rate / 1e12:6.2f} TB/s, "
+                    f"{rate / limit:4.0%} of a copy; the first time {first:.2f} s"
+                )
+                del x, result
+
+
+def kernels() -> None:
+    """Fused kernels by themselves, blocks of 256 MiB on one GPU, beside the bandwidth of a copy."""
+    nbytes = 2**32
+    buffers = [cupy.ones(nbytes, "u1"), cupy.empty(nbytes, "u1")]
+
+    def copy() -> None:
+        source, target = (b.data.ptr for b in buffers)
+        cupy.cuda.runtime.memcpyAsync(target, source, nbytes, 3, 0)
+
+    limit = 2 * nbytes / on_device(copy)
+    buffers.clear()
+    known, work = Kernels(), Workspace()
+
+    def gauss(x: Any) -> Any:
+        return np.exp(-0.5 * ((x - 0.1) / 2) ** 2)
+
+    moment = partial(trace.KNOWN[moment_chunk], dtype="f8", keepdims=True)
+    cases: dict[str, Callable[..., Any]] = {
+        "map": gauss,
+        "gauss sum": lambda x: gauss(x).sum(keepdims=True),
+        "sum": lambda x: x.sum(keepdims=True),
+        "column sums": lambda x: x.sum(0, keepdims=True),
+        "row sums": lambda x: x.sum(1, keepdims=True),
+        "mean and variance of columns": partial(moment, axis=(0,)),
+        "mean and variance of rows": partial(moment, axis=(1,)),
+        "x + y.T": lambda x, y: x + y.T,
+        "(x + y.T).sum": lambda x, y: (x + y.T).sum(keepdims=True),
+        "argmax of rows": lambda x: x.argmax(1),
+    }
+    for dtype in (np.dtype("f4"), np.dtype("f8")):
+        shape = (2**26 // 8192 * 4 // dtype.itemsize, 8192)
+        for name, f in cases.items():
+            inputs = [shape, shape[::-1]][: 2 if "y.T" in name else 1]
+            foreseen = tuple(trace.Abstract(s, dtype) for s in inputs)
+            program = trace.follow(f, foreseen)
+            arrays = [
+                {n: cupy.random.default_rng(i).standard_normal(s, dtype="f8").astype(dtype)
+                 for n, s in enumerate(inputs)}
+                for i in range(12)
+            ]  # fmt: skip
+            ones = (1,) * len(inputs)
+            names = tuple(range(len(inputs)))
+            task = Fused(name, program, names, foreseen, ones, (), None, dict)
+            seconds = on_device(lambda: [known.run(task, v, 0, work) for v in arrays])  # noqa: B023
+            rate = 12 * sum(k.bytes_moved() for k in program.kernels) / seconds
+            print(f"{name:28s} {dtype}: {rate / 1e12:5.2f} TB/s, {rate / limit:4.0%} of a copy")
+            arrays.clear()
+
+
+def on_device(f: Callable[[], Any], repeat: int = 5) -> float:
+    """Seconds between two events around f, the best of several."""
+    f()
+    times = []
+    for _ in range(repeat):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record()
+        f()
+        end.record()
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+    return min(times)
 
 
 def overlap() -> None:
@@ -267,7 +384,7 @@ def host() -> None:
 
 
 if __name__ == "__main__":
-    parts = [limits, tasks, copies, overlap, host, graphs, generated]
+    parts = [limits, tasks, copies, overlap, host, kernels, fusion, graphs, generated]
     for part in parts:
         if len(sys.argv) == 1 or part.__name__ in sys.argv[1:]:
             try:

@@ -1,4 +1,5 @@
-"""Break `gpuscheduler/state.py` on purpose, many times: does tests/test_state.py notice?
+"""Break `gpuscheduler/state.py` on purpose, many times: does tests/test_state.py notice? The same
+for `fuse.py`, `siblings.py` and `plans.py`, and the tests of fusion.
 
     python tests/mutants.py             # all of them
     python tests/mutants.py guess       # those whose name has "guess" in it
@@ -271,30 +272,123 @@ MUTANTS = {
 }
 
 
+FUSE, SIBLINGS, PLANS = (f"gpuscheduler/{name}.py" for name in ("fuse", "siblings", "plans"))
+FUSION_TESTS = ("test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py")
+#: name: (file, what is replaced, by what); as above.
+FUSION = {
+    "a value of another type is read all the same": (
+        FUSE,
+        'if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:',
+        'if getattr(leaf, "shape", None) != foreseen.shape:',
+    ),
+    "a value of another layout is read all the same": (
+        FUSE,
+        "if not _laid_out(leaf, foreseen):",
+        "if False:",
+    ),
+    "a value of another shape is read all the same": (
+        FUSE,
+        'if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:',
+        "if leaf.dtype != foreseen.dtype:",
+    ),
+    "positions are forgotten": (
+        FUSE,
+        "enumerate(self.positions)}\n\n        def evaluate",
+        "enumerate(())}\n\n        def evaluate",
+    ),
+    "what was inlined is not read by its reader": (
+        FUSE,
+        "            new.update(zip(graph.names[target], graph.needs[target], strict=True))\n",
+        "",
+    ),
+    "constants of what was inlined are lost": (
+        FUSE,
+        "            constants.update(graph.constants.get(target, {}))\n",
+        "",
+    ),
+    "what two read disappears into both": (
+        FUSE,
+        "(source.free or self.readers[target] == 1)",
+        "(True)",
+    ),
+    "the seed is forgotten": (
+        FUSE,
+        "self.seeds[id(where.seed)] = philox.key_of(where.seed)",
+        "self.seeds[id(where.seed)] = 7",
+    ),
+    "odd positions are even": (
+        FUSE,
+        "name, shape, View(position % 2, strides)",
+        "name, shape, View(0, strides)",
+    ),
+    "wanted values are swallowed": (
+        FUSE,
+        "if any(e is None for e in fused.expects) or key in self.outputs:",
+        "if any(e is None for e in fused.expects):",
+    ),
+    "impure functions are followed": (
+        FUSE,
+        "            self.reason = self._fuser.why_impure(function)\n",
+        "            pass\n",
+    ),
+    "least is not heeded": (FUSE, "constants) < self.least:", "constants) < 0:"),
+    "borrowed arrays keep their numbers": (FUSE, "    if not borrowed:\n", "    if True:\n"),
+    "original of a fused pair is the reader alone": (
+        FUSE,
+        "            original = self._with_sources(task, recipe, inlined, targets)\n",
+        "",
+    ),
+    "siblings on different pins merge": (
+        SIBLINGS,
+        "groups.setdefault((read, graph.pins.get(key)), [])",
+        "groups.setdefault((read, None), [])",
+    ),
+    "large siblings merge": (SIBLINGS, "or not _small(task):", "or False:"),
+    "wanted siblings merge": (SIBLINGS, "key in kept or task.positions", "task.positions"),
+    "all reductions of a pass are its first": (
+        SIBLINGS,
+        "reductions.setdefault(r, len(reductions))",
+        "reductions.setdefault(r, 0)",
+    ),
+    "all siblings are one pass": (
+        SIBLINGS,
+        "alike = other.shape == kernel.shape and other.axes == kernel.axes",
+        "alike = other.shape == kernel.shape",
+    ),
+    "a changed global keeps its plan": (
+        PLANS,
+        "if gone or any(where.get(name) is not value for where, name, value in graph.globals):",
+        "if gone:",
+    ),
+}
+
+
 def broken(text: str, name: str) -> str:
     """The source with one mutant in it."""
-    old, new = MUTANTS[name]
+    old, new = MUTANTS[name] if name in MUTANTS else FUSION[name][1:]
     if text.count(old) != 1:
         raise SystemExit(f"mutants.py: {name!r}: its text occurs {text.count(old)} times, not once")
     return text.replace(old, new)
 
 
-def outcome(source: str) -> tuple[bool, str]:
-    """Whether the tests fail on a copy of the package with this `state.py`; and which did."""
+def outcome(file: str, source: str) -> tuple[bool, str]:
+    """Whether the tests fail on a copy of the package with this source; and which did."""
+    tests = ("test_state.py",) if file == STATE else FUSION_TESTS
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         leave = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "gpuscheduler", copy / "gpuscheduler", ignore=leave)
         (copy / "tests").mkdir()
-        for name in ("conftest.py", "strategies.py", "test_state.py"):
+        for name in ("conftest.py", "strategies.py", "test_graph.py", *tests):
             shutil.copy(ROOT / "tests" / name, copy / "tests" / name)
+        shutil.copytree(ROOT / "graphs", copy / "graphs", ignore=leave)
         shutil.copy(ROOT / "pyproject.toml", copy)
-        (copy / STATE).write_text(source, encoding="utf-8")
+        (copy / file).write_text(source, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        command += ["--no-header", "--timeout=60", "tests/test_state.py"]
+        command += ["--no-header", "--timeout=60", *[f"tests/{t}" for t in tests]]
         env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True)
-    failed = [w for w in done.stdout.split() if w.startswith("tests/test_state.py::")]
+    failed = [w for w in done.stdout.split() if w.startswith("tests/test_") and "::" in w]
     if done.returncode and not failed and "Timeout" in done.stdout + done.stderr:
         failed = ["::(timeout)"]
     if done.returncode and not failed:
@@ -303,17 +397,19 @@ def outcome(source: str) -> tuple[bool, str]:
 
 
 def results(names: list[str]) -> Iterator[tuple[str, bool, str]]:
-    text = (ROOT / STATE).read_text(encoding="utf-8")
-    sources = [broken(text, name) for name in names]
-    if outcome(text)[0]:
-        raise SystemExit("mutants.py: the tests fail without any mutant")
+    files = [STATE if name in MUTANTS else FUSION[name][0] for name in names]
+    texts = {f: (ROOT / f).read_text(encoding="utf-8") for f in dict.fromkeys(files)}
+    sources = [broken(texts[f], name) for f, name in zip(files, names, strict=True)]
+    for file, text in texts.items():
+        if outcome(file, text)[0]:
+            raise SystemExit("mutants.py: the tests fail without any mutant")
     with ThreadPoolExecutor(2) as pool:
-        for name, (caught, by) in zip(names, pool.map(outcome, sources), strict=True):
+        for name, (caught, by) in zip(names, pool.map(outcome, files, sources), strict=True):
             yield name, caught, by
 
 
 def main(words: list[str]) -> int:
-    names = [n for n in MUTANTS if all(w in n for w in words)]
+    names = [n for n in (*MUTANTS, *FUSION) if all(w in n for w in words)]
     survived = 0
     for name, caught, by in results(names):
         print(f"{name:58s} {'caught' if caught else 'SURVIVED'}  {by}", flush=True)

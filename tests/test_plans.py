@@ -99,15 +99,17 @@ def test_several_collections_that_share_layers(scheduler, planned):
     assert len(planned) == 3
 
 
-def test_random_numbers_are_the_same_twice_as_in_dask(scheduler, planned):
-    """A random array is a value that is not made yet: computed again it is the same."""
+@pytest.mark.parametrize("random", ["philox", "dask"])
+def test_random_numbers_are_the_same_twice(planned, random):
+    """A random array is a value that is not made yet: computed again it is the same. As Dask draws
+    them, they are Dask's."""
     x = da.random.default_rng(7).normal(size=(6, 6), chunks=3)
-    first, second = x.compute(), x.compute()
-    np.testing.assert_array_equal(first, second)
-    np.testing.assert_array_equal(first, x.compute(scheduler="sync"))
     y = da.random.RandomState(7).normal(size=(6, 6), chunks=3)
-    np.testing.assert_array_equal(y.compute(), y.compute())
-    np.testing.assert_array_equal(y.compute(), y.compute(scheduler="sync"))
+    with Scheduler(devices="cpu:2", check=True, random=random):
+        for a in (x, y):
+            first, second = a.compute(), a.compute()
+            np.testing.assert_array_equal(first, second)
+            assert np.array_equal(first, a.compute(scheduler="sync")) == (random == "dask")
     assert len(planned) == 2
 
 
@@ -285,6 +287,42 @@ def test_a_new_array_at_an_old_address_is_not_the_old_one(scheduler):
     gc.collect()
     assert not scheduler._plans
     assert scheduler._plans.steps == 0
+
+
+FACTOR = 2
+
+
+def times_factor(block):
+    return block * FACTOR + 1
+
+
+def test_a_plan_goes_when_a_global_that_it_was_made_of_has_changed(monkeypatch, planned):
+    """The function was followed, once: its program holds the number that FACTOR was then. So does
+    a variable around a function."""
+    inner = 5
+
+    def times_inner(block):
+        return block * inner + 1
+
+    x = table()
+    y = x.map_blocks(times_factor, dtype=x.dtype, meta=x._meta)
+    z = x.map_blocks(times_inner, dtype=x.dtype, meta=x._meta)
+    want = np.arange(64).reshape(8, 8) + 1
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+    with Scheduler(devices="cpu:2", fuse_least=0) as s:
+        for _ in range(2):
+            np.testing.assert_array_equal(y.compute(), want * 2 + 1)
+            np.testing.assert_array_equal(z.compute(), want * 5 + 1)
+        assert len(planned) == 2
+        (graph, _, _), *_ = s._plans._plans.values()
+        assert [name for _, name, _ in graph.globals] == ["FACTOR"]
+        monkeypatch.setitem(globals(), "FACTOR", 3)
+        inner = 7
+        for _ in range(2):
+            np.testing.assert_array_equal(y.compute(), want * 3 + 1)
+            np.testing.assert_array_equal(z.compute(), want * 7 + 1)
+        assert len(planned) == 4
+        assert len(s._plans) == 2
 
 
 # ---- letting go

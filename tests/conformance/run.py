@@ -65,13 +65,20 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "dask_array": ("dask_array.tests",),
 }
+# What is most about fusion, in a quarter of the time; every task that can be a program is one.
+TARGETS["array-fused"] = tuple(
+    f"dask.array.tests.test_{module}"
+    for module in ("creation", "map_blocks", "overlap", "random", "reductions", "slicing", "ufunc")
+)
+FUSED = ("array-fused",)
 # Half of the time of test_reductions goes into quantiles, each of which is one map_blocks.
 PYTEST_ARGS: dict[str, tuple[str, ...]] = {
     "contract": ("-W", "error"),
     "array-fast": ("-k", "not quantile"),
+    "array-fused": ("-k", "not quantile"),
 }
 GROUPS: dict[str, tuple[str, ...]] = {
-    "ci": ("contract", "core", "bag", "delayed", "array-fast"),
+    "ci": ("contract", "core", "bag", "delayed", "array-fast", "array-fused"),
     "all": ("contract", "core", "bag", "delayed", "array", "dask_array"),
 }
 CHOICES = ("contract", *TARGETS, *GROUPS)
@@ -135,6 +142,7 @@ def run_target(target: str, options: argparse.Namespace, pytest_args: Sequence[s
             *("-p", "no:cacheprovider", "-q", "-rfE"),
             *("--conformance-scheduler", options.scheduler, "--conformance-report", str(report)),
             *(["--conformance-all-failures"] if options.all_failures else []),
+            *(["--conformance-fuse-all"] if options.fuse_all or target in FUSED else []),
             *(["-n", str(workers)] if workers else []),
             *("-m", "gpu" if options.gpu else "not gpu"),
             *what_to_collect(target),
@@ -196,6 +204,9 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     )
     parser.add_argument(
         "--all-failures", action="store_true", help="do not allow the known failures"
+    )
+    parser.add_argument(
+        "--fuse-all", action="store_true", help="make programs of tasks however small they are"
     )
     options, pytest_args = parser.parse_known_args(arguments)
     if options.gpu and options.target != "array":

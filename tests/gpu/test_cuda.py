@@ -259,7 +259,9 @@ def test_tasks_run_on_the_devices_own_stream(scheduler):
         stream = cupy.cuda.get_current_stream()
         seen.add((threading.current_thread().name, stream.ptr))
         assert stream.ptr not in (0, 1, 2)
+        made = stream.record()
         with cupy.cuda.Stream(non_blocking=True) as other:
+            other.wait_event(made)  # the block may be in the making
             out = block + 1
             other.synchronize()
         assert cupy.cuda.get_current_stream() == stream

@@ -1,0 +1,121 @@
+"""Alike programs on one device become one launch: the sums of many blocks that are there already or
+are made there, and blocks that the caller wants. What this saves is the host's time, which is per
+step.
+
+It comes after placement: only tasks on the same device are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dask._task_spec import DataNode
+from dask.core import flatten
+
+from .fuse import Fused
+from .graph import Graph, depth_first
+from .plan import Plan
+from .siblings import Together, forget, read_together, rewire
+
+Key = Any
+Values = dict[Any, Any]
+
+#: Programs of one launch at most: several launches keep a device busy while the host goes on.
+MOST = 16
+#: Bytes of a result that is small.
+SMALL = 2**16
+#: Bytes that a task may read of what others have made: they stay until the whole batch has run.
+LITTLE = 2**24
+#: A batch makes and fetches no more than this part of a device's memory; what it fetches counts
+#: for more, as it has to be there before the first of the batch begins.
+SHARE, FETCHED = 20, 8
+
+
+class Batch:
+    """Tasks that are the same program on different arrays; its value is the tuple of theirs."""
+
+    __slots__ = ("fixed", "key", "members", "ready")
+
+    def __init__(self, key: Together, members: list[Fused], fixed: bool):
+        self.key, self.members = key, members
+        self.fixed = fixed  # whether they read the same arrays at every run of the plan
+        self.ready: dict[Any, Any] = {}  # what a device has prepared for such
+
+    def __call__(self, values: Values) -> tuple[Any, ...]:
+        return tuple([task(values) for task in self.members])
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self.members)}: {self.members[0]!r}>"
+
+
+def batched(graph: Graph, plan: Plan) -> bool:
+    """Put alike tasks of one device together, and pin every task to where the plan has it. Whether
+    there were any; changes the graph."""
+    places = {s.key: s.place for s in plan.steps}
+    groups = _groups(graph, plan, places)
+    if not groups:
+        return False
+    where: dict[Key, tuple[Key, int]] = {}
+    made: dict[Key, Batch] = {}
+    for group in groups:
+        members: list[Any] = [graph.tasks[k] for k in group]
+        here = places[group[0]]
+        # copies from other devices are new at each run
+        fixed = all(
+            isinstance(graph.tasks[d], DataNode) and places[d] == here
+            for k in group
+            for d in graph.needs[k]
+        )
+        holder = read_together(graph, group)
+        made[holder] = Batch(holder, members, fixed and holder not in graph.constants)
+        where.update({key: (holder, n) for n, key in enumerate(group)})
+    forget(graph, where)
+    rewire(graph, where)
+    outputs = set(graph.outputs)
+    graph.parts = {k: (holder, (n,)) for k, (holder, n) in where.items() if k in outputs}
+    tasks = {k: t for k, t in graph.tasks.items() if k not in where} | made
+    needs = {k: tuple(dict.fromkeys(graph.needs[k])) for k in tasks}
+    ends = dict.fromkeys([where[k][0] if k in where else k for k in graph.outputs])
+    graph.tasks = {k: tasks[k] for k in depth_first(needs, ends)}
+    for key, task in graph.tasks.items():
+        if not isinstance(task, DataNode):
+            graph.pins[key] = places[key.keys[0] if key in made else key]
+    return True
+
+
+def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key]]:
+    """Tasks of one program, one device and one height: none of them reads another."""
+    outputs = set(graph.outputs)
+    gathered = {graph.alias.get(b, b) for g in graph.gathers.values() for b in flatten(g.blocks)}
+    room = min(plan.machine.memory) // SHARE
+    height: dict[Key, int] = {}
+    open_: dict[Any, list[Key]] = {}
+    weight: dict[Any, int] = {}  # bytes that an open group makes and fetches
+    out = []
+    for key, task in graph.tasks.items():
+        needs = graph.needs[key]
+        height[key] = 1 + max([height[d] for d in needs], default=-1)
+        if type(task) is not Fused or key in gathered:
+            continue
+        if key not in outputs and not _small(task):
+            continue  # its readers let go of it one by one
+        made = [d for d in needs if not isinstance(graph.tasks[d], DataNode)]
+        if sum([graph.sizes.get(d, LITTLE) for d in made]) > LITTLE:
+            continue  # what it reads should be let go of as soon as it is read
+        fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
+        nbytes = FETCHED * fetched + (0 if _small(task) else graph.sizes.get(key, 0))
+        words = id(task.program), place[key], height[key], task.leaves, task.kind
+        group = open_.get(words)
+        if group is None or len(group) == MOST or weight[words] + nbytes > room:
+            group = open_[words] = []
+            weight[words] = 0
+            out.append(group)
+        group.append(key)
+        weight[words] += nbytes
+    return [g for g in out if len(g) > 1]
+
+
+def _small(task: Fused) -> bool:
+    kernels = task.program.kernels
+    return all(n <= SMALL for k in kernels for n in k.made)

@@ -1,0 +1,283 @@
+"""What an array task computes, as a tree: the place where fusion, mesh and random generation meet.
+
+An `Expr` says what one element is, over an iteration space whose shape is kept beside it. It knows
+no array, device or language; it is read as NumPy values (`blocks`), as CUDA source (`kernel`), and
+as bytes and operations (`Kernel.bytes_moved`, `Kernel.operations`).
+
+Nodes (`op`; `args`; `data`):
+
+- ``input``: an element of array number `data[0]`, at the offset that the `View` `data[1]` gives.
+- ``index``: the integer that the `View` `data` gives, int64.
+- ``constant``: `data` is the value's bytes; see `constant` and `Expr.value`.
+- ``reduced``: result `data[1]` of reduction `data[0]` of the same kernel; only in its outputs.
+- ``cast``: `args[0]` converted to `dtype`, as `ndarray.astype` converts.
+- ``where``: `args[1]` where `args[0]` (bool) holds, else `args[2]`; only the chosen one may be
+  read.
+- ``real``, ``imag``, ``complex``: parts of a complex number, and one made of two parts.
+- ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
+  is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
+  or one to which an even constant is added.
+- the name of any NumPy ufunc (``add``, ``exp``, …): its loop for exactly these argument types,
+  which gives `dtype`. Arguments have been cast: no node converts silently. Beyond NumPy's own, the
+  names of SciPy's special functions (``erf``, ``gammaln``, …).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+DType = np.dtype[Any]
+
+#: Operations that read nothing from other nodes.
+LEAVES = frozenset({"input", "index", "constant", "reduced"})
+#: Reductions, and how many results each has. The second result of argmin and argmax is the value
+#: itself; `moment` gives the mean and the sum of squared deviations from it.
+REDUCTIONS = {
+    "sum": 1, "prod": 1, "min": 1, "max": 1, "fmin": 1, "fmax": 1, "any": 1, "all": 1,
+    "argmin": 2, "argmax": 2, "moment": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A way to number the points of an iteration space: `offset + sum(strides[k] * i[k])`."""
+
+    offset: int
+    strides: tuple[int, ...]  # in elements, one for each axis of the iteration space
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...]) -> View:
+        """C order.
+
+        >>> View.contiguous((4, 3))
+        View(offset=0, strides=(3, 1))
+        """
+        strides, step = [], 1
+        for length in reversed(shape):
+            strides.append(step)
+            step *= max(length, 1)
+        return cls(0, tuple(reversed(strides)))
+
+
+class Expr:
+    """A node. Immutable, and equal to any other that says the same.
+
+    >>> x = source(0, (5,), "f4")
+    >>> y = Expr("add", (x, constant(1, "f4")), "f4")
+    >>> y == Expr("add", (source(0, (5,), "f4"), constant(1, "f4")), "f4"), y
+    (True, add(input0, 1.0))
+    """
+
+    __slots__ = ("_hash", "args", "data", "dtype", "op")
+
+    def __init__(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None):
+        self.op, self.args, self.data = op, args, data
+        self.dtype: DType = np.dtype(dtype)
+        self._hash: int = hash((op, self.dtype, data, tuple([a._hash for a in args])))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Expr) or self._hash != other._hash:
+            return False
+        mine, theirs = nodes((self,)), nodes((other,))
+        if len(mine) != len(theirs):
+            return False
+        number = {id(a): n for n, a in enumerate(mine)}
+        same = {id(b): n for n, b in enumerate(theirs)}
+        return all(
+            a.op == b.op
+            and a.dtype == b.dtype
+            and a.data == b.data
+            and [number[id(x)] for x in a.args] == [same[id(x)] for x in b.args]
+            for a, b in zip(mine, theirs, strict=True)
+        )
+
+    @property
+    def value(self) -> Any:
+        """The value of a constant, as a NumPy scalar."""
+        return np.frombuffer(self.data, self.dtype)[0]
+
+    def __repr__(self) -> str:
+        if self.op == "constant":
+            return str(self.value)
+        if self.op == "input":
+            return f"input{self.data[0]}"
+        if self.op == "index":
+            return "index"
+        words = [repr(a) for a in self.args]
+        if self.op == "cast":
+            words.append(self.dtype.name)
+        return f"{self.op}({', '.join(words)})"
+
+
+def constant(value: Any, dtype: Any) -> Expr:
+    """A constant of exactly this dtype.
+
+    >>> constant(-0.0, "f4").value
+    np.float32(-0.0)
+    """
+    dtype = np.dtype(dtype)
+    return Expr("constant", (), dtype, np.asarray(value, dtype).tobytes())
+
+
+def source(n: int, shape: tuple[int, ...], dtype: Any) -> Expr:
+    """Array number `n`, C-contiguous, over its own shape."""
+    return Expr("input", (), dtype, (n, View.contiguous(shape)))
+
+
+def index(view: View) -> Expr:
+    return Expr("index", (), np.int64, view)
+
+
+def nodes(
+    roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] = attrgetter("args")
+) -> list[Expr]:
+    """Every node below `roots` once, arguments first; equal but distinct nodes stay distinct.
+    `below` says which arguments of a node count."""
+    seen: set[int] = set()
+    out: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if id(node) in seen:
+            continue
+        if ready:
+            seen.add(id(node))
+            out.append(node)
+            continue
+        stack.append((node, True))
+        stack += [(a, False) for a in reversed(below(node)) if id(a) not in seen]
+    return out
+
+
+def rebuilt(roots: Iterable[Expr], change: Any) -> list[Expr]:
+    """The same trees with each leaf `x` replaced by `change(x)`, shared nodes shared still."""
+    roots = list(roots)
+    new: dict[int, Expr] = {}
+    for node in nodes(roots):
+        if node.op in LEAVES:
+            new[id(node)] = change(node)
+        else:
+            args = tuple(new[id(a)] for a in node.args)
+            same = all(a is b for a, b in zip(args, node.args, strict=True))
+            new[id(node)] = node if same else Expr(node.op, args, node.dtype, node.data)
+    return [new[id(r)] for r in roots]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`op` (of REDUCTIONS) over the reduced axes of a kernel, of one value for each point.
+
+    argmin and argmax count the reduced axes in C order. The accumulator is the kernel's business;
+    the results have these dtypes.
+    """
+
+    op: str
+    arg: Expr
+    dtypes: tuple[DType, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.dtypes) == REDUCTIONS[self.op]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One pass over an iteration space.
+
+    Without reductions each output is an expression over `shape`. With them, reductions are over
+    `axes` of `shape`, and outputs are expressions of their results (``reduced`` nodes), and of
+    other leaves, over the axes that are kept. Outputs are new, C-contiguous arrays of shape `kept`.
+    """
+
+    shape: tuple[int, ...]
+    outputs: tuple[Expr, ...]
+    reductions: tuple[Reduction, ...] = ()
+    axes: tuple[int, ...] = ()
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Shape of each output."""
+        return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
+
+    @cached_property
+    def made(self) -> tuple[int, ...]:
+        """Bytes of each output."""
+        return tuple(math.prod(self.kept) * o.dtype.itemsize for o in self.outputs)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (*[r.arg for r in self.reductions], *self.outputs)
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """The numbers of the arrays that it reads, ascending."""
+        return tuple(sorted({n.data[0] for n in nodes(self.roots) if n.op == "input"}))
+
+    def bytes_moved(self) -> int:
+        """Bytes read and written, each element that is touched once per leaf."""
+        total = sum(self.made)
+        for roots, shape in (([r.arg for r in self.reductions], self.shape),
+                             (self.outputs, self.kept)):  # fmt: skip
+            for node in set(nodes(roots)):
+                if node.op == "input":
+                    touched = math.prod(
+                        n for n, s in zip(shape, node.data[1].strides, strict=True) if s
+                    )
+                    total += touched * node.dtype.itemsize
+        return total
+
+    def operations(self) -> int:
+        """Arithmetic operations; a function counts as one."""
+        free = LEAVES | {"cast", "real", "imag", "complex"}
+
+        def count(roots: Iterable[Expr]) -> int:
+            return len({n for n in nodes(roots) if n.op not in free})
+
+        inner = count(r.arg for r in self.reductions) + len(self.reductions)
+        outer = count(self.outputs)
+        return math.prod(self.shape) * inner + math.prod(self.kept) * outer
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels in order. Array number n is input n of the program, or, behind those, the outputs of
+    the kernels one after the other."""
+
+    inputs: int
+    kernels: tuple[Kernel, ...]
+    #: The value of the task: containers with `Out`s for arrays, and whatever else it holds.
+    result: Any
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of each kernel's first output."""
+        out, n = [], self.inputs
+        for k in self.kernels:
+            out.append(n)
+            n += len(k.outputs)
+        return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """An array of a program's result: which of its arrays, and the shape that it is given."""
+
+    array: int
+    shape: tuple[int, ...]
+    scalar: bool = False  # a 0-d result that NumPy would give as a scalar
+
+
+def leaves(roots: Iterable[Expr]) -> Iterator[Expr]:
+    """The distinct leaves below `roots`, in order of appearance."""
+    return iter(dict.fromkeys(n for n in nodes(roots) if n.op in LEAVES))

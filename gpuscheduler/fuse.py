@@ -1,0 +1,856 @@
+"""Tasks become kernels: what a chunk function does to symbolic arrays is a program for the device.
+
+A task is followed once per structure (its functions, and the shapes and dtypes that it reads); what
+cannot be followed stays as it is, and the reason is kept. A task that only one other reads, and
+those that need no memory, disappear into their readers. Blocks of random numbers are drawn by
+their position, so that they do not depend on how an array is cut up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+
+from . import blocks, philox, trace
+from .expr import Expr, Kernel, Out, Program, View, constant, rebuilt
+from .graph import RANDOM, Draw, Graph
+from .sizes import leaves, map_leaves
+from .subgraph import Call, Chain
+from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
+
+Key = Any
+Values = dict[Any, Any]
+
+#: Stand for the positions of random blocks in their arrays, in programs that serve many blocks: the
+#: n-th is `PLACEHOLDER + 2 * n`. No constant of a user's is likely to be one of them.
+PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
+#: Arrays that a reader reads in place of what its producer would have made have such numbers while
+#: the reader is followed.
+BORROWED = 1_000_000
+#: Followed structures per graph, beyond which the rest stays as it is: following takes a
+#: millisecond, and such a graph repeats too little to gain by it.
+MOST_STRUCTURES = 2_000
+
+
+class Fused:
+    """A task that is a program for a device. Called like any other task, it computes with NumPy."""
+
+    __slots__ = ("expects", "key", "kind", "leaves", "names", "original", "positions", "program")
+
+    def __init__(
+        self,
+        key: Key,
+        program: Program,
+        names: tuple[Key, ...],
+        expects: tuple[Abstract | None, ...],
+        leaves: tuple[int, ...],
+        positions: tuple[int, ...],
+        kind: str | None,
+        original: Callable[[Values], Any],
+    ):
+        self.key, self.program, self.original = key, program, original
+        self.names = names  # the keys of the values that it reads
+        self.expects = expects  # what is foreseen of each leaf of these; None for what is no array
+        self.leaves = leaves  # how many leaves each has
+        self.positions = positions  # what stands for the placeholders in this block
+        self.kind = kind  # type of the arrays that it makes, where it reads none
+
+    def arrays(self, values: Values) -> list[Any] | None:
+        """The arrays that it reads; None where they are not as foreseen."""
+        out = []
+        expects = iter(self.expects)
+        for name in self.names:
+            value = values[name]
+            nested = type(value) in (dict, list, tuple)
+            for leaf in leaves(value) if nested else (value,):
+                foreseen = next(expects, None)
+                if foreseen is None:
+                    continue
+                if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:
+                    return None
+                if not _laid_out(leaf, foreseen):
+                    return None
+                out.append(leaf)
+        return out
+
+    def __call__(self, values: Values) -> Any:
+        arrays = self.arrays(values)
+        if arrays is None or not all(type(a) is np.ndarray for a in arrays):
+            return self.original(values)
+        if not arrays and self.kind != "numpy.ndarray":
+            return self.original(values)
+        words = {_placeholder(n): constant(p, np.int64) for n, p in enumerate(self.positions)}
+
+        def evaluate(kernel: Kernel, every: list[Any]) -> Iterable[Any]:
+            return blocks.evaluate(kernel, every, words=words)
+
+        # a kernel warns of nothing, on any device
+        with np.errstate(all="ignore"):
+            return computed(self.program, evaluate, arrays)
+
+    def __repr__(self) -> str:
+        n = len(self.program.kernels)
+        return f"<Fused {self.key!r}: {n} kernel{'s'[: n != 1]}>"
+
+
+def _laid_out(array: Any, foreseen: Abstract) -> bool:
+    """Whether an array's elements lie in memory as foreseen."""
+    if foreseen.strides is None:
+        flags = getattr(array, "flags", None)
+        return flags is not None and bool(flags.c_contiguous)
+    itemsize = foreseen.dtype.itemsize
+    strides = getattr(array, "strides", None)
+    if strides is None:
+        return False
+    return all(
+        s == t * itemsize or n < 2
+        for s, t, n in zip(strides, foreseen.strides, foreseen.shape, strict=True)
+    )
+
+
+def computed(
+    program: Program,
+    evaluate: Callable[[Kernel, list[Any]], Iterable[Any]],
+    arrays: Sequence[Any],
+    scalars: bool = True,
+) -> Any:
+    """The value of a program, given what evaluates a kernel. 0-d results become NumPy's scalars
+    where NumPy would give these, and `scalars` holds."""
+    every = list(arrays)
+    for kernel in program.kernels:
+        every += evaluate(kernel, every)
+    return filled(program, every, scalars)
+
+
+def filled(program: Program, every: Sequence[Any], scalars: bool) -> Any:
+    """The value of a program, given all of its arrays."""
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, Out):
+            return leaf
+        array = every[leaf.array]
+        if array.shape != leaf.shape:
+            array = array.reshape(leaf.shape)
+        return array[()] if scalars and leaf.scalar else array
+
+    return map_leaves(value, program.result)
+
+
+def _placeholder(n: int) -> Expr:
+    return constant(PLACEHOLDER + 2 * n, np.int64)
+
+
+def changed(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
+    """The kernel with each leaf `x` replaced by `change(x)`."""
+    roots = rebuilt(kernel.roots, change)
+    n = len(kernel.reductions)
+    reductions = tuple(
+        replace(r, arg=root) for r, root in zip(kernel.reductions, roots, strict=False)
+    )
+    return replace(kernel, reductions=reductions, outputs=tuple(roots[n:]))
+
+
+def renumbered(kernel: Kernel, number: Callable[[int], int]) -> Kernel:
+    """The kernel with other numbers for its arrays."""
+    return changed(kernel, lambda leaf: _numbered(leaf, number))
+
+
+def _numbered(leaf: Expr, number: Callable[[int], int]) -> Expr:
+    if leaf.op != "input":
+        return leaf
+    n, view = leaf.data
+    return Expr("input", (), leaf.dtype, (number(n), view))
+
+
+# ---- what is known of values before they are there
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A value that a task makes and its readers may compute for themselves instead."""
+
+    shape: tuple[int, ...]
+    expr: Expr  # its arrays have the numbers 0, 1, …, its placeholders the numbers 0, 1, …
+    names: tuple[Key, ...]  # the tasks that make its arrays
+    expects: tuple[Abstract, ...]
+    leaves: tuple[int, ...]
+    positions: tuple[int, ...]
+    kind: str | None
+    free: bool  # it reads and draws nothing: any number of readers may have it
+    far: bool  # it reads much more than it makes
+    number: int  # among all structures that were foreseen
+
+
+@dataclass(slots=True)
+class Followed:
+    """What became of one structure of task."""
+
+    program: Program | None
+    reason: str = ""
+    makes: Any = None  # the structure of its value
+    number: int = -1  # ... among all that were foreseen
+    expects: tuple[Abstract | None, ...] = ()  # of the values under the task's own names
+    leaves: tuple[int, ...] = ()  # how many each of these has
+    view: Any = None  # its value, where that is only a view of what it reads
+
+
+# ---- the pass
+
+
+@dataclass
+class Fuser:
+    """Follows the tasks of one graph.
+
+    `least` is how many bytes a task must touch to be worth a program, and `fewest` how many
+    operations it must do for each element. `philox` has random numbers drawn by position; with
+    `merge`, tasks may disappear into their readers. Without `follow`, nothing but random numbers
+    becomes a program: what is drawn does not depend on it.
+    """
+
+    graph: Graph
+    least: int = 0
+    fewest: int = 1
+    philox: bool = True
+    merge: bool = True
+    follow: bool = True
+    near: Callable[[Key, Key], bool] | None = None  # whether two tasks are on one device
+    reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
+
+    def __post_init__(self) -> None:
+        self.structures: dict[Any, Followed] = {}
+        self.foreseen: dict[Key, tuple[int, Any]] = {}  # number and structure of a value
+        self.sources: dict[Key, Source] = {}
+        self.numbers: dict[Any, int] = {}
+        self.seeds: dict[int, int] = {}
+        self.literals: dict[int, Any] = {}
+        self.impure: dict[int, str | None] = {}
+        self.drawn: dict[Any, tuple[Expr | None, int]] = {}
+        self.alive: list[Any] = []  # what is known by its id must live on
+        self.before: dict[Key, Key] = {}  # tasks that were put in front of others
+        self.globals: list[Any] = []
+        self.readers: dict[Key, int] = {}
+        self.outputs = set(self.graph.outputs)
+
+    def fused(self) -> Graph:
+        """The graph with programs in place of tasks. Changes it."""
+        graph = self.graph
+        if not graph.blocks and not graph.draws:
+            return graph
+        graph.why, graph.globals = self.reasons, self.globals
+        for inputs in graph.needs.values():
+            for d in inputs:
+                self.readers[d] = self.readers.get(d, 0) + 1
+        for key, task in list(graph.tasks.items()):
+            if isinstance(task, DataNode):
+                self._foresee(key, _abstract(task.value))
+            elif not ((self.follow or self.draw(task)) and self._task(key, task)):
+                self._split(key, task)
+                if key in graph.blocks:
+                    block = graph.blocks[key]
+                    self._foresee(key, Abstract(block.shape, block.dtype))
+        if self.before:
+            moved = set(self.before.values())
+            graph.tasks = {
+                k: graph.tasks[k]
+                for key in graph.tasks
+                if key not in moved
+                for k in ([self.before[key]] if key in self.before else []) + [key]
+            }
+        return graph
+
+    def _split(self, key: Key, task: Any) -> None:
+        """Take the random numbers off the front of a chain that is not a program: they are drawn by
+        position all the same."""
+        graph = self.graph
+        if type(task) is not Chain or self.draw(task.tasks[0][1]) is None:
+            return
+        (name, first), *rest = task.tasks
+        drawn: Key = getattr(first, "key", None)
+        graph.names[drawn], graph.needs[drawn] = (), ()
+        if not self._task(drawn, first):
+            del graph.names[drawn], graph.needs[drawn]
+            return
+        graph.tasks[key] = Chain(rest) if len(rest) > 1 else rest[0][1]
+        graph.names[key], graph.needs[key] = (name,), (drawn,)
+        self.readers[drawn] = 1
+        self.before[key] = drawn
+
+    def _foresee(self, key: Key, structure: Any) -> None:
+        if structure is not None:
+            self.foreseen[key] = self._number(structure), structure
+
+    def _number(self, structure: Any) -> int:
+        return self.numbers.setdefault(_words(structure), len(self.numbers))
+
+    # ---- one task
+
+    def _task(self, key: Key, task: Any) -> bool:
+        """Make a task a program, if it can be one."""
+        graph = self.graph
+        recipe = _Recipe(self, task)
+        if recipe.reason:
+            self.reasons[key] = recipe.reason
+            return False
+        constants = graph.constants.get(key, {})
+        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
+        if not recipe.draws and self._touched(key, targets, constants) < self.least:
+            self.reasons[key] = f"it touches less than {self.least:,} bytes"
+            return False
+        plain: list[tuple[int, Any]] = []
+        for name in recipe.names:
+            if name in constants:
+                structure = _abstract(constants[name])
+                known = None if structure is None else (self._number(structure), structure)
+            else:
+                known = self.foreseen.get(targets[name])
+            if known is None:
+                self.reasons[key] = f"what {name!r} will be like is not known before it is there"
+                return False
+            plain.append(known)
+        inlined = {
+            n: self.sources[targets[name]]
+            for n, name in enumerate(recipe.names)
+            if self.merge and name in targets and self._may_inline(targets[name], key)
+        }
+        found = self._follow(recipe, plain, inlined)
+        if inlined and found.program is not None:
+            worth = _worth(found.program, inlined)
+            if len(worth) < len(inlined):
+                inlined = worth
+                found = self._follow(recipe, plain, inlined)
+        if inlined and found.program is None:
+            inlined = {}
+            found = self._follow(recipe, plain, inlined)
+        if found.program is None:
+            self.reasons[key] = found.reason
+            if found.view is None:
+                return False
+            self._view(key, recipe, found, plain, targets)
+            return True
+        self._settle(key, task, recipe, found, inlined, targets)
+        return True
+
+    def _touched(self, key: Key, targets: dict[Key, Key], constants: dict[Key, Any]) -> int:
+        sizes = self.graph.sizes
+        total = sizes.get(key, 0) + sum([sizes.get(t, 0) for t in targets.values()])
+        return total + sum([getattr(c, "nbytes", 0) for c in constants.values()])
+
+    def _may_inline(self, target: Key, reader: Key) -> bool:
+        source = self.sources.get(target)
+        if source is None or not (source.free or self.readers[target] == 1):
+            return False
+        if not source.far:
+            return True
+        # a small part of something large: if that is elsewhere, only the part should come
+        graph, near = self.graph, self.near
+        return near is not None and all(near(reader, d) for d in graph.needs[target])
+
+    def _follow(
+        self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
+    ) -> Followed:
+        numbers = [
+            -1 - inlined[n].number if n in inlined else known[0] for n, known in enumerate(plain)
+        ]
+        words = (recipe.key, tuple(numbers), tuple([d.number for d in recipe.draws]))
+        found = self.structures.get(words)
+        if found is None:
+            if len(self.structures) >= MOST_STRUCTURES:
+                return Followed(None, "the graph has too many structures")
+            found = self.structures[words] = self._followed(recipe, plain, inlined)
+            self.alive.append(recipe)
+        return found
+
+    def _followed(
+        self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
+    ) -> Followed:
+        """Run a task on symbolic arrays."""
+        draws, arrays = 0, 0
+        arguments: list[Any] = []
+        borrowed: list[Source] = []
+        generated: list[Any] = []
+        for source in recipe.draws:
+            generated.append(_lent(source, draws, arrays))
+            draws += len(source.positions)
+        for n, (_, structure) in enumerate(plain):
+            if n in inlined:
+                source = inlined[n]
+                arguments.append(_lent(source, draws, arrays))
+                draws += len(source.positions)
+                arrays += len(source.expects)
+                borrowed.append(source)
+            else:
+                arguments.append(structure)
+        count = len(arguments)
+
+        def call(*values: Any) -> Any:
+            return recipe.perform(values[:count], values[count:])
+
+        try:
+            program = trace.follow(call, [*arguments, *generated])
+        except OnlyView as error:
+            makes = map_leaves(_laid, error.result)
+            return Followed(None, str(error), makes, self._number(makes), view=error.result)
+        except Unfollowed as error:
+            return Followed(None, str(error))
+        if reason := unreadable(program):
+            return Followed(None, reason)
+        if not generated and not borrowed and _operations(program) < self.fewest:
+            return Followed(None, "it is one operation: NumPy's own is as fast")
+        program = _returned(program, arrays)
+        dtypes = _dtypes(program, [a for a in leaves(arguments) if isinstance(a, Abstract)])
+
+        def foreseen(v: Any) -> Any:
+            return Abstract(v.shape, dtypes[v.array]) if isinstance(v, Out) else v
+
+        makes = map_leaves(foreseen, program.result)
+        expects = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
+        flat = tuple(e for part in expects for e in part)
+        counts = tuple(map(len, expects))
+        return Followed(program, "", makes, self._number(makes), flat, counts)
+
+    def _settle(
+        self,
+        key: Key,
+        task: Any,
+        recipe: _Recipe,
+        found: Followed,
+        inlined: dict[int, Source],
+        targets: dict[Key, Key],
+    ) -> None:
+        """Put the program into the graph, and take out what has disappeared into it."""
+        graph, program = self.graph, found.program
+        assert program is not None
+        names = [name for n, name in enumerate(recipe.names) if n not in inlined]
+        expects, sizes = list(found.expects), list(found.leaves)
+        positions = [p for d in recipe.draws for p in d.positions]
+        kinds = [d.kind for d in recipe.draws]
+        for source in inlined.values():
+            names += source.names
+            expects += source.expects
+            sizes += source.leaves
+            positions += source.positions
+            kinds.append(source.kind)
+        block = graph.blocks.get(key)
+        kind = next((k for k in kinds if k), block.kind if block is not None else None)
+        if not names and kind not in ("numpy.ndarray", "cupy.ndarray"):
+            self.reasons[key] = "whose arrays it makes is not known"
+            return
+        original = task
+        if inlined:
+            original = self._with_sources(task, recipe, inlined, targets)
+            self._rewire(key, recipe, inlined, targets)
+        fused = Fused(
+            key, program, tuple(names), tuple(expects), tuple(sizes), tuple(positions), kind,
+            original,
+        )  # fmt: skip
+        graph.tasks[key] = fused
+        self.foreseen[key] = found.number, found.makes
+        self._offer(key, fused, found)
+
+    def _view(
+        self,
+        key: Key,
+        recipe: _Recipe,
+        found: Followed,
+        plain: list[tuple[int, Any]],
+        targets: dict[Key, Key],
+    ) -> None:
+        """A task that only takes a view stays; its readers may take the view for themselves."""
+        self.foreseen[key] = found.number, found.makes
+        seen = found.view
+        if not self.merge or not isinstance(seen, Seen) or key in self.outputs:
+            return
+        if key in self.graph.pins or len(plain) != 1 or recipe.names[0] not in targets:
+            return
+        ((_, whole),) = plain
+        if not isinstance(whole, Abstract):
+            return
+        far = math.prod(whole.shape) > 2 * math.prod(seen.shape)
+        expr = Expr("input", (), seen.dtype, (0, seen.view))
+        number = self.numbers.setdefault(("source", expr, seen, whole), len(self.numbers))
+        self.sources[key] = Source(
+            seen.shape, expr, tuple(recipe.names), (whole,), (1,), (), None, True, far, number
+        )
+
+    def _with_sources(
+        self, task: Any, recipe: _Recipe, inlined: dict[int, Source], targets: dict[Key, Key]
+    ) -> Callable[[Values], Any]:
+        """The task as it was, behind those that it now replaces."""
+        before = [(recipe.names[n], self.graph.tasks[targets[recipe.names[n]]]) for n in inlined]
+        return _Behind(task, [(name, _original(t)) for name, t in before])
+
+    def _rewire(
+        self,
+        key: Key,
+        recipe: _Recipe,
+        inlined: dict[int, Source],
+        targets: dict[Key, Key],
+    ) -> None:
+        graph = self.graph
+        constants = dict(graph.constants.get(key, {}))
+        kept = [name for n, name in enumerate(recipe.names) if n not in inlined]
+        new = {name: targets[name] for name in kept if name in targets}
+        for n in inlined:
+            target = targets[recipe.names[n]]
+            constants.update(graph.constants.get(target, {}))
+            new.update(zip(graph.names[target], graph.needs[target], strict=True))
+        graph.names[key], graph.needs[key] = tuple(new), tuple(new.values())
+        if constants:
+            graph.constants[key] = constants
+        for n in inlined:
+            target = targets[recipe.names[n]]
+            for d in graph.needs[target]:
+                self.readers[d] += 1
+            self.readers[target] -= 1
+            if not self.readers[target] and target not in self.outputs:
+                self._drop(target)
+
+    def _drop(self, key: Key) -> None:
+        graph = self.graph
+        for d in graph.needs[key]:
+            self.readers[d] -= 1
+        for facts in (graph.tasks, graph.needs, graph.names, graph.constants, graph.pins):
+            facts.pop(key, None)
+
+    def _offer(self, key: Key, fused: Fused, found: Followed) -> None:
+        """Let readers have what a task makes as an expression, where that may save its memory."""
+        program = fused.program
+        if not self.merge or len(program.kernels) != 1 or not isinstance(program.result, Out):
+            return
+        (kernel,) = program.kernels
+        if kernel.reductions or len(kernel.outputs) != 1 or program.result.scalar:
+            return
+        made = found.makes
+        if key in self.graph.pins or made.shape != kernel.shape:
+            return
+        if any(e is None for e in fused.expects) or key in self.outputs:
+            return
+        far = sum(e.nbytes for e in fused.expects if e is not None) > 2 * made.nbytes
+        free = not fused.names and not fused.positions
+        expects = tuple(e for e in fused.expects if e is not None)
+        words = ("source", kernel.outputs[0], made, expects)
+        number = self.numbers.setdefault(words, len(self.numbers))
+        self.sources[key] = Source(
+            made.shape, kernel.outputs[0], fused.names, expects, fused.leaves, fused.positions,
+            fused.kind, free, far, number,
+        )  # fmt: skip
+
+    # ---- random numbers
+
+    def draw(self, task: Any) -> Source | None:
+        """A block of random numbers as its readers may compute it; None for other tasks."""
+        if not self.philox or type(task) is not Task or task.func not in RANDOM:
+            return None
+        where = self.graph.draws.get(task.key)
+        if where is None or task.dependencies:
+            return None
+        strides = View.contiguous(where.shape).strides
+        position = sum([n * step for n, step in zip(where.start, strides, strict=True)])
+        shape = tuple(task.args[3])
+        words = ("draw", id(where.seed), shape, position % 2)
+        if words not in self.drawn:
+            _, name, _, _, args, kwargs = (_plain(a) for a in task.args)
+            expr = philox.draw(
+                name, shape, View(position % 2, strides), self._seed(where), tuple(args),
+                dict(kwargs), base=PLACEHOLDER,
+            )  # fmt: skip
+            number = self.numbers.setdefault(("drawn", expr, shape), len(self.numbers))
+            self.drawn[words] = expr, number
+        expr, number = self.drawn[words]
+        if expr is None:
+            return None
+        block = self.graph.blocks.get(task.key)
+        kind = block.kind if block is not None else _kind_drawn(task.args[0])
+        even = position - position % 2
+        return Source(shape, expr, (), (), (), (even,), kind, False, False, number)
+
+    def _seed(self, where: Draw) -> int:
+        if id(where.seed) not in self.seeds:
+            self.alive.append(where.seed)
+            self.seeds[id(where.seed)] = philox.key_of(where.seed)
+        return self.seeds[id(where.seed)]
+
+    # ---- functions and other literals
+
+    def literal(self, owner: Any, value: Any) -> Any:
+        """Words for a value that many blocks share: `owner` is the object that they share."""
+        found = self.literals.get(id(owner))
+        if found is None:
+            self.alive.append(owner)
+            found = self.literals[id(owner)] = _literal(value, self.alive)
+        return found
+
+    def why_impure(self, function: Any) -> str | None:
+        found = self.impure.get(id(function), False)
+        if found is False:
+            self.alive.append(function)
+            found = self.impure[id(function)] = trace.impure(function)
+            if found is None:
+                self.globals += trace.globals_read(function)
+        return found  # type: ignore[return-value]
+
+
+class _Behind:
+    """A task with others in front of it that only it reads."""
+
+    def __init__(self, task: Callable[[Values], Any], before: list[tuple[Key, Any]]):
+        self.task, self.before = task, before
+
+    def __call__(self, values: Values) -> Any:
+        return self.task({**values, **{name: t(values) for name, t in self.before}})
+
+
+def _original(task: Any) -> Any:
+    return task.original if isinstance(task, Fused) else task
+
+
+def _worth(program: Program, inlined: dict[int, Source]) -> dict[int, Source]:
+    """Those of which the reader does not compute each element many times over."""
+    points = max((math.prod(k.shape) for k in program.kernels), default=0)
+    return {n: s for n, s in inlined.items() if s.free or 2 * math.prod(s.shape) >= points}
+
+
+def _lent(source: Source, draws: int, arrays: int) -> Generated:
+    """A source with numbers of its own, among the reader's others."""
+    words = {_placeholder(n): _placeholder(draws + n) for n in range(len(source.positions))}
+
+    def change(leaf: Expr) -> Expr:
+        return words.get(leaf) or _numbered(leaf, lambda n: BORROWED + arrays + n)
+
+    (expr,) = rebuilt([source.expr], change)
+    return Generated(source.shape, expr.dtype, expr)
+
+
+def _returned(program: Program, borrowed: int) -> Program:
+    """Number the arrays that were borrowed behind the program's own inputs."""
+    if not borrowed:
+        return program
+    own = program.inputs
+
+    def number(n: int) -> int:
+        if n >= BORROWED:
+            return own + n - BORROWED
+        return n if n < own else n + borrowed
+
+    kernels = tuple(renumbered(k, number) for k in program.kernels)
+    result = map_leaves(
+        lambda v: replace(v, array=number(v.array)) if isinstance(v, Out) else v,
+        program.result,
+    )
+    return Program(own + borrowed, kernels, result)
+
+
+def _dtypes(program: Program, inputs: list[Abstract]) -> dict[int, Any]:
+    """The dtype of each array of a program."""
+    out: dict[int, Any] = {n: a.dtype for n, a in enumerate(inputs)}
+    for start, kernel in zip(program.starts, program.kernels, strict=True):
+        out.update({start + n: o.dtype for n, o in enumerate(kernel.outputs)})
+    return out
+
+
+def _operations(program: Program) -> float:
+    """Operations for each point of the program's largest kernel."""
+    points = max((math.prod(k.shape) for k in program.kernels), default=0)
+    return sum(k.operations() for k in program.kernels) / max(points, 1)
+
+
+def unreadable(program: Program) -> str | None:
+    """Why NumPy cannot read a program; None where it can."""
+    for kernel in program.kernels:
+        for root in kernel.roots:
+            if reason := blocks.supported(root):
+                return reason
+    return None
+
+
+def _abstract(value: Any) -> Any:
+    """What is known of a value that is there; None where it holds what no program can read."""
+    if type(value) in (dict, list, tuple):
+        parts = [_abstract(v) for v in leaves(value)]
+        if any(p is None for p in parts):
+            return None
+        return map_leaves(_abstract, value)
+    if isinstance(value, (int, float, complex, bool, str, np.generic)):
+        return value
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    flags = getattr(value, "flags", None)
+    if not isinstance(dtype, np.dtype) or not isinstance(shape, tuple) or flags is None:
+        return None
+    if dtype.hasobject or isinstance(value, np.ma.MaskedArray):
+        return None
+    if flags.c_contiguous:
+        return Abstract(shape, dtype)
+    if any(s % dtype.itemsize for s in value.strides):
+        return None
+    return Abstract(shape, dtype, tuple([s // dtype.itemsize for s in value.strides]))
+
+
+def _laid(v: Any) -> Any:
+    """What is known of a view."""
+    if not isinstance(v, Seen):
+        return v
+    same = trace.is_contiguous(View(0, v.view.strides), v.shape)
+    return Abstract(v.shape, v.dtype, None if same else v.view.strides)
+
+
+def _expected(structure: Any) -> list[Abstract | None]:
+    return [s if isinstance(s, Abstract) else None for s in leaves(structure)]
+
+
+# ---- tasks as structures
+
+
+class _Recipe:
+    """A task without the names of what it reads: `key` is the same for blocks that are alike."""
+
+    __slots__ = ("_fuser", "_numbers", "_parts", "draws", "key", "names", "reason")
+
+    def __init__(self, fuser: Fuser, task: Any):
+        self._fuser = fuser
+        self.draws: list[Source] = []
+        self.reason: str | None = None
+        self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
+        self._parts = task.tasks if type(task) is Chain else [(task.key, task)]
+        self.names: list[Key] = []
+        words: list[Any] = []
+        for name, part in self._parts:
+            draw = fuser.draw(part)
+            if draw is not None:
+                words.append("draw")
+                self.draws.append(draw)
+            elif type(part) is Call:
+                self._check(part.function)
+                words.append((id(part.function), tuple([self._walk(a) for a in part.args])))
+            else:
+                words.append(self._walk(part))
+            self._numbers[name] = -len(words)
+        self.key = tuple(words)
+
+    def _walk(self, node: Any) -> Any:
+        kind = type(node)
+        if kind is TaskRef or kind is Alias:
+            name = node.key if kind is TaskRef else node.target
+            number = self._numbers.get(name)
+            if number is None:
+                number = self._numbers[name] = len(self.names)
+                self.names.append(name)
+            return TaskRef, number
+        if kind is DataNode:
+            return self._fuser.literal(node, node.value)
+        if isinstance(node, NestedContainer):
+            return node.klass, tuple([self._walk(a) for a in node.args])
+        if isinstance(node, Task):
+            self._check(node.func)
+            words = [self._fuser.literal(node.func, node.func)]
+            words += [self._walk(a) for a in node.args]
+            if node.kwargs:
+                words += [(k, self._walk(v)) for k, v in node.kwargs.items()]
+            return tuple(words)
+        if isinstance(node, GraphNode):
+            self.reason = f"it is a {kind.__name__}"
+            return None
+        return _literal(node, self._fuser.alive)
+
+    def _check(self, function: Any) -> None:
+        if self.reason is None:
+            self.reason = self._fuser.why_impure(function)
+
+    def perform(self, values: Sequence[Any], drawn: Sequence[Any]) -> Any:
+        """Do what the task does, on other values."""
+        env: dict[Key, Any] = dict(zip(self.names, values, strict=True))
+        random = iter(drawn)
+        value = None
+        for name, part in self._parts:
+            if self._fuser.draw(part) is not None:
+                value = next(random)
+            elif type(part) is Call:
+                function = trace.adapted(part.function)
+                value = function(*[_evaluated(a, env) for a in part.args])
+            else:
+                value = _evaluated(part, env)
+            env[name] = value
+        return value
+
+
+def _evaluated(node: Any, env: dict[Key, Any]) -> Any:
+    """The value of a task or of its argument, by the functions that symbolic arrays know."""
+    if isinstance(node, TaskRef):
+        return env[node.key]
+    if isinstance(node, Alias):
+        return env[node.target]
+    if isinstance(node, DataNode):
+        return node.value
+    if isinstance(node, NestedContainer):
+        return node({d: env[d] for d in node.dependencies})
+    if isinstance(node, Task):
+        args = [_evaluated(a, env) for a in node.args]
+        kwargs = {k: _evaluated(v, env) for k, v in node.kwargs.items()}
+        return trace.adapted(node.func)(*args, **kwargs)
+    return node
+
+
+def _kind_drawn(generator: Any) -> str | None:
+    """The type of the arrays that a bit generator's or a RandomState's class makes."""
+    library = getattr(generator, "xp", None) or str(getattr(generator, "__module__", ""))
+    return {"cupy": "cupy.ndarray", "numpy": "numpy.ndarray"}.get(library.partition(".")[0])
+
+
+def _plain(value: Any) -> Any:
+    """Arguments of a random task without Dask's containers."""
+    if isinstance(value, GraphNode):
+        return value({})
+    return value
+
+
+_ATOMS = (int, float, complex, bool, str, bytes, type(None))
+
+
+def _literal(value: Any, alive: list[Any]) -> Any:
+    """Words that are equal for equal values; by identity where nothing better is known."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return kind, repr(value) if kind is float or kind is complex else value
+    if kind is tuple or kind is list:
+        return kind, tuple([_literal(v, alive) for v in value])
+    if kind is slice:
+        return kind, *[_literal(v, alive) for v in (value.start, value.stop, value.step)]
+    if kind is dict:
+        return kind, tuple([(_literal(k, alive), _literal(v, alive)) for k, v in value.items()])
+    if isinstance(value, np.generic):
+        return kind, value.dtype.str, value.tobytes()
+    if isinstance(value, (np.dtype, type)):
+        return value
+    if kind is partial:
+        return (
+            kind,
+            _literal(value.func, alive),
+            _literal(value.args, alive),
+            _literal(value.keywords, alive),
+        )
+    if kind is FunctionType or kind is BuiltinFunctionType or isinstance(value, np.ufunc):
+        alive.append(value)
+        return "function", id(value)
+    first = getattr(value, "first", None)  # toolz.Compose
+    if first is not None and isinstance(getattr(value, "funcs", None), tuple):
+        return kind, _literal(first, alive), _literal(value.funcs, alive)
+    alive.append(value)
+    return kind, id(value)
+
+
+def _words(structure: Any) -> Any:
+    """A structure of a value, to be looked up by."""
+    kind = type(structure)
+    if kind is Abstract:
+        return structure
+    if kind is dict:
+        return kind, tuple([(k, _words(v)) for k, v in structure.items()])
+    if kind is tuple or kind is list:
+        return kind, tuple([_words(v) for v in structure])
+    return _literal(structure, [])

@@ -1,0 +1,1433 @@
+"""The CUDA reading of a kernel: source text, and the arguments that go with it. No device here.
+
+The text depends on the structure of a kernel only: its operations and types, which leaves are
+equal, how many axes are left when those that lie evenly are merged, and along which of them a
+leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbers are arguments,
+64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
+carry several.
+
+Each launch reads and writes memory once. There are three ways of going through it:
+
+- element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
+  in tiles that are turned around in shared memory.
+- reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
+- other reductions: threads lie along the fastest kept axis and go along the reduced ones.
+
+Where there are few results, several blocks share one: each leaves its part in scratch memory, and
+the last one to finish puts the parts together, in order. The same bits come out on every run.
+
+A view below a `where` may reach outside its array only where the condition is made of indices and
+constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .cuda_math import (
+    STORED,
+    TYPES,
+    accumulator,
+    cast,
+    code,
+    loaded,
+    operation,
+    pieces,
+    results,
+    stored,
+)
+from .expr import Expr, Kernel, View, nodes
+
+THREADS = 256
+#: Bytes of arguments that a kernel can have, and items of a launch.
+MOST_BYTES, MOST_ITEMS = 4000, 32
+#: Blocks per processor: enough that it does not matter when the last ones end.
+WAVES, SHARED_WAVES = 128, 32
+ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
+#: Statements that a kernel may have: more take the compiler minutes.
+MOST_STATEMENTS = 20_000
+#: Bytes of shared memory for tiles; there are 48 KiB.
+TILES = 40 * 1024
+#: Points and elements that 32 bits can count, and go on by some steps.
+SMALL = 2**31 - 2**27
+RANDOM = frozenset({"bits", "uniform", "normal"})
+#: What takes about as long as this many additions, in float32 and float64.
+COSTS = {"add": (1, 1), "subtract": (1, 1), "multiply": (1, 1), "divide": (8, 15),
+         "sqrt": (8, 15), "power": (60, 150), "gammaln": (100, 200), "gamma": (100, 200),
+         "bits": (60, 60), "uniform": (60, 60), "normal": (90, 120)}  # fmt: skip
+CHEAP = frozenset({
+    "where", "cast", "negative", "absolute", "square", "maximum", "minimum", "less", "greater",
+    "less_equal", "greater_equal", "equal", "not_equal", "logical_and", "logical_or", "real",
+    "imag", "complex", "bitwise_and", "bitwise_or", "constant", "index", "input", "reduced",
+})  # fmt: skip
+
+
+class NotGenerated(Exception):
+    """This kernel has no CUDA reading: `str(error)` says which operation of which dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A kernel's source, and how it is launched: on `blocks` x items blocks of `threads`, with one
+    argument, the slots of all items one after the other. The entry `name` takes `most` items (its
+    argument has that size, whatever comes in it), `name + "_one"` a single one."""
+
+    source: str
+    name: str
+    slots: np.ndarray[Any, Any]  # uint64, of one item; pointers are still to be filled in
+    inputs: tuple[tuple[int, int, int], ...]  # slot, array number, bytes to add to its pointer
+    outputs: tuple[int, ...]  # slot of each output's pointer
+    scratch: tuple[int, int] | None  # slot, bytes of memory that is the item's own
+    counters: tuple[int, int] | None  # slot, number of uint32 that are zero, and are left so
+    blocks: int
+    threads: int
+    most: int
+
+
+def generate(kernel: Kernel, aligned: bool = True, processors: int = 132) -> Generated:
+    """The CUDA reading of a kernel, for arrays of which each begins at a multiple of 16 bytes
+    (`aligned`), on a device with so many processors.
+
+    >>> from gpuscheduler.expr import constant, source
+    >>> def add(x, y):
+    ...     return Expr("add", (x, y), "f4")
+    >>> small, large = (generate(Kernel((n,), (add(source(0, (n,), "f4"), constant(k, "f4")),)))
+    ...                 for n, k in ((8, 1), (2**20, 2.5)))
+    >>> small.source == large.source, small.blocks, large.blocks
+    (True, 1, 256)
+    """
+    return _Generator(kernel, aligned, processors).generated()
+
+
+# ---- the tree as numbered nodes
+
+
+@dataclass(slots=True)
+class _Node:
+    op: str
+    code: str
+    args: tuple[int, ...]
+    data: Any = None
+
+
+def _code(expr: Expr) -> str:
+    short = code(expr.dtype)
+    if short is None:
+        raise NotGenerated(f"{expr.op} of {expr.dtype}")
+    return short
+
+
+class _Tree:
+    """Equal nodes once, arguments first. What an input's load depends on is its `guard`, a node
+    (None where it is loaded always)."""
+
+    def __init__(self, roots: Sequence[Expr], letter: str):
+        self.letter = letter
+        self.nodes: list[_Node] = []
+        self._known: dict[Any, int] = {}
+        numbers: dict[int, int] = {}
+        for expr in nodes(roots):
+            args = tuple(numbers[id(a)] for a in expr.args)
+            op = expr.op
+            if op in ("power", "float_power"):  # small exponents are part of the structure
+                op, args = self._power(op, args)
+            data = expr.data if expr.op != "constant" else self._word(expr)
+            numbers[id(expr)] = self._add(op, _code(expr), args, data)
+        self.roots = [numbers[id(r)] for r in roots]
+        self.inputs = self._all("input")
+        self.indices = self._all("index")
+        self.reads: list[bool] = []  # whether there is an input below
+        self.values: list[bool] = []  # ... or anything else that is not known from the index
+        for n in self.nodes:
+            below = any(self.reads[a] for a in n.args)
+            self.reads.append(n.op == "input" or below)
+            known = n.op not in RANDOM | {"input", "reduced"}
+            self.values.append(not known or any(self.values[a] for a in n.args))
+        self.guards: dict[int, int | None] = self._guards()
+        if len(self.nodes) > MOST_STATEMENTS:
+            raise NotGenerated(f"an expression of {len(self.nodes):,} operations")
+
+    def _all(self, op: str) -> list[int]:
+        return [k for k, n in enumerate(self.nodes) if n.op == op]
+
+    def _word(self, expr: Expr) -> Any:
+        """A constant's value; PLACEHOLDERs and NaNs come through bit by bit."""
+        return expr.data
+
+    def _power(self, op: str, args: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        base, exponent = (self.nodes[a] for a in args)
+        if exponent.op == "constant" and base.code in ("f4", "f8") and exponent.code == base.code:
+            value = np.frombuffer(exponent.data, exponent.code)[0]
+            name = {3.0: "cube", 4.0: "fourth"}.get(float(value))
+            if name:
+                return name, args[:1]
+        return op, args
+
+    def _add(self, op: str, short: str, args: tuple[int, ...], data: Any = None) -> int:
+        words = op, short, args, data
+        if words not in self._known:
+            self._known[words] = len(self.nodes)
+            self.nodes.append(_Node(op, short, args, data))
+        return self._known[words]
+
+    def _guards(self) -> dict[int, int | None]:
+        """The node that says whether each input is needed; None for those that always are."""
+        needs: list[list[int | None]] = [[] for _ in self.nodes]
+        for r in self.roots:
+            needs[r].append(None)
+        for k in range(len(needs) - 1, -1, -1):
+            node, mine = self.nodes[k], needs[k]
+            if not mine or not self.reads[k]:
+                continue
+            guard = self._joined(mine)
+            needs[k] = [guard]
+            if node.op != "where" or self.values[node.args[0]] or node.args[1] == node.args[2]:
+                for a in node.args:
+                    needs[a].append(guard)
+                continue
+            c, a, b = node.args
+            if self.reads[a]:
+                needs[a].append(self._both(guard, c))
+            if self.reads[b]:
+                needs[b].append(self._both(guard, self._add("logical_not", "b1", (c,))))
+        return {k: needs[k][0] if needs[k] else None for k in self.inputs}
+
+    def _joined(self, guards: list[int | None]) -> int | None:
+        if None in guards:
+            return None
+        first, *others = dict.fromkeys(g for g in guards if g is not None)
+        for g in others:
+            first = self._add("logical_or", "b1", (first, g))
+        return first
+
+    def _both(self, guard: int | None, condition: int) -> int:
+        return condition if guard is None else self._add("logical_and", "b1", (guard, condition))
+
+    def below(self, roots: Iterable[int], stop: Iterable[int] = ()) -> list[int]:
+        """The nodes that `roots` need, ascending; not those that only `stop` needs."""
+        out, stops, stack = set(), set(stop), list(roots)
+        while stack:
+            k = stack.pop()
+            if k not in out:
+                out.add(k)
+                if k not in stops:
+                    stack += self.nodes[k].args
+        return sorted(out)
+
+
+# ---- the iteration space
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Some points in a row, and the strides of each layout along them."""
+
+    length: int
+    strides: tuple[int, ...]
+
+
+def collapsed(axes: Iterable[Axis]) -> list[Axis]:
+    """Fewer axes for the same points in the same order: none of length 1, and neighbours are one
+    where all layouts go evenly from one to the next.
+
+    >>> collapsed([Axis(4, (6,)), Axis(1, (5,)), Axis(3, (2,))])
+    [Axis(length=12, strides=(2,))]
+    >>> collapsed([Axis(4, (3, 0)), Axis(3, (1, 1))])
+    [Axis(length=4, strides=(3, 0)), Axis(length=3, strides=(1, 1))]
+    """
+    out: list[Axis] = []
+    for axis in axes:
+        if axis.length == 1:
+            continue
+        if out and all(
+            s == t * axis.length for s, t in zip(out[-1].strides, axis.strides, strict=True)
+        ):
+            out[-1] = Axis(out[-1].length * axis.length, axis.strides)
+        else:
+            out.append(axis)
+    return out
+
+
+class _Slots:
+    """The arguments of one item, by what they are."""
+
+    def __init__(self) -> None:
+        self.words: list[int] = []
+        self._known: dict[Any, int] = {}
+
+    def at(self, name: Any, value: int = 0) -> int:
+        """The slot of that name."""
+        if name not in self._known:
+            self._known[name] = len(self.words)
+            self.words.append(int(value) & (2**64 - 1))
+        return self._known[name]
+
+
+@dataclass(slots=True)
+class _Site:
+    """Where in the iteration space a piece of code is: what its coordinates are called."""
+
+    coords: dict[tuple[str, int], str]  # group of axes and number in it
+    linear: dict[str, str] = field(default_factory=dict)  # number of the point within its group
+
+
+class _Generator:
+    def __init__(self, kernel: Kernel, aligned: bool, processors: int):
+        self.kernel, self.aligned, self.processors = kernel, aligned, processors
+        self.at_once = 1  # blocks that a multiprocessor shall have room for
+        self.slots = _Slots()
+        self.pointers: dict[int, tuple[int, int]] = {}  # slot -> array number and offset
+        self.scratch: tuple[int, int] | None = None
+        self.counters: tuple[int, int] | None = None
+        self.reducing = bool(kernel.reductions)
+        self.structs: list[str] = []
+        self.outs = [_code(o) for o in kernel.outputs]
+        if self.reducing:
+            self._reductions()
+            self.final = _Tree(kernel.outputs, "f")
+        else:
+            self.tree = self.final = _Tree(kernel.outputs, "v")
+        self._space()
+        self._check()
+
+    # ---- what is reduced
+
+    def _reductions(self) -> None:
+        roots = []
+        self.kinds: list[tuple[str, str, list[str]]] = []  # operation, what it takes, results
+        for j, r in enumerate(self.kernel.reductions):
+            gives = []
+            for d in r.dtypes:
+                short = code(np.dtype(d))
+                if short is None:
+                    raise NotGenerated(f"{r.op} that gives {d}")
+                gives.append(short)
+            found = accumulator(r.op, _code(r.arg), gives[0], f"Part{j}")
+            if found is None:
+                raise NotGenerated(f"{r.op} of {r.arg.dtype}")
+            text, takes = found
+            self.structs.append(text)
+            taken = r.arg if _code(r.arg) == takes else Expr("cast", (r.arg,), _dtype(takes))
+            roots.append(taken)
+            self.kinds.append((r.op, takes, gives))
+        self.tree = _Tree(roots, "v")
+
+    # ---- axes
+
+    def _space(self) -> None:
+        """Sort the axes into those that are kept and those that are reduced, the fastest one of
+        all last in its group, and merge what can be merged."""
+        kernel, rank = self.kernel, len(self.kernel.shape)
+        axes = set(kernel.axes) if self.reducing else set()
+        kept = [k for k in range(rank) if k not in axes]
+        over = [k for k in range(rank) if k in axes]
+        self.layouts: dict[tuple[int, ...], int] = {}
+        self.moved: set[int] = set()  # layouts of memory, not of indices alone
+        self.layout_of: dict[tuple[str, int], int] = {}  # letter and node
+
+        def layout(strides: Sequence[int], memory: bool) -> int:
+            n = self.layouts.setdefault(tuple(strides), len(self.layouts))
+            if memory:
+                self.moved.add(n)
+            return n
+
+        for tree in (self.tree, self.final) if self.reducing else (self.tree,):
+            for k in (*tree.inputs, *tree.indices):
+                node = tree.nodes[k]
+                view: View = node.data[1] if node.op == "input" else node.data
+                strides = list(view.strides)
+                if self.reducing and tree is self.final:
+                    spread = [0] * rank
+                    for a, s in zip(kept, strides, strict=True):
+                        spread[a] = s
+                    strides = spread
+                # along an axis of one point a stride means nothing
+                strides = [0 if n == 1 else s for n, s in zip(kernel.shape, strides, strict=True)]
+                self.layout_of[tree.letter, k] = layout(strides, node.op == "input")
+        self.points = math.prod(kernel.shape[k] for k in kept)
+        self.reach = math.prod(kernel.shape[k] for k in over)
+        last, order = self._fastest(kept, over)
+        if self.reducing:
+            self.out_layout = layout(_counting(kernel.shape, kept), True)
+            if any(r.op in ("argmin", "argmax") for r in kernel.reductions):
+                self.position = layout(_counting(kernel.shape, over), False)
+        layouts = list(self.layouts)
+        self.rows = last in over or not kept or self.points == 1
+        self.groups = {"k": kept, "r": order}
+        if last in kept:
+            self.groups["k"] = [*[k for k in kept if k != last], last]
+        self.axes: dict[str, list[Axis]] = {}
+        for name, ks in self.groups.items():
+            if 0 in (kernel.shape[k] for k in ks):
+                self.axes[name] = [Axis(0, (0,) * len(layouts))]
+            else:
+                every = [Axis(kernel.shape[k], tuple(s[k] for s in layouts)) for k in ks]
+                self.axes[name] = collapsed(every)
+        self.along = "r" if self.reducing and self.rows else "k"
+        self._tiles()
+        self._width()
+        self._small()
+
+    def _fastest(self, kept: list[int], over: list[int]) -> tuple[int, list[int]]:
+        """The axis that threads lie along, and the order of the reduced ones."""
+        shape = self.kernel.shape
+        if not self.reducing:
+            return (kept[-1] if kept else -1), []
+        weights = dict.fromkeys(range(len(shape)), 0.0)
+        dominant: tuple[int, ...] | None = None
+        most = -1
+        for tree_node in self.tree.inputs:
+            node = self.tree.nodes[tree_node]
+            strides = list(self.layouts)[self.layout_of[self.tree.letter, tree_node]]
+            size = int(node.code[1:])
+            for k, s in enumerate(strides):
+                if abs(s) == 1:
+                    weights[k] += size
+            covered = math.prod(n for n, s in zip(shape, strides, strict=True) if s)
+            if covered > most:
+                dominant, most = strides, covered
+        long = [k for k in range(len(shape)) if shape[k] > 1]
+        if not long:
+            return (over[-1] if over else kept[-1] if kept else -1), over
+        last = max(long, key=lambda k: (weights[k], k))
+        if dominant is not None:
+            steps = dominant
+            over = sorted(over, key=lambda k: (-abs(steps[k]) if steps[k] else -(2**62), k))
+        if last in over:
+            over = [*[k for k in over if k != last], last]
+        return last, over
+
+    def _strides(self, layout: int, group: str) -> list[int]:
+        return [a.strides[layout] for a in self.axes[group]]
+
+    def _fast(self, layout: int) -> int:
+        """The stride along the axis that threads lie along."""
+        strides = self._strides(layout, self.along)
+        return strides[-1] if strides else 0
+
+    def _tiles(self) -> None:
+        """Whether to go in tiles: a leaf lies along another axis than its readers."""
+        self.turned: set[int] = set()  # layouts that are read turned around
+        group = "r" if self.reducing else "k"
+        axes = self.axes[group]
+        self.across = -1
+        if len(axes) < 2 or (self.reducing and self.axes["k"]) or axes[-1].length < 16:
+            return
+        votes: dict[int, list[int]] = {}
+        for k in self.tree.inputs:
+            layout = self.layout_of[self.tree.letter, k]
+            strides = self._strides(layout, group)
+            fast = min((a for a, s in enumerate(strides) if s), default=-1,
+                       key=lambda a: (abs(strides[a]), -a))  # fmt: skip
+            if fast in (-1, len(axes) - 1) or axes[fast].length < 16 or abs(strides[fast]) > 4:
+                continue
+            if abs(strides[-1]) >= 8:
+                votes.setdefault(fast, []).append(layout)
+        if votes:
+            self.across = max(votes, key=lambda a: (len(votes[a]), a))
+            self.turned = set(votes[self.across])
+
+    def _width(self) -> None:
+        """How many elements a thread takes side by side, and how many times over."""
+        letter, tree = self.tree.letter, self.tree
+        axes = self.axes[self.along]
+        length = axes[-1].length if axes else 1
+        sizes = [] if self.reducing else [_size(c) for c in self.outs]
+        if self.reducing and not self.rows and self._fast(self.out_layout) == 1:
+            sizes += [max(_size(c), 4) for c in self.outs]
+        plain = self.across < 0 and self.aligned
+        for k in tree.inputs:
+            layout = self.layout_of[letter, k]
+            step = self._fast(layout)
+            if step == 1:
+                sizes.append(_size(tree.nodes[k].code))
+            plain = plain and step in (0, 1)
+            guard = tree.guards[k]
+            if guard is not None:
+                plain = plain and not any(
+                    tree.nodes[g].op == "index" and self._fast(self.layout_of[letter, g])
+                    for g in tree.below([guard])
+                )
+        draws = [n for n in tree.nodes if n.op in RANDOM]
+        if not sizes or (draws and not tree.inputs and self.reducing):
+            sizes = [4 if any(n.code == "f4" for n in draws) else 8]
+        width = max(1, min(8, 16 // min(sizes))) if plain else 1
+        while width > 1 and not (length % width == 0 and self._even(width)):
+            width //= 2
+        cost = sum(_cost(n) for n in tree.nodes)
+        while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
+            width //= 2
+        columns = self.reducing and not self.rows and self.across < 0
+        if columns and any(r.op == "moment" for r in self.kernel.reductions):
+            width = min(width, 2)  # each column keeps much in registers
+        self.width = width
+        # three blocks at least on each multiprocessor, or too few loads are under way
+        self.at_once = 3 if columns else 1
+        each = sum(
+            _size(tree.nodes[k].code) * (width if self._fast(self.layout_of[letter, k]) else 1)
+            for k in tree.inputs
+        )
+        times = 4
+        while times > 1 and (times * each > 64 or times * width * cost > 512):
+            times //= 2
+        self.times = times if tree.inputs else 1
+
+    def _even(self, width: int) -> bool:
+        """Whether such vectors begin at multiples of what is loaded at a time."""
+        for k in self.tree.inputs:
+            layout, node = self.layout_of[self.tree.letter, k], self.tree.nodes[k]
+            if self._fast(layout) != 1:
+                continue
+            size = _size(node.code)
+            whole = min(16, width * size)
+            others = self._strides(layout, "k") + self._strides(layout, "r")
+            others.remove(1)
+            if any(s * size % whole for s in (*others, node.data[1].offset)):
+                return False
+        return True
+
+    def _small(self) -> None:
+        """Whether 32 bits are enough to count points and elements."""
+        furthest = max(self.points, self.reach)
+        for n in self.moved:
+            span = sum(
+                abs(a.strides[n]) * (a.length - 1) for axes in self.axes.values() for a in axes
+            )
+            furthest = max(furthest, span)
+        self.small = furthest < SMALL
+        self.int = "int" if self.small else "long long"
+        self.count = "unsigned" if self.small else "unsigned long long"
+
+    def _check(self) -> None:
+        for tree in (self.tree, self.final):
+            for k, node in enumerate(tree.nodes):
+                if node.op == "reduced" and tree is self.tree:
+                    raise NotGenerated("a reduced value below a reduction")
+                if node.op not in ("input", "index", "constant", "reduced", *RANDOM):
+                    self._operation(tree, k)
+                elif node.op in RANDOM and self._draw(node) is None:
+                    raise NotGenerated(f"{node.op} of {_dtype(node.code)}")
+
+    # ---- values
+
+    def slot(self, name: Any, value: int = 0) -> str:
+        return f"S({self.slots.at(name, value)})"
+
+    def number(self, name: Any, value: int) -> str:
+        """An argument that counts."""
+        return f"({self.count}){self.slot(name, value)}"
+
+    def _constant(self, node: _Node) -> str:
+        value, name = (
+            np.frombuffer(node.data, _dtype(node.code)),
+            ("constant", node.code, node.data),
+        )
+        if node.code == "b1":
+            return f"{self.slot(name, int(value[0]))} != 0"
+        if node.code[0] in "iu":
+            return f"({TYPES[node.code]}){self.slot(name, int(value[0]))}"
+        if node.code in ("f2", "f4"):
+            word = int(value.astype("f4").view("u4")[0])
+            return f"__int_as_float((int){self.slot(name, word)})"
+        if node.code == "f8":
+            return f"__longlong_as_double((long long){self.slot(name, int(value.view('u8')[0]))})"
+        parts = []
+        real = "f4" if node.code == "c8" else "f8"
+        for n, part in enumerate(value.view(real)):
+            kept = _Node("constant", real, (), part.tobytes())
+            parts.append(self._constant_part(kept, (name, n)))
+        return f"{TYPES[node.code]}{{{', '.join(parts)}}}"
+
+    def _constant_part(self, node: _Node, name: Any) -> str:
+        value = np.frombuffer(node.data, _dtype(node.code))
+        if node.code == "f4":
+            return f"__int_as_float((int){self.slot(name, int(value.view('u4')[0]))})"
+        return f"__longlong_as_double((long long){self.slot(name, int(value.view('u8')[0]))})"
+
+    def _operation(self, tree: _Tree, k: int) -> str:
+        """The text of a node that is no leaf."""
+        node = tree.nodes[k]
+        args = [f"{tree.letter}{a}" for a in node.args]
+        types = [tree.nodes[a].code for a in node.args]
+        if node.op == "cast":
+            return cast(types[0], node.code, args[0])
+        if node.op == "where":
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        if node.op in ("real", "imag"):
+            if types[0][0] != "c":
+                return args[0] if node.op == "real" else f"({TYPES[node.code]})0"
+            return f"{args[0]}.{'x' if node.op == 'real' else 'y'}"
+        if node.op == "complex":
+            return f"{TYPES[node.code]}{{{args[0]}, {args[1]}}}"
+        text = operation(node.op, types, node.code, args)
+        if text is None:
+            names = ", ".join(_dtype(t).name for t in types)
+            raise NotGenerated(f"{node.op} of {names}")
+        return text
+
+    @staticmethod
+    def _draw(node: _Node) -> str | None:
+        """The function that makes a random number of its bits."""
+        known = {("bits", "u8"), ("uniform", "f8"), ("uniform", "f4"), ("normal", "f8"),
+                 ("normal", "f4")}  # fmt: skip
+        return f"{node.code}_{node.op}" if (node.op, node.code) in known else None
+
+    def _times(self, coordinate: str, stride: int, name: Any, wide: bool) -> str:
+        kind = "long long" if wide else self.int
+        text = coordinate if kind == "int" else f"(long long){coordinate}"
+        return text if stride == 1 else f"{text} * ({kind}){self.slot(name, stride)}"
+
+    def _offset(self, layout: int, site: _Site, wide: bool = False) -> str:
+        """The number that a layout gives, from its own first one on."""
+        terms = []
+        for group, axes in self.axes.items():
+            strides = [a.strides[layout] for a in axes]
+            if not any(strides):
+                continue
+            even = all(
+                s == t.strides[layout] * t.length for s, t in zip(strides, axes[1:], strict=False)
+            )
+            last = len(axes) - 1
+            if even and group in site.linear:
+                name = "stride", layout, group, last
+                terms.append(self._times(f"({site.linear[group]})", strides[-1], name, wide))
+                continue
+            for a, s in enumerate(strides):
+                if s:
+                    name = "stride", layout, group, a
+                    terms.append(self._times(f"({site.coords[group, a]})", s, name, wide))
+        return " + ".join(terms) or "0"
+
+    def _position(self, tree: _Tree, k: int, site: _Site) -> str:
+        """The value of an index leaf."""
+        offset = self.slot(("offset", tree.letter, k), tree.nodes[k].data.offset)
+        layout = self.layout_of[tree.letter, k]
+        return f"(long long){offset} + {self._offset(layout, site, wide=True)}"
+
+    def _coordinates(self, group: str, lengths: Sequence[int], linear: str, letter: str,
+                     unit: int = 1, name: str = "") -> tuple[list[str], list[str]]:  # fmt: skip
+        """Statements that split the number of a point, and what the coordinates are then called.
+        The last one counts in `unit`s."""
+        lines, names = [], [f"{letter}{n}" for n in range(len(lengths))]
+        rest = linear
+        scale = f" * {unit}u" if unit > 1 else ""
+        for n in range(len(lengths) - 1, 0, -1):
+            length = lengths[n]
+            size = self.number(("length", group, name, n), length)
+            if self.small:
+                magic = self.slot(("magic", group, name, n), _magic(max(length, 1)))
+                whole = f"divide({rest}, {magic})"
+            else:
+                whole = f"{rest} / {size}"
+            lines.append(f"const {self.count} {letter}q{n} = {whole};")
+            lines.append(
+                f"const {self.int} {letter}{n} = ({self.int})"
+                f"(({rest} - {letter}q{n} * {size}){scale});"
+            )
+            rest, scale = f"{letter}q{n}", ""
+        if lengths:
+            lines.append(f"const {self.int} {letter}0 = ({self.int})({rest}{scale});")
+        return lines, names
+
+    def _lengths(self, group: str, width: int) -> list[int]:
+        lengths = [a.length for a in self.axes[group]]
+        if lengths and width > 1:
+            lengths[-1] //= width
+        return lengths
+
+    # ---- statements
+
+    def _pointer(self, tree: _Tree, k: int) -> str:
+        node = tree.nodes[k]
+        n, view = node.data
+        slot = self.slots.at(("input", tree.letter, k))
+        self.pointers[slot] = n, view.offset * _size(node.code)
+        return f"const {STORED[node.code]}* const p{tree.letter}{k} = " + (
+            f"(const {STORED[node.code]}*)S({slot});"
+        )
+
+    def _hoisted(self, tree: _Tree, k: int, groups: Iterable[str]) -> bool:
+        """Whether an input is the same for all points along these axes."""
+        layout = self.layout_of[tree.letter, k]
+        still = not any(any(self._strides(layout, g)) for g in groups)
+        return still and tree.guards[k] is None
+
+    def _vector(self, tree: _Tree, k: int) -> bool:
+        return self.width > 1 and tree is self.tree and (
+            self._fast(self.layout_of[tree.letter, k]) == 1
+        )  # fmt: skip
+
+    def _kind(self, tree: _Tree, k: int) -> str:
+        stored_as = STORED[tree.nodes[k].code]
+        return f"Vec<{stored_as}, {self.width}>" if self._vector(tree, k) else stored_as
+
+    def _loads(self, tree: _Tree, chosen: Iterable[int], site: _Site, target: str) -> list[str]:
+        """Statements that load inputs, each if its guard holds. `target` names the variable of one,
+        with its number for ``#``."""
+        chosen = list(chosen)
+        lines = []
+        needed = [g for k in chosen if (g := tree.guards[k]) is not None]
+        if needed:
+            lines += self._statements(tree, tree.below(needed), site, {})
+        offsets: dict[int, str] = {}
+        for k in chosen:
+            layout = self.layout_of[tree.letter, k]
+            if layout not in offsets:
+                offsets[layout] = f"o{len(offsets)}"
+                text = self._offset(layout, site)
+                lines.append(f"const {self.int} {offsets[layout]} = {text};")
+            place = f"p{tree.letter}{k} + {offsets[layout]}"
+            kind = self._kind(tree, k)
+            guard = tree.guards[k]
+            check = f"if ({tree.letter}{guard}) " if guard is not None else ""
+            lines.append(f"{check}{target.replace('#', str(k))} = *(const {kind}*)({place});")
+        return lines
+
+    def _statements(
+        self, tree: _Tree, wanted: Iterable[int], site: _Site, inputs: dict[int, str],
+        element: str = "", drawn: dict[int, str] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """One statement for each node. `inputs` are the values in memory, `element` the number of
+        the element in its vector, `drawn` random numbers that there are already."""
+        lines = []
+        for k in wanted:
+            node = tree.nodes[k]
+            if node.op == "input":
+                text = loaded(node.code, inputs[k])
+            elif node.op == "index":
+                text = self._position(tree, k, site)
+                if element:
+                    layout = self.layout_of[tree.letter, k]
+                    step = self._fast(layout)
+                    name = "stride", layout, self.along, len(self.axes[self.along]) - 1
+                    text += f" + {self._times(element, step, name, True)}" if step else ""
+            elif node.op == "constant":
+                text = self._constant(node)
+            elif node.op == "reduced":
+                j, r = node.data
+                op, takes, gives = self.kinds[j]
+                x = f"part{j}[{'e' if self.held > 1 else 0}]"
+                text = cast(gives[r], node.code, results(op, takes, gives, x)[r])
+            elif node.op in RANDOM:
+                if drawn and k in drawn:
+                    text = f"{drawn[k]}[{element}]"
+                else:
+                    lines += self._drawing(tree, k, element)
+                    continue
+            else:
+                text = self._operation(tree, k)
+            lines.append(f"const {TYPES[node.code]} {tree.letter}{k} = {text};")
+        return lines
+
+    # ---- random numbers
+
+    def _walk(self, tree: _Tree, k: int) -> tuple[int, int | None] | None:
+        """Of a random number's index: its stride from one element to the next, and whether it is
+        odd for the first element of a vector (None: that varies). None if it is not so simple."""
+        node = tree.nodes[k]
+        if node.op == "index":
+            layout = self.layout_of[tree.letter, k]
+            step = self._fast(layout)
+            odd: int | None = node.data.offset % 2
+            strides = self._strides(layout, "k") + self._strides(layout, "r")
+            if step % 2 and self.width == 1:
+                odd = None
+            own = self.axes[self.along]
+            others = sum(s % 2 for s in strides) - (step % 2 if own else 0)
+            return step, None if others else odd
+        if node.op == "constant" and node.code == "i8":
+            return 0, int(np.frombuffer(node.data, np.int64)[0]) % 2
+        if node.op == "add" and node.code == "i8":
+            found = [self._walk(tree, a) for a in node.args]
+            if found[0] and found[1]:
+                (s, a), (t, b) = found[0], found[1]
+                return s + t, None if a is None or b is None else (a + b) % 2
+        return None
+
+    def _oddness(self, tree: _Tree, k: int, element: str) -> str:
+        """Which half of a pair a random number is, as early as it is known."""
+        at = tree.nodes[k].args[0]
+        walk = self._walk(tree, at)
+        if tree is self.tree and walk is not None and walk[1] is not None:
+            step, odd = walk
+            if step % 2 == 0 or self.width == 1:
+                return "true" if odd else "false"
+            return f"(({element} + {odd}) & 1)"
+        return f"({tree.letter}{at} & 1)"
+
+    def _key(self, node: _Node) -> str:
+        return self.slot(("key", node.data), node.data)
+
+    def _drawing(self, tree: _Tree, k: int, element: str) -> list[str]:
+        node, letter = tree.nodes[k], tree.letter
+        odd = self._oddness(tree, k, element)
+        name = f"{letter}{k}"
+        lines = [
+            f"unsigned long long {name}x, {name}y;",
+            f"philox({self._key(node)}, {letter}{node.args[0]} >> 1, {name}x, {name}y);",
+        ]
+        if node.op == "normal":
+            text = f"{self._draw(node)}({name}x, {name}y, {odd})"
+        else:
+            text = f"{self._draw(node)}({odd} ? {name}y : {name}x)"
+        return [*lines, f"const {TYPES[node.code]} {name} = {text};"]
+
+    def _pairs(self, tree: _Tree, site: _Site) -> tuple[list[str], dict[int, str]]:
+        """Random numbers of a whole vector where they come in pairs, and what they are called."""
+        lines: list[str] = []
+        drawn: dict[int, str] = {}
+        if self.width == 1:
+            return lines, drawn
+        for k, node in enumerate(tree.nodes):
+            if node.op not in RANDOM or self._walk(tree, node.args[0]) != (1, 0):
+                continue
+            name = drawn[k] = f"d{k}"
+            kind = TYPES[node.code]
+            before = self._statements(tree, tree.below(node.args), site, {}, "")
+            both = f"{name}[e], {name}[e + 1]"
+            if node.op == "normal":
+                make = f"{self._draw(node)}s(x, y, {both});"
+            else:
+                make = f"{name}[e] = {self._draw(node)}(x); {name}[e + 1] = {self._draw(node)}(y);"
+            lines += [
+                f"{kind} {name}[{self.width}];",
+                "{",
+                *before,
+                "#pragma unroll",
+                f"for (int e = 0; e < {self.width}; e += 2) {{",
+                "unsigned long long x, y;",
+                f"philox({self._key(node)}, ({tree.letter}{node.args[0]} + e) >> 1, x, y);",
+                make,
+                "}",
+                "}",
+            ]
+        return lines, drawn
+
+    # ---- the body of a loop over points
+
+    def _inner(self) -> list[int]:
+        """The inputs that are loaded in the loop, not before it."""
+        groups = ("r",) if self.reducing else ("k", "r")
+        return [k for k in self.tree.inputs if not self._hoisted(self.tree, k, groups)]
+
+    def _before(self, site: _Site) -> list[str]:
+        """Loads of what is the same in all of the loop."""
+        inner = set(self._inner())
+        outer = [k for k in self.tree.inputs if k not in inner]
+        lines = [f"{self._kind(self.tree, k)} x{k};" for k in outer]
+        return lines + self._scoped(self._loads(self.tree, outer, site, "x#"), bool(outer))
+
+    @staticmethod
+    def _scoped(lines: list[str], wanted: bool = True) -> list[str]:
+        return ["{", *lines, "}"] if wanted and lines else []
+
+    def _values(self, element: str, which: str) -> dict[int, str]:
+        """What the inputs in registers are called."""
+        inner = set(self._inner())
+        out = {}
+        for k in self.tree.inputs:
+            name = f"x{k}[{which}]" if k in inner and which else f"x{k}"
+            out[k] = f"{name}.x[{element}]" if self._vector(self.tree, k) else name
+        return out
+
+    def _declared(self) -> list[str]:
+        """Room for what the loop loads. What is loaded under a condition is zero otherwise."""
+        out = []
+        for k in self._inner():
+            clear = " = {}" if self.tree.guards[k] is not None else ""
+            out.append(f"{self._kind(self.tree, k)} x{k}[{self.times}]{clear};")
+        return out
+
+    def _each(self, condition: str, at: str, lines: list[str]) -> list[str]:
+        """Statements for each of the vectors that a thread has at a time."""
+        return [
+            "#pragma unroll",
+            f"for (int u = 0; u < {self.times}; ++u) {{",
+            f"const {self.count} {at};",
+            f"if ({condition}) {{",
+            *lines,
+            "}",
+            "}",
+        ]
+
+    def _elements(self, site: _Site, which: str, after: list[str]) -> list[str]:
+        """What is computed of each element of a vector, and `after` that."""
+        tree = self.tree
+        pairs, drawn = self._pairs(tree, site)
+        wanted = tree.below(tree.roots, drawn)
+        element = "e" if self.width > 1 else ""
+        values = self._values("e", which)
+        lines = self._statements(tree, wanted, site, values, element, drawn)
+        if self.width == 1:
+            return [*pairs, *lines, *after]
+        return [*pairs, "#pragma unroll", f"for (int e = 0; e < {self.width}; ++e) {{",
+                *lines, *after, "}"]  # fmt: skip
+
+    # ---- element-wise
+
+    def _elementwise(self) -> list[str]:
+        width = self.width
+        n = self.points // width
+        step = f"(({self.count})blocks * {THREADS}u)"
+        self.blocks = max(1, min(-(-n // (THREADS * self.times)), self.processors * WAVES))
+        lines = [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} n = {self.number('n', n)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+        ]
+        coords, names = self._coordinates("k", self._lengths("k", width), "j", "k", width)
+        site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": f"j * {width}u"})
+        body = [
+            *self._declared(),
+            *(self._each("j < n", f"j = i + u * {step}",
+                         [*coords, *self._loads(self.tree, self._inner(), site, "x#[u]")])
+              if self._inner() else []),
+            *self._each("j < n", f"j = i + u * {step}",
+                        [*coords, *self._stores(site, f"({self.int})(j * {width}u)", "u")]),
+        ]  # fmt: skip
+        return [
+            *lines,
+            *self._pointers(),
+            *self._before(_Site({}, {"k": "0"})),
+            f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < n; "
+            f"i += {step} * {self.times}u) {{",
+            *body,
+            "}",
+        ]
+
+    def _stores(self, site: _Site, place: str, which: str) -> list[str]:
+        """Compute the outputs of a vector of points and write them."""
+        tree, width = self.tree, self.width
+        declared, after, writes = [], [], []
+        for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
+            value = stored(short, f"{tree.letter}{root}")
+            if width == 1:
+                after.append(f"q{n}[{place}] = {value};")
+                continue
+            kind = f"Vec<{STORED[short]}, {width}>"
+            declared.append(f"{kind} out{n};")
+            after.append(f"out{n}.x[e] = {value};")
+            writes.append(f"*({kind}*)(q{n} + {place}) = out{n};")
+        return [*declared, *self._elements(site, which, after), *writes]
+
+    def _pointers(self) -> list[str]:
+        """What is read and written, by name."""
+        lines = []
+        trees = (self.tree, self.final) if self.reducing else (self.tree,)
+        for tree in trees:
+            lines += [self._pointer(tree, k) for k in tree.inputs]
+        for n, short in enumerate(self.outs):
+            slot = self.slots.at(("output", n))
+            lines.append(f"{STORED[short]}* const q{n} = ({STORED[short]}*)S({slot});")
+        return lines
+
+    # ---- tiles
+
+    def _tile(self, group: str, first: str, step: str, use: Any) -> list[str]:
+        """A loop over tiles of 32 x 32, from number `first` on; `use(site)` gives the statements
+        for one point."""
+        axes = self.axes[group]
+        last, across = len(axes) - 1, self.across
+        rest = [a for a in range(last) if a != across]
+        counts = [axes[a].length for a in rest]
+        counts += [-(-axes[across].length // 32), -(-axes[last].length // 32)]
+        coords, names = self._coordinates(group, counts, "w", "t", name="tile")
+        turned, room = [], TILES
+        for k in self._inner():
+            tile = 32 * 33 * _size(self.tree.nodes[k].code)
+            if self.layout_of[self.tree.letter, k] in self.turned and tile <= room:
+                turned.append(k)
+                room -= tile
+        straight = [k for k in self._inner() if k not in turned]
+
+        def site(row: str, column: str) -> _Site:
+            found = {(group, a): names[n] for n, a in enumerate(rest)}
+            found[group, across] = f"t{len(rest)} * 32 + {row}"
+            found[group, last] = f"t{len(rest) + 1} * 32 + {column}"
+            return _Site(found)
+
+        def inside(place: _Site) -> str:
+            return " && ".join(
+                f"{place.coords[group, a]} < ({self.int})"
+                f"{self.slot(('length', group, 'edge', a), axes[a].length)}"
+                for a in (across, last)
+            )
+
+        def each(row: str, column: str, lines: Any) -> list[str]:
+            place = site(row, column)
+            return ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
+                    f"if ({inside(place)}) {{", *lines(place), "}", "}"]  # fmt: skip
+
+        line = "(ty + 8 * u)"
+        shared = [f"__shared__ {STORED[self.tree.nodes[k].code]} turn{k}[32][33];" for k in turned]
+        # in shared memory the elements have no constructors, so that these lie there untouched
+        declared = [f"{STORED[self.tree.nodes[k].code]} x{k}[4]"
+                    f"{' = {}' if self.tree.guards[k] is not None else ''};"
+                    for k in (*straight, *turned)]  # fmt: skip
+        fetch = [f"x{k}[u] = turn{k}[tx][{line}];" for k in turned]
+        turning = each("tx", line, lambda s: self._loads(self.tree, turned, s, "x#[u]"))
+        keep = ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
+                *[f"turn{k}[{line}][tx] = x{k}[u];" for k in turned], "}"]  # fmt: skip
+        loads = each(line, "tx", lambda s: self._loads(self.tree, straight, s, "x#[u]"))
+        return [
+            *shared,
+            "const int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;",
+            f"for ({self.count} w = {first}; w < tiles; w += {step}) {{",
+            *coords,
+            *declared,
+            *turning,
+            *(loads if straight else []),
+            *keep,
+            "__syncthreads();",
+            *each(line, "tx", lambda s: [*fetch, *use(s)]),
+            "__syncthreads();",
+            "}",
+        ]
+
+    def _tile_count(self, group: str) -> int:
+        axes = self.axes[group]
+        count = 1
+        for a, axis in enumerate(axes):
+            tiled = a in (self.across, len(axes) - 1)
+            count *= -(-axis.length // 32) if tiled else axis.length
+        return count
+
+    def _tiled(self) -> list[str]:
+        tiles = self._tile_count("k")
+        self.blocks = max(1, min(tiles, self.processors * WAVES))
+        self.times = 4
+        axes = self.axes["k"]
+
+        def use(site: _Site) -> list[str]:
+            place = ""
+            for a, axis in enumerate(axes):
+                length = f"({self.int}){self.slot(('edge', a), axis.length)}"
+                coordinate = f"({site.coords['k', a]})"
+                place = f"({place}) * {length} + {coordinate}" if place else coordinate
+            return [f"const {self.int} at = {place};", *self._stores(site, "at", "u")]
+
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} tiles = {self.number('tiles', tiles)};",
+            "if (blockIdx.x >= blocks || tiles == 0) return;",
+            *self._pointers(),
+            *self._before(_Site({}, {})),
+            *self._tile("k", "blockIdx.x", "blocks", use),
+        ]
+
+    # ---- reductions
+
+    def _shares(self) -> tuple[int, int, int, int]:
+        """How a reduction is divided: results of a block at a time, lanes for each of them, how
+        many blocks share these, and how many steps each of them does."""
+        rows = self.rows
+        steps = self.reach // self.width if rows else self.reach
+        results_ = self.points if rows else self.points // self.width
+        if self.across >= 0:
+            steps = self._tile_count("r")
+            share = max(1, min(steps // 2, self.processors * SHARED_WAVES // 2))
+            return 1, THREADS, share, 0
+        if rows and not self.wide:
+            lanes = max(_power_above(-(-steps // 4)), min(8, _power_above(steps)))
+            lanes = min(lanes, 32)
+            return THREADS // lanes, lanes, 1, max(steps, 1)
+        if rows:
+            room = self.processors * ROW_WAVES // max(results_, 1)
+            share = max(1, min(room, -(-steps // (THREADS * self.times * 2))))
+            long = -(-max(steps, 1) // share)
+            long = -(-long // THREADS) * THREADS
+            return 1, THREADS, max(1, -(-steps // long)), long
+        if results_ >= 32:
+            lanes = min(LANES, _power_below(max(steps // 4, 1)))
+            side = THREADS // lanes
+            while side > 32 and side // 2 >= results_:
+                side, lanes = side // 2, lanes * 2
+        else:
+            side = _power_above(max(results_, 1))
+            lanes = THREADS // side
+        groups = max(1, -(-results_ // side))
+        room = self.processors * COLUMN_WAVES // groups
+        share = max(1, min(room, -(-steps // (lanes * 8))))
+        long = -(-max(steps, 1) // share)
+        return side, lanes, max(1, -(-steps // long)), long
+
+    def _is_wide(self) -> bool:
+        """Whether a whole block, not a warp, goes along a row."""
+        steps = self.reach // self.width
+        return self.across >= 0 or (
+            steps > 256 and -(-self.points // 8) < self.processors * 8
+        )  # fmt: skip
+
+    def _reducing(self) -> list[str]:
+        width = self.width
+        self.wide = self.rows and self._is_wide()
+        side, lanes, share, long = self._shares()
+        steps = self.reach // width if self.rows else self.reach
+        if self.across >= 0:
+            steps = self._tile_count("r")
+        self.held = 1 if self.rows else width  # results of one thread
+        results_ = self.points // self.held
+        groups = -(-results_ // side)
+        if groups * share >= 2**31:
+            raise NotGenerated(f"a reduction to {self.points:,} results")
+        self.blocks = max(1, min(groups * share, self.processors * WAVES))
+        c = self.count
+        shared = self.wide or not self.rows  # whether blocks may share results
+        lines = [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} results = {self.number('results', results_)};",
+            f"const {c} steps = {self.number('steps', steps)};",
+            f"const unsigned groups = (unsigned){self.slot('groups', groups)};",
+            "if (results == 0 || blockIdx.x >= blocks) return;",
+        ]
+        if shared:
+            lines += [
+                f"const unsigned share = (unsigned){self.slot('share', share)};",
+                f"const {c} long_ = {self.number('long', long)};",
+                f"__shared__ Largest kept[{THREADS // 2}];",
+                "__shared__ bool last;",
+            ]
+        if self.wide:
+            lines.append(f"const int lanes = {THREADS}, x = 0, y = threadIdx.x;")
+            lines.append("const unsigned side = 1;")
+        elif self.rows:
+            lines += [
+                f"const int lanes = (int){self.slot('lanes', lanes)};",
+                f"const unsigned side = {THREADS}u / lanes;",
+                "const int x = threadIdx.x / lanes, y = threadIdx.x % lanes;",
+            ]
+        else:
+            lines += [
+                f"const int lanes = (int){self.slot('lanes', lanes)};",
+                f"const unsigned side = {THREADS}u / lanes;",
+                "const int x = threadIdx.x % side, y = threadIdx.x / side;",
+            ]
+        lines += self._pointers()
+        if shared:
+            lines += self._scratch(groups, share, side)
+        work = [
+            "const unsigned group = w / share, part = w % share;"
+            if shared
+            else "const unsigned group = w;",
+            f"const {c} o = ({c})group * side + x;",
+            "const bool live = o < results;",
+        ]
+        for j in range(len(self.kinds)):
+            work.append(f"Part{j} part{j}[{self.held}];")
+            work += self._over_held([f"part{j}[e].clear();"])
+        kept, names = self._coordinates("k", self._lengths("k", self.held), "o", "k", self.held)
+        site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": f"o * {self.held}u"})
+        work += [
+            "if (live && steps) {",
+            *kept,
+            *self._before(_Site({**site.coords}, {**site.linear, "r": "0"})),
+            *self._accumulated(site, shared),
+            "}",
+            *self._gathered(),
+            *(self._combined() if shared else []),
+            "if (y == 0 && live) {",
+            *kept,
+            *self._finished(site),
+            "}",
+        ]
+        total = "groups * share" if shared else "groups"
+        return [
+            *lines,
+            f"for (unsigned w = blockIdx.x; w < {total}; w += blocks) {{",
+            *work,
+            "}",
+        ]
+
+    def _over_held(self, lines: list[str]) -> list[str]:
+        """The same for all results of a thread, each with its number e."""
+        if self.held == 1:
+            return [x.replace("[e]", "[0]").replace(" + e)", ")") for x in lines]
+        return ["#pragma unroll", f"for (int e = 0; e < {self.held}; ++e) {{", *lines, "}"]
+
+    def _accumulated(self, site: _Site, shared: bool) -> list[str]:
+        """The loop along the reduced axes."""
+        width = self.width if self.rows else 1
+        if self.across >= 0:
+            self.times = 4
+
+            def use(place: _Site) -> list[str]:
+                return self._taken(place, "u")
+
+            tiles = f"const {self.count} tiles = steps;"
+            return [tiles, *self._tile("r", "part", "share", use)]
+        first = f"({self.count})part * long_" if shared else "0"
+        end = "steps < begin + long_ ? steps : begin + long_" if shared else "steps"
+        coords, names = self._coordinates("r", self._lengths("r", width), "j", "r", width)
+        place = _Site(
+            site.coords | {("r", a): x for a, x in enumerate(names)},
+            site.linear | {"r": f"j * {width}u"},
+        )
+        inner = self._inner()
+        at = "j = r + u * lanes"
+        body = [
+            *self._declared(),
+            *(self._each("j < end", at, [*coords, *self._loads(self.tree, inner, place, "x#[u]")])
+              if inner else []),
+            *self._each("j < end", at, [*coords, *self._taken(place, "u")]),
+        ]  # fmt: skip
+        return [
+            f"const {self.count} begin = {first};",
+            f"const {self.count} end = {end};",
+            f"for ({self.count} r = begin + y; r < end; r += lanes * {self.times}u) {{",
+            *body,
+            "}",
+        ]
+
+    def _taken(self, site: _Site, which: str) -> list[str]:
+        """Compute the values of a vector of points and put them into the accumulators."""
+        tree, width = self.tree, self.width
+        together = width if self.rows else 1
+        declared, after, takes = [], [], []
+        if any(op in ("argmin", "argmax") for op, _, _ in self.kinds):
+            text = self._offset(self.position, site, wide=True)
+            declared.append(f"const long long at = {text};")
+        for j, ((op, short, _), root) in enumerate(zip(self.kinds, tree.roots, strict=True)):
+            value = f"{tree.letter}{root}"
+            extra = ""
+            if op in ("argmin", "argmax"):
+                step = self._fast(self.position) if self.rows else 0
+                name = "stride", self.position, self.along, len(self.axes[self.along]) - 1
+                extra = ", at, " + (self._times("1", step, name, True) if step else "0")
+            kind = TYPES[short]
+            if together > 1:
+                declared.append(f"{kind} g{j}[{together}];")
+                after.append(f"g{j}[e] = {value};")
+                takes.append(f"part{j}[0].take(g{j}{extra});")
+            else:
+                target = "e" if self.held > 1 else "0"
+                after.append(f"const {kind} g{j}[1] = {{{value}}};")
+                after.append(f"part{j}[{target}].take(g{j}{extra});")
+        return [*declared, *self._elements(site, which, after), *takes]
+
+    def _gathered(self) -> list[str]:
+        """Put the parts of a block's threads together."""
+        lines = []
+        for j in range(len(self.kinds)):
+            if self.wide:
+                lines.append(f"gather_block(part{j}[0], kept);")
+            elif self.rows:
+                lines.append(f"gather_lanes(part{j}[0], lanes);")
+            else:
+                lines += self._over_held([f"gather_lines(part{j}[e], lanes, side, kept);"])
+        return lines
+
+    def _scratch(self, groups: int, share: int, side: int) -> list[str]:
+        """Where the blocks that share results leave their parts."""
+        many = -(-groups * share * side * self.held // 2) * 2  # parts may be 16 bytes long
+        sizes = [_part_size(op, short, gives) for op, short, gives in self.kinds]
+        slot, counters = self.slots.at("scratch"), self.slots.at("counters")
+        if share > 1:
+            self.scratch = slot, many * sum(sizes)
+            self.counters = counters, groups
+        lines = [
+            f"unsigned char* const scratch = (unsigned char*)S({slot});",
+            f"unsigned* const counters = (unsigned*)S({counters});",
+        ]
+        before = 0
+        room = self.slot("room", many)
+        for j, size in enumerate(sizes):
+            lines.append(f'static_assert(sizeof(Part{j}) == {size}, "scratch");')
+            lines.append(f"Part{j}* const left{j} = (Part{j}*)(scratch + {before} * {room});")
+            before += size
+        return lines
+
+    def _combined(self) -> list[str]:
+        """The last of the blocks that share results goes on with what all of them have left."""
+        own = f"(((unsigned long long)w * side + x) * {self.held} + e)"
+        theirs = f"((((unsigned long long)group * share + p) * side + x) * {self.held} + e)"
+        if self.held == 1:
+            own, theirs = own.replace(" + e)", ")"), theirs.replace(" + e)", ")")
+        leave, clear, take = [], [], []
+        for j in range(len(self.kinds)):
+            leave += self._over_held([f"left{j}[{own}] = part{j}[e];"])
+            clear += self._over_held([f"part{j}[e].clear();"])
+            take += self._over_held([f"part{j}[e].merge(from_memory(left{j} + {theirs}));"])
+        return [
+            "if (share > 1) {",
+            "if (y == 0 && live) {",
+            *leave,
+            "__threadfence();",
+            "}",
+            "__syncthreads();",
+            "if (threadIdx.x == 0) last = atomicAdd(counters + group, 1u) == share - 1;",
+            "__syncthreads();",
+            "if (!last) continue;",
+            "__threadfence();",
+            "if (threadIdx.x == 0) counters[group] = 0;",
+            *clear,
+            "if (live) for (unsigned p = y; p < share; p += lanes) {",
+            *take,
+            "}",
+            *self._gathered(),
+            "}",
+        ]
+
+    def _finished(self, site: _Site) -> list[str]:
+        """The outputs, of results that are complete."""
+        tree = self.final
+        held = self.held
+        coords = dict(site.coords)
+        linear = {"k": f"o * {held}u + e" if held > 1 else "o"}
+        if held > 1:
+            last = len(self.axes["k"]) - 1
+            coords["k", last] = f"{coords['k', last]} + e"
+        place = _Site(coords, linear)
+        declared = []
+        for k in tree.inputs:
+            clear = " = {}" if tree.guards[k] is not None else ""
+            declared.append(f"{STORED[tree.nodes[k].code]} z{k}{clear};")
+        body = [*declared]
+        body += self._scoped(self._loads(tree, tree.inputs, place, "z#"), bool(tree.inputs))
+        values = {k: f"z{k}" for k in tree.inputs}
+        wanted = tree.below(tree.roots)
+        body += self._statements(tree, wanted, place, values)
+        offset = self._offset(self.out_layout, place)
+        vector = held > 1 and self._fast(self.out_layout) == 1
+        before, after = [], []
+        for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
+            value = stored(short, f"{tree.letter}{root}")
+            if vector:
+                kind = f"Vec<{STORED[short]}, {held}>"
+                before.append(f"{kind} out{n};")
+                body.append(f"out{n}.x[e] = {value};")
+                start = self._offset(self.out_layout, site)
+                after.append(f"*({kind}*)(q{n} + ({start})) = out{n};")
+            else:
+                body.append(f"q{n}[{offset}] = {value};")
+        if held == 1:
+            return body
+        return [*before, "#pragma unroll", f"for (int e = 0; e < {held}; ++e) {{", *body, "}",
+                *after]  # fmt: skip
+
+    # ---- the whole text
+
+    def generated(self) -> Generated:
+        if self.reducing:
+            body = self._reducing()
+        elif self.across >= 0:
+            body = self._tiled()
+        else:
+            body = self._elementwise()
+        count = len(self.slots.words)
+        if count * 8 > MOST_BYTES:
+            raise NotGenerated(f"a kernel of {count} arguments")
+        most = max(1, min(MOST_ITEMS, MOST_BYTES // (8 * count)))
+        text = self._text(_indented(body), count, most)
+        name = f"{self._name()}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        outputs = tuple(self.slots.at(("output", n)) for n in range(len(self.outs)))
+        slots = np.array(self.slots.words, np.uint64)
+        inputs = tuple((slot, *what) for slot, what in self.pointers.items())
+        return Generated(
+            text.replace("NAME", name), name, slots, inputs, outputs, self.scratch, self.counters,
+            self.blocks, THREADS, most,
+        )  # fmt: skip
+
+    def _name(self) -> str:
+        """Words that tell a person what this is."""
+        every = [*self.tree.nodes, *(self.final.nodes if self.reducing else ())]
+        quiet = {"input", "index", "constant", "cast", "reduced", "real", "imag", "complex"}
+        words = [n.op for n in every if n.op not in quiet]
+        words = [*list(dict.fromkeys(words))[:4], *[r.op for r in self.kernel.reductions][:2]]
+        return "_".join(["fused", *words])[:60]
+
+    def _text(self, body: str, slots: int, most: int) -> str:
+        parts = "\n".join(self.structs)
+        largest = ""
+        if self.reducing:
+            names = [f"Part{j}" for j in range(len(self.kinds))]
+            members = " ".join(f"{n} {n.lower()};" for n in names)
+            largest = f"union alignas(16) Largest {{ {members} }};"
+        bounds = THREADS if self.at_once == 1 else f"{THREADS}, {self.at_once}"
+        return f"""{pieces(parts + body)}
+{parts}
+{largest}
+template<int N> struct Items {{ unsigned long long s[N][{slots}]; }};
+#define S(k) items.s[item][k]
+template<class A> __device__ __forceinline__ void work(const A& items, unsigned item) {{
+{body}
+}}
+extern "C" __global__ void __launch_bounds__({bounds})
+NAME(const __grid_constant__ Items<{most}> items) {{ work(items, blockIdx.y); }}
+extern "C" __global__ void __launch_bounds__({bounds})
+NAME_one(const __grid_constant__ Items<1> items) {{ work(items, 0); }}
+"""
+
+
+# ---- small matters
+
+
+def _dtype(short: str) -> np.dtype[Any]:
+    return np.dtype("?" if short == "b1" else short)
+
+
+def _size(short: str) -> int:
+    return int(short[1:])
+
+
+def _cost(node: _Node) -> int:
+    if node.op in CHEAP:
+        return 1 if node.op not in ("input", "constant", "index") else 0
+    wide = node.code in ("f8", "c8", "c16")
+    return COSTS.get(node.op, (20, 40))[wide]
+
+
+def _part_size(op: str, short: str, gives: Sequence[str]) -> int:
+    """Bytes of an accumulator."""
+    if op == "moment":
+        return 64 if short[0] == "c" else 32
+    if op in ("argmin", "argmax"):
+        return 16
+    return 16 if gives[0][0] == "c" else 8
+
+
+def _counting(shape: Sequence[int], axes: Iterable[int]) -> list[int]:
+    """Strides that number the points along some axes in C order.
+
+    >>> _counting((4, 5, 1, 3), (0, 2, 3))
+    [3, 0, 0, 1]
+    """
+    strides, step = [0] * len(shape), 1
+    for k in reversed(list(axes)):
+        strides[k] = step if shape[k] > 1 else 0
+        step *= max(shape[k], 1)
+    return strides
+
+
+def _power_above(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _power_below(n: int) -> int:
+    return 1 << (max(n, 1).bit_length() - 1)
+
+
+def _magic(d: int) -> int:
+    """What `divide` needs to divide numbers below 2**31: a factor, and 32 bits up how far to shift.
+
+    >>> m = _magic(7)
+    >>> [n * (m % 2**32) >> (m >> 32) for n in (0, 6, 7, 2**31 - 1)]
+    [0, 0, 1, 306783378]
+    """
+    shift = 31 + (d - 1).bit_length()
+    return shift << 32 | -(-(1 << shift) // d)
+
+
+def _indented(lines: Iterable[str]) -> str:
+    out, depth = [], 1
+    for line in lines:
+        depth -= line.startswith("}")
+        out.append("  " * depth + line)
+        depth += line.endswith("{")
+    return "\n".join(out)

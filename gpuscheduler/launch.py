@@ -1,0 +1,355 @@
+"""Programs on a GPU: kernels compiled once per structure, loaded once per device, launched with one
+argument. Compiled code is kept on disk, so that the next process compiles nothing.
+
+It imports CuPy, as `cuda` does, which has the devices and streams; this has the kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+import threading
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import nvrtc
+from cupy.cuda.function import Module
+from dask import config
+
+from .batches import SMALL, Batch
+from .expr import Out, Program
+from .fuse import PLACEHOLDER, Fused, computed, filled
+from .kernel import Generated, NotGenerated, generate
+from .sizes import leaves
+
+OPTIONS = ("-std=c++17", "--fmad=false", "-default-device")
+#: Programs of which the launches are kept prepared.
+MOST_PROGRAMS = 4096
+
+
+class CompileFailed(Exception):
+    """The compiler's own words."""
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """One kernel on one device, with all that is the same at each of its launches."""
+
+    function: Any
+    many: Any  # the same for up to `generated.most` items
+    generated: Generated
+    void: Any  # dtype of the one argument
+    voids: Any  # ... of many items
+    outputs: tuple[tuple[int, tuple[int, ...], Any], ...]  # slot, shape and dtype
+    positions: tuple[tuple[int, int], ...]  # slots that hold a placeholder, and which
+
+
+class Workspace:
+    """Memory that the kernels of one stream use one after the other."""
+
+    def __init__(self) -> None:
+        self.scratch: Any = None
+        self.counters: Any = None
+
+    def scratch_at(self, nbytes: int) -> int:
+        if self.scratch is None or self.scratch.nbytes < nbytes:
+            self.scratch = cupy.empty(max(nbytes, 2**20), np.uint8)
+        return int(self.scratch.data.ptr)
+
+    def counters_at(self, count: int) -> int:
+        """Counters that are zero: each kernel leaves them so."""
+        if self.counters is None or self.counters.size < count:
+            self.counters = cupy.zeros(max(count, 2**14), np.uint32)
+        return int(self.counters.data.ptr)
+
+
+class Kernels:
+    """The kernels of this process."""
+
+    def __init__(self) -> None:
+        self.compiled = 0  # sources that were compiled, not found
+        self._cubins: dict[tuple[str, str], bytes] = {}
+        self._loaded: dict[tuple[str, int], Any] = {}
+        self._prepared: dict[tuple[int, int, bool], tuple[Program, list[_Prepared]]] = {}
+        self._broken: dict[int, Program] = {}
+        self._lock = threading.RLock()
+
+    def run(self, fused: Fused, values: dict[Any, Any], device: int, work: Workspace) -> Any:
+        """The value of a fused task on the current device and stream."""
+        program = fused.program
+        if id(program) in self._broken:
+            return fused.original(values)
+        arrays = fused.arrays(values)
+        if arrays is None or not _all_here(arrays, device):
+            return fused(values)
+        if not arrays and fused.kind != "cupy.ndarray":
+            return fused(values)
+        pointers = [a.data.ptr for a in arrays]
+        aligned = not any(p % 16 for p in pointers)
+        try:
+            prepared = self._ready(program, device, aligned)
+        except (CompileFailed, NotGenerated) as error:
+            self._give_up(fused, error)
+            return fused.original(values)
+        steps = iter(prepared)
+
+        def evaluate(_: Any, every: list[Any]) -> list[Any]:
+            return self._launch(next(steps), pointers, fused.positions, work)
+
+        return computed(program, evaluate, arrays, scalars=False)
+
+    def run_batch(
+        self, batch: Batch, values: dict[Any, Any], device: int, work: Workspace
+    ) -> tuple[Any, ...]:
+        """The values of alike tasks, by one launch for each kernel of their program."""
+        first = batch.members[0]
+        known = batch.ready.get((device, id(self)))
+        if known is not None:
+            prepared, inputs = known
+        else:
+            inputs, aligned = _pointers(batch, values, device)
+            broken = id(first.program) in self._broken
+            if inputs is None or broken or (not first.names and first.kind != "cupy.ndarray"):
+                return tuple([self.run(f, values, device, work) for f in batch.members])
+            try:
+                prepared = self._ready(first.program, device, aligned)
+            except (CompileFailed, NotGenerated) as error:
+                self._give_up(first, error)
+                return tuple([f.original(values) for f in batch.members])
+            if batch.fixed:
+                batch.ready[device, id(self)] = prepared, inputs
+        pointers = [list(p) for p in inputs]
+        positions = [f.positions for f in batch.members]
+        made = [self._launch_all(kernel, pointers, positions, work) for kernel in prepared]
+        before = [None] * first.program.inputs  # no result of a program is one of its inputs
+        flat = [out for outputs in made for out in outputs]
+        result = first.program.result
+        if isinstance(result, Out):
+            return tuple(flat[result.array - len(before)])
+        return tuple(
+            [filled(first.program, [*before, *items], False) for items in zip(*flat, strict=True)]
+        )
+
+    def _launch_all(
+        self,
+        kernel: _Prepared,
+        pointers: list[list[int]],
+        positions: list[tuple[int, ...]],
+        work: Workspace,
+    ) -> list[Any]:
+        """Launch a kernel for several items; each output is a list, or an array, of all theirs."""
+        made, count = kernel.generated, len(pointers)
+        most = made.most
+        slots = np.empty((count, made.slots.size), np.uint64)
+        slots[:] = made.slots
+        for slot, n, offset in made.inputs:
+            slots[:, slot] = [p[n] + offset for p in pointers]
+        outputs: list[Any] = []
+        for slot, shape, dtype in kernel.outputs:
+            nbytes = math.prod(shape) * dtype.itemsize
+            out: Any
+            if nbytes > SMALL:  # each is let go of by itself
+                out = [cupy.ndarray(shape, dtype) for _ in range(count)]
+                places = [a.data.ptr for a in out]
+            else:
+                out = cupy.ndarray((count, *shape), dtype)
+                begin = out.data.ptr
+                places = [begin + i * nbytes for i in range(count)]
+            for p, place in zip(pointers, places, strict=True):
+                p.append(place)
+            slots[:, slot] = places
+            outputs.append(out)
+        for slot, n in kernel.positions:
+            slots[:, slot] = [p[n] for p in positions]
+        if made.scratch is not None:
+            slot, nbytes = made.scratch
+            nbytes = -(-nbytes // 256) * 256
+            begin = work.scratch_at(nbytes * min(count, most))
+            slots[:, slot] = [begin + i % most * nbytes for i in range(count)]
+        if made.counters is not None:
+            slot, n = made.counters
+            begin = work.counters_at(n * min(count, most))
+            slots[:, slot] = [begin + i % most * 4 * n for i in range(count)]
+        for start in range(0, count, most):
+            some = slots[start : start + most]
+            items = np.zeros((most, slots.shape[1]), np.uint64)
+            items[: len(some)] = some
+            argument = items.reshape(-1).view(kernel.voids)[0]
+            kernel.many((made.blocks, len(some), 1), (made.threads, 1, 1), (argument,))
+        return outputs
+
+    def _launch(
+        self, kernel: _Prepared, pointers: list[int], positions: tuple[int, ...], work: Workspace
+    ) -> list[Any]:
+        made = kernel.generated
+        slots = made.slots.copy()
+        for slot, n, offset in made.inputs:
+            slots[slot] = pointers[n] + offset
+        outputs = []
+        for slot, shape, dtype in kernel.outputs:
+            out = cupy.ndarray(shape, dtype)
+            slots[slot] = pointer = out.data.ptr
+            outputs.append(out)
+            pointers.append(pointer)
+        for slot, n in kernel.positions:
+            slots[slot] = positions[n]
+        if made.scratch is not None:
+            slots[made.scratch[0]] = work.scratch_at(made.scratch[1])
+        if made.counters is not None:
+            slots[made.counters[0]] = work.counters_at(made.counters[1])
+        kernel.function((made.blocks, 1, 1), (made.threads, 1, 1), (slots.view(kernel.void)[0],))
+        return outputs
+
+    # ---- once per program and device
+
+    def _ready(self, program: Program, device: int, aligned: bool) -> list[_Prepared]:
+        key = id(program), device, aligned
+        found = self._prepared.get(key)
+        if found is None:
+            with self._lock:
+                if len(self._prepared) >= MOST_PROGRAMS:
+                    self._prepared.clear()
+                # the shapes that results will have: what an array is reshaped to costs time
+                shapes = {o.array: o.shape for o in leaves(program.result) if isinstance(o, Out)}
+                kernels = [
+                    self._prepare(k, device, aligned, start, shapes)
+                    for k, start in zip(program.kernels, program.starts, strict=True)
+                ]
+                found = self._prepared[key] = program, kernels
+        return found[1]
+
+    def _prepare(
+        self, kernel: Any, device: int, aligned: bool, start: int, shapes: dict[int, Any]
+    ) -> _Prepared:
+        processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+        made = generate(kernel, aligned, processors)
+        one = self._function(made.source, made.name + "_one", device)
+        many = self._function(made.source, made.name, device)
+        outputs = tuple(
+            (slot, shapes.get(start + n, kernel.kept), o.dtype)
+            for n, (slot, o) in enumerate(zip(made.outputs, kernel.outputs, strict=True))
+        )
+        positions = tuple(
+            (slot, (int(word) - PLACEHOLDER) // 2)
+            for slot, word in enumerate(made.slots)
+            if 0 <= int(word) - PLACEHOLDER < 2**16
+        )
+        void = np.dtype((np.void, made.slots.nbytes))
+        voids = np.dtype((np.void, made.slots.nbytes * made.most))
+        return _Prepared(one, many, made, void, voids, outputs, positions)
+
+    def _function(self, source: str, name: str, device: int) -> Any:
+        key = source, device
+        module = self._loaded.get(key)
+        if module is None:
+            with self._lock:  # another thread may have loaded it meanwhile
+                module = self._loaded.get(key)
+                if module is None:
+                    module = Module()
+                    module.load(self._cubin(source, device))
+                    self._loaded[key] = module
+        return module.get_function(name)
+
+    def _cubin(self, source: str, device: int) -> bytes:
+        arch = f"sm_{cupy.cuda.Device(device).compute_capability}"
+        found = self._cubins.get((source, arch))
+        if found is None:
+            found = _from_disk(source, arch)
+            if found is None:
+                found = compiled(source, arch)
+                self.compiled += 1
+                _to_disk(source, arch, found)
+            self._cubins[source, arch] = found
+        return found
+
+    def _give_up(self, fused: Fused, error: Exception) -> None:
+        with self._lock:
+            if id(fused.program) in self._broken:
+                return
+            self._broken[id(fused.program)] = fused.program
+        warnings.warn(
+            f"{fused.key!r} is computed operation by operation, as its kernel was not to be had: "
+            f"{error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _pointers(
+    batch: Batch, values: dict[Any, Any], device: int
+) -> tuple[list[list[int]] | None, bool]:
+    """Where the arrays of each member are, and whether all are aligned; None where some are not
+    as foreseen."""
+    out = []
+    aligned = True
+    for fused in batch.members:
+        arrays = fused.arrays(values)
+        if arrays is None or not _all_here(arrays, device):
+            return None, False
+        pointers = [a.data.ptr for a in arrays]
+        aligned = aligned and not any(p % 16 for p in pointers)
+        out.append(pointers)
+    return out, aligned
+
+
+def _all_here(arrays: list[Any], device: int) -> bool:
+    return all(type(a) is cupy.ndarray and a.data.device_id == device for a in arrays)
+
+
+def compiled(source: str, arch: str) -> bytes:
+    """Machine code for an architecture such as ``sm_90``."""
+    program = nvrtc.createProgram(source, "fused.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"-arch={arch}", *OPTIONS))
+        return bytes(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as error:
+        raise CompileFailed(f"{error}: {nvrtc.getProgramLog(program)}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+# ---- on disk
+
+
+def directory() -> Path:
+    """Where compiled kernels are kept: `gpuscheduler.cache-directory` of Dask's configuration."""
+    given = config.get("gpuscheduler.cache-directory", None)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(given) if given else Path(base) / "gpuscheduler" / "kernels"
+
+
+def _file(source: str, arch: str) -> Path:
+    words = repr((source, arch, OPTIONS, nvrtc.getVersion()))
+    return directory() / f"{hashlib.sha256(words.encode()).hexdigest()}.cubin"
+
+
+def _from_disk(source: str, arch: str) -> bytes | None:
+    """What an earlier process compiled; a file that is not whole counts for nothing."""
+    with suppress(OSError):
+        content = _file(source, arch).read_bytes()
+        digest, cubin = content[:32], content[32:]
+        if hashlib.sha256(cubin).digest() == digest:
+            return cubin
+    return None
+
+
+def _to_disk(source: str, arch: str, cubin: bytes) -> None:
+    """A disk that cannot be written costs a compilation in the next process, and nothing else."""
+    with suppress(OSError):
+        path = _file(source, arch)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as f:
+                f.write(hashlib.sha256(cubin).digest() + cubin)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise

@@ -1,0 +1,226 @@
+"""Programs that read the same become one, which reads it once: a mean and a variance of the same
+blocks, and then the steps that combine these. Small results only: what is made together is let go
+of together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .expr import Expr, Kernel, Out, Program, Reduction, rebuilt
+from .fuse import Fused, renumbered
+from .graph import Graph
+from .sizes import map_leaves
+
+Key = Any
+Values = dict[Any, Any]
+
+#: Rounds of merging: each reaches one level further up the tree of a reduction.
+ROUNDS = 16
+#: Results above this many bytes are not merged, if they are not small beside what is read.
+SMALL = 2**20
+#: Tasks that become one at most.
+MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A key of a task that makes several values, a tuple."""
+
+    keys: tuple[Key, ...]
+
+    def __repr__(self) -> str:
+        return " and ".join(map(str, self.keys))
+
+
+class _Each:
+    """Several tasks, one after the other."""
+
+    def __init__(self, tasks: Sequence[Callable[[Values], Any]]):
+        self.tasks = tasks
+
+    def __call__(self, values: Values) -> tuple[Any, ...]:
+        return tuple([task(values) for task in self.tasks])
+
+
+def merge(graph: Graph) -> Graph:
+    """The graph with siblings as one task. Changes it."""
+    kept = set(graph.outputs)
+    known: dict[Any, tuple[Any, Program]] = {}
+    for _ in range(ROUNDS):
+        groups = _siblings(graph, kept)
+        if not groups:
+            break
+        first = {group[0]: read_together(graph, group) for group in groups}
+        where = {key: (h, n) for h in first.values() for n, key in enumerate(h.keys)}
+        tasks = graph.tasks
+        # the place in the order of execution is the first one's: what they read is all before it
+        graph.tasks = {}
+        for key, task in tasks.items():
+            if key in first:
+                graph.tasks[first[key]] = _together(tasks, first[key], known)
+            elif key not in where:
+                graph.tasks[key] = task
+        forget(graph, where)
+        rewire(graph, where)
+    return graph
+
+
+def forget(graph: Graph, keys: Iterable[Key]) -> None:
+    """Drop what the graph knows of tasks that are part of others now."""
+    for key in keys:
+        for facts in (graph.names, graph.needs, graph.constants, graph.picks, graph.pins):
+            facts.pop(key, None)
+
+
+def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
+    """Groups of tasks that read the same."""
+    groups: dict[Any, list[Key]] = {}
+    for key, task in graph.tasks.items():
+        if type(task) is not Fused or key in kept or task.positions or not task.names:
+            continue
+        if type(key) is Together or not _small(task):
+            continue
+        read = frozenset(graph.needs[key]), frozenset(graph.constants.get(key, ()))
+        group = groups.setdefault((read, graph.pins.get(key)), [])
+        if len(group) < MOST:
+            group.append(key)
+    return [g for g in groups.values() if len(g) > 1]
+
+
+def _small(task: Fused) -> bool:
+    read = sum(e.nbytes for e in task.expects if e is not None)
+    made = sum(n for k in task.program.kernels for n in k.made)
+    return made <= SMALL or 8 * made <= read
+
+
+def read_together(graph: Graph, group: list[Key]) -> Together:
+    """Put what a group reads into the graph, as what one task reads."""
+    holder = Together(tuple(group))
+    sources: dict[Key, tuple[Key, tuple[int, ...]]] = {}
+    constants: dict[Key, Any] = {}
+    for key in group:
+        names = graph.names[key]
+        picks = graph.picks.get(key, ((),) * len(names))
+        for name, need, pick in zip(names, graph.needs[key], picks, strict=True):
+            sources[name] = need, pick
+        constants.update(graph.constants.get(key, {}))
+    graph.names[holder] = tuple(sources)
+    graph.needs[holder] = tuple([need for need, _ in sources.values()])
+    if any(pick for _, pick in sources.values()):
+        graph.picks[holder] = tuple([pick for _, pick in sources.values()])
+    if constants:
+        graph.constants[holder] = constants
+    if group[0] in graph.pins:
+        graph.pins[holder] = graph.pins[group[0]]
+    graph.sizes[holder] = sum(graph.sizes.get(k, 0) for k in group)
+    return holder
+
+
+def _together(
+    tasks: Mapping[Key, Any], holder: Together, known: dict[Any, tuple[Any, Program]]
+) -> Fused:
+    """One task in place of several. Alike ones have one program, which `known` remembers."""
+    members = [tasks[k] for k in holder.keys]
+    first: dict[Key, int] = {}  # name -> number of its first array
+    sizes: list[int] = []
+    expects: list[Any] = []
+    count = 0
+    parts = []
+    for task in members:
+        numbers: list[int] = []
+        foreseen = iter(task.expects)
+        for name, size in zip(task.names, task.leaves, strict=True):
+            mine = [next(foreseen) for _ in range(size)]
+            arrays = sum(e is not None for e in mine)
+            if name not in first:
+                first[name] = count
+                sizes.append(size)
+                expects += mine
+                count += arrays
+            numbers += range(first[name], first[name] + arrays)
+        parts.append((task.program, numbers))
+    words = count, tuple([(id(program), tuple(numbers)) for program, numbers in parts])
+    if words not in known:
+        known[words] = parts, joined(parts, count)  # what is known by its id must live on
+    return Fused(
+        holder, known[words][1], tuple(first), tuple(expects), tuple(sizes), (),
+        members[0].kind, _Each([t.original for t in members]),
+    )  # fmt: skip
+
+
+def rewire(graph: Graph, where: Mapping[Key, tuple[Key, int]]) -> None:
+    """Let readers pick their part of what is now made together."""
+    for key, needs in graph.needs.items():
+        if not any(d in where for d in needs):
+            continue
+        picks = list(graph.picks.get(key, ((),) * len(needs)))
+        for n, d in enumerate(needs):
+            if d in where:
+                picks[n] = (where[d][1], *picks[n])
+        graph.needs[key] = tuple([where[d][0] if d in where else d for d in needs])
+        graph.picks[key] = tuple(picks)
+
+
+def joined(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -> Program:
+    """Several programs as one of so many inputs, whose value is the tuple of theirs.
+
+    Each comes with the numbers that its own inputs have among those. Reductions of the inputs over
+    the same axes of the same space are done in one pass.
+    """
+    passes: list[list[tuple[int, int]]] = []  # of (part, kernel)
+    for p, (program, _) in enumerate(parts):
+        for k, kernel in enumerate(program.kernels):
+            same = next((g for g in passes if _one_pass(parts, g[0], kernel)), None)
+            if k == 0 and kernel.reductions and same is not None:
+                same.append((p, k))
+            else:
+                passes.append([(p, k)])
+    numbers: list[dict[int, int]] = [dict(enumerate(given)) for _, given in parts]
+    n = inputs
+    for group in passes:
+        for p, k in group:
+            program = parts[p][0]
+            for o in range(len(program.kernels[k].outputs)):
+                numbers[p][program.starts[k] + o] = n
+                n += 1
+    kernels = [
+        _in_one_pass([renumbered(parts[p][0].kernels[k], numbers[p].__getitem__) for p, k in group])
+        for group in passes
+    ]
+    values = tuple(
+        map_leaves(
+            lambda v, own=own: replace(v, array=own[v.array]) if isinstance(v, Out) else v,  # type: ignore[misc]
+            program.result,
+        )
+        for (program, _), own in zip(parts, numbers, strict=True)
+    )
+    return Program(inputs, tuple(kernels), values)
+
+
+def _one_pass(
+    parts: Sequence[tuple[Program, Sequence[int]]], member: tuple[int, int], kernel: Kernel
+) -> bool:
+    p, k = member
+    other = parts[p][0].kernels[k]
+    alike = other.shape == kernel.shape and other.axes == kernel.axes
+    return k == 0 and bool(other.reductions) and alike
+
+
+def _in_one_pass(kernels: Sequence[Kernel]) -> Kernel:
+    if len(kernels) == 1:
+        return kernels[0]
+    reductions: dict[Reduction, int] = {}
+    outputs: list[Expr] = []
+    for kernel in kernels:
+        place = [reductions.setdefault(r, len(reductions)) for r in kernel.reductions]
+
+        def change(leaf: Expr, place: list[int] = place) -> Expr:
+            if leaf.op != "reduced":
+                return leaf
+            return Expr("reduced", (), leaf.dtype, (place[leaf.data[0]], leaf.data[1]))
+
+        outputs += rebuilt(kernel.outputs, change)
+    return replace(kernels[0], reductions=tuple(reductions), outputs=tuple(outputs))

@@ -1,0 +1,2861 @@
+"""What a Python function does to arrays, as an `expr.Program`: it is run once on arrays that hold
+no values. No device, no data: what depends on a value cannot be followed, and says so.
+
+A `Traced` array is an expression over its shape. NumPy's protocols lead each operation here, so
+that NumPy's own rules for types and shapes hold; a view changes the `View` of each leaf, by the
+same NumPy view operation on an array that has its strides and no memory. The result of a
+reduction is a new leaf; so is whatever is computed from one and then broadcast, or has to be
+copied before it can be reshaped. Such leaves have numbers from `MADE` on until `_Assembly` has
+put them into kernels: what is reduced over the same axes in one pass, what is computed from the
+results alone at its end, and the rest element by element.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import importlib
+import itertools
+import math
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dask.array import chunk as dask_chunk
+from dask.array import reductions as dask_reductions
+from dask.array import wrap as dask_wrap
+from dask.array.dispatch import numel_lookup
+from dask.array.optimization import GETTERS
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from .expr import LEAVES, REDUCTIONS, DType, Expr, Kernel, Out, Program, Reduction, View, nodes
+from .sizes import map_leaves
+
+Shape = tuple[int, ...]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Numbers of arrays that the function itself makes; below are the program's inputs.
+MADE = 1 << 40
+MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
+MOST_PARTS = 64  # of a concatenation
+FUSED = "<fused by gpuscheduler>"  # the file name of what `subgraph` compiles
+#: SciPy's functions that have a name in an expression.
+SPECIAL = _words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
+NUMPY_ALSO = frozenset({"exp2", "expm1", "log1p", "cbrt"})  # SciPy's ufuncs that are NumPy's too
+_KINDS = frozenset("?bhilqBHILQefdFD")  # the type characters that an expression can hold
+_nothing: Any = getattr(np, "_NoValue", None)
+
+
+class Unfollowed(Exception):
+    """The function did something that has no expression; `str(error)` says what."""
+
+
+class OnlyView(Unfollowed):
+    """It computes nothing: `result` is its value, with `Seen`s for arrays."""
+
+    def __init__(self, result: Any):
+        super().__init__("it only takes a view")
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A view of an input."""
+
+    array: int
+    view: View
+    shape: Shape
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Abstract:
+    """What is known of an array that is an input."""
+
+    shape: Shape
+    dtype: DType
+    strides: Shape | None = None  # in elements; None: C-contiguous
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """An array that needs no memory: `expr` over `shape`. It takes no input number."""
+
+    shape: Shape
+    dtype: DType
+    expr: Expr
+
+
+def follow(call: Callable[..., Any], abstract: Sequence[Any]) -> Program:
+    """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only.
+
+    >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
+    >>> program.kernels[0].reductions[0].arg, program.result
+    (multiply(input0, 2.0), Out(array=1, shape=(), scalar=True))
+    """
+    reason = impure(call)
+    if reason:
+        raise Unfollowed(reason)
+    following = _Following()
+    token = _current.set(following)
+    try:
+        arguments = [following.argument(a) for a in abstract]
+        result = adapted(call)(*arguments)
+        if following.refused is not None:  # and the function caught it
+            raise following.refused
+        return _Assembly(following).program(result)
+    except Unfollowed:
+        raise
+    except Exception as error:
+        raise Unfollowed(f"{type(error).__name__}: {error}") from error
+    finally:
+        _current.reset(token)
+
+
+# ------------------------------------------------------------------------------------------------
+# One run of one function: its nodes, and the arrays that it makes on the way.
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """An array that is computed from others, element by element, and kept."""
+
+    shape: Shape
+    expr: Expr
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """Result `which` of a reduction over `axes` of `over`."""
+
+    over: Shape
+    axes: Shape
+    reduction: Reduction
+    which: int
+
+    @property
+    def shape(self) -> Shape:
+        return tuple(n for k, n in enumerate(self.over) if k not in self.axes)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (self.reduction.arg,)
+
+
+class _Following:
+    """The nodes of one run, each once, and the arrays made."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, Expr] = {}
+        self.made: list[_Stage | _Result] = []
+        self.numbers: dict[_Stage | _Result, int] = {}
+        self.inputs = 0
+        self.refused: Unfollowed | None = None
+
+    def node(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
+        dtype = np.dtype(dtype)
+        key = (op, dtype, data, tuple([id(a) for a in args]))
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) > 10 * MOST_NODES:
+                raise self.refuse("it does too many operations")
+            found = self.known[key] = Expr(op, args, dtype, data)
+        return found
+
+    def refuse(self, reason: str) -> Unfollowed:
+        """The error to raise; it is remembered, should the function catch it."""
+        error = Unfollowed(reason)
+        self.refused = self.refused or error
+        return error
+
+    def argument(self, value: Any) -> Any:
+        if isinstance(value, Abstract):
+            number, self.inputs = self.inputs, self.inputs + 1
+            dtype = _checked(value.dtype)
+            view = View.contiguous(value.shape)
+            if value.strides is not None:
+                view = View(0, tuple(value.strides))
+            return Traced(self.node("input", (), dtype, (number, view)), tuple(value.shape))
+        if isinstance(value, Generated):
+            return Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
+        if isinstance(value, dict | list | tuple) and not _is_plain(value):
+            return map_leaves(self.argument, value)
+        if callable(value) and not isinstance(value, type):
+            reason = impure(value)
+            if reason:
+                raise Unfollowed(reason)
+            return adapted(value)
+        if not _is_plain(value):
+            raise Unfollowed(f"it reads a {type(value).__module__}.{type(value).__qualname__}")
+        return value
+
+    def keep(self, array: _Stage | _Result, dtype: DType) -> Expr:
+        """The leaf that reads an array made here, over its own shape."""
+        number = self.numbers.get(array)
+        if number is None:
+            number = self.numbers[array] = MADE + len(self.made)
+            self.made.append(array)
+        return self.node("input", (), dtype, (number, View.contiguous(array.shape)))
+
+
+_current: ContextVar[_Following] = ContextVar("following")
+
+
+def _node(op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
+    return _current.get().node(op, args, dtype, data)
+
+
+def _refuse(reason: str) -> Unfollowed:
+    return _current.get().refuse(reason)
+
+
+def _checked(dtype: Any) -> DType:
+    dtype = np.dtype(dtype)
+    if dtype.char not in _KINDS or not dtype.isnative:
+        raise _refuse(f"its arrays are of type {dtype}")
+    return dtype  # type: ignore[no-any-return]
+
+
+def _constant(value: Any, dtype: Any) -> Expr:
+    dtype = _checked(dtype)
+    with np.errstate(all="ignore"):
+        return _node("constant", (), dtype, np.asarray(value, dtype).tobytes())
+
+
+def _cast(expr: Expr, dtype: Any) -> Expr:
+    dtype = _checked(dtype)
+    if expr.dtype == dtype:
+        return expr
+    if expr.op == "constant":
+        value = expr.value
+        if dtype.kind not in "cb" and expr.dtype.kind == "c":
+            value = value.real
+        with np.errstate(all="ignore"):
+            return _constant(np.asarray(value).astype(dtype), dtype)
+    return _node("cast", (expr,), dtype)
+
+
+def _changed(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The same tree with other leaves, among the nodes of this run."""
+    new: dict[int, Expr] = {}
+    for old in nodes((expr,)):
+        if old.op in LEAVES:
+            leaf = change(old)
+            new[id(old)] = _node(leaf.op, (), leaf.dtype, leaf.data)
+        else:
+            args = tuple([new[id(a)] for a in old.args])
+            new[id(old)] = _node(old.op, args, old.dtype, old.data)
+    return new[id(expr)]
+
+
+def _made(expr: Expr) -> list[int]:
+    """The numbers of the arrays made here that an expression reads, ascending."""
+    return sorted({n.data[0] for n in nodes((expr,)) if n.op == "input" and n.data[0] >= MADE})
+
+
+# ------------------------------------------------------------------------------------------------
+# Views.
+
+_HERE = 1 << 61  # an address; nothing is ever read there
+
+
+class _Nowhere:
+    """Gives NumPy an array of bytes with these strides and no memory."""
+
+    def __init__(self, shape: Shape, strides: Shape):
+        self.__array_interface__ = {
+            "version": 3, "typestr": "|i1", "data": (_HERE, False), "shape": shape,
+            "strides": strides,
+        }  # fmt: skip
+
+
+def _seen(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[View, Shape]:
+    """What a NumPy view operation makes of a view of `shape`.
+
+    >>> _seen(View(0, (4, 1)), (3, 4), lambda a: a[1:, ::-2])
+    (View(offset=7, strides=(4, -2)), (2, 2))
+    """
+    seen = how(np.asarray(_Nowhere(shape, view.strides)))
+    moved = seen.__array_interface__["data"][0] - _HERE if seen.size else 0
+    moved = (moved + (1 << 63)) % (1 << 64) - (1 << 63)
+    return View(view.offset + moved, tuple(seen.strides)), tuple(seen.shape)
+
+
+def _view_of(leaf: Expr) -> View | None:
+    if leaf.op == "input":
+        return leaf.data[1]  # type: ignore[no-any-return]
+    return leaf.data if leaf.op == "index" else None
+
+
+def _with_view(leaf: Expr, view: View) -> Expr:
+    data = (leaf.data[0], view) if leaf.op == "input" else view
+    return _node(leaf.op, (), leaf.dtype, data)
+
+
+def _reviewed(expr: Expr, change: Callable[[View], View]) -> Expr:
+    """The expression with `change` done to each leaf's view."""
+    memo: dict[View, View] = {}
+
+    def changed(leaf: Expr) -> Expr:
+        view = _view_of(leaf)
+        if view is None:
+            return leaf
+        if view not in memo:
+            memo[view] = change(view)
+        return _with_view(leaf, memo[view])
+
+    return _changed(expr, changed)
+
+
+def _look(x: Traced, how: Callable[[Any], Any]) -> Traced:
+    """`how(x)` for a NumPy function `how` that gives a view."""
+    _, shape = _seen(View(0, (0,) * x.ndim), x.shape, how)
+    expr = _reviewed(x._expr, lambda view: _seen(view, x.shape, how)[0])
+    return Traced(expr, shape, of=x)
+
+
+def _kept(x: Traced) -> Traced:
+    """The same values, as an array that a kernel writes. To NumPy it is still the same array."""
+    return Traced(_current.get().keep(_Stage(x.shape, x._expr), x.dtype), x.shape, of=x)
+
+
+def _broadcast(x: Traced, shape: Shape) -> Traced:
+    shape = tuple(shape)
+    if x.shape == shape:
+        return x
+    if np.broadcast_shapes(x.shape, shape) != shape:
+        raise ValueError(f"shape {x.shape} cannot be broadcast to {shape}")
+    if x._expr.op not in LEAVES and math.prod(shape) > x.size and _made(x._expr):
+        x = _kept(x)  # computed once for each of its own elements
+    before = (0,) * (len(shape) - x.ndim)
+    spread = [n == 1 and m != 1 for n, m in zip(x.shape, shape[len(before) :], strict=True)]
+
+    def change(view: View) -> View:
+        own = (0 if s else stride for s, stride in zip(spread, view.strides, strict=True))
+        return View(view.offset, (*before, *own))
+
+    return Traced(_reviewed(x._expr, change), shape, of=x)
+
+
+def _reshape(x: Traced, shape: Any, order: str = "C") -> Traced:
+    if order not in ("C", "F"):
+        if order in ("A", "K") and x.ndim < 2:
+            order = "C"
+        else:
+            raise _refuse(f"it reshapes in order {order!r}")
+    wanted = shape if isinstance(shape, tuple | list) else (shape,)
+    _, full = _seen(View.contiguous(x.shape), x.shape, lambda a: a.reshape(wanted, copy=False))
+    if full == x.shape:
+        return Traced(x._expr, x.shape, of=x)
+
+    def how(a: Any) -> Any:
+        return a.reshape(full, order=order, copy=False)
+
+    try:
+        return _look(x, how)
+    except ValueError:  # NumPy would copy; so does a kernel
+        if order == "F":
+            return _kept(x.T).reshape(full[::-1]).T
+        return _look(_kept(x), how)
+
+
+def _canonical(view: View, shape: Shape) -> View:
+    """Equal for equal numberings: an axis of length 1 has stride 0."""
+    if 0 in shape:
+        return View(0, (0,) * len(shape))
+    strides = tuple(s if n > 1 else 0 for n, s in zip(shape, view.strides, strict=True))
+    return View(view.offset, strides)
+
+
+def is_contiguous(view: View, shape: Shape) -> bool:
+    """Whether a view numbers the points of its space in C order, from 0."""
+    return _canonical(view, shape) == _canonical(View.contiguous(shape), shape)
+
+
+# ------------------------------------------------------------------------------------------------
+# The arrays.
+
+
+class Traced(NDArrayOperatorsMixin):
+    """An array known by the expression of its elements. It behaves as a NumPy array does, as far
+    as that needs no values."""
+
+    __array_priority__ = 1e6
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, expr: Expr, shape: Shape, scalar: bool = False, of: Traced | None = None):
+        self._expr = expr
+        self.shape = shape
+        self._scalar = scalar  # NumPy would give a scalar
+        #: Whoever shares memory with this one in NumPy: what is written to one is seen by all.
+        self._family: list[weakref.ref[Traced]] = [] if of is None else of._family
+        self._family.append(weakref.ref(self))
+        #: What this is a part of, and by which index: `y[1:] += 1` writes through it.
+        self._part_of: tuple[Traced, tuple[Any, ...]] | None = None
+
+    # what it is
+
+    @property
+    def dtype(self) -> DType:
+        return self._expr.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    def __repr__(self) -> str:
+        return f"<Traced {self.dtype} {self.shape}>"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Traced]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        if len(self) > MOST_PARTS:
+            raise _refuse(f"it iterates over {len(self)} elements of an array")
+        return iter([self[i] for i in range(len(self))])
+
+    # values, which it has not
+
+    def _value(self, what: str) -> Any:
+        if self._expr.op == "constant" and self.size == 1:
+            return self._expr.value
+        raise _refuse(f"it needs the values of an array ({what})")
+
+    def __bool__(self) -> bool:
+        return bool(self._value("bool or if"))
+
+    def __int__(self) -> int:
+        return int(self._value("int"))
+
+    def __float__(self) -> float:
+        return float(self._value("float"))
+
+    def __complex__(self) -> complex:
+        return complex(self._value("complex"))
+
+    def __index__(self) -> int:
+        return operator.index(self._value("as an index"))
+
+    def item(self, *args: Any) -> Any:
+        return self._value("item").item()
+
+    def tolist(self) -> Any:
+        raise _refuse("it needs the values of an array (tolist)")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _refuse("it needs the values of an array (as a NumPy array)")
+
+    # protocols
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__":
+            return _ufunc(ufunc, inputs, **kwargs)
+        name = ufunc.__name__
+        if method == "reduce":
+            return _ufunc_reduce(ufunc, *inputs, **kwargs)
+        if method == "outer" and len(inputs) == 2 and not kwargs:
+            a, b = (_array(i) for i in inputs)
+            return _ufunc(ufunc, (a.reshape(a.shape + (1,) * b.ndim), b))
+        raise _refuse(f"numpy.{name}.{method} is not element-wise or a reduction")
+
+    def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        known = FUNCTIONS.get(func)
+        if known is None:
+            module = getattr(func, "__module__", None) or "numpy"
+            raise _refuse(f"{module}.{func.__name__} is not element-wise or a reduction")
+        return known(*args, **kwargs)
+
+    # operators that NumPy treats apart
+
+    def __pow__(self, other: Any) -> Any:
+        if type(other) is int and (other == 2 or (other == -1 and self.dtype.kind in "fc")):
+            return np.square(self) if other == 2 else np.reciprocal(self)
+        if type(other) is float and other == 0.5 and self.dtype.kind in "fc":
+            return np.sqrt(self)
+        return np.power(self, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return _written(self, self**other)
+
+    # elements
+
+    def __getitem__(self, index: Any) -> Traced:
+        index = _basic(index)
+        # with an Ellipsis NumPy gives a view always, and never reads
+        out = _look(self, lambda a: a[index if ... in index else (*index, ...)])
+        if not out.shape and ... not in index:
+            return Traced(out._expr, (), True)
+        out._part_of = (self, index)
+        return out
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, Traced) and value._part_of is not None:
+            whole, place = value._part_of
+            if whole is self and not isinstance(index, Traced) and place == _basic(index):
+                return  # written already
+        new = _lifted(value, self.dtype)
+        part = Traced(_cast(new._expr, self.dtype), new.shape)
+        if isinstance(index, Traced) and index.dtype == bool:
+            if part.size != 1 or index.shape != self.shape[: index.ndim]:
+                raise _refuse("it assigns an array through a mask")
+            mask = index.reshape(index.shape + (1,) * (self.ndim - index.ndim))
+            part = _reshape(part, ())
+            _write(self, _where(mask, part, self))
+            return
+        _write(self, _assigned(self, _basic(index), part))
+
+    @property
+    def T(self) -> Traced:
+        return self.transpose()
+
+    @property
+    def mT(self) -> Traced:
+        return self.swapaxes(-1, -2)
+
+    @property
+    def real(self) -> Traced:
+        if self.dtype.kind != "c":
+            return self
+        return _part("real", self)
+
+    @property
+    def imag(self) -> Traced:
+        if self.dtype.kind != "c":
+            return Traced(_constant(0, self.dtype), self.shape)
+        return _part("imag", self)
+
+    def astype(
+        self, dtype: Any, order: str = "K", casting: Any = "unsafe", subok: bool = True,
+        copy: bool = True,
+    ) -> Traced:  # fmt: skip
+        dtype = _checked(dtype)
+        if not np.can_cast(self.dtype, dtype, casting):
+            raise TypeError(f"Cannot cast array data from {self.dtype} to {dtype}")
+        if not copy and dtype == self.dtype:
+            return self
+        return Traced(_cast(self._expr, dtype), self.shape, self._scalar)
+
+    def copy(self, order: str = "C") -> Traced:
+        return Traced(self._expr, self.shape, self._scalar)
+
+    def __copy__(self) -> Traced:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Traced:
+        return self.copy()
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Traced:
+        wanted = shape[0] if len(shape) == 1 else shape
+        return _reshape(self, wanted, order)
+
+    def ravel(self, order: str = "C") -> Traced:
+        return _reshape(self, (-1,), order)
+
+    def flatten(self, order: str = "C") -> Traced:
+        return self.ravel(order).copy()
+
+    def transpose(self, *axes: Any) -> Traced:
+        if self._scalar:
+            return self
+        return _look(self, lambda a: a.transpose(*axes))
+
+    def swapaxes(self, a: int, b: int) -> Traced:
+        return _look(self, lambda x: x.swapaxes(a, b))
+
+    def squeeze(self, axis: Any = None) -> Traced:
+        if self._scalar:
+            return self
+        return _look(self, lambda a: a.squeeze(axis))
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Traced:
+        return _look(self, lambda a: a.diagonal(offset, axis1, axis2))
+
+    def conj(self) -> Any:
+        return np.conjugate(self) if self.dtype.kind == "c" else self
+
+    conjugate = conj
+
+    # reductions
+
+    def sum(self, *args: Any, **kwargs: Any) -> Traced:
+        return _sum(self, *args, **kwargs)
+
+    def prod(self, *args: Any, **kwargs: Any) -> Traced:
+        return _prod(self, *args, **kwargs)
+
+    def min(self, *args: Any, **kwargs: Any) -> Traced:
+        return _extreme("min", self, *args, **kwargs)
+
+    def max(self, *args: Any, **kwargs: Any) -> Traced:
+        return _extreme("max", self, *args, **kwargs)
+
+    def any(self, *args: Any, **kwargs: Any) -> Traced:
+        return _truth("any", self, *args, **kwargs)
+
+    def all(self, *args: Any, **kwargs: Any) -> Traced:
+        return _truth("all", self, *args, **kwargs)
+
+    def argmin(self, *args: Any, **kwargs: Any) -> Traced:
+        return _arg("argmin", self, *args, **kwargs)
+
+    def argmax(self, *args: Any, **kwargs: Any) -> Traced:
+        return _arg("argmax", self, *args, **kwargs)
+
+    def mean(self, *args: Any, **kwargs: Any) -> Any:
+        return _mean(self, *args, **kwargs)
+
+    def var(self, *args: Any, **kwargs: Any) -> Any:
+        return _var(self, *args, **kwargs)
+
+    def std(self, *args: Any, **kwargs: Any) -> Any:
+        return np.sqrt(_var(self, *args, **kwargs))
+
+    def ptp(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        _no_out(out)
+        return np.subtract(self.max(axis, keepdims=keepdims), self.min(axis, keepdims=keepdims))
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        _no_out(out)
+        return _round(self, decimals)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        _no_out(out, kwargs)
+        return _clip(self, min, max)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Traced:
+        return self.diagonal(offset, axis1, axis2).sum(-1, dtype=dtype)
+
+    def dot(self, other: Any) -> Any:
+        raise _refuse("numpy.dot is not element-wise or a reduction")
+
+
+def _no_out(out: Any, others: Mapping[str, Any] | None = None) -> None:
+    if out is not None and out is not _nothing:
+        raise _refuse("it writes into an array that it is given (out=)")
+    for name, value in (others or {}).items():
+        if value is not _nothing and value is not None:
+            raise _refuse(f"it uses {name}=")
+
+
+def _array(value: Any, dtype: Any = None) -> Traced:
+    """An operand as a traced array: constants become one, an array with values cannot."""
+    if isinstance(value, Traced):
+        return value
+    if isinstance(value, np.generic | bool | int | float | complex):
+        dtype = dtype or np.asarray(value).dtype
+        return Traced(_constant(value, dtype), (), True)
+    if isinstance(value, np.ndarray):
+        if value.size == 0:
+            return Traced(_constant(0, value.dtype), value.shape)
+        first = value[(0,) * value.ndim]
+        if all(n == 1 or s == 0 for n, s in zip(value.shape, value.strides, strict=True)):
+            return Traced(_constant(first, value.dtype), value.shape)
+        raise _refuse("it uses an array that is neither an input nor computed from one")
+    if isinstance(value, list | tuple) and value and all(isinstance(v, Traced) for v in value):
+        return _concatenate([_look(v, lambda a: a[None]) for v in value])
+    raise _refuse(f"it computes with a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _lifted(value: Any, like: DType) -> Traced:
+    """`value`, a Python number in the type of what it meets, as NumPy's promotion has it."""
+    if type(value) in (int, float, complex):
+        return _array(value, np.result_type(like, type(value)(0)))
+    return _array(value)
+
+
+def _basic(index: Any) -> tuple[Any, ...]:
+    """An index that gives a view, as a tuple; the numbers in it as ints."""
+
+    def one(i: Any) -> Any:
+        if i is None or i is ...:
+            return i
+        if isinstance(i, slice):
+            return slice(*[None if v is None else operator.index(v) for v in _ends(i)])
+        if isinstance(i, bool | np.bool_):
+            raise _refuse("it indexes with True or False")
+        if isinstance(i, Traced) and i._expr.op != "constant":
+            raise _refuse("it indexes with an array")
+        if isinstance(i, list | tuple | np.ndarray) and np.ndim(i):
+            raise _refuse("it indexes with an array")
+        return operator.index(i)
+
+    return tuple(one(i) for i in (index if isinstance(index, tuple) else (index,)))
+
+
+def _ends(s: slice) -> tuple[Any, Any, Any]:
+    return s.start, s.stop, s.step
+
+
+# ------------------------------------------------------------------------------------------------
+# Writing: the name is bound to a new expression, as long as nobody else would see it.
+
+
+def _write(x: Traced, value: Traced) -> None:
+    whole, place = x._part_of or (None, ())
+    others = [r() for r in x._family]
+    if any(o is not None and o is not x and o is not whole for o in others):
+        raise _refuse("it writes into an array of which there are views")
+    if value.shape != x.shape:
+        value = _broadcast(value, x.shape)
+    value = Traced(_cast(value._expr, x.dtype), x.shape)
+    if whole is not None:
+        if whole._part_of is not None:
+            raise _refuse("it writes into a view of a view")
+        whole._expr = _assigned(whole, place, value)._expr
+    x._expr = value._expr
+
+
+def _written(x: Traced, value: Any) -> Any:
+    """`x` after an in-place operation; a scalar is replaced, as in NumPy."""
+    value = _array(value)
+    if x._scalar:
+        return value
+    if not np.can_cast(value.dtype, x.dtype, "same_kind"):
+        raise TypeError(f"Cannot cast ufunc output from {value.dtype} to {x.dtype}")
+    if value.shape != x.shape:
+        raise ValueError(f"non-broadcastable output operand with shape {x.shape}")
+    _write(x, value)
+    return x
+
+
+def _axis_index(shape: Shape, axis: int) -> Expr:
+    """The position along one axis, over `shape`."""
+    strides = tuple(int(k == axis) for k in range(len(shape)))
+    return _node("index", (), np.int64, View(0, strides))
+
+
+def _apply(ufunc: Any, *args: Any) -> Expr:
+    """A node of a ufunc for int64 or bool arguments that need no promotion."""
+    exprs = tuple(a if isinstance(a, Expr) else _constant(a, np.int64) for a in args)
+    dtypes = ufunc.resolve_dtypes((*[e.dtype for e in exprs], None))
+    return _node(ufunc.__name__, exprs, dtypes[-1])
+
+
+def _assigned(x: Traced, index: tuple[Any, ...], value: Traced) -> Traced:
+    """`x` after `x[index] = value`: value where the index points, shifted to where it belongs."""
+    # the index, with one entry for each axis of x
+    given = [i for i in index if i is not None and i is not ...]
+    if any(i is None for i in index):
+        raise _refuse("it assigns through an index with None")
+    here = index.index(...) if ... in index else len(index)
+    rest = [slice(None)] * (x.ndim - len(given))
+    entries = [*index[:here], *rest, *index[here + 1 :]]
+    if len(entries) != x.ndim:
+        raise IndexError(f"too many indices for an array of {x.ndim} dimensions")
+    _, target = _seen(
+        View(0, (0,) * x.ndim),
+        x.shape,
+        lambda a: a[(*index, ...)[: len(index) + (... not in index)]],
+    )
+    while value.ndim > len(target) and value.shape[0] == 1:
+        value = value[0]
+    value = _broadcast(value, target)
+    condition: Expr | None = None
+    moves: list[tuple[int, int] | None] = []  # (start, step) of each axis; None: an int
+
+    def also(more: Expr) -> None:
+        nonlocal condition
+        condition = more if condition is None else _apply(np.logical_and, condition, more)
+
+    for axis, (entry, length) in enumerate(zip(entries, x.shape, strict=True)):
+        i = _axis_index(x.shape, axis)
+        if not isinstance(entry, slice):
+            at = normalize_axis_index(entry, length)
+            if length > 1:
+                also(_apply(np.equal, i, at))
+            moves.append(None)
+            continue
+        points = range(length)[entry]
+        moves.append((points.start, points.step))
+        if len(points) == length:
+            continue
+        if not points:
+            return x.copy()
+        low, high = min(points[0], points[-1]), max(points[0], points[-1])
+        if low > 0:
+            also(_apply(np.greater_equal, i, low))
+        if high < length - 1:
+            also(_apply(np.less_equal, i, high))
+        if abs(points.step) > 1:
+            offset = _apply(np.subtract, i, low) if low else i
+            also(_apply(np.equal, _apply(np.remainder, offset, abs(points.step)), 0))
+
+    def change(view: View) -> View:
+        offset, strides, own = view.offset, [], iter(view.strides)
+        for move in moves:
+            if move is None:
+                strides.append(0)
+                continue
+            stride, (start, step) = next(own), move
+            if stride % step:
+                raise _refuse("it assigns to every n-th element")
+            strides.append(stride // step)
+            offset -= stride // step * start
+        return View(offset, tuple(strides))
+
+    placed = Traced(_reviewed(value._expr, change), x.shape)
+    if condition is None:
+        return placed
+    return _where(Traced(condition, x.shape), placed, x)
+
+
+# ------------------------------------------------------------------------------------------------
+# Element by element.
+
+
+def _ufunc(
+    ufunc: Any, inputs: Sequence[Any], out: Any = None, where: Any = True, dtype: Any = None,
+    casting: Any = "same_kind", signature: Any = None, order: Any = "K", subok: Any = True,
+) -> Any:  # fmt: skip
+    name = _name_of(ufunc)
+    if signature is not None:
+        raise _refuse(f"it gives {name} a signature")
+    if name in ("divmod", "modf"):
+        _no_out(out)
+        return _divmod(*inputs) if name == "divmod" else _modf(*inputs)
+    if ufunc.nout != 1:
+        raise _refuse(f"numpy.{name} has more than one result")
+    value = _elementwise(ufunc, name, inputs, dtype, casting)
+    if isinstance(out, tuple):
+        (out,) = out
+    if out is ...:
+        out, value = None, Traced(value._expr, value.shape)
+    if out is not None and not isinstance(out, Traced):
+        raise _refuse("it writes into an array that it is given (out=)")
+    if where is not True:
+        if out is None:
+            out = Traced(_constant(0, value.dtype), value.shape)
+        elif not np.can_cast(value.dtype, out.dtype, "same_kind"):
+            raise TypeError(f"Cannot cast ufunc output from {value.dtype} to {out.dtype}")
+        value = _where(where, value.astype(out.dtype), out)
+    if out is None:
+        return value
+    if casting == "unsafe" and not out._scalar:
+        value = value.astype(out.dtype)
+    return _written(out, value)
+
+
+def _name_of(ufunc: Any) -> str:
+    """The name that an expression has for a ufunc of NumPy or SciPy."""
+    name = str(ufunc.__name__)
+    if getattr(ufunc, "signature", None) is not None:
+        raise _refuse(f"numpy.{name} is not element-wise or a reduction")
+    if getattr(np, name, None) is ufunc:
+        return name
+    if ufunc is _CLIP:
+        return "clip"
+    if name in SPECIAL | NUMPY_ALSO and isinstance(ufunc, np.ufunc) and _is_scipy(ufunc, name):
+        return name
+    raise _refuse(f"{name} is not one of NumPy's element-wise functions")
+
+
+def _is_scipy(ufunc: Any, name: str) -> bool:
+    special = sys.modules.get("scipy.special")
+    return special is not None and getattr(special, name, None) is ufunc
+
+
+_CLIP = getattr(getattr(np, "_core", np), "umath", None)
+_CLIP = getattr(_CLIP, "clip", None)
+
+
+def _elementwise(
+    ufunc: Any, name: str, inputs: Sequence[Any], dtype: Any = None, casting: Any = "same_kind"
+) -> Traced:
+    weak = [type(a) if type(a) in (int, float, complex) else None for a in inputs]
+    arrays = [None if w else _array(a) for w, a in zip(weak, inputs, strict=True)]
+    kinds = [w or a.dtype for w, a in zip(weak, arrays, strict=True)]  # type: ignore[union-attr]
+    signature = (*[None] * len(kinds), None if dtype is None else np.dtype(dtype))
+    dtypes = ufunc.resolve_dtypes((*kinds, None), signature=signature, casting=casting)
+    for d in dtypes:
+        _checked(d)
+    shape = np.broadcast_shapes(*[a.shape for a in arrays if a is not None])
+    exprs: list[Expr] = []
+    for array, value, d in zip(arrays, inputs, dtypes, strict=False):
+        if array is not None:
+            exprs.append(_cast(_broadcast(array, shape)._expr, d))
+            continue
+        try:
+            exprs.append(_constant(value, d))
+        except OverflowError:
+            if name not in _COMPARE or len(inputs) != 2:
+                raise
+            # an int that the type cannot hold: every comparison with it has one answer
+            probe = [np.zeros((), a.dtype) if a is not None else v
+                     for a, v in zip(arrays, inputs, strict=True)]  # fmt: skip
+            return Traced(_constant(ufunc(*probe), bool), shape, not shape)
+    if all(e.op == "constant" for e in exprs):
+        with np.errstate(all="ignore"):
+            folded = ufunc(*[e.value for e in exprs], dtype=dtypes[-1] if dtype else None)
+        return Traced(_constant(folded, dtypes[-1]), shape, not shape)
+    return Traced(_operation(name, exprs, dtypes[-1]), shape, not shape)
+
+
+_COMPARE = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+
+
+def _operation(name: str, exprs: list[Expr], dtype: Any) -> Expr:
+    """A node, or what NumPy's loop for these arguments does in other words."""
+    if name == "clip":
+        x, low, high = exprs
+        if low.op == high.op == "constant" and low.value == low.value and high.value == high.value:
+            # bounds that are the same for all keep the sign of zero
+            for bound, beyond in ((low, "less"), (high, "greater")):
+                over = _node(beyond, (x, bound), bool)
+                x = _node("where", (over, bound, x), dtype)
+            return x
+        return _node("minimum", (_node("maximum", (x, low), dtype), high), dtype)
+    if name == "power":
+        base, exponent = exprs
+        if exponent.op == "constant":
+            if exponent.dtype.kind == "i" and exponent.value < 0:
+                raise ValueError("Integers to negative integer powers are not allowed.")
+            if exponent.value == 2 and base.dtype == dtype:
+                return _node("square", (base,), dtype)
+        elif exponent.dtype.kind == "i":
+            raise _refuse("it raises integers to integer powers that may be negative")
+    if name == "divide" and _has_exact_inverse(exprs[1]):  # the same bits, and far faster on a GPU
+        inverse = _constant(1 / exprs[1].value, exprs[1].dtype)
+        return _node("multiply", (exprs[0], inverse), dtype)
+    if name == "positive" or (name == "conjugate" and exprs[0].dtype.kind != "c"):
+        return exprs[0]
+    return _node(name, tuple(exprs), dtype)
+
+
+def _scalar_if_point(x: Traced) -> Traced:
+    """What NumPy gives as a scalar when it has no axes."""
+    return Traced(x._expr, x.shape, not x.shape)
+
+
+def _has_exact_inverse(divisor: Expr) -> bool:
+    """Whether it is a power of two whose inverse is a normal number, too."""
+    if divisor.op != "constant" or divisor.dtype.kind != "f":
+        return False
+    value, least = divisor.value, float(np.finfo(divisor.dtype).smallest_normal)
+    fraction, _ = math.frexp(value)
+    return abs(fraction) == 0.5 and least <= abs(value) <= 1 / least
+
+
+def _divmod(a: Any, b: Any) -> tuple[Any, Any]:
+    return np.floor_divide(a, b), np.remainder(a, b)
+
+
+def _modf(x: Any) -> tuple[Any, Any]:
+    x = np.positive(_array(x) * 1.0 if _array(x).dtype.kind not in "f" else x)
+    whole = np.trunc(x)
+    part = _where(np.isinf(x), 0.0, np.subtract(x, whole))
+    return np.copysign(part, x), whole
+
+
+def _part(name: str, x: Traced) -> Traced:
+    """The real or the imaginary parts of complex numbers: in NumPy a view, so one of the family."""
+    dtype = np.zeros((), x.dtype).real.dtype
+    if x._expr.op == "constant":
+        expr = _constant(getattr(x._expr.value, name), dtype)
+    else:
+        expr = _node(name, (x._expr,), dtype)
+    return Traced(expr, x.shape, x._scalar, of=x)
+
+
+def _complex(real: Traced, imag: Traced, dtype: DType) -> Traced:
+    return Traced(_node("complex", (real._expr, imag._expr), dtype), real.shape, real._scalar)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Traced:
+    """`numpy.where`: one of two values, in their common type."""
+    dtype = np.result_type(*[v.dtype if isinstance(v, Traced) else v for v in (a, b)])
+    condition = _array(condition)
+    arrays = [_array(v, dtype) if not isinstance(v, Traced) else v for v in (a, b)]
+    shape = np.broadcast_shapes(condition.shape, *[v.shape for v in arrays])
+    chosen = _cast(_broadcast(condition, shape)._expr, bool)
+    left, right = (_cast(_broadcast(v, shape)._expr, dtype) for v in arrays)
+    if chosen.op == "constant":
+        return Traced(left if chosen.value else right, shape)
+    if left is right:
+        return Traced(left, shape)
+    return Traced(_node("where", (chosen, left, right), dtype), shape)
+
+
+def _clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    low, high = (None if v is _nothing else v for v in (low, high))
+    low = min if low is None and min is not _nothing else low
+    high = max if high is None and max is not _nothing else high
+    if x.dtype.kind in "iu":  # a Python int that the type cannot hold is no bound
+        limits = np.iinfo(x.dtype)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+    if low is None and high is None:
+        return Traced(x._expr, x.shape, not x.shape)
+    if low is None:
+        return np.minimum(x, high)
+    if high is None:
+        return np.maximum(x, low)
+    return _elementwise(_CLIP, "clip", (x, low, high))
+
+
+def _round(x: Traced, decimals: int = 0) -> Any:
+    if x.dtype.kind == "c":
+        return _complex(_round(x.real, decimals), _round(x.imag, decimals), x.dtype)
+    if x.dtype.kind == "b":
+        return x.astype(np.float16) if decimals == 0 else _round(x.astype(np.float16), decimals)
+    if x.dtype.kind in "iu":
+        if decimals >= 0:
+            return x.copy()
+        scale = 10.0**-decimals
+        return (np.rint(x / scale) * scale).astype(x.dtype)
+    if decimals == 0:
+        return np.rint(x)
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return np.rint(x * scale) / scale
+    return np.rint(x / scale) * scale
+
+
+# ------------------------------------------------------------------------------------------------
+# Reductions.
+
+
+def _axes(x: Traced, axis: Any) -> Shape:
+    if axis is None or axis is _nothing:
+        return tuple(range(x.ndim))
+    return tuple(sorted(normalize_axis_tuple(axis, x.ndim)))
+
+
+def _reduce(
+    op: str, x: Traced, axes: Shape, dtypes: Sequence[Any], keepdims: Any = False
+) -> list[Traced]:
+    """The results of one reduction."""
+    keep = keepdims is not _nothing and bool(keepdims)
+    types = tuple(np.dtype(d) for d in dtypes)
+    if not axes and op == "prod" and x.dtype.kind == "c":
+        raise _refuse("it multiplies complex numbers along no axis")  # NumPy's infinities are odd
+    if not axes:  # nothing to reduce: each element is its own result
+        zero = Traced(_constant(0, types[0]), x.shape)
+        own = {"argmin": (zero, x), "argmax": (zero, x)}.get(op, (x,))
+        if op == "moment":
+            own = (x, x - x)  # NaN where x is none that has a distance
+        return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
+    results = []
+    for which in range(REDUCTIONS[op]):
+        result = _Result(x.shape, axes, Reduction(op, x._expr, types), which)
+        leaf = _current.get().keep(result, types[which])
+        out = Traced(leaf, result.shape, not result.shape)
+        if keep:
+            out = _look(out, lambda a: np.expand_dims(a, axes))
+        results.append(out)
+    return results
+
+
+@functools.cache
+def _sum_dtype(dtype: DType, ufunc: Any) -> DType:
+    return ufunc.reduce(np.zeros(0, dtype)).dtype  # type: ignore[no-any-return]
+
+
+def _add_up(
+    op: str, ufunc: Any, x: Traced, axis: Any, dtype: Any, keepdims: Any, initial: Any, where: Any
+) -> Traced:
+    none = dtype is None or dtype is _nothing  # not `==`: a float64 equals None
+    dtype = _checked(_sum_dtype(x.dtype, ufunc) if none else dtype)
+    value = Traced(_cast(x._expr, dtype), x.shape)
+    neutral = 0 if op == "sum" else 1
+    if where is not True and where is not _nothing:
+        value = _where(where, value, dtype.type(neutral))
+    (out,) = _reduce(op, value, _axes(x, axis), (dtype,), keepdims)
+    if initial is not _nothing and initial != neutral:
+        out = _elementwise(ufunc, ufunc.__name__, (_array(initial, dtype), out))
+    return out
+
+
+def _sum(
+    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
+    initial: Any = _nothing, where: Any = True,
+) -> Traced:  # fmt: skip
+    _no_out(out)
+    return _add_up("sum", np.add, _array(x), axis, dtype, keepdims, initial, where)
+
+
+def _prod(
+    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
+    initial: Any = _nothing, where: Any = True,
+) -> Traced:  # fmt: skip
+    _no_out(out)
+    return _add_up("prod", np.multiply, _array(x), axis, dtype, keepdims, initial, where)
+
+
+def _not_empty(x: Traced, axes: Shape, what: str) -> None:
+    if 0 in [x.shape[k] for k in axes]:
+        raise ValueError(f"zero-size array to {what} which has no identity")
+
+
+def _extreme(
+    op: str, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
+    initial: Any = _nothing, where: Any = True,
+) -> Traced:  # fmt: skip
+    _no_out(out)
+    x, axes = _array(x), _axes(x, axis)
+    ufunc = {"min": np.minimum, "max": np.maximum, "fmin": np.fmin, "fmax": np.fmax}[op]
+    if op in ("fmin", "fmax") and x.dtype.kind not in "fc":
+        op = op[1:]
+    if initial is _nothing:
+        _not_empty(x, axes, f"reduction operation {ufunc.__name__}")
+    if where is not True and where is not _nothing:
+        if initial is _nothing:
+            raise ValueError("a reduction with a mask needs an initial value")
+        x = _where(where, x, _array(initial, x.dtype).astype(x.dtype))
+    if initial is not _nothing and 0 in [x.shape[k] for k in axes]:
+        return _broadcast(_array(initial, x.dtype), _reduced_shape(x, axes, keepdims))
+    (value,) = _reduce(op, x, axes, (x.dtype,), keepdims)
+    if initial is not _nothing:
+        value = _elementwise(ufunc, ufunc.__name__, (_array(initial, x.dtype), value))
+    return value
+
+
+def _reduced_shape(x: Traced, axes: Shape, keepdims: Any) -> Shape:
+    if keepdims is not _nothing and keepdims:
+        return tuple(1 if k in axes else n for k, n in enumerate(x.shape))
+    return tuple(n for k, n in enumerate(x.shape) if k not in axes)
+
+
+def _truth(
+    op: str, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
+    where: Any = True,
+) -> Traced:  # fmt: skip
+    _no_out(out)
+    x = _array(x)
+    value = Traced(_cast(x._expr, bool), x.shape)
+    if where is not True and where is not _nothing:
+        value = _where(where, value, np.bool_(op == "all"))
+    return _reduce(op, value, _axes(x, axis), (bool,), keepdims)[0]
+
+
+def _arg(op: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Traced:
+    _no_out(out)
+    x, axes = _array(x), _axes(x, axis)
+    if 0 in [x.shape[k] for k in axes]:
+        raise ValueError(f"attempt to get {op} of an empty sequence")
+    return _reduce(op, x, axes, (np.intp, x.dtype), keepdims)[0]
+
+
+def _count(x: Traced, axes: Shape) -> np.intp:
+    return np.intp(math.prod(x.shape[k] for k in axes))
+
+
+def _divided(total: Traced, count: Any) -> Any:
+    """A sum by a count, in the type of the sum: computed in float64, as NumPy does."""
+    return np.true_divide(total, count).astype(total.dtype)
+
+
+def _mean(
+    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
+    where: Any = True,
+) -> Any:  # fmt: skip
+    _no_out(out)
+    x = _array(x)
+    axes, half = _axes(x, axis), False
+    if dtype is None or dtype is _nothing:
+        half = x.dtype == np.float16
+        dtype = {"b": np.float64, "i": np.float64, "u": np.float64}.get(x.dtype.kind, x.dtype)
+        dtype = np.float32 if half else dtype
+    count: Any = _count(x, axes)
+    total = _sum(x, axes, dtype, keepdims=keepdims, where=where)
+    if where is not True and where is not _nothing:
+        count = _sum(_broadcast(_array(where), x.shape), axes, np.intp, keepdims=keepdims)
+    mean = _divided(total, count)
+    return mean.astype(np.float16) if half else mean
+
+
+def _var(
+    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+    keepdims: Any = False, *, where: Any = True, mean: Any = _nothing, correction: Any = _nothing,
+) -> Any:  # fmt: skip
+    _no_out(out, {"mean": mean})
+    if where is not True and where is not _nothing:
+        raise _refuse("it computes a variance with where=")
+    x, ddof = _array(x), correction if correction is not _nothing else ddof
+    axes = _axes(x, axis)
+    if dtype is None or dtype is _nothing:
+        dtype = np.float64 if x.dtype.kind in "biu" else x.dtype
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "fc":
+        raise _refuse(f"it computes a variance in {dtype}")
+    divisor = np.maximum(_count(x, axes) - ddof, 0)
+    if dtype.kind == "c" or x.dtype.kind == "c":
+        mean = _divided(_sum(x, axes, dtype, keepdims=True), _count(x, axes))
+        away = np.subtract(x, mean)
+        total = _sum(np.square(away.real) + np.square(away.imag), axes, keepdims=keepdims)
+        return _divided(total, divisor)
+    _, squares = _moment(x, axes, dtype, keepdims)
+    return np.true_divide(squares, divisor).astype(dtype)
+
+
+def _moment(x: Traced, axes: Shape, dtype: DType, keepdims: Any) -> list[Traced]:
+    """Mean, and sum of squared deviations from it, in one pass; half precision in single."""
+    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+    return _reduce("moment", x.astype(wide), axes, (wide, wide), keepdims)
+
+
+def _ufunc_reduce(
+    ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: Any = False,
+    initial: Any = _nothing, where: Any = True,
+) -> Traced:  # fmt: skip
+    name = ufunc.__name__
+    if isinstance(out, tuple):
+        (out,) = out
+    x = _array(x)
+    if name in ("bitwise_or", "bitwise_and") and x.dtype == bool:
+        name = {"bitwise_or": "logical_or", "bitwise_and": "logical_and"}[name]
+    if name in ("add", "multiply"):
+        function = _sum if name == "add" else _prod
+        return function(x, axis, dtype, out, keepdims, initial, where)
+    if name in ("minimum", "maximum", "fmin", "fmax") and dtype is None:
+        op = {"minimum": "min", "maximum": "max"}.get(name, name)
+        return _extreme(op, x, axis, out, keepdims, initial, where)
+    if name in ("logical_or", "logical_and") and initial is _nothing:
+        return _truth("any" if name == "logical_or" else "all", x, axis, out, keepdims, where=where)
+    raise _refuse(f"numpy.{name}.reduce has no expression")
+
+
+# ------------------------------------------------------------------------------------------------
+# Parts put together.
+
+
+def _concatenate(
+    parts: Sequence[Any], axis: Any = 0, out: Any = None, *, dtype: Any = None,
+    casting: Any = "same_kind",
+) -> Traced:  # fmt: skip
+    _no_out(out)
+    arrays = [_array(p) for p in parts]
+    if axis is None:
+        arrays, axis = [a.ravel() for a in arrays], 0
+    if not arrays:
+        raise ValueError("need at least one array to concatenate")
+    axis = normalize_axis_index(axis, arrays[0].ndim)
+    if len(arrays) > MOST_PARTS:
+        raise _refuse(f"it concatenates {len(arrays)} arrays")
+    dtype = _checked(dtype or np.result_type(*[a.dtype for a in arrays]))
+    rest = {a.shape[:axis] + a.shape[axis + 1 :] for a in arrays}
+    if len(rest) > 1:
+        raise ValueError(
+            "all the input array dimensions except for the concatenation axis must match"
+        )
+    shape = list(arrays[0].shape)
+    shape[axis] = sum(a.shape[axis] for a in arrays)
+    pieces: list[tuple[int, Expr]] = []  # where each begins, and its values over the whole
+    start = 0
+    for a in arrays:
+        length = a.shape[axis]
+        if length:
+            whole = _cast(_reviewed(a._expr, _shifted(axis, start, length)), dtype)
+            if not pieces or pieces[-1][1] is not whole:
+                pieces.append((start, whole))
+        start += length
+    if not pieces:
+        return Traced(_constant(0, dtype), tuple(shape))
+    return Traced(_choice(pieces, _axis_index(tuple(shape), axis)), tuple(shape))
+
+
+def _shifted(axis: int, start: int, length: int) -> Callable[[View], View]:
+    """Views of a part over the whole: right where the part is, beyond its array elsewhere."""
+
+    def change(view: View) -> View:
+        strides = list(view.strides)
+        if length == 1:
+            strides[axis] = 0
+        return View(view.offset - start * strides[axis], tuple(strides))
+
+    return change
+
+
+def _choice(pieces: list[tuple[int, Expr]], at: Expr) -> Expr:
+    """The piece that a position falls into, by halving."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    half = len(pieces) // 2
+    left, right = _choice(pieces[:half], at), _choice(pieces[half:], at)
+    return _node("where", (_apply(np.less, at, pieces[half][0]), left, right), left.dtype)
+
+
+def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **kwargs: Any) -> Traced:
+    arrays = [_array(a) for a in arrays]
+    if len({a.shape for a in arrays}) > 1:
+        raise ValueError("all input arrays must have the same shape")
+    return _concatenate([_expand(a, axis) for a in arrays], axis, out, **kwargs)
+
+
+def _expand(x: Any, axis: Any) -> Traced:
+    return _look(_array(x), lambda a: np.expand_dims(a, axis))
+
+
+def _at_least(ndim: int, *arrays: Any) -> Any:
+    """`numpy.atleast_1d` and its like."""
+    like = {1: np.atleast_1d, 2: np.atleast_2d, 3: np.atleast_3d}[ndim]
+    out = tuple(_look(_array(a), like) for a in arrays)
+    return out[0] if len(out) == 1 else out
+
+
+def _stacked(ndim: int, axis: int, arrays: Sequence[Any], **kwargs: Any) -> Traced:
+    """`numpy.hstack` and its like."""
+    parts = [_at_least(ndim, a) for a in arrays]
+    if axis == 1 and parts[0].ndim == 1:
+        axis = 0
+    return _concatenate(parts, axis, **kwargs)
+
+
+def _block(parts: Any) -> Traced:
+    def depth(p: Any) -> int:
+        return 1 + max(depth(q) for q in p) if isinstance(p, list) else 0
+
+    def most(p: Any) -> int:
+        return max(most(q) for q in p) if isinstance(p, list) else _array(p).ndim
+
+    levels = depth(parts)
+    ndim = max(levels, most(parts))
+
+    def join(p: Any, level: int) -> Traced:
+        if not isinstance(p, list):
+            a = _array(p)
+            return a.reshape((1,) * (ndim - a.ndim) + a.shape)
+        return _concatenate([join(q, level + 1) for q in p], ndim - levels + level)
+
+    return join(parts, 0)
+
+
+def _roll(x: Traced, shift: Any, axis: Any = None) -> Traced:
+    if axis is None:
+        return _roll(x.ravel(), shift, 0).reshape(x.shape)
+    shifts, axes = np.broadcast_arrays(shift, axis)
+    for s, a in zip(shifts.ravel().tolist(), axes.ravel().tolist(), strict=True):
+        a = normalize_axis_index(a, x.ndim)
+        s = s % x.shape[a] if x.shape[a] else 0
+        if s:
+            all_before = (slice(None),) * a
+            ends = x[(*all_before, slice(-s, None))], x[(*all_before, slice(None, -s))]
+            x = _concatenate(ends, a)
+    return x.copy()
+
+
+def _split(x: Traced, parts: Any, axis: int = 0) -> list[Traced]:
+    length = x.shape[axis]
+    if isinstance(parts, int | np.integer):
+        each, extra = divmod(length, int(parts))
+        sizes = extra * [each + 1] + (int(parts) - extra) * [each]
+        ends = [0, *itertools.accumulate(sizes)]
+    else:
+        ends = [0, *[operator.index(p) for p in parts], length]
+    before = (slice(None),) * normalize_axis_index(axis, x.ndim)
+    return [x[(*before, slice(a, b))] for a, b in itertools.pairwise(ends)]
+
+
+def _even_split(x: Traced, parts: Any, axis: int = 0) -> list[Traced]:
+    if isinstance(parts, int) and x.shape[axis] % parts:
+        raise ValueError("array split does not result in an equal division")
+    return _split(x, parts, axis)
+
+
+def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    x = _array(x)
+    values = kwargs.pop("constant_values", 0)
+    if kwargs or mode not in ("constant", "edge", "wrap", "reflect", "symmetric"):
+        raise _refuse(f"it pads with mode {mode!r}")
+    widths = np.broadcast_to(np.asarray(width), (x.ndim, 2)).tolist()
+    fills = np.broadcast_to(np.asarray(values), (x.ndim, 2))
+    for axis, (before, after) in enumerate(widths):
+        ends = []
+        for side, n in enumerate((before, after)):
+            if n == 0:
+                continue
+            shape = list(x.shape)
+            shape[axis] = n
+            if mode == "constant":
+                with np.errstate(all="ignore"):
+                    value = fills[axis, side].astype(x.dtype)
+                part = Traced(_constant(value, x.dtype), tuple(shape))
+            else:
+                part = _border(x, axis, n, mode, bool(side))
+            ends.append((side, part))
+        parts = [p for s, p in ends if s == 0] + [x] + [p for s, p in ends if s == 1]
+        x = _concatenate(parts, axis) if len(parts) > 1 else x
+    return x
+
+
+def _border(x: Traced, axis: int, n: int, mode: str, behind: bool) -> Traced:
+    """What `numpy.pad` puts before an axis, or behind it."""
+    length, all_before = x.shape[axis], (slice(None),) * axis
+    if mode == "edge":
+        shape = list(x.shape)
+        shape[axis] = n
+        end = x[(*all_before, slice(length - 1, length) if behind else slice(0, 1))]
+        return _broadcast(end, tuple(shape))
+    skip = int(mode == "reflect")
+    if n > length - skip:
+        raise _refuse("it pads an axis by more than its length")
+    if mode == "wrap":
+        return x[(*all_before, slice(0, n) if behind else slice(length - n, length))]
+    points = range(length - n - skip, length - skip) if behind else range(skip, n + skip)
+    piece = x[(*all_before, slice(points.start, points.stop))]
+    return piece[(*all_before, slice(None, None, -1))]
+
+
+# ------------------------------------------------------------------------------------------------
+# NumPy's functions.
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+
+
+def _implements(*names: str) -> Callable[[Any], Any]:
+    """Enters a function under NumPy's names, as far as this NumPy has them."""
+
+    def enter(function: Any) -> Any:
+        for name in names:
+            place: Any = np
+            for word in name.split("."):
+                place = getattr(place, word, None)
+            if place is not None:
+                FUNCTIONS[place] = function
+        return function
+
+    return enter
+
+
+_VIEWS = (
+    "transpose matrix_transpose permute_dims moveaxis swapaxes rollaxis expand_dims squeeze flip "
+    "fliplr flipud rot90 diagonal lib.stride_tricks.sliding_window_view linalg.diagonal "
+    "linalg.matrix_transpose"
+)
+
+
+def _as_view(name: str) -> None:
+    function: Any = np
+    for word in name.split("."):
+        function = getattr(function, word, None)
+
+    def view(x: Any, *args: Any, **kwargs: Any) -> Traced:
+        return _look(_array(x), lambda a: function(a, *args, **kwargs))
+
+    _implements(name)(view)
+
+
+for _name in _VIEWS.split():
+    _as_view(_name)
+
+for _name, _function in {
+    "sum": _sum, "prod": _prod, "mean": _mean, "var": _var,
+    "any": functools.partial(_truth, "any"), "all": functools.partial(_truth, "all"),
+    "argmin": functools.partial(_arg, "argmin"), "argmax": functools.partial(_arg, "argmax"),
+    "concatenate": _concatenate, "concat": _concatenate, "stack": _stack, "block": _block,
+    "vstack": functools.partial(_stacked, 2, 0), "row_stack": functools.partial(_stacked, 2, 0),
+    "hstack": functools.partial(_stacked, 1, 1), "dstack": functools.partial(_stacked, 3, 2),
+    "atleast_1d": functools.partial(_at_least, 1), "atleast_2d": functools.partial(_at_least, 2),
+    "atleast_3d": functools.partial(_at_least, 3), "roll": _roll, "array_split": _split,
+    "split": _even_split, "pad": _pad,
+}.items():  # fmt: skip
+    _implements(_name)(_function)
+for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
+                   "nanmin": "fmin", "nanmax": "fmax"}.items():  # fmt: skip
+    _implements(_name)(functools.partial(_extreme, _op))
+
+
+@_implements("std")
+def _std(*args: Any, **kwargs: Any) -> Any:
+    return np.sqrt(_var(*args, **kwargs))
+
+
+@_implements("where")
+def _where_function(condition: Any, *choices: Any) -> Traced:
+    if len(choices) != 2:
+        raise _refuse("numpy.where with one argument asks for positions")
+    return _where(condition, *choices)
+
+
+@_implements("clip")
+def _clip_function(
+    a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
+    max: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    _no_out(out, kwargs)
+    return _clip(_array(a), a_min, a_max, min=min, max=max)
+
+
+@_implements("round", "around")
+def _round_function(a: Any, decimals: int = 0, out: Any = None) -> Any:
+    _no_out(out)
+    return _round(_array(a), decimals)
+
+
+@_implements("ptp")
+def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
+    return _array(a).ptp(axis, out, keepdims is not _nothing and keepdims)
+
+
+@_implements("count_nonzero")
+def _count_nonzero(a: Any, axis: Any = None, *, keepdims: Any = False) -> Traced:
+    return _sum(_array(a).astype(bool), axis, np.intp, keepdims=keepdims)
+
+
+@_implements("average")
+def _average(
+    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False
+) -> Any:
+    if weights is not None or returned:
+        raise _refuse("it computes a weighted average, which is an error where weights add to 0")
+    return _mean(a, axis, keepdims=keepdims)
+
+
+def _without_nan(x: Traced, value: Any) -> Traced:
+    if x.dtype.kind not in "fc":
+        return x
+    return _where(np.isnan(x), _array(x.dtype.type(value)), x)
+
+
+@_implements("nansum")
+def _nansum(a: Any, *args: Any, **kwargs: Any) -> Traced:
+    return _sum(_without_nan(_array(a), 0), *args, **kwargs)
+
+
+@_implements("nanprod")
+def _nanprod(a: Any, *args: Any, **kwargs: Any) -> Traced:
+    return _prod(_without_nan(_array(a), 1), *args, **kwargs)
+
+
+@_implements("nanmean")
+def _nanmean(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
+    where: Any = True,
+) -> Any:  # fmt: skip
+    _no_out(out, None if where in (True, _nothing) else {"where": where})
+    x = _array(a)
+    if x.dtype.kind not in "fc":
+        return _mean(x, axis, dtype, keepdims=keepdims)
+    count = _sum(~np.isnan(x), axis, np.intp, keepdims=keepdims)
+    return _divided(_sum(_without_nan(x, 0), axis, dtype, keepdims=keepdims), count)
+
+
+@_implements("nanvar")
+def _nanvar(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+    keepdims: Any = False, *, where: Any = True, mean: Any = _nothing, correction: Any = _nothing,
+) -> Any:  # fmt: skip
+    _no_out(out, {"mean": mean} | ({} if where in (True, _nothing) else {"where": where}))
+    x, ddof = _array(a), correction if correction is not _nothing else ddof
+    if x.dtype.kind not in "fc":
+        return _var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
+    there = ~np.isnan(x)
+    count = _sum(there, axis, np.intp, keepdims=True)
+    mean = _divided(_sum(_without_nan(x, 0), axis, dtype, keepdims=True), count)
+    away = _where(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))
+    squares = np.square(away.real) + np.square(away.imag) if x.dtype.kind == "c" else away * away
+    total = _sum(squares, axis, dtype, keepdims=keepdims)
+    degrees = _reshape(count, total.shape) - ddof
+    variance = _where(degrees <= 0, total.dtype.type(np.nan), _divided(total, degrees))
+    return _scalar_if_point(variance)
+
+
+@_implements("nanstd")
+def _nanstd(*args: Any, **kwargs: Any) -> Any:
+    return np.sqrt(_nanvar(*args, **kwargs))
+
+
+@_implements("nanargmin", "nanargmax")
+def _nanarg(*args: Any, **kwargs: Any) -> Traced:
+    raise _refuse("numpy.nanargmin is an error where all values are NaN")
+
+
+@_implements("linalg.norm")
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    x = _array(x)
+    if x.dtype.kind not in "fc":
+        x = x.astype(np.float64)
+    if ord is not None and axis is None and x.ndim not in (1, 2):
+        raise ValueError("Improper number of dimensions to norm.")
+    axes = _axes(x, axis)
+
+    def root() -> Any:
+        squares = np.square(x.real) + np.square(x.imag) if x.dtype.kind == "c" else np.square(x)
+        return np.sqrt(squares.sum(axes, keepdims=keepdims))
+
+    if ord is None and (axis is None or len(axes) <= 2):
+        return root()
+    if len(axes) == 2:
+        pair = tuple(normalize_axis_tuple(axis if axis is not None else (0, 1), x.ndim))
+        if ord in ("fro", "f"):
+            return root()
+        if ord in (1, -1, math.inf, -math.inf):
+            first = pair[0] if abs(ord) == 1 else pair[1]
+            (second,) = set(pair) - {first}
+            sums = np.abs(x).sum(first, keepdims=True)
+            worst = sums.max(second, keepdims=True) if ord > 0 else sums.min(second, keepdims=True)
+            return worst if keepdims else _scalar_if_point(worst.squeeze(pair))
+        raise _refuse(f"the matrix norm {ord!r} needs singular values")
+    if len(axes) != 1 or isinstance(ord, str):
+        raise ValueError("Improper number of dimensions to norm.")
+    if ord == math.inf:
+        return np.abs(x).max(axes, keepdims=keepdims)
+    if ord == -math.inf:
+        return np.abs(x).min(axes, keepdims=keepdims)
+    if ord == 0:
+        return (x != 0).astype(x.real.dtype).sum(axes, keepdims=keepdims)
+    if ord == 1:
+        return np.abs(x).sum(axes, keepdims=keepdims)
+    if ord == 2:
+        return root()
+    powers = np.power(np.abs(x), ord).sum(axes, keepdims=keepdims)
+    return np.power(powers, np.reciprocal(ord, dtype=powers.dtype))
+
+
+@_implements("broadcast_to")
+def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Traced:
+    shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    return _broadcast(_array(array), shape)
+
+
+@_implements("broadcast_arrays")
+def _broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Traced, ...]:
+    arrays = [_array(a) for a in args]
+    shape = np.broadcast_shapes(*[a.shape for a in arrays])
+    return tuple(_broadcast(a, shape) for a in arrays)
+
+
+@_implements("meshgrid")
+def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    arrays = [_array(x) for x in xi]
+    n = len(arrays)
+    out = [a.reshape((1,) * k + (-1,) + (1,) * (n - 1 - k)) for k, a in enumerate(arrays)]
+    if indexing == "xy" and n > 1:
+        out = [a.swapaxes(0, 1) for a in out]
+    return tuple(out) if sparse else _broadcast_arrays(*out)
+
+
+@_implements("reshape")
+def _reshape_function(
+    a: Any, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: Any = None
+) -> Traced:
+    return _reshape(_array(a), newshape if shape is None else shape, order)
+
+
+@_implements("ravel")
+def _ravel(a: Any, order: str = "C") -> Traced:
+    return _array(a).ravel(order)
+
+
+@_implements("copy")
+def _copy(a: Any, order: str = "K", subok: bool = False) -> Traced:
+    return _array(a).copy()
+
+
+@_implements("astype")
+def _astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Traced:
+    return _array(x).astype(dtype, copy=copy)
+
+
+@_implements("take")
+def _take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Traced:
+    _no_out(out)
+    if not isinstance(indices, int | np.integer):
+        raise _refuse("it indexes with an array")
+    x = _array(a)
+    x, axis = (x.ravel(), 0) if axis is None else (x, normalize_axis_index(axis, x.ndim))
+    return x[(*(slice(None),) * axis, indices)]
+
+
+def _like(value: Any) -> Callable[..., Traced]:
+    def like(
+        a: Any, *args: Any, dtype: Any = None, order: str = "K", subok: bool = True,
+        shape: Any = None, device: Any = None,
+    ) -> Traced:  # fmt: skip
+        a = _array(a)
+        if dtype is None and args:
+            dtype = args[0]
+        if dtype is not None and np.dtype(dtype).fields is not None:
+            raise TypeError("structured arrays cannot be traced")  # Dask has another way then
+        return _full(a, value, dtype, shape)
+
+    return like
+
+
+def _full(a: Traced, value: Any, dtype: Any, shape: Any) -> Traced:
+    shape = a.shape if shape is None else shape
+    shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+    fill = _array(value, None if isinstance(value, Traced) else a.dtype if dtype is None else dtype)
+    fill = fill.astype(a.dtype if dtype is None else dtype)
+    return _broadcast(fill, shape).copy()
+
+
+for _name, _value in {"ones_like": 1, "zeros_like": 0, "empty_like": 0}.items():
+    _implements(_name)(_like(_value))
+
+
+@_implements("full_like")
+def _full_like(
+    a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True,
+    shape: Any = None, *, device: Any = None,
+) -> Traced:  # fmt: skip
+    return _full(_array(a), fill_value, dtype, shape)
+
+
+@_implements("trace")
+def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
+           out: Any = None) -> Traced:  # fmt: skip
+    _no_out(out)
+    return _array(a).trace(offset, axis1, axis2, dtype)
+
+
+def _below(shape: Shape, k: int) -> Traced:
+    """Where column <= row + k, over the last two axes."""
+    row, column = (_axis_index(shape, len(shape) - n) for n in (2, 1))
+    if k:
+        row = _apply(np.add, row, k)
+    return Traced(_apply(np.greater_equal, row, column), shape)
+
+
+@_implements("tril")
+def _tril(m: Any, k: int = 0) -> Traced:
+    x = _array(m)
+    if x.ndim < 2:
+        raise _refuse("it makes a triangle of a vector")
+    return _where(_below(x.shape, k), x, x.dtype.type(0))
+
+
+@_implements("triu")
+def _triu(m: Any, k: int = 0) -> Traced:
+    x = _array(m)
+    if x.ndim < 2:
+        raise _refuse("it makes a triangle of a vector")
+    return _where(_below(x.shape, k - 1), x.dtype.type(0), x)
+
+
+@_implements("diff")
+def _diff(
+    a: Any, n: int = 1, axis: int = -1, prepend: Any = _nothing, append: Any = _nothing
+) -> Traced:
+    x = _array(a)
+    axis = normalize_axis_index(axis, x.ndim)
+    before = (slice(None),) * axis
+
+    def end(v: Any) -> list[Traced]:
+        if v is _nothing or v is None:
+            return []
+        v = _array(v)
+        return [v if v.ndim else _broadcast(v, x.shape[:axis] + (1,) + x.shape[axis + 1 :])]
+
+    parts = [*end(prepend), x, *end(append)]
+    x = _concatenate(parts, axis) if len(parts) > 1 else x
+    for _ in range(n):
+        pair = x[(*before, slice(1, None))], x[(*before, slice(None, -1))]
+        step: Any = np.not_equal if x.dtype == bool else np.subtract
+        x = step(*pair)
+    return x
+
+
+@_implements("gradient")
+def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    x = _array(f)
+    axes = _axes(x, axis) if axis is None else normalize_axis_tuple(axis, x.ndim)
+    steps = list(spacing) * (len(axes) if len(spacing) == 1 else 1) or [1.0] * len(axes)
+    if len(steps) != len(axes) or edge_order != 1 or any(np.ndim(s) for s in steps):
+        raise _refuse("it takes a gradient over points that are not evenly spaced")
+    if x.dtype.kind not in "fc":
+        x = x.astype(np.float64)
+    out = []
+    for k, h in zip(axes, steps, strict=True):
+        if x.shape[k] < 2:
+            raise ValueError("Shape of array too small to calculate a numerical gradient")
+
+        def at(a: Any, b: Any, k: int = k) -> Traced:
+            return x[(*(slice(None),) * k, slice(a, b))]
+
+        middle = (at(2, None) - at(None, -2)) / (2.0 * h)
+        first, last = (at(1, 2) - at(0, 1)) / h, (at(-1, None) - at(-2, -1)) / h
+        out.append(_concatenate([first, middle, last], k))
+    return out[0] if len(axes) == 1 else tuple(out)
+
+
+@_implements("fix")
+def _fix(x: Any, out: Any = None) -> Any:
+    _no_out(out)
+    return np.trunc(_array(x))
+
+
+@_implements("real")
+def _real(val: Any) -> Traced:
+    return _array(val).real
+
+
+@_implements("imag")
+def _imag(val: Any) -> Traced:
+    return _array(val).imag
+
+
+@_implements("angle")
+def _angle(z: Any, deg: bool = False) -> Any:
+    z = _array(z)
+    imag = z.imag if z.dtype.kind == "c" else 0
+    a = np.arctan2(imag, z.real)
+    return a * (180 / math.pi) if deg else a
+
+
+@_implements("sinc")
+def _sinc(x: Any) -> Any:
+    x = np.pi * _array(x)
+    small = np.finfo(x.dtype).eps if x.dtype.kind == "f" else 1e-20
+    y = _where(x != 0, x, x.dtype.type(small))
+    return np.sin(y) / y
+
+
+@_implements("isposinf")
+def _isposinf(x: Any, out: Any = None) -> Any:
+    _no_out(out)
+    return np.logical_and(np.isinf(x), ~np.signbit(x))
+
+
+@_implements("isneginf")
+def _isneginf(x: Any, out: Any = None) -> Any:
+    _no_out(out)
+    return np.logical_and(np.isinf(x), np.signbit(x))
+
+
+@_implements("nan_to_num")
+def _nan_to_num(
+    x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Any:
+    x = _array(x)
+    if not copy:
+        raise _refuse("it writes into an array that it is given (copy=False)")
+    if x.dtype.kind not in "fc":
+        return x.copy()
+    if x.dtype.kind == "c":
+        parts = [_nan_to_num(p, True, nan, posinf, neginf) for p in (x.real, x.imag)]
+        return _complex(parts[0], parts[1], x.dtype)
+    limits, kind = np.finfo(x.dtype), x.dtype.type
+    high = kind(limits.max if posinf is None else posinf)
+    low = kind(limits.min if neginf is None else neginf)
+    finite = _where(_isposinf(x), high, _where(_isneginf(x), low, x))
+    return _where(np.isnan(x), kind(nan), finite)
+
+
+@_implements("isclose")
+def _isclose(
+    a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
+) -> Traced:
+    x = a if type(a) in (int, float, complex) else _array(a)
+    y = float(b) if isinstance(b, int) else b
+    if not isinstance(y, float | complex):
+        y = _array(y)
+        y = y.astype(np.result_type(y.dtype, 1.0))
+    result = np.less_equal(abs(x - y), atol + rtol * abs(y)) & np.isfinite(y) | (x == y)
+    if equal_nan:
+        result = result | (np.isnan(x) & np.isnan(y))
+    return result  # type: ignore[no-any-return]
+
+
+@_implements("select")
+def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0) -> Traced:
+    if len(conditions) != len(choices) or not conditions:
+        raise ValueError("list of cases must be same length as list of conditions")
+    every = [*choices, default]
+    dtype = np.result_type(*[v.dtype if isinstance(v, Traced) else v for v in every])
+    out: Any = _array(default, dtype).astype(dtype)
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
+        if _array(condition).dtype != bool:
+            raise TypeError("invalid entry in condlist: should be boolean ndarray")
+        out = _where(condition, _array(choice, dtype).astype(dtype), out)
+    return out  # type: ignore[no-any-return]
+
+
+@_implements("outer")
+def _outer(a: Any, b: Any, out: Any = None) -> Any:
+    _no_out(out)
+    return np.multiply(_array(a).ravel()[:, None], _array(b).ravel()[None, :])
+
+
+@_implements("can_cast")
+def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
+    return np.can_cast(getattr(from_, "dtype", from_), getattr(to, "dtype", to), casting)
+
+
+@_implements("result_type")
+def _result_type(*args: Any) -> DType:
+    return np.result_type(*[a.dtype if isinstance(a, Traced) else a for a in args])
+
+
+@_implements("min_scalar_type")
+def _min_scalar_type(a: Traced) -> DType:
+    return a.dtype
+
+
+@_implements("common_type")
+def _common_type(*arrays: Any) -> Any:
+    return np.common_type(*[np.zeros(1, a.dtype) for a in arrays])
+
+
+@_implements("iscomplexobj")
+def _iscomplexobj(x: Traced) -> bool:
+    return x.dtype.kind == "c"
+
+
+@_implements("isrealobj")
+def _isrealobj(x: Traced) -> bool:
+    return x.dtype.kind != "c"
+
+
+@_implements("shape")
+def _shape(a: Any) -> Shape:
+    return _array(a).shape
+
+
+@_implements("ndim")
+def _ndim(a: Any) -> int:
+    return _array(a).ndim
+
+
+@_implements("size")
+def _size(a: Any, axis: Any = None) -> int:
+    x = _array(a)
+    return x.size if axis is None else math.prod(x.shape[k] for k in _axes(x, axis))
+
+
+# ------------------------------------------------------------------------------------------------
+# Dask's functions that are better said in other words.
+
+#: What is called in place of a function, wherever a task calls it.
+KNOWN: dict[Any, Callable[..., Any]] = {}
+
+
+def _instead_of(function: Any) -> Callable[[Any], Any]:
+    def enter(own: Any) -> Any:
+        KNOWN[function] = own
+        return own
+
+    return enter
+
+
+@numel_lookup.register(Traced)  # type: ignore[untyped-decorator]
+def _numel(x: Traced, **kwargs: Any) -> Any:
+    """How many elements a reduction over `axis` adds up, as an array of the reduced shape."""
+    axis, dtype = kwargs.get("axis"), kwargs.get("dtype", np.float64)
+    keepdims = kwargs.get("keepdims", False)
+    if axis is None and not keepdims:
+        return np.prod(x.shape, dtype=dtype)
+    axes = _axes(x, tuple(axis) if isinstance(axis, list) else axis)
+    count = math.prod(x.shape[k] for k in axes)
+    return Traced(_constant(count, dtype), _reduced_shape(x, axes, keepdims))
+
+
+@_instead_of(dask_reductions.moment_chunk)
+def _moment_chunk(
+    A: Any, order: int = 2, sum: Any = dask_chunk.sum, numel: Any = dask_reductions.numel,
+    dtype: Any = "f8", computing_meta: bool = False, implicit_complex_dtype: bool = False,
+    axis: Any = None, keepdims: Any = False, **kwargs: Any,
+) -> Any:  # fmt: skip
+    """Mean and squared deviations in one pass over the chunk, where Dask takes two."""
+    dtype = np.dtype(dtype)
+    two = not (isinstance(A, Traced) and A.dtype.kind != "c" and dtype.kind == "f" and A.size)
+    if two or computing_meta or order != 2 or kwargs or sum is not dask_chunk.sum:
+        return dask_reductions.moment_chunk(
+            A, order=order, sum=sum, numel=numel, dtype=dtype, computing_meta=computing_meta,
+            implicit_complex_dtype=implicit_complex_dtype, axis=axis, keepdims=keepdims, **kwargs,
+        )  # fmt: skip
+    axes = _axes(A, axis)
+    mean, squares = _moment(A, axes, dtype, keepdims)
+    count = Traced(_constant(_count(A, axes), np.int64), mean.shape)
+    return {
+        "total": np.multiply(mean, _count(A, axes)).astype(dtype),
+        "n": count,
+        "M": _expand(squares.astype(dtype), -1),
+    }
+
+
+@_instead_of(dask_reductions._nanargmin)
+def _nanargmin(x: Any, axis: Any, **kwargs: Any) -> Traced:
+    return dask_chunk.argmin(_without_nan(_array(x), np.inf), axis, **kwargs)  # type: ignore[no-any-return]
+
+
+@_instead_of(dask_reductions._nanargmax)
+def _nanargmax(x: Any, axis: Any, **kwargs: Any) -> Traced:
+    return dask_chunk.argmax(_without_nan(_array(x), -np.inf), axis, **kwargs)  # type: ignore[no-any-return]
+
+
+#: Dask's argument functions: the reduction, and what a NaN counts as.
+_ARGS: dict[Any, tuple[str, float | None]] = {
+    dask_chunk.argmin: ("argmin", None), dask_chunk.argmax: ("argmax", None),
+    dask_reductions._nanargmin: ("argmin", np.inf), _nanargmin: ("argmin", np.inf),
+    dask_reductions._nanargmax: ("argmax", -np.inf), _nanargmax: ("argmax", -np.inf),
+}  # fmt: skip
+
+
+def _first_best(argfunc: Any, x: Traced, axis: int | None) -> tuple[Traced, Traced]:
+    """Where the extreme value is along an axis (or at all), and the value; axes kept."""
+    op, nan = _ARGS[argfunc]
+    whole = x if nan is None else _without_nan(x, nan)
+    axes = _axes(x, axis)
+    at, value = _reduce(op, whole, axes, (np.int64, x.dtype), True)
+    if nan is not None:  # the value is NaN where all are
+        value = _extreme("fmin" if op == "argmin" else "fmax", x, axes, keepdims=True)
+    return at, value
+
+
+@_instead_of(dask_reductions.arg_chunk)
+def _arg_chunk(func: Any, argfunc: Any, x: Any, axis: Any, offset_info: Any) -> Any:
+    along = None if len(axis) == x.ndim or x.ndim == 1 else axis[0]
+    _not_empty(x, _axes(x, along), "reduction operation " + _ARGS[argfunc][0])
+    at, value = _first_best(argfunc, x, along)
+    if x.ndim and along is None:
+        offset, total = offset_info
+        place: Any = 0
+        for k, n in enumerate(x.shape):
+            inner = math.prod(x.shape[k + 1 :])
+            here = at // inner if inner > 1 else at
+            here = here % n if k else here
+            place = place + (here + int(offset[k])) * math.prod(total[k + 1 :])
+        at = place
+    elif x.ndim:
+        at = at + int(offset_info)
+    return {"vals": value, "arg": at}
+
+
+def _arg_merge(data: Any, axis: Any, argfunc: Any, keepdims: bool) -> tuple[Traced, Traced]:
+    values, places = data["vals"], data["arg"]
+    along = None if len(axis) == values.ndim or values.ndim == 1 else axis[0]
+    at, value = _first_best(argfunc, values, along)
+    position = View.contiguous(values.shape)
+    if along is not None:
+        position = View(0, tuple(int(k == along) for k in range(values.ndim)))
+    index = Traced(_node("index", (), np.int64, position), values.shape)
+    # the one place that belongs to the best value, among zeros
+    chosen = _where(index == at, places, places.dtype.type(0))
+    place = _sum(chosen, along, places.dtype, keepdims=keepdims)
+    return place, value if keepdims else _reshape(value, place.shape)
+
+
+@_instead_of(dask_reductions.arg_combine)
+def _arg_combine(argfunc: Any, data: Any, axis: Any = None, **kwargs: Any) -> Any:
+    place, value = _arg_merge(data, axis, argfunc, True)
+    return {"vals": value, "arg": place}
+
+
+@_instead_of(dask_reductions.arg_agg)
+def _arg_agg(
+    argfunc: Any, data: Any, axis: Any = None, keepdims: bool = False, **kwargs: Any
+) -> Any:
+    return _arg_merge(data, axis, argfunc, keepdims)[0]
+
+
+@_instead_of(dask_reductions.nanarg_agg)
+def _nanarg_agg(*args: Any, **kwargs: Any) -> Any:
+    raise _refuse("numpy.nanargmin is an error where all values are NaN")
+
+
+def _getting(getter: Callable[..., Any]) -> Callable[..., Any]:
+    def get(a: Any, b: Any, asarray: bool = True, lock: Any = None) -> Any:
+        if lock:
+            raise _refuse("it takes a lock")
+        return getter(a, b, asarray=asarray)
+
+    return get
+
+
+for _getter in GETTERS:
+    if "asarray" in _getter.__code__.co_varnames:
+        KNOWN[_getter] = _getting(_getter)
+
+
+#: What Dask makes ones, zeros and the like of: one element, seen as many.
+_UNIFORM = dask_wrap._broadcast_trick_inner.func
+
+
+def _uniform(
+    like: Callable[..., Any], shape: Any, meta: Any = (), *args: Any, **kwargs: Any
+) -> Any:
+    if kwargs.get("dtype") is None:
+        kwargs["dtype"] = getattr(meta, "dtype", np.dtype(float))
+    if like is np.empty_like:
+        like = np.zeros_like
+    value = like(np.empty((), kwargs["dtype"]), *args, shape=(), **kwargs)
+    return Traced(_constant(value, value.dtype), _shape_of(shape))
+
+
+def _shape_of(shape: Any) -> Shape:
+    return tuple(map(int, shape)) if isinstance(shape, Iterable) else (int(shape),)
+
+
+@_instead_of(dask_chunk.arange)
+def _arange(start: Any, stop: Any, step: Any, length: int, dtype: Any, like: Any = None) -> Any:
+    """`start + i * step` as `numpy.arange` computes it: from its first two elements."""
+    dtype = _checked(dtype)
+    pair = np.arange(start, start + 2 * step, step, dtype=dtype)[:2]
+    n = min(len(range(int(length))), len(np.broadcast_to(0, (_arange_length(start, stop, step),))))
+    i = Traced(_axis_index((n,), 0), (n,))
+    if dtype.kind in "iu":
+        return i.astype(dtype) * dtype.type(pair[1] - pair[0]) + pair[0]
+    if dtype.kind != "f" or len(pair) < 2:
+        raise _refuse(f"it makes a range of type {dtype}")
+    wide = np.float32 if dtype == np.float16 else dtype
+    delta = np.subtract(pair[1], pair[0], dtype=wide)
+    return (i.astype(wide) * delta + pair[0].astype(wide)).astype(dtype)
+
+
+def _arange_length(start: Any, stop: Any, step: Any) -> int:
+    return max(0, int(math.ceil((stop - start) / step)))
+
+
+@_instead_of(dask_chunk.linspace)
+def _linspace(start: Any, stop: Any, num: int, endpoint: bool = True, dtype: Any = None) -> Any:
+    """`numpy.linspace`: its last point is `stop` itself."""
+    parts = num - 1 if endpoint else num
+    if not all(isinstance(v, int | float | np.number) for v in (start, stop)) or parts <= 0:
+        raise _refuse("it spaces points between arrays")
+    wide = np.result_type(start, stop, float(num))
+    if wide != np.float64 or num < 1:
+        raise _refuse(f"it spaces points of type {wide}")
+    delta = np.float64(stop) - np.float64(start)
+    step = delta / parts
+    i = Traced(_axis_index((num,), 0), (num,))
+    scaled = i.astype(wide) * step if step != 0 else i.astype(wide) / parts * delta
+    points = scaled + np.float64(start)
+    if endpoint and num > 1:
+        points = _where(i == num - 1, np.float64(stop), points)
+    dtype = np.dtype(wide if dtype is None else dtype)
+    return np.floor(points).astype(dtype) if dtype.kind in "iu" else points.astype(dtype)
+
+
+@_instead_of(np.zeros)
+def _zeros(shape: Any, dtype: Any = float, order: str = "C", **kwargs: Any) -> Any:
+    return _filled(shape, 0, dtype)
+
+
+@_instead_of(np.ones)
+def _ones(shape: Any, dtype: Any = float, order: str = "C", **kwargs: Any) -> Any:
+    return _filled(shape, 1, dtype)
+
+
+@_instead_of(np.full)
+def _full_of(
+    shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **kwargs: Any
+) -> Any:
+    return _filled(shape, fill_value, dtype)
+
+
+def _filled(shape: Any, value: Any, dtype: Any) -> Traced:
+    shape = (shape,) if isinstance(shape, int | np.integer) else shape
+    fill = _array(value) if dtype is None else _array(value).astype(dtype)
+    return _broadcast(fill, tuple(operator.index(n) for n in shape)).copy()
+
+
+@_instead_of(np.eye)
+def _eye(
+    N: int, M: int | None = None, k: int = 0, dtype: Any = float, order: str = "C", **kwargs: Any
+) -> Any:
+    shape = (int(N), int(N if M is None else M))
+    row, column = (_axis_index(shape, axis) for axis in (0, 1))
+    on = _apply(np.equal, column, _apply(np.add, row, int(k)) if k else row)
+    return Traced(on, shape).astype(dtype)
+
+
+# ------------------------------------------------------------------------------------------------
+# The same function with those in place of the ones it calls.
+
+#: Of what `subgraph` compiled: None for a function that is its own.
+_adapted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """`function`, calling what is in `KNOWN`, and NumPy where it calls CuPy."""
+    known = _known(function)
+    if known is not None:
+        return known
+    if isinstance(function, functools.partial):
+        args = [adapted(a, inside) if callable(a) else a for a in function.args]
+        words = {k: adapted(v, inside) if callable(v) else v for k, v in function.keywords.items()}
+        return functools.partial(adapted(function.func, inside), *args, **words)
+    if type(function).__name__ == "Compose" and hasattr(function, "funcs"):
+        steps = [adapted(f, inside) for f in (function.first, *function.funcs)]
+        return lambda *args, **kwargs: functools.reduce(
+            lambda value, f: f(value), steps[1:], steps[0](*args, **kwargs)
+        )
+    if not isinstance(function, types.FunctionType) or function in inside:
+        return function
+    if function.__code__.co_filename == FUSED:
+        if function not in _adapted:
+            copy = _with_adapted(function, inside)
+            _adapted[function] = None if copy is function else copy
+        return _adapted[function] or function
+    # a user's globals can change: nothing of them is kept
+    return _with_adapted(function, inside) if _is_users(function) else function
+
+
+def _with_adapted(function: types.FunctionType, inside: tuple[Any, ...]) -> Any:
+    """A copy that finds adapted functions under its global names; itself if that is the same."""
+
+    def other(value: Any) -> Any:
+        if isinstance(value, types.ModuleType):
+            return _instead_of_cupy(value)
+        if callable(value) and not isinstance(value, type):
+            return adapted(value, (*inside, function))
+        return value
+
+    outside = function.__globals__
+    names = [n for n in _global_names(function.__code__) if n in outside]
+    space = {n: new for n in names if (new := other(outside[n])) is not outside[n]}
+    cells = _Cells(function)
+    around = {n: new for n, v in cells.items() if (new := other(v)) is not v}
+    if not space and not around:
+        return function
+    closure = [types.CellType(around[n]) if n in around else c for n, c in cells.cells.items()]
+    copy = types.FunctionType(
+        function.__code__, {**outside, **space}, function.__name__, function.__defaults__,
+        tuple(closure),
+    )  # fmt: skip
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _known(function: Any) -> Any:
+    if type(function).__name__ == "curry" and function.func is _UNIFORM:
+        return functools.partial(_uniform, *function.args)
+    try:
+        known = KNOWN.get(function)
+    except TypeError:  # not hashable
+        return None
+    if known is None and (getattr(function, "__module__", None) or "").startswith("cupy"):
+        known = _instead_of_cupy(function)
+    if known is None and type(function).__module__.startswith("cupy"):
+        known = _instead_of_cupy(function)
+    return None if known is function else known
+
+
+def _instead_of_cupy(value: Any) -> Any:
+    """NumPy's or SciPy's function (or module) for CuPy's; the same where there is none."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+        if name == "cupy":
+            return np
+        if name == "cupyx.scipy.special":
+            return _scipy_special() or value
+        return value
+    name = str(getattr(value, "__name__", ""))
+    if name.startswith("cupyx_scipy_special_"):
+        return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
+    return getattr(np, name.removeprefix("cupy_"), value)
+
+
+def _scipy_special() -> Any:
+    try:
+        return importlib.import_module("scipy.special")
+    except ImportError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------
+# Whose code may be run on arrays without values, and once for many chunks.
+
+_SAFE_BUILTINS = _words(
+    "abs all any bool bytes callable complex dict divmod enumerate filter float frozenset getattr "
+    "hasattr int isinstance issubclass iter len list map max min next pow range repr reversed "
+    "round set slice sorted str sum tuple type zip"
+)
+_NUMPY_DENIED = _words(
+    "random load save savez savez_compressed fromfile memmap genfromtxt loadtxt savetxt seterr "
+    "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize"
+)
+_MODULES = frozenset(
+    {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
+     "cupyx.scipy.special", "numpy.lib.stride_tricks", "functools"}
+)  # fmt: skip
+_TRUSTED = _words(
+    "numpy scipy cupy cupyx cupy_backends operator _operator math cmath functools _functools "
+    "itertools toolz tlz cytoolz gpuscheduler builtins"
+)
+_DASK_TRUSTED = ("dask.array", "dask.utils", "dask.core", "dask.blockwise", "dask._task_spec")
+_DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_apply_random",
+                          "_apply_random_func", "_choice_rng", "_choice_rs"})  # fmt: skip
+Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
+
+
+def impure(function: Any) -> str | None:
+    """Why a function cannot be run once for all chunks: it reads or changes what is not given to
+    it. None for one that can.
+
+    >>> impure(lambda x: abs(x) + 1)
+    >>> impure(lambda x: print(x))
+    'it calls print'
+    """
+    return _Reading().callable(function)
+
+
+def globals_read(function: Any) -> list[Read]:
+    """Names that a pure function and those it calls look up outside themselves, which decide what
+    it does: `(where, name, value)`. A plan made from it holds while `where[name] is value`."""
+    reading = _Reading()
+    reading.callable(function)
+    return reading.reads
+
+
+class _Cells(Mapping[str, Any]):
+    """The variables that a function has from the one around it, now."""
+
+    def __init__(self, function: types.FunctionType):
+        names = function.__code__.co_freevars
+        self.cells = dict(zip(names, function.__closure__ or (), strict=True))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.cells[name].cell_contents
+        except ValueError:  # still empty
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.cells)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+
+class _Reading:
+    """One look through a function and what it calls."""
+
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self.seen: set[int] = set()
+
+    def callable(self, f: Any) -> str | None:
+        """Why not, for anything that can be called."""
+        if id(f) in self.seen or _known(f) is not None:
+            return None
+        self.seen.add(id(f))
+        if isinstance(f, functools.partial):
+            # arrays that only say which library's they are
+            words = [v for k, v in f.keywords.items() if k not in ("like", "meta")]
+            return self.first([f.func, *f.args, *words])
+        if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
+            return self.first([f.first, *f.funcs])
+        if type(f).__name__ == "curry" and hasattr(f, "func"):
+            return self.first([f.func, *f.args, *f.keywords.values()])
+        if isinstance(f, np.ufunc):
+            return None
+        if isinstance(f, types.FunctionType):
+            if f.__code__.co_filename == FUSED:
+                return self.first([v for k, v in f.__globals__.items() if k != "__builtins__"])
+            return self._function(f) if _is_users(f) else self._trusted(f) or self._around(f)
+        if isinstance(f, types.MethodType):
+            return f"it calls a method of a {_type_name(f.__self__)}"
+        if isinstance(f, types.BuiltinFunctionType):
+            owner = f.__self__
+            if owner is not None and not isinstance(owner, types.ModuleType):
+                return f"it calls a method of a {_type_name(owner)}"
+        if isinstance(f, type):
+            return None if _root(f) in _TRUSTED else f"it calls {_type_name(f)}"
+        module = type(f).__module__
+        if module.partition(".")[0] in _TRUSTED or module.startswith(_DASK_TRUSTED):
+            return self._trusted(f)
+        return f"it calls an object of type {module}.{type(f).__qualname__}"
+
+    def first(self, values: Sequence[Any]) -> str | None:
+        """Why not, for the first of several constants or functions."""
+        for value in values:
+            if isinstance(value, list | tuple):
+                reason = self.first(value)
+            elif isinstance(value, dict):
+                reason = self.first(list(value.values()))
+            elif _is_plain(value) or type(value).__module__ == "dask._task_spec":
+                reason = None
+            elif callable(value):
+                reason = self.callable(value)
+            else:
+                reason = f"it reads a {type(value).__module__}.{type(value).__qualname__}"
+            if reason:
+                return reason
+        return None
+
+    def _trusted(self, f: Any) -> str | None:
+        name = str(getattr(f, "__name__", ""))
+        module = str(getattr(f, "__module__", None) or type(f).__module__)
+        root = module.partition(".")[0]
+        if module.startswith(("numpy.random", "cupy.random", "dask.array.random")):
+            return f"it calls {module}.{name}, which draws random numbers"
+        if module.startswith(("cupy.cuda", "cupy_backends")):
+            return f"it calls {module}.{name}, which looks at the device"
+        if name in _DASK_DENIED:
+            return f"it calls {module}.{name}"
+        if root in ("numpy", "cupy") and name in _NUMPY_DENIED:
+            return f"it calls {root}.{name}"
+        if root == "builtins" and not _is_safe(name):
+            return f"it calls {name}"
+        if root not in {*_TRUSTED, "dask"}:
+            return f"it calls {module}.{name}"
+        if root == "dask" and not module.startswith(_DASK_TRUSTED):
+            return f"it calls {module}.{name}"
+        return None
+
+    def _around(self, f: types.FunctionType) -> str | None:
+        """Why not, for what a library's function was made to call."""
+        inner = [v for v in _Cells(f).values() if callable(v)]
+        own = f.__globals__["__name__"].startswith("gpuscheduler.")
+        return None if own else self.first(inner)
+
+    def _function(self, f: types.FunctionType) -> str | None:
+        """Why not, for a function of a user: by what its code names."""
+        defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+        for value in defaults:
+            reason = self._constant(value, "a default")
+            if reason:
+                return reason
+        if f.__code__.co_flags & _GENERATOR:
+            return "it is a generator"
+        return self._code(f.__code__, f, _Cells(f))
+
+    def _code(self, code: types.CodeType, f: types.FunctionType, cells: _Cells) -> str | None:
+        steps = _steps(code)
+        for kind, names in steps:
+            if kind == "stop":
+                return names[0]
+            if kind == "cell":
+                where: Mapping[str, Any] = cells
+            elif names[0] in f.__globals__:
+                where = f.__globals__
+            else:
+                where = _builtins_of(f)
+            if names[0] not in where:
+                if kind == "cell":
+                    continue  # a variable of a function around this one, inside f
+                return f"it reads {names[0]}, which is not defined"
+            value = where[names[0]]
+            reason = self._named(names, value, where)
+            if reason:
+                return reason
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                if constant.co_flags & _GENERATOR and constant.co_name != "<genexpr>":
+                    return "it defines a generator"
+                reason = self._code(constant, f, cells)
+                if reason:
+                    return reason
+        return None
+
+    def _named(self, names: tuple[str, ...], value: Any, where: Mapping[str, Any]) -> str | None:
+        """Why not, for `a.b.c` that the code reads, `a` being `value`."""
+        name = names[0]
+        self.reads.append((where, name, value))
+        for attribute in names[1:]:
+            if attribute.startswith("__"):
+                return f"it reads {name}.{attribute}"
+            if not isinstance(value, types.ModuleType):
+                if isinstance(value, types.FunctionType):
+                    return f"it reads an attribute of the function {name}"
+                break  # a method or attribute of a constant
+            known = value.__name__ in _MODULES or _root_of(value) in ("numpy", "cupy", "cupyx")
+            if not known or value.__name__.startswith("cupy.cuda"):  # which device, which stream
+                return f"it uses the module {value.__name__}"
+            if attribute in _NUMPY_DENIED and _root_of(value) in ("numpy", "cupy"):
+                return f"it reads {value.__name__}.{attribute}"
+            if not hasattr(value, attribute):
+                return f"it reads {value.__name__}.{attribute}, which is not there"
+            value = getattr(value, attribute)
+            name = f"{name}.{attribute}"
+        if isinstance(value, types.ModuleType):
+            return f"it passes on the module {value.__name__}"
+        if callable(value):
+            if where is not _BUILTINS:
+                return self.callable(value)
+            return None if _is_safe(name) else f"it calls {name}"
+        return self._constant(value, name)
+
+    def _constant(self, value: Any, name: str) -> str | None:
+        if _is_fixed(value):
+            return None
+        if isinstance(value, tuple):
+            return next(filter(None, (self._constant(v, name) for v in value)), None)
+        if callable(value):
+            return self.callable(value)
+        return f"it reads {name}, a {type(value).__qualname__}, which can change"
+
+
+_GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
+_BUILTINS: Mapping[str, Any] = types.MappingProxyType(vars(__import__("builtins")))
+
+
+def _builtins_of(f: types.FunctionType) -> Mapping[str, Any]:
+    return _BUILTINS
+
+
+@functools.lru_cache(maxsize=4096)
+def _steps(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What a code object looks up outside itself: dotted names, or what it may not do."""
+    out: list[tuple[str, tuple[str, ...]]] = []
+    chain: tuple[str, list[str]] | None = None
+    free = set(code.co_freevars)
+    for step in dis.get_instructions(code):
+        op, name = step.opname, step.argval
+        if op in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP"):
+            continue
+        if chain is not None and op in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain[1].append(name)
+            continue
+        if chain is not None:
+            out.append((chain[0], tuple(chain[1])))
+            chain = None
+        if op in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chain = ("global", [name])
+        elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
+            chain = ("cell", [name])
+        elif op in _FORBIDDEN_STEPS or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
+            out.append(("stop", (_FORBIDDEN_STEPS.get(op, "it writes a variable outside itself"),)))
+    if chain is not None:
+        out.append((chain[0], tuple(chain[1])))
+    return tuple(out)
+
+
+_FORBIDDEN_STEPS = {
+    "STORE_GLOBAL": "it writes a global", "DELETE_GLOBAL": "it writes a global",
+    "STORE_NAME": "it writes a global", "STORE_ATTR": "it sets an attribute",
+    "DELETE_ATTR": "it sets an attribute", "IMPORT_NAME": "it imports a module",
+    "LOAD_BUILD_CLASS": "it defines a class", "IMPORT_STAR": "it imports a module",
+}  # fmt: skip
+
+
+def _is_safe(name: str) -> bool:
+    """A builtin that only looks at what it is given."""
+    value = _BUILTINS.get(name)
+    return name in _SAFE_BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Every name that a code object, or one inside it, may look up as a global."""
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*[_global_names(c) for c in inner])
+
+
+def _is_users(f: types.FunctionType) -> bool:
+    """Not of one of the libraries whose functions are known to be pure."""
+    module = str(f.__globals__.get("__name__"))
+    if module.partition(".")[0] not in {*_TRUSTED, "dask"} or ".tests." in module:
+        return True
+    home = sys.modules.get(module)
+    return home is None or vars(home) is not f.__globals__
+
+
+def _root(f: Any) -> str:
+    return str(getattr(f, "__module__", "") or "").partition(".")[0]
+
+
+def _root_of(module: types.ModuleType) -> str:
+    return module.__name__.partition(".")[0]
+
+
+def _type_name(value: Any) -> str:
+    kind = value if isinstance(value, type) else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_PLAIN = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    slice,
+    np.dtype,
+    np.generic,
+    range,
+)
+
+
+def _is_fixed(value: Any) -> bool:
+    """A constant that nobody can change."""
+    if isinstance(value, tuple | frozenset):
+        return all(_is_fixed(v) for v in value)
+    return isinstance(value, _PLAIN)
+
+
+def _is_plain(value: Any) -> bool:
+    """A constant that a task may hold."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_is_plain(v) for v in value)
+    if isinstance(value, dict):
+        return all(_is_plain(v) for v in value.values())
+    if isinstance(value, type):
+        return _root(value) in _TRUSTED or issubclass(value, Exception)
+    return isinstance(value, (*_PLAIN, np.ndarray))
+
+
+def _as_seen(value: Any) -> Any:
+    if not isinstance(value, Traced):
+        return value
+    number, view = value._expr.data
+    return Seen(number, view, value.shape, value.dtype)
+
+
+# ------------------------------------------------------------------------------------------------
+# Kernels.
+
+
+@dataclass
+class _Group:
+    """What becomes one kernel."""
+
+    depth: int  # it runs after all of lesser depth
+    order: int  # and, of equal depth, after those of lesser order
+    shape: Shape  # of the iteration space
+    axes: Shape  # reduced; () for one that goes element by element
+    reductions: list[Reduction] = field(default_factory=list)
+    outputs: list[Expr] = field(default_factory=list)
+    start: int = 0  # the number of its first output
+
+    @property
+    def kept(self) -> Shape:
+        return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.depth, self.order
+
+
+class _Assembly:
+    """Puts the arrays that a function made, and its results, into kernels.
+
+    Each array has a home, a group. A reduction's group is all reductions over the same axes of the
+    same shape that can run at the same time. What is computed from a group's results point for
+    point is computed in that group too, at its end; all else element by element, in later groups.
+    """
+
+    def __init__(self, following: _Following):
+        self.following = following
+        self.inputs = following.inputs
+        self.groups: dict[tuple[int, Shape, Shape], _Group] = {}
+        self.home: dict[int, _Group] = {}  # of each array made that is used
+        self.body: dict[int, Expr] = {}  # what it is computed from
+        self.numbers: dict[int, int] = {}  # array made -> array number of the program
+
+    def program(self, result: Any) -> Program:
+        outputs: list[Traced] = []
+
+        def noted(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                value = _array(value)
+            if isinstance(value, Traced):
+                outputs.append(value)
+            return value
+
+        result = map_leaves(noted, result)
+        if not outputs:
+            raise Unfollowed("it computes no array")
+        if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
+            raise OnlyView(map_leaves(_as_seen, result))
+        exprs = [_canonically(o._expr, o.shape) for o in outputs]
+        self._settle(exprs)
+        homes = self._homes(exprs, [o.shape for o in outputs])
+        numbers = iter(self._number(exprs, homes, [o.shape for o in outputs]))
+        kernels = tuple(self._kernel(g) for g in self._ordered())
+        if len(nodes([r for k in kernels for r in k.roots])) > MOST_NODES:
+            raise Unfollowed(f"it does more than {MOST_NODES} operations")
+
+        def named(value: Any) -> Any:
+            if isinstance(value, Traced):
+                return Out(next(numbers), value.shape, value._scalar and not value.shape)
+            return value
+
+        return Program(self.inputs, kernels, map_leaves(named, result))
+
+    def _array(self, number: int) -> _Stage | _Result:
+        return self.following.made[number - MADE]
+
+    def _group(self, depth: int, shape: Shape, axes: Shape = ()) -> _Group:
+        key = (depth, shape, axes)
+        if key not in self.groups:
+            self.groups[key] = _Group(depth, len(self.groups), shape, axes)
+        return self.groups[key]
+
+    def _settle(self, outputs: list[Expr]) -> None:
+        """Finds the home of every array that is used, those it reads first."""
+        used: set[int] = set()
+        left = [m for e in outputs for m in _made(e)]
+        while left:
+            number = left.pop()
+            if number in used:
+                continue
+            used.add(number)
+            array = self._array(number)
+            over = array.over if isinstance(array, _Result) else array.shape
+            self.body[number] = _canonically(array.roots[0], over)
+            left += _made(self.body[number])
+        for number in sorted(used):  # an array is made after those that it reads
+            array = self._array(number)
+            if isinstance(array, _Stage):
+                self.home[number] = self._home(self.body[number], array.shape)
+                continue
+            depth = max([self.home[m].depth for m in _made(self.body[number])], default=0)
+            self.home[number] = group = self._group(depth + 1, array.over, array.axes)
+            if self._reduction(number) not in group.reductions:
+                group.reductions.append(self._reduction(number))
+
+    def _reduction(self, number: int) -> Reduction:
+        array = self._array(number)
+        assert isinstance(array, _Result)
+        return Reduction(array.reduction.op, self.body[number], array.reduction.dtypes)
+
+    def _home(self, expr: Expr, shape: Shape) -> _Group:
+        """Where an expression over `shape` is computed."""
+        made = _made(expr)
+        if not made:
+            return self._group(1, shape)
+        latest = max((self.home[m] for m in made), key=lambda g: g.place)
+        if latest.axes and _squeezed(shape) == _squeezed(latest.kept):
+            own = [n for n in nodes((expr,)) if n.op == "input" and n.data[0] in made
+                   and self.home[n.data[0]] is latest]  # fmt: skip
+            if all(is_contiguous(n.data[1], shape) for n in own):
+                return latest
+        return self._group(latest.depth + 1, shape)
+
+    def _homes(self, exprs: list[Expr], shapes: list[Shape]) -> list[_Group | None]:
+        """The group that computes each output; None for one that is an array made."""
+        homes: list[_Group | None] = []
+        for expr, shape in zip(exprs, shapes, strict=True):
+            whole = expr.op == "input" and expr.data[0] >= MADE
+            whole = whole and math.prod(self._array(expr.data[0]).shape) == math.prod(shape)
+            whole = whole and is_contiguous(expr.data[1], shape)
+            homes.append(None if whole else self._home(expr, shape))
+        used = [*self.home.values(), *[h for h in homes if h is not None]]
+        for k, (home, expr, shape) in enumerate(zip(homes, exprs, shapes, strict=True)):
+            if home is None or home.axes:
+                continue
+            # beside others of its shape: what both read is read once
+            beside = [g for g in used if not g.axes and g.shape == shape]
+            if not any(n.op in ("input", "index") for n in nodes((expr,))):
+                beside += [g for g in used if g.axes and _squeezed(g.kept) == _squeezed(shape)]
+            homes[k] = max(beside, key=lambda g: (bool(g.axes), g.place))
+        return homes
+
+    def _number(
+        self, exprs: list[Expr], homes: list[_Group | None], shapes: list[Shape]
+    ) -> list[int]:
+        """Fills each group's outputs; gives the array number of each output of the program."""
+        readers = [(self.body[m], None if self._is_result(m) else g) for m, g in self.home.items()]
+        readers += [(e, h) for e, h in zip(exprs, homes, strict=True)]
+        needed = {m for e, g in readers for m in _made(e) if self.home[m] is not g}
+        count = self.inputs
+        at: list[int | None] = [None] * len(exprs)
+        for group in sorted(self.groups.values(), key=lambda g: g.place):
+            wanted: dict[Expr, int] = {}
+            for number in sorted(m for m in needed if self.home[m] is group):
+                array = self._array(number)
+                view = View.contiguous(array.shape)
+                body = self.body[number]
+                dtype = body.dtype
+                if isinstance(array, _Result):
+                    dtype = array.reduction.dtypes[array.which]
+                leaf = _node("input", (), dtype, (number, _canonical(view, array.shape)))
+                built = self._built(leaf, array.shape, group)
+                self.numbers[number] = count + wanted.setdefault(built, len(wanted))
+            for k, home in enumerate(homes):
+                if home is group:
+                    built = self._built(exprs[k], shapes[k], group)
+                    at[k] = count + wanted.setdefault(built, len(wanted))
+            group.outputs = list(wanted)
+            count += len(wanted)
+        return [self.numbers[e.data[0]] if n is None else n for e, n in zip(exprs, at, strict=True)]
+
+    def _is_result(self, number: int) -> bool:
+        return isinstance(self._array(number), _Result)
+
+    def _built(self, expr: Expr, shape: Shape, group: _Group) -> Expr:
+        """An output of a group, over the axes that it keeps."""
+        memo: dict[Expr, Expr] = {}
+
+        def put(old: Expr) -> Expr:
+            view = _view_of(old)
+            if view is None:
+                return old
+            if old.op == "input" and (number := old.data[0]) >= MADE:
+                array = self._array(number)
+                if self.home[number] is group and isinstance(array, _Result):
+                    which = group.reductions.index(self._reduction(number))
+                    return _node("reduced", (), old.dtype, (which, array.which))
+                if self.home[number] is group:
+                    return self._built(self.body[number], array.shape, group)
+                old = _node("input", (), old.dtype, (self.numbers[number], view))
+            return _with_view(old, _over(view, shape, group.kept))
+
+        def changed(leaf: Expr) -> Expr:
+            if leaf not in memo:
+                memo[leaf] = put(leaf)
+            return memo[leaf]
+
+        return _grafted(expr, changed)
+
+    def _ordered(self) -> list[_Group]:
+        used = [g for g in self.groups.values() if g.outputs]
+        return sorted(used, key=lambda g: g.place)
+
+    def _kernel(self, group: _Group) -> Kernel:
+        def numbered(leaf: Expr) -> Expr:
+            if leaf.op == "input" and leaf.data[0] >= MADE:
+                return _node("input", (), leaf.dtype, (self.numbers[leaf.data[0]], leaf.data[1]))
+            return leaf
+
+        reductions = [
+            Reduction(r.op, _changed(r.arg, numbered), r.dtypes) for r in group.reductions
+        ]
+        return Kernel(group.shape, tuple(group.outputs), tuple(reductions), group.axes)
+
+
+def _canonically(expr: Expr, shape: Shape) -> Expr:
+    return _reviewed(expr, lambda view: _canonical(view, shape))
+
+
+def _squeezed(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
+
+
+def _over(view: View, shape: Shape, other: Shape) -> View:
+    """A view of `shape` as one of `other`, which differs in axes of length 1 only."""
+    strides = iter([s for n, s in zip(shape, view.strides, strict=True) if n != 1])
+    return View(view.offset, tuple(0 if n == 1 else next(strides) for n in other))
+
+
+def _grafted(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The tree with whole trees in place of leaves."""
+    new: dict[int, Expr] = {}
+    for old in nodes((expr,)):
+        if old.op in LEAVES:
+            new[id(old)] = change(old)
+        else:
+            args = tuple([new[id(a)] for a in old.args])
+            new[id(old)] = _node(old.op, args, old.dtype, old.data)
+    return new[id(expr)]

@@ -1,0 +1,220 @@
+"""CUDA source of `gpuscheduler.kernel` run on the host: compiled as C++, a thread is a fiber.
+
+The fibers of a block take turns at each barrier, and it is an error when they wait at different
+ones. Memory order and speed are not what a GPU's are; values are.
+"""
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from gpuscheduler.cuda_math import HALF
+from gpuscheduler.kernel import generate
+
+COMPILER = shutil.which("g++")
+HALF_ON_HOST = """
+static float half_value(unsigned short h) { _Float16 x; memcpy(&x, &h, 2); return (float)x; }
+static unsigned short half_bits(float v) {
+  _Float16 x = (_Float16)v; unsigned short h; memcpy(&h, &x, 2); return h;
+}
+static float half_round(float x) { return half_value(half_bits(x)); }
+static float half_of_double(double x) { return (float)(_Float16)x; }
+"""
+ASSEMBLY = {
+    'asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(d));': "r = coarse(1 / d);",
+    'asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(t));': "y = coarse(1 / sqrt(t));",
+}
+BEFORE = r"""
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __grid_constant__
+struct Place { unsigned x, y, z; };
+static Place blockIdx, threadIdx;
+static ucontext_t fibers[256], scheduler;
+static int waiting[256];  // 0 runs, 1 waits for all, 2 exchanges, -1 is done
+static unsigned current;
+static void pause_at(int kind) {
+  waiting[current] = kind;
+  swapcontext(&fibers[current], &scheduler);
+}
+static void __syncthreads() { pause_at(1); }
+static void __threadfence() {}
+static unsigned exchange[256];
+static double exchanged[256];
+static double __shfl_sync(unsigned, double v, int from) {
+  exchanged[current] = v;
+  pause_at(2);
+  const double got = exchanged[(current & ~31u) + from];
+  pause_at(2);
+  return got;
+}
+static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
+  exchange[current] = v;
+  pause_at(2);
+  const unsigned got = (current & 31) + down < 32 ? exchange[current + down] : v;
+  pause_at(2);
+  return got;
+}
+static unsigned atomicAdd(unsigned* p, unsigned n) { const unsigned old = *p; *p += n; return old; }
+template<class T> static T __ldcg(const T* p) { return *p; }
+template<class T, class U> static T same_bits(U u) { T t; memcpy(&t, &u, sizeof t); return t; }
+static float __int_as_float(int x) { return same_bits<float>(x); }
+static int __float_as_int(float x) { return same_bits<int>(x); }
+static double __longlong_as_double(long long x) { return same_bits<double>(x); }
+static long long __double_as_longlong(double x) { return same_bits<long long>(x); }
+static double __hiloint2double(int high, int low) {
+  return same_bits<double>((unsigned long long)(unsigned)high << 32 | (unsigned)low);
+}
+static int __double2hiint(double x) { return (int)(same_bits<long long>(x) >> 32); }
+static int __double2loint(double x) { return (int)same_bits<long long>(x); }
+static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+#define cospi cospi_
+#define sinpi sinpi_
+#define cospif cospif_
+#define sinpif sinpif_
+#define sincospi sincospi_
+#define sincospif sincospif_
+static double cospi(double x) { return (double)cosl(M_PIl * (long double)x); }
+static double sinpi(double x) { return (double)sinl(M_PIl * (long double)x); }
+static float cospif(float x) { return (float)cosl(M_PIl * (long double)x); }
+static float sinpif(float x) { return (float)sinl(M_PIl * (long double)x); }
+static void sincospi(double x, double* s, double* c) { *s = sinpi(x); *c = cospi(x); }
+static void sincospif(float x, float* s, float* c) { *s = sinpif(x); *c = cospif(x); }
+static double normcdf(double x) { return erfc(-x * M_SQRT1_2) / 2; }
+static float normcdff(float x) { return (float)normcdf((double)x); }
+static double cyl_bessel_i0(double x) {
+  return x - x == 0 ? std::cyl_bessel_i(0.0, fabs(x)) : fabs(x);
+}
+static double cyl_bessel_i1(double x) {
+  return x - x == 0 ? copysign(std::cyl_bessel_i(1.0, fabs(x)), x) : x;
+}
+static float cyl_bessel_i0f(float x) { return (float)cyl_bessel_i0(x); }
+static float cyl_bessel_i1f(float x) { return (float)cyl_bessel_i1(x); }
+static double coarse(double x) {  // as many digits as the hardware's approximations have
+  return same_bits<double>(same_bits<long long>(x) & ~((1ll << 30) - 1));
+}
+static double rsqrt(double x) { return 1 / sqrt(x); }
+"""
+AFTER = r"""
+static const void* argument;
+static int single;
+static void thread() {
+  if (single) NAME_one(*(const Items<1>*)argument); else NAME(*(const Items<MOST>*)argument);
+  waiting[current] = -1;
+  swapcontext(&fibers[current], &scheduler);
+}
+extern "C" __attribute__((visibility("default")))
+int launch(const void* items, unsigned blocks, unsigned count, int one, char* stacks) {
+  argument = items;
+  single = one;
+  const size_t room = 1 << 16;
+  for (blockIdx.y = 0; blockIdx.y < count; ++blockIdx.y)
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+      for (unsigned t = 0; t < 256; ++t) {
+        getcontext(&fibers[t]);
+        fibers[t].uc_stack.ss_sp = stacks + room * t;
+        fibers[t].uc_stack.ss_size = room;
+        fibers[t].uc_link = 0;
+        makecontext(&fibers[t], thread, 0);
+        waiting[t] = 0;
+      }
+      for (unsigned alive = 256; alive;) {
+        alive = 0;
+        int kind = 0;
+        for (unsigned t = 0; t < 256; ++t) {
+          if (waiting[t] < 0) continue;
+          current = t;
+          threadIdx.x = t;
+          swapcontext(&scheduler, &fibers[t]);
+          if (waiting[t] < 0) continue;
+          ++alive;
+          if (kind && kind != waiting[t]) return 1;
+          kind = waiting[t];
+        }
+      }
+    }
+  return 0;
+}
+"""
+
+
+class Host:
+    """Compiled sources, kept in a directory."""
+
+    def __init__(self, directory=None):
+        self.directory = Path(directory or tempfile.mkdtemp())
+        self.loaded = {}
+        self.stacks = ctypes.create_string_buffer(256 << 16)
+
+    def function(self, made):
+        if made.source not in self.loaded:
+            text = made.source.replace(HALF.strip("\n"), HALF_ON_HOST)
+            for asm, call in ASSEMBLY.items():
+                text = text.replace(asm, call)
+            after = AFTER.replace("NAME", made.name).replace("MOST", str(made.most))
+            # threadIdx is what it is for the current fiber whenever a thread goes on
+            text = text.replace("threadIdx.x", "current")
+            name = hashlib.sha256((BEFORE + text + after).encode()).hexdigest()[:20]
+            source, library = self.directory / f"{name}.cpp", self.directory / f"{name}.so"
+            source.write_text(BEFORE + text + after)
+            # shared memory is static there: each library is to have its own
+            command = [
+                COMPILER, "-std=gnu++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-w",
+                "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden",
+                source, "-o", library,
+            ]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert not done.returncode, done.stderr
+            self.loaded[made.source] = ctypes.CDLL(str(library)).launch
+        return self.loaded[made.source]
+
+    def run(self, kernels, arrays, one=False, **options):
+        """The outputs of kernels of the same structure, launched together; `arrays` are those of
+        each of them."""
+        made = [generate(k, **options) for k in kernels]
+        assert len({m.source for m in made}) == 1
+        assert len(kernels) <= made[0].most
+        items = np.zeros((1 if one else made[0].most, len(made[0].slots)), np.uint64)
+        outs, alive = [], []
+        for kernel, m, row, own in zip(kernels, made, items, arrays, strict=False):
+            row[:] = m.slots
+            for slot, n, offset in m.inputs:
+                row[slot] = (own[n].ctypes.data + offset) % 2**64
+            outs.append([])
+            for slot, o in zip(m.outputs, kernel.outputs, strict=True):
+                out = aligned(np.full(kernel.kept, 77, o.dtype))
+                outs[-1].append(out)
+                row[slot] = out.ctypes.data
+            if m.scratch is not None:
+                alive.append(np.full(m.scratch[1] // 8 + 1, 2**63 - 1, np.uint64))
+                row[m.scratch[0]] = alive[-1].ctypes.data
+            if m.counters is not None:
+                alive.append(np.zeros(m.counters[1], np.uint32))
+                row[m.counters[0]] = alive[-1].ctypes.data
+        blocks = max(m.blocks for m in made)
+        assert self.function(made[0])(items.ctypes.data_as(ctypes.c_void_p), blocks,
+                                      len(kernels), one, self.stacks) == 0  # fmt: skip
+        assert not any(a.any() for a in alive if a.dtype == np.uint32)  # counters are left zero
+        return outs
+
+
+def aligned(array, shift=0):
+    """A copy that begins `shift` bytes behind a multiple of 16."""
+    room = np.empty(array.nbytes + 32 + shift, np.uint8)
+    start = -room.ctypes.data % 16 + shift
+    out = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    out[...] = array
+    return out

@@ -1,0 +1,180 @@
+"""Generated kernels on a GPU: the values of NumPy's reading, and the same bits on every run."""
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from cupy.cuda.function import Module  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from gpuscheduler import blocks  # noqa: E402
+from gpuscheduler.expr import Expr, Kernel, View, constant, index, source  # noqa: E402
+from gpuscheduler.kernel import generate  # noqa: E402
+from gpuscheduler.launch import compiled  # noqa: E402
+from tests import kernels as k  # noqa: E402
+from tests.test_kernel import CASES, GROUPS, LOOSE, OPS, of_loop, operands, x_size  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+#: CUDA's functions are right but for the last places; these have more of them than others.
+PLACES = {"F": 1e-4, "D": 1e-11, "e": 3e-3, "f": 2e-5, "d": 1e-12}
+loaded = {}
+
+
+def function(made, one):
+    if made.source not in loaded:
+        module = Module()
+        arch = f"sm_{cupy.cuda.Device().compute_capability}"
+        module.load(compiled(made.source, arch))
+        loaded[made.source] = module
+    return loaded[made.source].get_function(made.name + ("_one" if one else ""))
+
+
+def run(kernels, arrays, one=False, **options):
+    """The outputs of kernels of one structure, launched together. A structure goes to a kernel by
+    value as a NumPy scalar of a void type of its size."""
+    made = [generate(kernel, **options) for kernel in kernels]
+    (_,) = {m.source for m in made}
+    first = made[0]
+    items = np.zeros((1 if one else first.most, len(first.slots)), np.uint64)
+    outs, work, counters = [], [], []
+    for kernel, m, row, own in zip(kernels, made, items, arrays, strict=False):
+        row[:] = m.slots
+        for slot, n, offset in m.inputs:
+            row[slot] = (own[n].data.ptr + offset) % 2**64
+        outs.append([cupy.empty(kernel.kept, o.dtype) for o in kernel.outputs])
+        for slot, out in zip(m.outputs, outs[-1], strict=True):
+            row[slot] = out.data.ptr
+        if m.scratch is not None:
+            work.append(cupy.full(m.scratch[1], 0xEE, np.uint8))
+            row[m.scratch[0]] = work[-1].data.ptr
+        if m.counters is not None:
+            counters.append(cupy.zeros(m.counters[1], np.uint32))
+            row[m.counters[0]] = counters[-1].data.ptr
+    argument = items.reshape(-1).view(np.dtype((np.void, items.nbytes)))[0]
+    blocks_ = max(m.blocks for m in made)
+    function(first, one)((blocks_, len(kernels), 1), (first.threads, 1, 1), (argument,))
+    got = [[out.get() for out in own] for own in outs]
+    assert not any(c.any() for c in counters)
+    return got
+
+
+def on_gpu(array, shift=0):
+    """A copy that begins `shift` bytes behind a multiple of 16."""
+    room = cupy.empty(array.nbytes + shift + 16, np.uint8)
+    out = room[shift : shift + array.nbytes].view(array.dtype).reshape(array.shape)
+    out.set(array)
+    return out
+
+
+def check(kernel, arrays, shift=0, **options):
+    with np.errstate(all="ignore"):
+        want = blocks.evaluate(kernel, arrays)
+    moved = [on_gpu(a, shift * a.itemsize) for a in arrays]
+    got = run([kernel], [moved], one=True, aligned=not shift, **options)[0]
+    k.same(got, want, kernel)
+    return got
+
+
+@pytest.mark.parametrize("types", sorted(GROUPS))
+def test_operations_compute_what_numpy_does(types):
+    arrays, outputs = [], []
+    for op, own, made in GROUPS[types]:
+        outputs.append(of_loop(op, own, made, len(arrays)))
+        arrays += [np.ascontiguousarray(a) for a in operands(op, own)]
+    wrong = []
+    for start in range(0, len(outputs), 40):
+        kernel = Kernel((256,), tuple(outputs[start : start + 40]))
+        got = run([kernel], [[on_gpu(a) for a in arrays]], one=True)[0]
+        with np.errstate(all="ignore"):
+            want = blocks.evaluate(kernel, arrays)
+        for loop, a, b in zip(GROUPS[types][start:], got, want, strict=False):
+            try:
+                if a.dtype.kind in "iub":
+                    np.testing.assert_array_equal(a, b)
+                else:
+                    rtol = max(PLACES[a.dtype.char], LOOSE[a.dtype.char])
+                    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+            except AssertionError as error:
+                wrong.append(f"{loop}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(k.kernels(), st.sampled_from([1, 7, 132]), st.booleans())
+def test_any_kernel_computes_what_numpy_does(case, processors, shift):
+    kernel, arrays = case
+    check(kernel, arrays, int(shift), processors=processors)
+
+
+@pytest.mark.parametrize("dtype", sorted(OPS))
+@pytest.mark.parametrize("case", list(CASES))
+def test_reductions(case, dtype):
+    shape, axes = CASES[case]
+    ops = [op for op in OPS[dtype] if 0 not in shape or op in ("sum", "prod", "any", "all")]
+    kernel = k.reduced(source(0, shape, dtype), shape, axes, *ops)
+    for seed in (0, 3)[: 1 if dtype == "c8" else 2]:
+        for processors in (1, 132):
+            arrays = k.filled([np.dtype(dtype)], [x_size(shape)], seed)
+            check(kernel, arrays, processors=processors)
+
+
+LARGE = [(2000, 5000), (5_000_001,), (3_000_000, 3), (3, 3_000_000), (200, 100, 300), (4096, 4096)]
+
+
+@pytest.mark.parametrize("shape", LARGE)
+def test_large_arrays(shape):
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 1, shape).astype("f4")
+    leaf, rank = source(0, shape, "f4"), len(shape)
+    for axes in {(0,), (rank - 1,), tuple(range(rank)), (0, rank - 1)[:rank]}:
+        kernel = k.reduced(leaf, shape, tuple(sorted(set(axes))), "sum", "moment", "max", "argmin")
+        first = check(kernel, [x])
+        again = check(kernel, [x])
+        assert [a.tobytes() for a in first] == [a.tobytes() for a in again]
+    body = k.call("add", k.call("multiply", leaf, constant(2, "f4")), leaf)
+    check(Kernel(shape, (body, k.call("cast", leaf, dtype="f8"))), [x])
+
+
+@pytest.mark.parametrize("shape", [(1000, 700), (2048, 2048), (100, 3, 130)])
+def test_transposed_arrays(shape):
+    rng = np.random.default_rng(0)
+    x, y = (rng.random(x_size(shape)).astype("f4") for _ in range(2))
+    both = k.call("subtract", source(0, shape, "f4"), k.turned(1, shape, "f4"))
+    check(Kernel(shape, (both,)), [x, y])
+    check(k.reduced(both, shape, tuple(range(len(shape))), "sum", "argmax"), [x, y])
+    check(k.reduced(both, shape, (0,), "sum"), [x, y])
+
+
+@pytest.mark.parametrize("op", ["bits", "uniform", "normal"])
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("start", [0, 1, 2**33])
+def test_random_numbers(op, step, start):
+    for dtype in ["u8"] if op == "bits" else ["f4", "f8"]:
+        for shape in [(1001,), (40, 256), (33, 7)]:
+            strides = tuple(s * step for s in View.contiguous(shape).strides)
+            at = k.call("add", index(View(start % 2, strides)), constant(start - start % 2, "i8"))
+            drawn = Expr(op, (at,), dtype, 2**63 + 12345)
+            check(Kernel(shape, (drawn,)), [])
+            if op != "bits":
+                check(k.reduced(drawn, shape, tuple(range(len(shape))), "sum", "max"), [])
+
+
+def test_a_launch_carries_blocks_of_several_shapes():
+    rng = np.random.default_rng(0)
+    sizes = [(640, 1280, 1.5), (64, 36, 2), (7, 128, -1), (1001, 8, 0.1)] * 3
+
+    def of(rows, columns, value, reduces):
+        shape = rows, columns
+        line = Expr("input", (), "f4", (1, View(0, (0, 1))))
+        body = k.call("add", source(0, shape, "f4"), line)
+        body = k.call("multiply", body, constant(value, "f4"))
+        return k.reduced(body, shape, (0,), "sum") if reduces else Kernel(shape, (body,))
+
+    arrays = [[rng.random((r, c), np.float32), rng.random(c, np.float32)] for r, c, _ in sizes]
+    for reduces in (False, True):
+        kernels = [of(*size, reduces) for size in sizes]
+        got = run(kernels, [[on_gpu(a) for a in own] for own in arrays])
+        for kernel, own, found in zip(kernels, arrays, got, strict=True):
+            k.same(found, blocks.evaluate(kernel, own), kernel)

@@ -1,0 +1,335 @@
+"""Kernels of all kinds, and arrays for them: what the readings of `expr.Kernel` are tested with."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import strategies as st
+
+from gpuscheduler.expr import REDUCTIONS, Expr, Kernel, Reduction, View, constant, index
+
+
+def words(text):
+    return text.split()
+
+
+UFUNCS = words("""
+add subtract multiply divide floor_divide remainder fmod power float_power negative positive
+absolute fabs sign square sqrt cbrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan
+arcsin arccos arctan arctan2 hypot sinh cosh tanh arcsinh arccosh arctanh deg2rad rad2deg floor
+ceil trunc rint equal not_equal less less_equal greater greater_equal logical_and logical_or
+logical_xor logical_not bitwise_and bitwise_or bitwise_xor invert left_shift right_shift maximum
+minimum fmax fmin isnan isinf isfinite signbit copysign nextafter ldexp logaddexp logaddexp2
+heaviside gcd lcm conjugate bitwise_count
+""")
+SPECIAL = words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
+CODES = "?bBhHilILqQefdFD"
+#: What complex numbers have no CUDA reading of, for now.
+NOT_COMPLEX = words("""
+exp2 expm1 log2 log10 log1p tan arcsin arccos arctan arcsinh arccosh arctanh
+less less_equal greater greater_equal maximum minimum fmax fmin power float_power
+""")
+
+
+def loops():
+    """Every loop of every function that takes and gives numbers, as (name, in, out)."""
+    for op in UFUNCS:
+        for loop in dict.fromkeys(getattr(np, op).types):
+            given, made = loop.split("->")
+            if set(given + made) <= set(CODES) and len(made) == 1:
+                yield op, given, made
+    for op in SPECIAL:
+        yield from ((op, t, t) for t in "fd")
+
+
+def values(dtype, n=256, seed=0):
+    """Ordinary and odd values of a type."""
+    dtype, rng = np.dtype(dtype), np.random.default_rng(seed)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, n).astype(bool)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        odd = [info.min, info.max, 0, 1, 2, 3, info.max - 1, info.min + 1]
+        out = rng.integers(-50 if dtype.kind == "i" else 0, 50, n).astype(dtype)
+        wide = rng.integers(info.min, info.max, n, dtype=dtype, endpoint=True)
+        out = np.where(rng.random(n) < 0.3, wide, out)
+        out[: len(odd)] = odd
+        return rng.permutation(out)
+    if dtype.kind == "c":
+        real = np.empty(0, dtype).real.dtype
+        out = np.empty(n, dtype)
+        out.real, out.imag = values(real, n, seed), values(real, n, seed + 1)
+        return out
+    odd = [0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -1.0, 0.5, 2.0, 1e-6, -3.0, 100.0]
+    out = rng.normal(0, 2, n)
+    out = np.where(rng.random(n) < 0.3, np.round(out), out)
+    out[: len(odd)] = odd
+    return rng.permutation(out).astype(dtype)
+
+
+# ---- any kernel
+
+PLAIN = words("f4 f8 i4 i8 f4 f8 u1 ? f2 c8")
+
+
+LARGE = [(20_000,), (9001,), (3, 9000), (9000, 3), (6000, 4), (200, 150), (64, 64), (37, 129),
+         (70, 16, 33), (2, 5, 3000), (300, 2, 20), (17, 256), (40, 41)]  # fmt: skip
+
+
+@st.composite
+def shapes(draw, most=3000):
+    if draw(st.integers(0, 2)) == 0:
+        return draw(st.sampled_from(LARGE))
+    rank = draw(st.integers(0, 4))
+    lengths = st.sampled_from([0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 40, 64, 100, 1000])
+    out = [draw(lengths) for _ in range(rank)]
+    while math.prod(out) > most:
+        k = int(np.argmax(out))
+        out[k] = max(1, out[k] // 4)
+    return tuple(out)
+
+
+@st.composite
+def views(draw, shape, size=None):
+    """A view over a shape, and how many elements an array needs for it."""
+    rank = len(shape)
+    kind = draw(
+        st.sampled_from(["plain", "plain", "plain", "broadcast", "turned", "sliced", "any"])
+    )
+    if kind == "plain":
+        return View.contiguous(shape), math.prod(shape)
+    if kind == "broadcast":
+        keep = [draw(st.booleans()) for _ in shape]
+        small = tuple(n if k else 1 for n, k in zip(shape, keep, strict=True))
+        strides = View.contiguous(small).strides
+        return (View(0, tuple(s if k else 0 for s, k in zip(strides, keep, strict=True))),
+                math.prod(small))  # fmt: skip
+    order = draw(st.permutations(range(rank))) if kind in ("turned", "any") else list(range(rank))
+    steps = [draw(st.sampled_from([1, 2, -1, 3])) if kind in ("sliced", "any") else 1
+             for _ in shape]  # fmt: skip
+    ahead = [draw(st.sampled_from([0, 0, 1, 4])) if kind in ("sliced", "any") else 0
+             for _ in shape]  # fmt: skip
+    # an array of its own shape, of which an axis is cut and stepped through, then transposed
+    whole = [n * abs(s) + a for n, s, a in zip(shape, steps, ahead, strict=True)]
+    stride, strides, offset = 1, [0] * rank, 0
+    for k in reversed(order):
+        strides[k] = stride * steps[k]
+        offset += stride * (ahead[k] if steps[k] > 0 else ahead[k] + (shape[k] - 1) * -steps[k])
+        stride *= max(whole[k], 1)
+    if 0 in shape:
+        return View(0, tuple(strides)), 0
+    return View(offset, tuple(strides)), stride
+
+
+@st.composite
+def expressions(draw, shape, arrays, sizes, depth=3, types=PLAIN):
+    """An expression over a shape. The arrays that it reads join `arrays`, as types, and `sizes`."""
+    dtype = np.dtype(draw(st.sampled_from(types)))
+    return draw(_expression(shape, arrays, sizes, depth, dtype))
+
+
+BINARY = {
+    "b": ["logical_and", "bitwise_xor", "maximum"],
+    "i": ["add", "subtract", "multiply", "maximum", "bitwise_and", "floor_divide", "remainder"],
+    "u": ["add", "subtract", "multiply", "minimum", "bitwise_or", "floor_divide"],
+    "f": ["add", "subtract", "multiply", "divide", "maximum", "fmin", "copysign"],
+    "c": ["add", "subtract", "multiply"],
+}
+UNARY = {
+    "b": ["logical_not"], "i": ["negative", "square", "absolute", "sign"],
+    "u": ["square", "invert"], "c": ["conjugate", "square"],
+    "f": ["negative", "sqrt", "floor", "square", "sign", "rint"],
+}  # fmt: skip
+
+
+def _smaller(dtype):
+    return np.dtype(f"f{dtype.itemsize // 2}")
+
+
+@st.composite
+def _expression(draw, shape, arrays, sizes, depth, dtype):
+    def more(t=dtype, d=depth - 1):
+        return draw(_expression(shape, arrays, sizes, d, np.dtype(t)))
+
+    kinds = ["input", "input", "constant", "index"]
+    if depth:
+        kinds += ["unary", "binary", "binary", "binary", "where", "cast", "parts", "shifted"]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "input":
+        known = [n for n, t in enumerate(arrays) if t == dtype]
+        if known and draw(st.booleans()):
+            n = draw(st.sampled_from(known))
+        else:
+            n = len(arrays)
+            arrays.append(dtype)
+            sizes.append(0)
+        view, size = draw(views(shape))
+        sizes[n] = max(sizes[n], size)
+        return Expr("input", (), dtype, (n, view))
+    if kind == "constant":
+        value = draw(st.sampled_from([0, 1, 2, 3, 7]))
+        return constant(bool(value) if dtype.kind == "b" else value, dtype)
+    if kind == "index":
+        view, _ = draw(views(shape))
+        at = index(View(draw(st.sampled_from([0, 5, 2**40])), view.strides))
+        small = Expr("remainder", (at, constant(97, "i8")), "i8")
+        return small if dtype == np.int64 else Expr("cast", (small,), dtype)
+    if kind == "unary":
+        op = draw(st.sampled_from(UNARY[dtype.kind]))
+        return Expr(op, (more(),), dtype)
+    if kind == "binary":
+        op = draw(st.sampled_from(BINARY[dtype.kind]))
+        return Expr(op, (more(), more()), dtype)
+    if kind == "where":
+        other = draw(st.sampled_from(["f4", "i4", "f8"]))
+        condition = Expr("less", (more(other, 1), more(other, 1)), "?")
+        return Expr("where", (condition, more(), more()), dtype)
+    if kind == "parts" and dtype.kind == "c":
+        part = _smaller(dtype)
+        return Expr("complex", (more(part), more(part)), dtype)
+    if kind == "parts" and dtype.kind == "f" and dtype.itemsize >= 4:
+        whole = np.dtype(f"c{2 * dtype.itemsize}")
+        return Expr(draw(st.sampled_from(["real", "imag"])), (more(whole),), dtype)
+    if kind == "shifted" and shape and 0 not in shape:
+        return draw(_joined(shape, arrays, sizes, dtype))
+    if dtype.kind in "fc":  # integers of these would be x86-64's own
+        other = draw(st.sampled_from(["i4", "f4", "?", "f2"]))
+        return Expr("cast", (more(other),), dtype)
+    other = draw(st.sampled_from(["i4", "i8", "?", "u1"]))
+    return more() if np.dtype(other) == dtype else Expr("cast", (more(other),), dtype)
+
+
+@st.composite
+def _joined(draw, shape, arrays, sizes, dtype):
+    """Two arrays one behind the other along an axis; each is read where it is."""
+    axis = draw(st.integers(0, len(shape) - 1))
+    at = draw(st.integers(0, shape[axis]))
+    parts = []
+    for start, length in ((0, at), (at, shape[axis] - at)):
+        own = (*shape[:axis], length, *shape[axis + 1 :])
+        strides = View.contiguous(own).strides
+        parts.append(Expr("input", (), dtype, (len(arrays), View(-start * strides[axis], strides))))
+        arrays.append(dtype)
+        sizes.append(math.prod(own))
+    along = index(View(0, tuple(int(k == axis) for k in range(len(shape)))))
+    condition = Expr("less", (along, constant(at, "i8")), "?")
+    return Expr("where", (condition, *parts), dtype)
+
+
+def _results(op, arg):
+    """The types of a reduction's results, and of what is reduced."""
+    real = np.empty(0, arg).real.dtype
+    if op in ("sum", "prod"):
+        wide = np.add.reduce(np.zeros(0, arg)).dtype
+        return (wide,), wide
+    if op in ("any", "all"):
+        return (np.dtype(bool),), arg
+    if op in ("argmin", "argmax"):
+        return (np.dtype(np.int64), arg), arg
+    if op == "moment":
+        if arg.kind in "iub":
+            return (np.dtype("f8"), np.dtype("f8")), np.dtype("f8")
+        return (arg, real), arg
+    return (arg,), arg
+
+
+@st.composite
+def kernels(draw):
+    """A kernel, and arrays for it."""
+    shape = draw(shapes())
+    arrays, sizes = [], []
+    if draw(st.booleans()):
+        count = draw(st.integers(1, 2))
+        outputs = tuple(draw(expressions(shape, arrays, sizes)) for _ in range(count))
+        kernel = Kernel(shape, outputs)
+    else:
+        kernel = draw(_reducing(shape, arrays, sizes))
+    return kernel, filled(arrays, sizes, draw(st.integers(0, 3)))
+
+
+@st.composite
+def _reducing(draw, shape, arrays, sizes):
+    axes = tuple(k for k in range(len(shape)) if draw(st.booleans()))
+    if not axes and shape:
+        axes = (len(shape) - 1,)
+    kept = tuple(n for k, n in enumerate(shape) if k not in axes)
+    empty = 0 in [shape[k] for k in axes]
+    reductions = []
+    for _ in range(draw(st.integers(1, 2))):
+        arg = draw(expressions(shape, arrays, sizes, depth=2))
+        allowed = ["sum", "prod", "any", "all", *([] if empty else ["moment"])]
+        if not empty and arg.dtype.kind != "c":
+            allowed += ["min", "max", "argmin", "argmax", "fmin", "fmax"]
+        op = draw(st.sampled_from(allowed))
+        types, takes = _results(op, np.zeros(0, arg.dtype).dtype)
+        if arg.dtype != takes:
+            arg = Expr("cast", (arg,), takes)
+        reductions.append(Reduction(op, arg, types))
+    results = [
+        Expr("reduced", (), d, (j, r))
+        for j, reduction in enumerate(reductions)
+        for r, d in enumerate(reduction.dtypes)
+    ]
+    assert all(REDUCTIONS[r.op] == len(r.dtypes) for r in reductions)
+    outputs = []
+    for result in results:
+        if draw(st.booleans()):
+            other = draw(_expression(kept, arrays, sizes, 1, result.dtype))
+            op = BINARY[result.dtype.kind][0]
+            result = Expr(op, (result, other), result.dtype)
+        outputs.append(result)
+    return Kernel(shape, tuple(outputs), tuple(reductions), axes)
+
+
+def filled(arrays, sizes, seed):
+    """Arrays of these types; now and then with odd values."""
+    out = []
+    for n, (dtype, size) in enumerate(zip(arrays, sizes, strict=True)):
+        rng = np.random.default_rng(100 * seed + n)
+        if seed == 3:
+            x = values(dtype, max(size, 300), n)[:size]
+        elif dtype.kind in "iub":
+            x = rng.integers(0, 2 if dtype.kind == "b" else 9, size).astype(dtype)
+        else:
+            x = rng.normal(1, 1, size).astype(dtype)
+            if dtype.kind == "c":
+                x = x + 1j * rng.normal(0, 1, size).astype(dtype)
+        out.append(np.ascontiguousarray(x.astype(dtype)))
+    return out
+
+
+def reduced(x, shape, axes, *ops):
+    """Reductions of one expression."""
+    parts = tuple(Reduction(op, x, _results(op, x.dtype)[0]) for op in ops)
+    outputs = tuple(
+        Expr("reduced", (), d, (j, r)) for j, p in enumerate(parts) for r, d in enumerate(p.dtypes)
+    )
+    return Kernel(shape, outputs, parts, axes)
+
+
+def turned(n, shape, dtype):
+    """Array number `n`, F-contiguous."""
+    strides = tuple(reversed(View.contiguous(shape[::-1]).strides))
+    return Expr("input", (), dtype, (n, View(0, strides)))
+
+
+def call(op, *args, dtype=None):
+    return Expr(op, args, dtype or args[0].dtype)
+
+
+def same(got, want, kernel):
+    """Equal up to rounding in the last places."""
+    for a, b, out in zip(got, want, kernel.outputs, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if a.dtype.kind in "iub":
+            np.testing.assert_array_equal(a, b, err_msg=repr(out))
+            continue
+        if a.dtype.kind == "c":  # by parts: one may be infinite
+            part = a.real.dtype
+            a, b = a.reshape(-1).view(part), b.reshape(-1).view(part)
+        precision = {2: 4e-3, 4: 3e-5, 8: 1e-11}[np.empty(0, a.dtype).real.itemsize]
+        scale = np.abs(np.where(np.isfinite(b), b, 0)).max(initial=1.0)
+        np.testing.assert_allclose(a, b, rtol=precision, atol=precision * scale,
+                                   err_msg=repr(out))  # fmt: skip

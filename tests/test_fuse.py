@@ -1,0 +1,372 @@
+"""What becomes one kernel, what stays a task, and why.
+
+Each story makes a Dask array, has its graph followed, and looks at what is left of it; then it is
+computed, too, on CPU devices, and compared with Dask's own answer.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+
+import gpuscheduler.scheduler
+from gpuscheduler import Scheduler
+from gpuscheduler.fuse import Fused, Fuser
+from gpuscheduler.graph import from_dask
+from tests.strategies import graph_of, received
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_worth_it(monkeypatch):
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+
+
+@pytest.fixture
+def scheduler():
+    with Scheduler("cpu:2", check=True, fuse_least=0) as s:
+        yield s
+
+
+def fused(*collections, **options):
+    return Fuser(graph_of(*collections), **options).fused()
+
+
+def programs(graph):
+    return [t for t in graph.tasks.values() if isinstance(t, Fused)]
+
+
+def others(graph):
+    return {k: t for k, t in graph.tasks.items() if not isinstance(t, Fused)}
+
+
+def check(*collections, exact=True):
+    """What the scheduler gives is what Dask gives."""
+    got = dask.compute(*collections)
+    want = dask.compute(*collections, scheduler="sync")
+    for g, w in zip(got, want, strict=True):
+        assert (type(g), g.dtype, g.shape) == (type(w), w.dtype, w.shape)
+        (np.testing.assert_array_equal if exact else np.testing.assert_allclose)(g, w)
+
+
+def array(n=8, chunk=4, dtype="f8"):
+    return da.from_array(np.arange(n * n, dtype=dtype).reshape(n, n), chunks=chunk)
+
+
+# ---- what becomes a kernel
+
+
+def test_a_chain_is_one_kernel_for_each_block(scheduler):
+    """x -> +1 -> *2 -> sin: four blocks, four programs of one kernel; x is read once."""
+    y = np.sin((array() + 1) * 2)
+    graph = fused(y)
+    assert len(programs(graph)) == 4
+    for p in programs(graph):
+        (kernel,) = p.program.kernels
+        assert (kernel.shape, kernel.reductions, kernel.inputs) == ((4, 4), (), (0,))
+        assert str(kernel.outputs[0]) == "sin(multiply(add(input0, 1.0), 2.0))"
+    check(y)
+
+
+def test_blocks_that_are_alike_share_a_program():
+    """Two structures: whole blocks and those at the edge."""
+    graph = fused(array(10, 4) * 2 + 1)
+    assert len({id(p.program) for p in programs(graph)}) == 4  # 4x4, 4x2, 2x4, 2x2
+    assert len(programs(graph)) == 9
+
+
+def test_a_reduction_is_a_kernel_for_each_block_and_for_each_step_of_its_tree(scheduler):
+    """16 blocks, in twos along each axis: 16 + 4 + 1 programs, of which none is a copy."""
+    x = array(16, 4)
+    y = (x * x).sum(split_every=2)
+    graph = fused(y)
+    assert not {k: graph.why.get(k) for k in others(graph)}
+    shapes = [k.shape for p in programs(graph) for k in p.program.kernels if k.reductions]
+    assert shapes.count((4, 4)) == 16
+    check(y, exact=False)
+
+
+def test_arrays_that_are_made_of_nothing_need_no_memory(scheduler):
+    """arange, ones: computed in the reader, also in two of them."""
+    x = da.arange(100, chunks=50) * 2.0
+    y = x[:, None] + da.ones(100, chunks=50)
+    graph = fused(y)
+    assert len(programs(graph)) == len(graph.tasks) == 4
+    assert not any(p.names for p in programs(graph))
+    check(y)
+
+
+def test_what_one_reads_disappears_into_it(scheduler):
+    """a -> b, where b is in another shape and so in a layer of its own: one kernel of the two."""
+    a = array() + 1
+    b = a.T * 2 + a.T[:, ::-1]
+    check(b)
+    graph = fused((array() * 3)[::2].sum(axis=0))
+    assert len(graph.tasks) == len(programs(graph)) == 6  # two columns: two blocks, and their sum
+
+
+def test_several_that_one_reads_disappear_into_it(scheduler):
+    """Two blocks become one: what made them, of values of the graph, is done there, too."""
+    x, y = array(8, (8, 4)) + 1, da.random.default_rng(0).random((8, 8), chunks=(8, 4)) * 2
+    graph = fused((x * 2).rechunk(8) - 3)
+    assert len(graph.tasks) == len(programs(graph)) == 1
+    check((x * 2).rechunk(8) - 3)
+    both = (x + y).rechunk(8)
+    assert len(fused(both).tasks) == 1
+    np.testing.assert_array_equal(both.compute(), x.compute() + y.compute())
+
+
+def test_what_two_read_is_made_once(scheduler):
+    """The values of `a` are wanted by two readers that are not one layer: it stays."""
+    a = np.sqrt(da.from_array(np.arange(8.0), chunks=8) + 1)
+    one, two = a[:4].sum(), (a * 2).rechunk(4)
+    check(one, two)
+    graph = fused(one, two)
+    made = [p for p in programs(graph) if "sqrt" in str(p.program.kernels)]
+    assert len(made) == 1
+
+
+def test_what_the_caller_wants_is_not_swallowed(scheduler):
+    """It is there anyway: its reader reads it, and computes nothing twice."""
+    a = array(8, (8, 4)) + 1
+    b = a.rechunk(8) * 2
+    check(a, b)
+    graph = fused(a, b)
+    assert set(graph.outputs) <= set(graph.tasks)
+    *made, last = graph.tasks
+    assert graph.needs[last] == tuple(made)
+
+
+# ---- what stays, and why
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda b: b[b > 3].sum(keepdims=True) + b, "indexes with an array"),
+        (lambda b: b + np.random.default_rng(0).random(b.shape), "random"),
+        (lambda b: (print(end=""), b + 1)[1], "print"),
+        (lambda b: b + int(b[0, 0]), "value"),
+        (lambda b: b + np.linalg.det(b), "det"),
+    ],
+)
+def test_what_cannot_be_followed_stays_and_says_why(scheduler, function, why):
+    x = array()
+    y = x.map_blocks(function, dtype="f8", meta=x._meta)
+    graph = fused(y)
+    assert not programs(graph)
+    assert graph.why
+    for reason in graph.why.values():
+        assert why in reason, reason
+    check(y)
+
+
+def test_side_effects_happen_once_for_each_block(scheduler):
+    seen = []
+
+    def note(block):
+        seen.append(block.shape)
+        return block + 1
+
+    x = array()
+    y = x.map_blocks(note, dtype="f8", meta=x._meta)
+    y.compute()
+    assert seen == [(4, 4)] * 4
+
+
+def test_a_lock_is_taken_for_each_block():
+    class Lock:
+        taken = 0
+
+        def acquire(self):
+            self.taken += 1
+
+        def release(self):
+            pass
+
+    lock = Lock()
+    x = da.from_array(np.arange(8.0), chunks=4, lock=lock) + 1
+    with Scheduler("cpu:1", fuse_least=0):
+        np.testing.assert_array_equal(x.compute(), np.arange(8.0) + 1)
+    assert lock.taken == 2
+
+
+def test_small_tasks_are_not_worth_a_kernel(monkeypatch):
+    y = array() * 2 + 1
+    graph = fused(y, least=2**20)
+    assert not programs(graph)
+    assert set(graph.why.values()) == {"it touches less than 1,048,576 bytes"}
+
+
+def test_without_fusion_nothing_is_a_program_but_random_numbers():
+    x = da.random.default_rng(0).random((8, 8), chunks=4)
+    graph = fused(np.sin(x) * 2 + 1, follow=False)
+    assert len(programs(graph)) == 4
+    assert all("sin" not in str(p.program.kernels) for p in programs(graph))
+    assert not programs(fused(np.sin(array()) * 2, follow=False))
+    with Scheduler("cpu:2", fuse=False):
+        check(np.sin(array()) * 2)
+
+
+# ---- values that are not as foreseen
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda b: b.astype("f4"),
+        lambda b: np.asfortranarray(b),
+        lambda b: b[:, :2],
+        lambda b: b[::-1],
+        lambda b: np.concatenate([b, b], axis=1),
+    ],
+)
+def test_a_block_that_is_not_as_its_collection_says(scheduler, made):
+    """A function that says float64, C, 4 by 4, and makes something else: the reader of it was a
+    program for another array, so it runs as Dask wrote it."""
+
+    def odd(b):
+        _ = open  # not followed: it names a builtin that opens files
+        return made(b)
+
+    x = array(8, 4)
+    y = np.sin(x.map_blocks(odd, dtype="f8", meta=x._meta).rechunk((2, 4)) + 1)
+    assert programs(fused(y))
+    got, want = y.compute(), y.compute(scheduler="sync")
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    np.testing.assert_allclose(got, want)
+
+
+def test_a_function_whose_type_is_not_the_collections(scheduler):
+    """Dask was told float32; the function gives float64. What is followed is what it gives."""
+    x = array(4, 4, "f4")
+    y = x.map_blocks(lambda b: b.astype("f8") / 3, dtype="f4", meta=np.empty((0, 0), "f4")) + 1
+    got, want = y.compute(), y.compute(scheduler="sync")
+    assert got.dtype == want.dtype == "f8"
+    np.testing.assert_array_equal(got, want)
+
+
+# ---- placement
+
+
+def test_pins_are_kept():
+    with dask.annotate(device=1):
+        x = array() * 2 + 1
+    y = x.rechunk(8) * 2
+    graph = fused(y)
+    pinned = [k for k in graph.tasks if graph.pins.get(k) == 1]
+    assert pinned
+    assert all(isinstance(graph.tasks[k], Fused) for k in pinned)
+    with Scheduler("cpu:2", fuse_least=0):
+        check(y)
+
+
+def test_a_small_part_of_a_block_stays_where_the_block_is(scheduler):
+    """The halo of a stencil: the edge of a neighbour is cut off there, not the block sent here."""
+    x = da.from_array(np.arange(64.0), chunks=16)
+    y = da.map_overlap(lambda b: b[2:] + b[:-2], x * 2, depth=1, boundary="reflect", trim=False,
+                       dtype="f8", meta=x._meta)  # fmt: skip
+    got, want = y.compute(), y.compute(scheduler="sync")
+    np.testing.assert_array_equal(got, want)
+
+
+# ---- random numbers
+
+
+def test_random_numbers_are_drawn_in_their_reader():
+    x = da.random.default_rng(0).random((8, 8), chunks=4)
+    graph = fused(x.sum())
+    drawing = [p for p in programs(graph) if p.positions]
+    assert len(drawing) == 4
+    for p in drawing:
+        assert not p.names
+        assert p.program.kernels[0].reductions
+
+
+def test_random_numbers_are_taken_off_a_chain_that_cannot_be_followed(scheduler):
+    x = da.random.default_rng(0).random((8, 8), chunks=4)
+
+    def odd(b):
+        _ = open  # not followed
+        return b + 1
+
+    y = x.map_blocks(odd, dtype="f8", meta=x._meta)
+    graph = fused(y)
+    assert len(programs(graph)) == 4
+    assert len(graph.tasks) == 8
+    np.testing.assert_array_equal(y.compute(), x.compute() + 1)
+
+
+# ---- around the run
+
+
+def test_callbacks_see_the_tasks_as_they_were(scheduler):
+    y = ((array() + 1).rechunk(8) * 2).sum()
+    seen, want = set(), set()
+    with Callback(pretask=lambda key, dsk, state: seen.add(key)):
+        y.compute()
+    with Callback(pretask=lambda key, dsk, state: want.add(key)), dask.config.set(scheduler="sync"):
+        y.compute(optimize_graph=True)
+    assert len(seen) >= 4
+    dsk, keys = received(y)
+    plain = from_dask(dsk, keys, started=lambda _: None)
+    whole = Fuser(from_dask(dsk, keys, started=lambda _: None), merge=False).fused()
+    assert list(plain.tasks) == list(whole.tasks)
+
+
+def test_errors_of_users_functions_are_their_own(scheduler):
+    def fails(block):
+        if block.shape[0] == 4:
+            raise KeyError("mine")
+        return block
+
+    x = array()
+    y = x.map_blocks(fails, dtype="f8", meta=x._meta) + 1
+    with pytest.raises(KeyError, match="mine") as error:
+        y.compute()
+    assert any("while running" in n for n in error.value.__notes__)
+    assert any(f.name == "fails" for f in error.traceback)
+
+
+def test_what_is_wrong_with_the_shapes_is_said_as_by_numpy(scheduler):
+    x = array()
+    y = x.map_blocks(lambda b: b + np.ones(3), dtype="f8", meta=x._meta)
+    with pytest.raises(ValueError, match="broadcast"):
+        y.compute()
+
+
+def test_persist_then_reuse(scheduler):
+    x = (array() * 2 + 1).persist()
+    check((x + x.T).sum(axis=0), x.mean(), exact=False)
+
+
+def test_delayed_over_arrays_and_two_collections_together(scheduler):
+    x = np.cos(array()) + 1
+    total = dask.delayed(np.sum)(x)
+    got, mean = dask.compute(total, x.mean())
+    want = x.compute(scheduler="sync")
+    np.testing.assert_allclose([got, mean], [want.sum(), want.mean()])
+
+
+def test_a_kernel_gives_no_warnings(scheduler):
+    """As on a GPU. Dask's own warnings are off where a NaN is expected, and a program has no way
+    to know whose operation met one."""
+    x = da.from_array(np.array([-1.0, 4.0]), chunks=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal((np.sqrt(x) + 1).compute(), [np.nan, 3])
+
+
+def test_sums_in_a_type_of_their_own(scheduler):
+    """`np.dtype("f8") == None` in NumPy: an early version took a float64 for no type at all."""
+    x = da.from_array(np.arange(10, dtype="i8"), chunks=5)
+    for f in (da.sum, da.mean, da.var, da.prod):
+        check(f(x + 1, dtype=np.dtype("f8")), f(x + 1, dtype="f4"), exact=False)
+    c = x.astype("c8") * (1 + 0.5j)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(da.var(c, dtype=np.dtype("f8")), exact=False)

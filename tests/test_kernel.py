@@ -1,0 +1,381 @@
+"""The CUDA reading of kernels without a GPU: what the text is, that it compiles, and, run on the
+host as C++, that it computes what NumPy does."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from gpuscheduler import blocks
+from gpuscheduler.expr import Expr, Kernel, View, constant, index, source
+from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate
+from tests import kernels as k
+from tests.cuda_on_host import COMPILER, Host, aligned
+
+host_only = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("host"))
+
+
+def of_loop(op, types, made, first=0):
+    args = [Expr("input", (), t, (first + n, View(0, (1,)))) for n, t in enumerate(types)]
+    return Expr(op, tuple(args), made)
+
+
+# ---- operations
+
+
+def reading(loop):
+    """Why there is no CUDA reading of a function's loop, if so."""
+    try:
+        generate(Kernel((8,), (of_loop(*loop),)))
+    except NotGenerated as error:
+        return str(error)
+    return None
+
+
+def test_every_loop_of_numpy_has_a_reading_but_those_known():
+    missing = {loop[:2]: why for loop in k.loops() if (why := reading(loop))}
+    assert missing.pop(("nextafter", "ee")) == "nextafter of float16, float16"
+    assert {op for op, types in missing} <= set(k.NOT_COMPLEX)
+    assert all(types[0] in "FD" for _, types in missing)
+    assert missing["maximum", "DD"] == "maximum of complex128, complex128"
+
+
+GROUPS = {
+    key: list(found)
+    for key, found in itertools.groupby(
+        sorted((loop for loop in k.loops() if not reading(loop)), key=lambda x: x[1]),
+        key=lambda x: x[1],
+    )
+}
+
+
+def operands(op, types):
+    """Arguments that are odd, and defined."""
+    if op in ("power",) and types[0] in "bhilq":
+        n = k.values(types[1], seed=1)
+        return [k.values(types[0], seed=2), np.abs(n % 7)]
+    if op == "ldexp":
+        return [k.values(types[0]), (k.values(types[1], seed=1) % 40 - 20).astype(types[1])]
+    if op in ("i0", "i1", "j0", "j1", "y0", "y1"):  # of infinity, SciPy's are NaN
+        return [np.nan_to_num(k.values(types[0]), posinf=3, neginf=-3)]
+    return [k.values(t, seed=n) for n, t in enumerate(types)]
+
+
+# NumPy's own is not C's there, or the last digits are not those that NumPy has
+LOOSE = {"F": 2e-5, "D": 1e-13, "e": 2e-3, "f": 2e-6, "d": 1e-14}
+
+
+@host_only
+@pytest.mark.parametrize("types", sorted(GROUPS))
+def test_operations_compute_what_numpy_does(host, types):
+    loops = [x for x in GROUPS[types] if x[0] not in ("erfinv", "erfcinv", "ndtri")]
+    arrays, outputs = [], []
+    for op, own, made in loops:
+        outputs.append(of_loop(op, own, made, len(arrays)))
+        arrays += [aligned(a) for a in operands(op, own)]
+    for chunk in range(0, len(loops), 60):
+        kernel = Kernel((256,), tuple(outputs[chunk : chunk + 60]))
+        got = host.run([kernel], [arrays])[0]
+        with np.errstate(all="ignore"):
+            want = blocks.evaluate(kernel, arrays)
+        for loop, a, b in zip(loops[chunk:], got, want, strict=False):
+            if a.dtype.kind in "iub":
+                np.testing.assert_array_equal(a, b, err_msg=str(loop))
+            else:
+                rtol = LOOSE[a.dtype.char]
+                np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10, err_msg=str(loop))
+
+
+# ---- ways of going through memory
+
+CASES = {
+    "all": ((9000,), (0,)), "all, odd": ((9001,), (0,)), "rows": ((40, 64), (1,)),
+    "rows, short": ((300, 3), (1,)), "rows, few": ((3, 20_000), (1,)), "columns": ((200, 64), (0,)),
+    "columns, one block": ((6, 4096), (0,)), "columns, few": ((9000, 3), (0,)),
+    "between": ((5, 70, 32), (1,)), "around": ((30, 6, 40), (0, 2)), "outer": ((6, 30, 40), (0, 1)),
+    "empty": ((0, 4), (0,)), "no results": ((4, 0), (0,)), "one": ((1, 1), (0, 1)),
+}  # fmt: skip
+OPS = {
+    "f4": ("sum", "moment", "argmax", "min"), "f8": ("prod", "moment", "argmin", "fmax"),
+    "i4": ("min", "max", "argmax", "any"), "c8": ("sum", "moment", "all"), "?": ("any", "argmax"),
+    "f2": ("sum", "max", "argmin"), "u8": ("sum", "prod", "fmin"),
+}  # fmt: skip
+
+
+@host_only
+@pytest.mark.parametrize("dtype", ["c8", "f2", "f4", "i4"])  # all of OPS on a GPU
+@pytest.mark.parametrize("case", list(CASES))
+def test_reductions(host, case, dtype):
+    shape, axes = CASES[case]
+    ops = [op for op in OPS[dtype] if 0 not in shape or op in ("sum", "prod", "any", "all")]
+    x = source(0, shape, dtype)
+    kernel = k.reduced(x, shape, axes, *ops)
+    for seed in (0, 3)[: 1 if dtype == "c8" else 2]:  # ordinary and odd values
+        arrays = [aligned(a) for a in k.filled([np.dtype(dtype)], [x_size(shape)], seed)]
+        with np.errstate(all="ignore"):
+            want = blocks.evaluate(kernel, arrays)
+        for processors in (1, 3):
+            k.same(host.run([kernel], [arrays], processors=processors)[0], want, kernel)
+
+
+def x_size(shape):
+    return int(np.prod(shape))
+
+
+@host_only
+@pytest.mark.parametrize("case", ["all, odd", "rows, few", "columns", "around", "between"])
+def test_large_arrays_are_counted_in_64_bits(host, case, monkeypatch):
+    monkeypatch.setattr("gpuscheduler.kernel.SMALL", 0)
+    shape, axes = CASES[case]
+    x = k.call("subtract", source(0, shape, "f4"), k.turned(1, shape, "f4"))
+    line = Expr("input", (), "f4", (2, View(0, (*[0] * (len(shape) - 1), 1))))
+    arrays = [aligned(a) for a in k.filled([np.dtype("f4")] * 3, [x_size(shape)] * 3, 0)]
+    body = k.call("add", x, line)
+    for kernel in (Kernel(shape, (body,)), k.reduced(body, shape, axes, "sum", "argmax")):
+        made = generate(kernel)
+        assert "unsigned long long j" in made.source or "long long tq1" in made.source
+        assert "divide(" not in made.source
+        got = host.run([kernel], [arrays], processors=2)[0]
+        k.same(got, blocks.evaluate(kernel, arrays), kernel)
+
+
+@host_only
+@pytest.mark.parametrize("shape", [(40, 70), (64, 64), (33, 3, 40)])
+def test_a_transposed_array_is_turned_around_in_tiles(host, shape):
+    x, y = source(0, shape, "f4"), k.turned(1, shape, "f4")
+    both = k.call("subtract", x, y)
+    arrays = [aligned(a) for a in k.filled([np.dtype("f4")] * 2, [x_size(shape)] * 2, 0)]
+    everywhere = tuple(range(len(shape)))
+    for kernel in (Kernel(shape, (both,)), k.reduced(both, shape, everywhere, "sum", "argmin")):
+        assert re.search(r"turn\d", generate(kernel).source)
+        want = blocks.evaluate(kernel, arrays)
+        for processors in (1, 2):
+            k.same(host.run([kernel], [arrays], processors=processors)[0], want, kernel)
+    # of which all are transposed, there is nothing to turn around in a sum
+    assert not re.search(r"turn\d", generate(k.reduced(y, shape, everywhere, "sum")).source)
+
+
+@host_only
+def test_a_launch_carries_blocks_of_several_shapes(host):
+    def of(rows, columns, value):
+        shape = rows, columns
+        line = Expr("input", (), "f4", (1, View(0, (0, 1))))
+        body = k.call(
+            "multiply", k.call("add", source(0, shape, "f4"), line), constant(value, "f4")
+        )
+        return Kernel(shape, (body,)), k.reduced(body, shape, (0,), "sum", "moment")
+
+    sizes = [(64, 128, 1.5), (64, 36, 2), (7, 128, -1), (1001, 8, 0.1)]
+    rng = np.random.default_rng(0)
+    arrays = [[aligned(rng.random((r, c), np.float32)), aligned(rng.random(c, np.float32))]
+              for r, c, _ in sizes]  # fmt: skip
+    for which in (0, 1):
+        kernels = [of(*size)[which] for size in sizes]
+        for kernel, own, got in zip(
+            kernels, arrays, host.run(kernels, arrays, processors=2), strict=True
+        ):
+            k.same(got, blocks.evaluate(kernel, own), kernel)
+
+
+@host_only
+def test_parts_are_put_together_in_the_same_order_on_every_run(host):
+    x = [aligned(np.random.default_rng(0).normal(size=30_000))]
+    kernel = k.reduced(source(0, (30_000,), "f8"), (30_000,), (0,), "sum", "moment")
+    first, again = (host.run([kernel], [x], processors=5)[0] for _ in range(2))
+    assert [a.tobytes() for a in first] == [a.tobytes() for a in again]
+
+
+@host_only
+@pytest.mark.parametrize("op", ["bits", "uniform", "normal"])
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("start", [0, 1, 2**33])
+def test_random_numbers_are_those_of_their_positions(host, op, step, start):
+    for dtype in ["u8"] if op == "bits" else ["f4", "f8"]:
+        for shape in [(1001,), (40, 64)]:
+            strides = tuple(s * step for s in View.contiguous(shape).strides)
+            at = k.call("add", index(View(start % 2, strides)), constant(start - start % 2, "i8"))
+            drawn = Expr(op, (at,), dtype, 2**63 + 12345)
+            kernels = [Kernel(shape, (drawn,))]
+            if op == "normal":
+                kernels.append(k.reduced(drawn, shape, tuple(range(len(shape))), "sum", "max"))
+            for kernel in kernels:
+                got = host.run([kernel], [[]], processors=2)[0]
+                k.same(got, blocks.evaluate(kernel, []), kernel)
+
+
+# ---- structure
+
+
+def test_the_text_depends_on_the_structure_alone():
+    def gauss(n, m, value, first=0):
+        x = Expr("input", (), "f4", (first, View(4 * n, (2 * m, 1))))
+        body = k.call("exp", k.call("multiply", x, constant(value, "f4")))
+        draws = k.call("normal", index(View(0, (2 * m, 2))), dtype="f4")
+        draws.data = n
+        return Kernel((n, m), (k.call("add", body, draws),))
+
+    a, b = generate(gauss(64, 128, 0.5)), generate(gauss(1000, 64, -2, 5), processors=7)
+    assert a.source == b.source
+    assert a.name == b.name
+    assert "0.5" not in a.source
+    assert (a.slots != b.slots).any()
+    assert [n for _, n, _ in b.inputs] == [5]
+    assert [offset for _, _, offset in b.inputs] == [16000]
+    assert a.name.startswith("fused_multiply_exp_normal_add_")
+    assert generate(gauss(64, 128, 0.5), aligned=False).source != a.source
+
+
+def test_axes_that_lie_evenly_are_one():
+    assert collapsed([Axis(3, (20, 0)), Axis(5, (4, 0)), Axis(4, (1, 0))]) == [Axis(60, (1, 0))]
+    assert collapsed([Axis(3, (20, 4)), Axis(5, (4, 1))]) == [Axis(3, (20, 4)), Axis(5, (4, 1))]
+    assert collapsed([Axis(1, (9,)), Axis(1, (7,))]) == []
+    assert collapsed([Axis(2, (-3,)), Axis(3, (-1,))]) == [Axis(6, (-1,))]
+
+
+def test_what_has_no_reading_says_so():
+    x = source(0, (8,), "f8")
+    with pytest.raises(NotGenerated, match="frobnicate of float64"):
+        generate(Kernel((8,), (k.call("frobnicate", x),)))
+    with pytest.raises(NotGenerated, match="min of complex128"):
+        generate(k.reduced(source(0, (8,), "c16"), (8,), (0,), "min"))
+    with pytest.raises(NotGenerated, match="datetime64"):
+        generate(Kernel((8,), (source(0, (8,), "M8[s]"),)))
+    terms = [Expr("input", (), "f8", (n, View(0, (1,)))) for n in range(600)]
+    with pytest.raises(NotGenerated, match="arguments"):
+        generate(Kernel((8,), tuple(terms)))
+
+
+# ---- any kernel
+
+
+@host_only
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(k.kernels())
+def test_any_kernel_computes_what_numpy_does(host, case):
+    kernel, arrays = case
+    with np.errstate(all="ignore"):
+        want = blocks.evaluate(kernel, arrays)
+    arrays = [aligned(a) for a in arrays]
+    got = host.run([kernel], [arrays], processors=1)[0]
+    k.same(got, want, kernel)
+    moved = [aligned(a, a.itemsize) for a in arrays]
+    again = host.run([kernel], [moved], one=True, aligned=False, processors=2)[0]
+    k.same(again, want, kernel)
+
+
+# ---- machine code
+
+OPTIONS = ("-std=c++17", "--fmad=false", "-default-device")
+
+
+def nvrtc():
+    return pytest.importorskip("cupy").cuda.nvrtc
+
+
+def compiled(source, arch="sm_90"):
+    """Machine code, of a compiler that needs no GPU."""
+    compiler = nvrtc()
+    program = compiler.createProgram(source, "kernel.cu", (), ())
+    try:
+        compiler.compileProgram(program, (f"-arch={arch}", *OPTIONS))
+        return bytes(compiler.getCUBIN(program)) + b"\0"
+    except compiler.NVRTCError:
+        pytest.fail(compiler.getProgramLog(program)[:2000])
+    finally:
+        compiler.destroyProgram(program)
+
+
+@pytest.mark.parametrize("types", sorted(GROUPS))
+def test_operations_compile(types):
+    outputs = [of_loop(*loop) for loop in GROUPS[types]]
+    compiled(generate(Kernel((256,), tuple(outputs)), aligned=False).source)
+
+
+EVERY = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "argmin", "argmax", "moment"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "types"),
+    [((1,), "? i1 u2 i4 i8 u8 f2 f4 f8 c8 c16"), ((0,), "u1 f4 c16"), ((0, 1), "f2 f8 c8")],
+)
+def test_reductions_of_all_types_compile(axes, types):
+    shape = (512, 1024)
+    for dtype in k.words(types):
+        some = [op for op in EVERY if dtype[0] != "c" or op in ("sum", "prod", "all", "moment")]
+        for ops in (some[:6], some[6:]):
+            compiled(generate(k.reduced(source(0, shape, dtype), shape, axes, *ops)).source)
+
+
+def test_tiles_have_room_in_shared_memory():
+    shape = (64, 64)
+    both = source(0, shape, "c16")
+    for n in range(1, 6):
+        both = k.call("add", both, k.turned(n, shape, "c16"))
+    compiled(generate(Kernel(shape, (both,))).source)
+    compiled(generate(k.reduced(both, shape, (0, 1), "sum", "moment")).source)
+
+
+def programs():
+    """Kernels whose speed is promised, and how their loads look."""
+    shape = (4096, 8192)
+    x, y, z = (source(n, shape, "f4") for n in range(3))
+    two, line = constant(2, "f4"), Expr("input", (), "f4", (3, View(0, (0, 1))))
+    chain = k.call("add", k.call("multiply", k.call("add", k.call("multiply", x, two), two), y), z)
+    gauss = k.call("exp", k.call("multiply", k.call("square", k.call("subtract", x, line)), two))
+    both = k.call("add", x, k.turned(0, shape, "f4"))
+    draws = Expr("normal", (index(View(0, (16384, 2))),), "f8", 7)
+    pairs = Expr("normal", (index(View(0, (8192, 1))),), "f8", 7)
+    return {
+        "chain": (Kernel(shape, (chain,)), "LDG.E.128"),
+        "gauss": (k.reduced(gauss, shape, (0, 1), "sum"), "LDG.E.128"),
+        "rows": (k.reduced(x, shape, (1,), "sum"), "LDG.E.128"),
+        "columns": (k.reduced(x, shape, (0,), "sum"), "LDG.E.128"),
+        "float64": (k.reduced(source(0, shape, "f8"), shape, (0, 1), "moment"), "LDG.E.128"),
+        "bytes": (Kernel(shape, (Expr("cast", (source(0, shape, "u1"),), "f4"),)), "LDG.E.64"),
+        "turned": (Kernel(shape, (both,)), "LDG.E"),
+        "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
+        "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
+        "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),
+    }
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_kernels_compile_for(arch):
+    if f"compute_{arch[3:]}" not in {f"compute_{n}" for n in nvrtc().getSupportedArchs()}:
+        pytest.skip(f"this compiler does not know {arch}")
+    for kernel, _ in programs().values():
+        compiled(generate(kernel).source, arch)
+
+
+def disassembler():
+    found = shutil.which("nvdisasm")
+    if found is None:
+        roots = Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm")
+        found = next((str(p) for p in roots), None)
+    return found
+
+
+@pytest.mark.skipif(disassembler() is None, reason="there is no nvdisasm")
+@pytest.mark.parametrize("name", list(programs()))
+def test_machine_code_loads_wide_and_spills_nothing(name, tmp_path):
+    kernel, loads = programs()[name]
+    made = generate(kernel)
+    (tmp_path / "k.cubin").write_bytes(compiled(made.source))
+    text = subprocess.run([disassembler(), tmp_path / "k.cubin"], capture_output=True, text=True,
+                          check=True).stdout  # fmt: skip
+    assert loads in text
+    assert not re.findall(r"\b(?:LDL|STL)\b", text)
+    assert "LDG.E.U8" not in text

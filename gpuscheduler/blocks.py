@@ -32,6 +32,8 @@ COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
     "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
 }  # fmt: skip
+#: Functions of numbers that have a bug in NumPy; see `_packed`.
+_PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex"})
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: A `where` of which only the chosen points may be read; only inside this module.
@@ -682,7 +684,17 @@ def _call(node: Expr) -> Callable[..., Any]:
         return partial(_complex, node.dtype)
     if node.op in RANDOM:
         return partial(_drawn_at, node.op, node.data, node.dtype)
+    if node.op in _PACKED:
+        return partial(_packed, _ufunc(node.op))
     return _ufunc(node.op)
+
+
+def _packed(function: np.ufunc, a: Any, out: Array | None = None) -> Any:
+    """NumPy (to 2.4) writes these past an `out` with strides on CPUs with AVX-512, not into it."""
+    if out is None or out.flags.c_contiguous:
+        return function(a, out=out)
+    out[...] = function(a)
+    return out
 
 
 def _cast(dtype: DType, a: Any, out: Array | None = None) -> Any:

@@ -436,7 +436,8 @@ def test_closing_does_not_wait_for_a_task_that_never_ends():
 def test_ctrl_c_ends_a_run_at_once():
     """A task that sleeps for an hour is abandoned: the process ends with KeyboardInterrupt."""
     code = """
-import time, dask, gpuscheduler
+import signal, time, dask, gpuscheduler
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with gpuscheduler.Scheduler(devices="cpu:2"):
     print("ready", flush=True)
     x = dask.delayed(time.sleep)
@@ -452,8 +453,11 @@ with gpuscheduler.Scheduler(devices="cpu:2"):
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, cwd=root, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(0.5)  # into the run: there is nothing to wait for that says so
-        os.kill(process.pid, signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert process.wait(30) == 7
+        try:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.5)  # into the run: there is nothing to wait for that says so
+            os.kill(process.pid, signal.SIGINT)
+            assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(30) == 7
+        finally:
+            process.kill()

@@ -564,10 +564,11 @@ def test_no_rerun_unless_asked() -> None:
 
 
 INTERRUPTED = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
 import conformance_plugin
 from dask._task_spec import Task, TaskRef
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 conformance_plugin.force(os.environ[conformance_plugin.SCHEDULER_VARIABLE])
 get = conformance_plugin.get
 end = threading.Event()

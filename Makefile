@@ -22,9 +22,9 @@ comma := ,
 PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
 # Modules that decide, and those that read no device's memory: these are strict.
-STRICT := machine subgraph graph expr philox philox_loops blocks cuda_math kernel trace fuse \
+STRICT := machine tiles subgraph graph expr philox philox_loops blocks cuda_math kernel trace scalar fuse \
 	siblings place plan batches plans \
-	state gather sizes run pretend workers cpu callbacks scheduler
+	state gather sizes run pretend workers cpu callbacks scheduler mesh
 
 .PHONY: run test lint types clean
 .DEFAULT_GOAL := run

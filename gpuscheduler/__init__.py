@@ -16,10 +16,15 @@ import dask.base
 import dask.config
 
 from .graph import PlanError
+from .mesh import axis, geomaxis, mesh
 from .plan import OutOfMemory
+from .scalar import NotCompiled
 from .scheduler import Options, Scheduler, get
 
-__all__ = ["Options", "OutOfMemory", "PlanError", "Scheduler", "get"]
+__all__ = [
+    "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "axis", "geomaxis", "get",
+    "mesh",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 dask.base.named_schedulers["gpu"] = get

@@ -84,7 +84,7 @@ def supported(expr: Expr) -> str | None:
     'NumPy has no function frobnicate of float32'
     """
     for node in nodes((expr,)):
-        if not node.args or node.op in STRUCTURAL or node.op in RANDOM:
+        if not node.args or node.op in STRUCTURAL or node.op in RANDOM or node.op == "call":
             continue
         reason = _unknown(node.op, tuple([a.dtype for a in node.args]), node.dtype)
         if reason is not None:
@@ -684,6 +684,9 @@ def _call(node: Expr) -> Callable[..., Any]:
         return partial(_complex, node.dtype)
     if node.op in RANDOM:
         return partial(_drawn_at, node.op, node.data, node.dtype)
+    if node.op == "call":
+        function, part = node.data
+        return function.ufunc(tuple([a.dtype for a in node.args]), node.dtype, part)  # type: ignore[no-any-return]
     if node.op in _PACKED:
         return partial(_packed, _ufunc(node.op))
     return _ufunc(node.op)

@@ -17,6 +17,8 @@ Nodes (`op`; `args`; `data`):
 - ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
   or one to which an even constant is added.
+- ``call``: a function of the arguments that Numba compiles: `data[0]`, a `scalar.ScalarFunction`;
+  of the numbers that it gives number `data[1]`, None where it gives one alone.
 - the name of any NumPy ufunc (``add``, ``exp``, …): its loop for exactly these argument types,
   which gives `dtype`. Arguments have been cast: no node converts silently. Beyond NumPy's own, the
   names of SciPy's special functions (``erf``, ``gammaln``, …).
@@ -84,6 +86,9 @@ class Expr:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> Any:  # strings have other hashes in other processes
+        return Expr, (self.op, self.args, self.dtype, self.data)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

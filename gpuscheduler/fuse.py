@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask.array import reductions as dask_reductions
 
 from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, rebuilt
 from .graph import RANDOM, Draw, Graph
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain
+from .tiles import Tile
 from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
 
 Key = Any
@@ -34,6 +36,8 @@ PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 #: Arrays that a reader reads in place of what its producer would have made have such numbers while
 #: the reader is followed.
 BORROWED = 1_000_000
+#: Dask's functions that give records of a value and its place, where they are given NumPy arrays.
+PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 #: Followed structures per graph, beyond which the rest stays as it is: following takes a
 #: millisecond, and such a graph repeats too little to gain by it.
 MOST_STRUCTURES = 2_000
@@ -231,6 +235,7 @@ class Fuser:
         self.seeds: dict[int, int] = {}
         self.literals: dict[int, Any] = {}
         self.impure: dict[int, str | None] = {}
+        self.pairing: dict[int, bool] = {}
         self.drawn: dict[Any, tuple[Expr | None, int]] = {}
         self.alive: list[Any] = []  # what is known by its id must live on
         self.before: dict[Key, Key] = {}  # tasks that were put in front of others
@@ -250,8 +255,10 @@ class Fuser:
         for key, task in list(graph.tasks.items()):
             if isinstance(task, DataNode):
                 self._foresee(key, _abstract(task.value))
-            elif not ((self.follow or self.draw(task)) and self._task(key, task)):
+            elif not ((self.follow or self._placed(task)) and self._task(key, task)):
                 self._split(key, task)
+                if self.follow and self._pairs(task):
+                    graph.tasks[key] = _Pairs(graph.tasks[key])
                 if key in graph.blocks:
                     block = graph.blocks[key]
                     self._foresee(key, Abstract(block.shape, block.dtype))
@@ -437,8 +444,9 @@ class Fuser:
             sizes += source.leaves
             positions += source.positions
             kinds.append(source.kind)
-        block = graph.blocks.get(key)
-        kind = next((k for k in kinds if k), block.kind if block is not None else None)
+        steps = [graph.blocks.get(k) for k in (key, *recipe.steps)]
+        kinds += [b.kind for b in steps if b is not None]
+        kind = next((k for k in kinds if k), None)
         if not names and kind not in ("numpy.ndarray", "cupy.ndarray"):
             self.reasons[key] = "whose arrays it makes is not known"
             return
@@ -446,6 +454,8 @@ class Fuser:
         if inlined:
             original = self._with_sources(task, recipe, inlined, targets)
             self._rewire(key, recipe, inlined, targets)
+        if self._pairs(task):
+            original = _Pairs(original)
         fused = Fused(
             key, program, tuple(names), tuple(expects), tuple(sizes), tuple(positions), kind,
             original,
@@ -542,7 +552,13 @@ class Fuser:
             fused.kind, free, far, number,
         )  # fmt: skip
 
-    # ---- random numbers
+    # ---- blocks that depend on where they lie
+
+    def _placed(self, task: Any) -> bool:
+        """Whether a task draws random numbers, or makes a tile of an array from nothing."""
+        if self.draw(task) is not None:
+            return True
+        return type(task) is Task and any(_tile(a) is not None for a in task.args)
 
     def draw(self, task: Any) -> Source | None:
         """A block of random numbers as its readers may compute it; None for other tasks."""
@@ -571,6 +587,13 @@ class Fuser:
         even = position - position % 2
         return Source(shape, expr, (), (), (), (even,), kind, False, False, number)
 
+    def numbers_of(self, start: int, length: int) -> Source:
+        """The numbers of a tile's elements along one of its axes."""
+        axis = Expr("index", (), np.int64, View(0, (1,)))
+        expr = Expr("add", (axis, _placeholder(0)), np.int64)
+        number = self.numbers.setdefault(("tile", length), len(self.numbers))
+        return Source((length,), expr, (), (), (), (start,), None, False, False, number)
+
     def _seed(self, where: Draw) -> int:
         if id(where.seed) not in self.seeds:
             self.alive.append(where.seed)
@@ -578,6 +601,19 @@ class Fuser:
         return self.seeds[id(where.seed)]
 
     # ---- functions and other literals
+
+    def _pairs(self, task: Any) -> bool:
+        """Whether a task gives pairs of a value and its place."""
+        parts = task.tasks if type(task) is Chain else [(None, task)]
+        return any(self._calls_pairing(_function(part)) for _, part in parts)
+
+    def _calls_pairing(self, function: Any) -> bool:
+        known = self.pairing.get(id(function))
+        if known is None:
+            self.alive.append(function)
+            within = any(f in PAIRING for f in trace.functions_in(function))
+            known = self.pairing[id(function)] = within
+        return known
 
     def literal(self, owner: Any, value: Any) -> Any:
         """Words for a value that many blocks share: `owner` is the object that they share."""
@@ -595,6 +631,25 @@ class Fuser:
             if found is None:
                 self.globals += trace.globals_read(function)
         return found  # type: ignore[return-value]
+
+
+class _Pairs:
+    """A task of Dask's argmin or argmax whose pairs are two arrays, as those of programs are, and
+    not one of records: a reader may have blocks of either kind."""
+
+    def __init__(self, task: Callable[[Values], Any]):
+        self.task = task
+        self.key = getattr(task, "key", None)
+
+    def __call__(self, values: Values) -> Any:
+        value = self.task(values)
+        if isinstance(value, np.ndarray) and value.dtype.names == ("vals", "arg"):
+            return {name: np.ascontiguousarray(value[name]) for name in value.dtype.names}
+        return value
+
+
+def _function(task: Any) -> Any:
+    return task.function if type(task) is Call else getattr(task, "func", None)
 
 
 class _Behind:
@@ -710,11 +765,12 @@ def _expected(structure: Any) -> list[Abstract | None]:
 class _Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
-    __slots__ = ("_fuser", "_numbers", "_parts", "draws", "key", "names", "reason")
+    __slots__ = ("_fuser", "_numbers", "_parts", "_tiles", "draws", "key", "names", "reason")
 
     def __init__(self, fuser: Fuser, task: Any):
         self._fuser = fuser
-        self.draws: list[Source] = []
+        self.draws: list[Source] = []  # what depends on where the block lies, and on nothing else
+        self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
         self.reason: str | None = None
         self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
         self._parts = task.tasks if type(task) is Chain else [(task.key, task)]
@@ -733,6 +789,11 @@ class _Recipe:
             self._numbers[name] = -len(words)
         self.key = tuple(words)
 
+    @property
+    def steps(self) -> list[Key]:
+        """The keys of what it does one after the other."""
+        return [name for name, _ in self._parts]
+
     def _walk(self, node: Any) -> Any:
         kind = type(node)
         if kind is TaskRef or kind is Alias:
@@ -742,6 +803,8 @@ class _Recipe:
                 number = self._numbers[name] = len(self.names)
                 self.names.append(name)
             return TaskRef, number
+        if (tile := _tile(node)) is not None:
+            return Tile, self._number(tile)
         if kind is DataNode:
             return self._fuser.literal(node, node.value)
         if isinstance(node, NestedContainer):
@@ -758,6 +821,14 @@ class _Recipe:
             return None
         return _literal(node, self._fuser.alive)
 
+    def _number(self, tile: Tile) -> int:
+        """Which of the task's tiles it is. Their shapes are in those of `draws`."""
+        if tile not in self._tiles:
+            self._tiles[tile] = len(self.draws)
+            sides = zip(tile.start, tile.shape, strict=True)
+            self.draws += [self._fuser.numbers_of(*side) for side in sides]
+        return self._tiles[tile]
+
     def _check(self, function: Any) -> None:
         if self.reason is None:
             self.reason = self._fuser.why_impure(function)
@@ -765,22 +836,43 @@ class _Recipe:
     def perform(self, values: Sequence[Any], drawn: Sequence[Any]) -> Any:
         """Do what the task does, on other values."""
         env: dict[Key, Any] = dict(zip(self.names, values, strict=True))
-        random = iter(drawn)
+        tiles = {t: Somewhere(t.shape, drawn[n : n + len(t.shape)]) for t, n in self._tiles.items()}
+        theirs = {n + k for t, n in self._tiles.items() for k in range(len(t.shape))}
+        random = iter([d for n, d in enumerate(drawn) if n not in theirs])
         value = None
         for name, part in self._parts:
             if self._fuser.draw(part) is not None:
                 value = next(random)
             elif type(part) is Call:
                 function = trace.adapted(part.function)
-                value = function(*[_evaluated(a, env) for a in part.args])
+                value = function(*[_evaluated(a, env, tiles) for a in part.args])
             else:
-                value = _evaluated(part, env)
+                value = _evaluated(part, env, tiles)
             env[name] = value
         return value
 
 
-def _evaluated(node: Any, env: dict[Key, Any]) -> Any:
+def _tile(node: Any) -> Tile | None:
+    """The tile that an argument is."""
+    value = node.value if type(node) is DataNode else node
+    return value if type(value) is Tile else None
+
+
+@dataclass(frozen=True, slots=True)
+class Somewhere:
+    """Stands for a `Tile` whose place is not known yet."""
+
+    shape: tuple[int, ...]
+    axes: Sequence[Any]
+
+    def numbers(self, axis: int, xp: Any = None) -> Any:
+        return self.axes[axis]
+
+
+def _evaluated(node: Any, env: dict[Key, Any], tiles: dict[Tile, Somewhere]) -> Any:
     """The value of a task or of its argument, by the functions that symbolic arrays know."""
+    if (tile := _tile(node)) is not None:
+        return tiles[tile]
     if isinstance(node, TaskRef):
         return env[node.key]
     if isinstance(node, Alias):
@@ -790,8 +882,8 @@ def _evaluated(node: Any, env: dict[Key, Any]) -> Any:
     if isinstance(node, NestedContainer):
         return node({d: env[d] for d in node.dependencies})
     if isinstance(node, Task):
-        args = [_evaluated(a, env) for a in node.args]
-        kwargs = {k: _evaluated(v, env) for k, v in node.kwargs.items()}
+        args = [_evaluated(a, env, tiles) for a in node.args]
+        kwargs = {k: _evaluated(v, env, tiles) for k, v in node.kwargs.items()}
         return trace.adapted(node.func)(*args, **kwargs)
     return node
 

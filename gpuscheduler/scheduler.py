@@ -330,6 +330,13 @@ def current() -> Scheduler:
         return _default
 
 
+def kind_in_use() -> str:
+    """The kind of devices that `current` runs on, or would: "cpu" or "cuda"."""
+    if _active:
+        return _active[-1].hardware.kind
+    return "cuda" if cuda_devices() else "cpu"
+
+
 _active: list[Scheduler] = []
 _default: Scheduler | None = None
 _lock = threading.Lock()

@@ -21,6 +21,7 @@ import operator
 import sys
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -2188,6 +2189,96 @@ def _eye(
 
 
 # ------------------------------------------------------------------------------------------------
+# Python's own functions of numbers.
+
+
+def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    """`own` where an argument is an array, else Python's: its numbers change no type."""
+
+    @functools.wraps(python)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        known = any(isinstance(a, Traced) for a in args)
+        return own(*args, **kwargs) if known else python(*args, **kwargs)
+
+    return either
+
+
+def _lesser(a: Any, b: Any) -> Any:
+    return np.where(np.less(b, a), b, a)  # of a NaN and a number, Python gives the first
+
+
+def _greater(a: Any, b: Any) -> Any:
+    return np.where(np.greater(b, a), b, a)
+
+
+def _best_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def best(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < 2 or kwargs:
+            raise _refuse("it looks for the least or greatest element one by one")
+        return functools.reduce(choose, args)
+
+    return best
+
+
+def _whole(rounding: Any) -> Callable[[Any], Any]:
+    return lambda x: rounding(x).astype(np.int64) if _array(x).dtype.kind == "f" else x
+
+
+def _logarithm(x: Any, base: Any = None) -> Any:
+    return np.log(x) if base is None else np.log(x) / np.log(base)
+
+
+def _special_of(name: str) -> Callable[..., Any]:
+    def special(*args: Any) -> Any:
+        library = _scipy_special()
+        if library is None:
+            raise _refuse(f"it calls math.{name}, which SciPy would be needed for")
+        return getattr(library, name)(*args)
+
+    return special
+
+
+#: NumPy's names for functions of Python's `math`.
+_MATH_NAMES = {
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atan2": "arctan2", "atanh": "arctanh", "pow": "power", "degrees": "degrees",
+    "radians": "radians", "gcd": "gcd", "lcm": "lcm",
+    **{name: name for name in _words(
+        "cbrt copysign cos cosh exp exp2 expm1 fabs fmod hypot isfinite isinf isnan ldexp log10 "
+        "log1p log2 nextafter sin sinh sqrt tan tanh"
+    )},
+}  # fmt: skip
+_MATH_OWN: dict[str, Callable[..., Any]] = {
+    **{name: getattr(np, numpys) for name, numpys in _MATH_NAMES.items()},
+    "floor": _whole(np.floor), "ceil": _whole(np.ceil), "trunc": _whole(np.trunc),
+    "log": _logarithm, "gamma": _special_of("gamma"), "lgamma": _special_of("gammaln"),
+    "erf": _special_of("erf"), "erfc": _special_of("erfc"),
+}  # fmt: skip
+_MATH = types.SimpleNamespace(**vars(math))
+for _name, _own in _MATH_OWN.items():
+    if hasattr(math, _name):
+        KNOWN[getattr(math, _name)] = _of_numbers(getattr(math, _name), _own)
+        setattr(_MATH, _name, KNOWN[getattr(math, _name)])
+KNOWN[min] = _of_numbers(min, _best_of(_lesser))
+KNOWN[max] = _of_numbers(max, _best_of(_greater))
+
+
+def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
+    """What an expression of single elements of inputs 0, 1, … is of each element of arrays, which
+    are broadcast against each other."""
+    shape = np.broadcast_shapes(*[a.shape for a in arrays])
+    every = [_broadcast(a, shape)._expr for a in arrays]
+    new: dict[int, Expr] = {}
+    for node in nodes((expr,)):
+        if node.op == "input":
+            new[id(node)] = every[node.data[0]]
+        else:
+            args = tuple([new[id(a)] for a in node.args])
+            new[id(node)] = _node(node.op, args, node.dtype, node.data)
+    return Traced(new[id(expr)], shape)
+
+
+# ------------------------------------------------------------------------------------------------
 # The same function with those in place of the ones it calls.
 
 #: Of what `subgraph` compiled: None for a function that is its own.
@@ -2224,13 +2315,19 @@ def _with_adapted(function: types.FunctionType, inside: tuple[Any, ...]) -> Any:
 
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
-            return _instead_of_cupy(value)
+            return _in_numpy(value)
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))
         return value
 
-    outside = function.__globals__
-    names = [n for n in _global_names(function.__code__) if n in outside]
+    return replaced(function, other)
+
+
+def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types.FunctionType:
+    """A copy that finds `other(value)` under each of its global names and those of functions around
+    it; itself where that is the same."""
+    outside = ChainMap(function.__globals__, _BUILTINS)  # type: ignore[arg-type]
+    names = [n for n in names_read(function.__code__) if n in outside]
     space = {n: new for n in names if (new := other(outside[n])) is not outside[n]}
     cells = _Cells(function)
     around = {n: new for n, v in cells.items() if (new := other(v)) is not v}
@@ -2238,10 +2335,11 @@ def _with_adapted(function: types.FunctionType, inside: tuple[Any, ...]) -> Any:
         return function
     closure = [types.CellType(around[n]) if n in around else c for n, c in cells.cells.items()]
     copy = types.FunctionType(
-        function.__code__, {**outside, **space}, function.__name__, function.__defaults__,
-        tuple(closure),
+        function.__code__, {**function.__globals__, **space}, function.__name__,
+        function.__defaults__, tuple(closure),
     )  # fmt: skip
     copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return copy
 
 
@@ -2253,18 +2351,21 @@ def _known(function: Any) -> Any:
     except TypeError:  # not hashable
         return None
     if known is None and (getattr(function, "__module__", None) or "").startswith("cupy"):
-        known = _instead_of_cupy(function)
+        known = _in_numpy(function)
     if known is None and type(function).__module__.startswith("cupy"):
-        known = _instead_of_cupy(function)
+        known = _in_numpy(function)
     return None if known is function else known
 
 
-def _instead_of_cupy(value: Any) -> Any:
-    """NumPy's or SciPy's function (or module) for CuPy's; the same where there is none."""
+def _in_numpy(value: Any) -> Any:
+    """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
+    none."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
         if name == "cupy":
             return np
+        if value is math:
+            return _MATH
         if name == "cupyx.scipy.special":
             return _scipy_special() or value
         return value
@@ -2340,10 +2441,10 @@ class _Cells(Mapping[str, Any]):
             raise KeyError(name) from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.cells)
+        return (name for name in self.cells if name in self)
 
     def __len__(self) -> int:
-        return len(self.cells)
+        return len(list(iter(self)))
 
 
 class _Reading:
@@ -2554,10 +2655,27 @@ def _is_safe(name: str) -> bool:
     return name in _SAFE_BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
 
 
-def _global_names(code: types.CodeType) -> set[str]:
+def functions_in(function: Any) -> Iterator[Any]:
+    """A function, and those that it is put together from: of a partial, of a composition, of what
+    `subgraph` compiled."""
+    yield function
+    if isinstance(function, functools.partial):
+        inner = [function.func, *function.args, *function.keywords.values()]
+    elif type(function).__name__ == "Compose" and hasattr(function, "funcs"):
+        inner = [function.first, *function.funcs]
+    elif isinstance(function, types.FunctionType) and function.__code__.co_filename == FUSED:
+        inner = [v for k, v in function.__globals__.items() if k != "__builtins__"]
+    else:
+        return
+    for value in inner:
+        if callable(value):
+            yield from functions_in(value)
+
+
+def names_read(code: types.CodeType) -> set[str]:
     """Every name that a code object, or one inside it, may look up as a global."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*[_global_names(c) for c in inner])
+    return set(code.co_names).union(*[names_read(c) for c in inner])
 
 
 def _is_users(f: types.FunctionType) -> bool:

@@ -370,3 +370,15 @@ def test_sums_in_a_type_of_their_own(scheduler):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(da.var(c, dtype=np.dtype("f8")), exact=False)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("name", ["argmin", "argmax", "nanargmin", "nanargmax"])
+def test_pairs_of_blocks_that_are_programs_and_of_some_that_are_not(name, axis):
+    """The last blocks are too small to be worth a program: Dask's own functions give records."""
+    x = np.random.default_rng(5).random((400, 180))
+    y = da.from_array(x, chunks=(190, 170)) * 2 + 1
+    with Scheduler(devices="cpu:2", fuse_least=2**16) as scheduler:
+        assert {type(s.task) is Fused for s in scheduler.plan(y).steps} == {True, False}
+        got = getattr(da, name)(y, axis=axis).compute()
+    np.testing.assert_array_equal(got, getattr(np, name)(x, axis=axis))

@@ -1,0 +1,544 @@
+"""A function on every point of a grid, as a lazy Dask array whose blocks are made where they are
+used. No coordinate is stored, sent or read, but those of axes that are given as arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask import config
+from dask.array.core import normalize_chunks
+from dask.base import tokenize
+from dask.blockwise import blockwise
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import parse_bytes
+
+from . import blocks, trace
+from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
+from .scalar import NotCompiled, ScalarFunction, plain
+from .scheduler import kind_in_use
+from .tiles import Tile, Tiles
+from .trace import Abstract, OnlyView, Seen, Unfollowed
+
+#: Axes of a mesh.
+MOST_AXES = 6
+#: Tiles of an array for which nothing is said about chunks: at least so many points each, by the
+#: kind of device, so that a tile is worth its launch ...
+LEAST_POINTS = {"cpu": 2**16, "cuda": 2**20}
+#: ... so many tiles where they are small, which keeps every device busy ...
+TILES = 64
+#: ... and about so many at most: scheduling one costs as much as ten thousand points.
+MOST_TILES = 4096
+#: Lengths of arrays with which a function is followed: from the length of an axis, or of several
+#: that have been made one, it is known which they were.
+_PROBE = (2, 3, 5, 7, 11, 13)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Coordinates along one axis of a mesh, by a formula. Make one with `axis` or `geomaxis`."""
+
+    start: float
+    stop: float
+    n: int
+    endpoint: bool = True
+    geometric: bool = False
+
+    def __len__(self) -> int:
+        return self.n
+
+    def at(self, numbers: Any) -> Any:
+        """The coordinates of elements by their numbers, float64, by `numpy.linspace`'s or
+        `numpy.geomspace`'s own operations in their order; `numbers` is int64, of any library.
+
+        >>> axis(0, 1, 5).at(np.array([4, 1]))
+        array([1.  , 0.25])
+        """
+        if not self.geometric:
+            return self._linear(numbers, self.start, self.stop)
+        sign = math.copysign(1.0, self.start)
+        ends = (float(np.log10(abs(end))) for end in (self.start, self.stop))
+        x = sign * np.power(10.0, self._linear(numbers, *ends))
+        return self._ended(numbers, np.where(numbers == 0, self.start, x), self.stop)
+
+    def _linear(self, numbers: Any, start: float, stop: float) -> Any:
+        parts = self.n - 1 if self.endpoint else self.n
+        delta = stop - start
+        x = numbers.astype(np.float64)
+        step = delta / parts if parts > 0 else 1.0
+        x = x / parts * delta if parts > 0 and step == 0 else x * step
+        return self._ended(numbers, x + start, stop)
+
+    def _ended(self, numbers: Any, x: Any, stop: float) -> Any:
+        last = self.endpoint and self.n > 1
+        return np.where(numbers == self.n - 1, stop, x) if last else x
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if copy is False:
+            raise ValueError("the coordinates are in no memory yet: they cannot but be made")
+        return self.at(np.arange(self.n, dtype=np.int64)).astype(dtype or np.float64)
+
+
+def axis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
+    """`n` coordinates from `start` to `stop`, evenly spaced: those of `numpy.linspace`, float64.
+
+    Parameters
+    ----------
+    start, stop
+        Finite numbers, in the unit of what is measured along the axis.
+    n
+        How many; at least 1, and more than 2**31 are possible.
+    endpoint
+        Whether `stop` is the last of them, exactly.
+
+    Raises
+    ------
+    ValueError
+        for a number that is not finite, or no points.
+
+    Examples
+    --------
+    >>> np.asarray(axis(0, 1, 5))
+    array([0.  , 0.25, 0.5 , 0.75, 1.  ])
+    """
+    return Axis(*_ends(start, stop), _count(n), bool(endpoint))
+
+
+def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
+    """`n` coordinates from `start` to `stop`, each the same multiple of the one before: those of
+    `numpy.geomspace`, float64.
+
+    Raises
+    ------
+    ValueError
+        for zeros, ends of different signs, a number that is not finite, or no points.
+
+    Examples
+    --------
+    >>> np.asarray(geomaxis(1, 1000, 4))
+    array([   1.,   10.,  100., 1000.])
+    """
+    first, last = _ends(start, stop)
+    if first * last <= 0:
+        raise ValueError(
+            f"a geometric axis from {start!r} to {stop!r}: the ends must have the same sign, and "
+            "neither may be zero"
+        )
+    return Axis(first, last, _count(n), bool(endpoint), geometric=True)
+
+
+def _ends(start: Any, stop: Any) -> tuple[float, float]:
+    try:
+        ends = float(start), float(stop)
+    except TypeError:
+        raise TypeError(
+            f"an axis goes from a real number to another: {start!r}, {stop!r}"
+        ) from None
+    if not all(map(math.isfinite, ends)):
+        raise ValueError(f"an axis from {start!r} to {stop!r}: both must be finite")
+    return ends
+
+
+def _count(n: Any) -> int:
+    count = operator.index(n)
+    if count < 1:
+        raise ValueError(f"an axis of {count} points: there must be at least one")
+    return count
+
+
+def mesh(
+    f: Callable[..., Any],
+    axes: Sequence[Any],
+    args: tuple[Any, ...] = (),
+    chunks: Any = "auto",
+    dtype: Any = None,
+    indexing: str = "ij",
+    how: str = "auto",
+) -> Any:
+    """`f(x, y, …, *args)` at every point of a grid, as a lazy Dask array of tiles.
+
+    Each tile is computed on the device that it is on, and so are its coordinates; reductions and
+    other array operations behind it become part of the same kernel, so that nothing of the size of
+    the grid is stored unless it is asked for. A slice of the result computes what it reads.
+
+    Parameters
+    ----------
+    f
+        A Python function of one point: of as many numbers as there are axes, and `args`. It may use
+        `math` or NumPy functions of numbers, branches, loops, and functions of the same kind; or it
+        may be written for NumPy arrays, as long as it treats each point alone. It gives a number,
+        or a tuple of them, and is settled here: globals that change later change nothing.
+    axes
+        For each axis, an `axis`, a `geomaxis`, or a 1-D array (NumPy, CuPy, Dask, or a list) of any
+        coordinates. One to six.
+    args
+        Numbers that `f` gets after the coordinates.
+    chunks
+        As for other Dask arrays. ``"auto"`` makes tiles of up to `array.chunk-size` bytes.
+    dtype
+        Of the coordinates that `f` gets: float64 by default. With float32, what `f` makes of them
+        is float32, too.
+    indexing
+        ``"ij"``: the result's axes are those of `axes`. ``"xy"``: the first two change places, as
+        in `numpy.meshgrid`.
+    how
+        ``"trace"``: call `f` once, on symbols. ``"numba"``: have Numba compile it. ``"auto"``: the
+        first of these that works. ``"numpy"``: call it for each tile, with arrays of coordinates
+        that are broadcast against each other.
+
+    Returns
+    -------
+    dask.array.Array
+        Of the axes' lengths, and of the type that `f` gives; a tuple of them where `f` gives one.
+        Its blocks are CuPy arrays where the scheduler in use has GPUs, else NumPy arrays.
+
+    Raises
+    ------
+    NotCompiled
+        (a TypeError) where `f` can neither be followed nor compiled: it names the line.
+    ValueError, TypeError
+        for axes, arguments or chunks that make no sense.
+
+    Notes
+    -----
+    NumPy's rules hold where Python has others: a division by zero or the logarithm of a negative
+    number is no error, and gives infinity or NaN.
+
+    Examples
+    --------
+    >>> z = mesh(lambda x, y: math.hypot(x, y), (axis(0, 3, 4), axis(0, 4, 5)))
+    >>> z
+    dask.array<<lambda>, shape=(4, 5), dtype=float64, chunksize=(4, 5), chunktype=numpy.ndarray>
+    >>> float(z.max().compute(scheduler="gpu"))
+    5.0
+    """
+    if how not in ("auto", "trace", "numba", "numpy"):
+        raise ValueError(f"how={how!r}: use 'auto', 'trace', 'numba' or 'numpy'")
+    if indexing not in ("ij", "xy"):
+        raise ValueError(f"indexing={indexing!r}: use 'ij' or 'xy'")
+    every = [_checked_axis(a, k) for k, a in enumerate(axes)]
+    if not 1 <= len(every) <= MOST_AXES:
+        raise ValueError(f"{len(every)} axes: a mesh has one to {MOST_AXES}")
+    given = np.dtype(np.float64 if dtype is None else dtype)
+    if given.kind not in "iufc":
+        raise TypeError(f"dtype={given}: coordinates are numbers")
+    numbers = tuple([_number(a) for a in args])
+    order = list(range(len(every)))
+    if indexing == "xy" and len(order) > 1:
+        order[:2] = 1, 0
+    if how == "numpy":
+        made: list[Any] = _as_written(f, len(every), given, numbers)
+    else:
+        made = _expressions(f, [given] * len(every), numbers, how)
+    out = [_array(f, m, every, order, chunks, given) for m in made]
+    return tuple(out) if isinstance(made, _Several) else out[0]
+
+
+def _checked_axis(given: Any, k: int) -> Any:
+    """An `Axis`, or a 1-D Dask array."""
+    if isinstance(given, Axis):
+        return given
+    array = given if isinstance(given, da.Array) else da.asarray(_at_hand(given))
+    if array.ndim != 1 or array.dtype.kind not in "biufc":
+        raise ValueError(
+            f"axis {k} is {array.ndim}-dimensional, of {array.dtype}: use axis(start, stop, n), "
+            "geomaxis(start, stop, n), or a 1-D array of numbers"
+        )
+    if math.isnan(array.shape[0]):
+        raise ValueError(f"the length of axis {k} is not known: call compute_chunk_sizes() on it")
+    if not array.shape[0]:
+        raise ValueError(f"axis {k} has no points: there must be at least one")
+    return array
+
+
+def _at_hand(given: Any) -> Any:
+    return given if hasattr(given, "dtype") else np.asarray(given)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
+        return value
+    raise TypeError(f"args has {value!r}: they are numbers; close over anything else")
+
+
+# ---- what the function computes, at one point
+
+
+class _Several(list[Any]):
+    """Results of a function that gives a tuple."""
+
+
+def _expressions(
+    f: Callable[..., Any], types: list[DType], args: tuple[Any, ...], how: str
+) -> list[Any]:
+    """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`."""
+    name = getattr(f, "__name__", repr(f))
+    why = ""
+    if how != "numba":
+        try:
+            return _followed(f, types, args)
+        except Unfollowed as error:
+            why = str(error)
+            if how == "trace":
+                raise NotCompiled(f"{name} cannot be run on symbols: {why}") from None
+    try:
+        return _compiled(f, types, args)
+    except NotCompiled as error:
+        also = f" (nor can it be run on symbols: {why})" if why else ""
+        raise NotCompiled(
+            f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays"
+        ) from error.__cause__
+
+
+def _followed(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
+    function = plain(f) or f
+    count = len(types)
+    shapes = [tuple(_PROBE[k] if k == j else 1 for j in range(count)) for k in range(count)]
+    probes = [Abstract(s, t) for s, t in zip(shapes, types, strict=True)]
+    call = functools.partial(_called, function, args)
+    try:
+        program = trace.follow(call, probes)
+        result = program.result
+    except OnlyView as error:
+        program, result = None, error.result
+    several = isinstance(result, (tuple, list))
+    out = [_pointwise(part, program, count) for part in (result if several else [result])]
+    return _Several(out) if several else out
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...], *points: Any) -> Any:
+    return function(*points, *args)
+
+
+def _pointwise(part: Any, program: Any, count: int) -> Expr:
+    """A part of a program's result as an expression of single elements of its inputs."""
+    if isinstance(part, Seen):
+        return _element(Expr("input", (), part.dtype, (part.array, part.view)), part.shape)
+    if isinstance(part, (bool, int, float, complex, np.number, np.bool_)):
+        return constant(part, np.asarray(part).dtype)
+    if not isinstance(part, Out):
+        raise Unfollowed(f"it gives a {type(part).__name__}")
+    if len(program.kernels) != 1 or program.kernels[0].reductions:
+        raise Unfollowed("what it gives at one point depends on others")
+    (kernel,) = program.kernels
+    root = kernel.outputs[part.array - program.inputs]
+    (expr,) = rebuilt([root], lambda leaf: _element(leaf, kernel.shape))
+    return expr
+
+
+def _element(leaf: Expr, shape: tuple[int, ...]) -> Expr:
+    """An element of a coordinate's array where the function reads just that one of it."""
+    if leaf.op == "constant":
+        return leaf
+    if leaf.op == "input":
+        n, view = leaf.data
+        along = [(length, s) for length, s in zip(shape, view.strides, strict=True) if s]
+        if view.offset == 0 and along in ([(_PROBE[n], 1)], []):
+            return Expr("input", (), leaf.dtype, (n, View(0, ())))
+    raise Unfollowed("what it gives at one point depends on others")
+
+
+def _compiled(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
+    function = ScalarFunction(f)
+    lesser = types[0].itemsize < 8 and types[0].kind in "fc"
+    points = [Expr("input", (), t, (k, View(0, ()))) for k, t in enumerate(types)]
+    others = [constant(a, _argument_dtype(a, types[0])) for a in args]
+    operands = (*points, *others)
+    given = function.results(tuple([e.dtype for e in operands]))
+    several = isinstance(given, tuple)
+    out = _Several() if several else []
+    for k, dtype in enumerate(given if isinstance(given, tuple) else (given,)):
+        if lesser and dtype.kind in "fc":  # its constants are float64 for Numba, but not for NumPy
+            dtype = np.dtype(dtype.kind + str(4 if dtype.kind == "f" else 8))
+        out.append(Expr("call", operands, dtype, (function, k if several else None)))
+    return out
+
+
+def _argument_dtype(value: Any, like: DType) -> DType:
+    if isinstance(value, np.generic):
+        return value.dtype
+    if isinstance(value, float) and like.kind in "fc":
+        return np.dtype(f"f{like.itemsize // (1 if like.kind == 'f' else 2)}")
+    return np.asarray(value).dtype
+
+
+def _as_written(
+    f: Callable[..., Any], count: int, given: DType, args: tuple[Any, ...]
+) -> list[Any]:
+    """The function itself, for each thing that it gives."""
+    result = f(*[np.ones((1,) * count, given) for _ in range(count)], *args)
+    several = isinstance(result, tuple)
+    out = [_AsWritten(f, args, k if several else None, np.asarray(r).dtype)
+           for k, r in enumerate(result if several else [result])]  # fmt: skip
+    return _Several(out) if several else out
+
+
+@dataclass(frozen=True)
+class _AsWritten:
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    part: int | None
+    dtype: DType
+
+    def __call__(self, *points: Any) -> Any:
+        result = self.f(*points, *self.args)
+        return result if self.part is None else result[self.part]
+
+
+# ---- the array of tiles
+
+
+def _array(
+    f: Any, what: Any, axes: Sequence[Any], order: list[int], chunks: Any, given: DType
+) -> da.Array:
+    kind = kind_in_use()
+    xp = {"cpu": "numpy", "cuda": "cupy"}[kind]
+    shape = [0] * len(axes)
+    for a, k in zip(axes, order, strict=True):
+        shape[k] = len(a)
+    sides = _sides(chunks, tuple(shape), what.dtype, kind)
+    formulas = tuple(a if isinstance(a, Axis) else None for a in axes)
+    chunk = MeshTile(what, formulas, tuple(order), given, xp)
+    name = getattr(f, "__name__", type(f).__name__)
+    arrays = [
+        (k, a.rechunk((sides[k],)))
+        for a, k in zip(axes, order, strict=True)
+        if not isinstance(a, Axis)
+    ]
+    key = f"{name}-{tokenize(chunk, sides, [a.name for _, a in arrays])}"
+    every = tuple(range(len(shape)))
+    words: list[Any] = [Tiles(sides), every]
+    for k, a in arrays:
+        words += [a.name, (k,)]
+    counts = {a.name: a.numblocks for _, a in arrays}
+    layer = blockwise(chunk, key, every, *words, numblocks=counts)
+    graph = HighLevelGraph.from_collections(key, layer, dependencies=[a for _, a in arrays])
+    meta = import_module(xp).empty((0,) * len(shape), dtype=what.dtype)
+    return da.Array(graph, key, sides, meta=meta)
+
+
+def _sides(
+    chunks: Any, shape: tuple[int, ...], dtype: DType, kind: str
+) -> tuple[tuple[int, ...], ...]:
+    points = math.prod(shape)
+    most = parse_bytes(config.get("array.chunk-size")) // dtype.itemsize
+    tile = max(min(most, max(points // TILES, LEAST_POINTS[kind])), points // MOST_TILES, 1)
+    sides = normalize_chunks(chunks, shape, limit=tile * dtype.itemsize, dtype=dtype)
+    return tuple(tuple(map(int, s)) for s in sides)
+
+
+class MeshTile:
+    """Makes one tile: called with a `Tile`, and blocks of the axes that are arrays."""
+
+    def __init__(
+        self,
+        what: Any,
+        axes: tuple[Axis | None, ...],
+        order: tuple[int, ...],
+        given: DType,
+        xp: str,
+    ):
+        self.what = what  # an expression of a point's coordinates, or a function of arrays of them
+        self.axes = axes  # None for those that are arrays
+        self.order = order  # which of the tile's axes each lies along
+        self.given = given
+        self.xp = xp
+
+    def __dask_tokenize__(self) -> Any:
+        what = _tokens(self.what) if isinstance(self.what, Expr) else self.what
+        return type(self).__name__, tokenize(what, self.axes, self.order, self.given, self.xp)
+
+    def __call__(self, tile: Tile, *arrays: Any) -> Any:
+        points = self.points(tile, arrays)
+        first = points[0]
+        if not isinstance(self.what, Expr):
+            value = np.broadcast_to(self.what(*self._spread(points)), tile.shape)
+            return value.astype(self.what.dtype)
+        if isinstance(first, trace.Traced):
+            return trace.applied(self.what, self._spread(points))
+        if isinstance(first, np.ndarray):
+            (value,) = blocks.evaluate(self._kernel(tile.shape), points)
+            return value
+        xp = import_module(self.xp)
+        value = _by_operations(self.what, self._spread(points), xp)
+        return xp.broadcast_to(value, tile.shape).astype(self.what.dtype)
+
+    def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
+        """The coordinates along each axis, 1-D and of the type that the function gets."""
+        xp = None if not isinstance(tile, Tile) else import_module(self.xp)
+        given = iter(arrays)
+        out = []
+        for formula, k in zip(self.axes, self.order, strict=True):
+            if formula is not None:
+                x = formula.at(tile.numbers(k, xp))
+            else:
+                x = next(given)
+                x = x if xp is None else xp.asarray(x)
+            out.append(x.astype(self.given))
+        return out
+
+    def _spread(self, points: list[Any]) -> list[Any]:
+        """Each along its own axis of the tile."""
+        n = len(points)
+        return [
+            x.reshape(tuple([-1 if j == k else 1 for j in range(n)]))
+            for x, k in zip(points, self.order, strict=True)
+        ]
+
+    def _kernel(self, shape: tuple[int, ...]) -> Kernel:
+        views = [View(0, tuple([int(j == k) for j in range(len(shape))])) for k in self.order]
+
+        def spread(leaf: Expr) -> Expr:
+            if leaf.op != "input":
+                return leaf
+            return Expr("input", (), leaf.dtype, (leaf.data[0], views[leaf.data[0]]))
+
+        return Kernel(shape, tuple(rebuilt([self.what], spread)))
+
+
+def _tokens(expr: Expr) -> Any:
+    """The same words in every process for expressions that are equal."""
+    every = nodes((expr,))
+    number = {id(node): n for n, node in enumerate(every)}
+    return [
+        (
+            node.op,
+            node.dtype.str,
+            (node.data[0].digest, node.data[1]) if node.op == "call" else repr(node.data),
+            [number[id(a)] for a in node.args],
+        )
+        for node in every
+    ]
+
+
+def _by_operations(expr: Expr, points: list[Any], xp: Any) -> Any:
+    """The value of an expression by a library's own functions, for other schedulers than ours."""
+    value: dict[int, Any] = {}
+    for node in nodes((expr,)):
+        args = [value[id(a)] for a in node.args]
+        if node.op == "input":
+            got = points[node.data[0]]
+        elif node.op == "constant":
+            got = node.value
+        elif node.op == "call":
+            raise NotImplementedError(
+                f"{node.data[0].name} has to be compiled into a kernel: compute this with "
+                'gpuscheduler.get, or scheduler="gpu"'
+            )
+        elif node.op == "cast":
+            got = args[0].astype(node.dtype)
+        elif node.op == "complex":
+            got = args[0] + 1j * args[1]
+        else:
+            found = getattr(xp, node.op, None)
+            got = (found or getattr(import_module("cupyx.scipy.special"), node.op))(*args)
+        value[id(node)] = got
+    return value[id(expr)]

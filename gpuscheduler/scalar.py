@@ -1,0 +1,227 @@
+"""A Python function of numbers as one operation of an expression, for functions that decide and
+repeat by the values that they are given. Numba compiles it: here for CPU devices, as a NumPy ufunc.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from .expr import DType
+from .trace import names_read, replaced
+
+
+class NotCompiled(TypeError):
+    """A function of numbers cannot be compiled: the message says which, where and why."""
+
+
+class ScalarFunction:
+    """A plain Python function that takes and gives numbers. Equal to another that has the same code
+    and finds the same values under the names that it reads; what these are is settled here.
+
+    >>> def halvings(n):
+    ...     steps = 0
+    ...     while n % 2 == 0:
+    ...         n, steps = n // 2, steps + 1
+    ...     return steps
+    >>> f = ScalarFunction(halvings)
+    >>> f.results((np.dtype("i8"),))
+    dtype('int64')
+    >>> f.ufunc((np.dtype("i8"),), np.dtype("i8"))(np.array([8, 7, 12]))
+    array([3, 0, 2])
+    """
+
+    def __init__(self, python: Callable[..., Any]):
+        function = plain(python)
+        if function is None:
+            raise NotCompiled(f"{python!r} is not a Python function: Numba cannot compile it")
+        self.python = function
+        self.name = function.__name__
+        self.digest = hashlib.sha256(repr(_words(function, [])).encode()).hexdigest()
+        self._lock = threading.RLock()
+        self._compiled: Any = None
+        self._results: dict[tuple[DType, ...], Any] = {}
+        self._ufuncs: dict[Any, np.ufunc] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScalarFunction) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"<ScalarFunction {self.name}>"
+
+    def __reduce__(self) -> Any:
+        return ScalarFunction, (self.python,)
+
+    def results(self, types: tuple[DType, ...]) -> DType | tuple[DType, ...]:
+        """What it gives for arguments of these types: one dtype, or a tuple of them.
+
+        Raises
+        ------
+        NotCompiled
+            where Numba does not know what to do with it.
+        """
+        with self._lock:
+            if types not in self._results:
+                self._results[types] = self._inferred(types)
+            return self._results[types]  # type: ignore[no-any-return]
+
+    def ufunc(self, types: tuple[DType, ...], gives: DType, part: int | None = None) -> np.ufunc:
+        """It as a NumPy ufunc with one loop, which holds no lock; of several results, one."""
+        with self._lock:
+            key = types, gives, part
+            if key not in self._ufuncs:
+                import numba
+
+                self.results(types)
+                names = [f"a{n}" for n in range(len(types))]
+                item = "" if part is None else f"[{part}]"
+                space: dict[str, Any] = {"f": self._compiled}
+                text = f"def {self.name_as_word}({', '.join(names)}):\n"
+                exec(f"{text}    return f({', '.join(names)}){item}", space)
+                from_dtype = numba.from_dtype
+                signature = from_dtype(gives)(*[from_dtype(t) for t in types])
+                vectorize: Any = numba.vectorize
+                made = vectorize([signature], nopython=True)(space[self.name_as_word])
+                self._ufuncs[key] = made.ufunc
+            return self._ufuncs[key]
+
+    @property
+    def name_as_word(self) -> str:
+        return self.name if self.name.isidentifier() else "function"
+
+    def _inferred(self, types: tuple[DType, ...]) -> Any:
+        import numba
+        from numba.core.errors import NumbaError
+
+        if self._compiled is None:
+            self._compiled = jitted(self.python, numba.njit(error_model="numpy", nogil=True))
+        signature = tuple([numba.from_dtype(t) for t in types])
+        try:
+            self._compiled.compile(signature)
+        except NumbaError as error:
+            raise NotCompiled(f"{place(self.python)}: {reason(error)}") from error
+        except Exception as error:  # Numba's compiler lets some of its own through
+            raise NotCompiled(f"{place(self.python)}: {type(error).__name__}: {error}") from error
+        given = self._compiled.overloads[signature].signature.return_type
+        if isinstance(given, numba.types.BaseTuple):
+            return tuple([self._number(t) for t in given.types])  # type: ignore[attr-defined,unused-ignore]
+        return self._number(given)
+
+    def _number(self, given: Any) -> DType:
+        from numba.np import numpy_support
+
+        try:
+            dtype = numpy_support.as_dtype(getattr(given, "literal_type", given))
+        except Exception:
+            dtype = None
+        if dtype is None or dtype.kind not in "biufc":
+            raise NotCompiled(
+                f"{place(self.python)}: it gives {given}: a function of a mesh gives a number, "
+                "or a tuple of numbers"
+            )
+        return dtype
+
+
+def plain(function: Any) -> types.FunctionType | None:
+    """The Python function inside Numba's objects; None where there is none."""
+    inner = getattr(function, "py_func", function)
+    return inner if isinstance(inner, types.FunctionType) else None
+
+
+def jitted(function: types.FunctionType, decorate: Callable[[Any], Any]) -> Any:
+    """The function compiled, with the plain functions that it calls compiled as well."""
+    done: dict[types.FunctionType, Any] = {}
+
+    def other(value: Any) -> Any:
+        if isinstance(value, types.FunctionType) and _is_numbers(value):
+            return compiled(value)
+        return value
+
+    def compiled(f: types.FunctionType) -> Any:
+        if f in done:  # it calls itself, by way of others
+            return f
+        done[f] = f
+        done[f] = decorate(replaced(f, other))
+        return done[f]
+
+    return compiled(function)
+
+
+def _is_numbers(function: types.FunctionType) -> bool:
+    """Not a library's: those are Numba's to know."""
+    module = str(function.__globals__.get("__name__")).partition(".")[0]
+    return module not in ("numpy", "numba", "math", "cmath", "operator", "scipy")
+
+
+def place(function: types.FunctionType) -> str:
+    """Where a function is, for people."""
+    code = function.__code__
+    return f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def reason(error: Exception) -> str:
+    """What Numba says, in a line or two: its own message repeats itself in nested frames."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = [line for line in lines if not line.startswith(_FRAMES)]
+    at = next((line for line in lines if line.startswith("File ")), "")
+    first = " ".join(found[:2]) or type(error).__name__
+    return f"{first} [{at.rstrip(':')}]" if at else first
+
+
+_FRAMES = (
+    "Failed in nopython mode", "Failed in cuda mode", "Failed at nopython", "During:", "File ",
+    "<source", "[1]", "[2]", "Enable logging",
+)  # fmt: skip
+
+
+def _words(value: Any, inside: list[Any]) -> Any:
+    """What decides what a function computes: the same in every process."""
+    function = plain(value)
+    if function is not None:
+        if any(function is f for f in inside):
+            return "itself"
+        inside = [*inside, function]
+        code = function.__code__
+        outside = function.__globals__
+        named = [(n, outside[n]) for n in sorted(names_read(code)) if n in outside]
+        around = [_contents(c) for c in function.__closure__ or ()]
+        given = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+        return (
+            _code_words(code),
+            [(n, _words(v, inside)) for n, v in named],
+            [_words(v, inside) for v in (*around, *given)],
+        )
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, types.CodeType):
+        return _code_words(value)
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [_words(v, inside) for v in value]
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
+    if isinstance(value, np.generic):
+        return value.dtype.str, repr(value)
+    if isinstance(value, (int, float, complex, str, bytes, type(None))):
+        return type(value).__name__, repr(value)
+    return type(value).__name__, getattr(value, "__module__", ""), getattr(value, "__name__", "")
+
+
+def _code_words(code: types.CodeType) -> Any:
+    inner: Iterable[Any] = code.co_consts
+    constants = [_code_words(c) if isinstance(c, types.CodeType) else repr(c) for c in inner]
+    return code.co_name, code.co_code.hex(), constants, code.co_names, code.co_varnames
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

@@ -1,0 +1,559 @@
+"""A function on every point of a grid is what NumPy makes of broadcast coordinates."""
+
+from __future__ import annotations
+
+import cmath
+import functools
+import math
+import operator
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuscheduler
+from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, mesh
+from gpuscheduler.fuse import Fused
+from gpuscheduler.mesh import MOST_TILES
+from gpuscheduler.scalar import ScalarFunction
+from gpuscheduler.tiles import Tile, Tiles
+
+#: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "40"))
+FEW = settings(max_examples=EXAMPLES, deadline=None)
+FACTOR = 2.5
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    with Scheduler(devices="cpu:2", check=True) as scheduler:
+        yield scheduler
+
+
+def grid(*axes, indexing="ij"):
+    return np.meshgrid(*axes, indexing=indexing, sparse=True)
+
+
+def steps(scheduler, x):
+    return [s.task for s in scheduler.plan(x).steps]
+
+
+# ---- functions
+
+
+def distance(x, y):
+    return math.sqrt(x * x + y * y)
+
+
+def as_numpy(x, y):
+    return np.sqrt(x * x + y * y)
+
+
+def with_constants(x, y, scale, shift):
+    return scale * math.exp(-((x - shift) ** 2)) + math.atan2(y, x) * FACTOR
+
+
+def escape(x, y, most):
+    c, z, n = complex(x, y), 0j, 0
+    while n < most and z.real * z.real + z.imag * z.imag < 4.0:
+        z, n = z * z + c, n + 1
+    return n
+
+
+def helped(x):
+    return x * x if x > 0 else -x
+
+
+def with_helper(x, y):
+    return helped(x) + helped(y)
+
+
+@numba.njit
+def compiled_helper(x):
+    return x + 1 if x > 0 else x - 1
+
+
+def with_compiled_helper(x, y):
+    return compiled_helper(x) * y
+
+
+def polar(x, y):
+    return math.hypot(x, y), math.atan2(y, x)
+
+
+def branching_pair(x, y):
+    if x > y:
+        return x - y, 1
+    return y - x, 0
+
+
+def zeta(x, y):
+    total = 0j
+    for n in range(1, 30):
+        total += cmath.exp(-complex(x, y) * math.log(n))
+    return total
+
+
+def at_each_point(function, *axes):
+    every = np.meshgrid(*axes, indexing="ij")
+    return np.vectorize(function)(*every)
+
+
+X, Y = np.linspace(-1, 1, 13), np.linspace(-2, 2, 10)
+AXES = axis(-1, 1, 13), axis(-2, 2, 10)
+
+
+@pytest.mark.parametrize("chunks", ["auto", 4, (5, 10), ((1, 12), (3, 3, 4))])
+@pytest.mark.parametrize("f", [distance, as_numpy, with_helper, with_compiled_helper, zeta])
+def test_what_f_gives_at_each_point(cpu, f, chunks):
+    z = mesh(f, AXES, chunks=chunks)
+    wanted = at_each_point(getattr(f, "py_func", f), X, Y)
+    assert z.shape == (13, 10)
+    assert z.dtype == wanted.dtype
+    np.testing.assert_allclose(z.compute(), wanted, rtol=1e-13)
+    np.testing.assert_allclose(z.compute(scheduler="threads"), wanted, rtol=1e-13)
+
+
+def test_a_function_that_decides_is_compiled_and_one_that_computes_is_followed(cpu):
+    """Both become kernels; the second has no call in it."""
+    for f, called in ((distance, False), (with_helper, True)):
+        z = mesh(f, AXES, chunks=5)
+        every = steps(cpu, z)
+        assert all(type(t) is Fused for t in every)
+        (program,) = {t.program for t in every if t.program.kernels[0].shape == (5, 5)}
+        assert ("call" in repr(program.kernels[0].outputs[0])) is called
+
+
+def test_tiles_that_are_alike_share_one_program(cpu):
+    """Where they lie is all in which they differ, and that is not in the program."""
+    z = mesh(distance, (axis(0, 1, 1000), axis(0, 1, 1000)), chunks=100)
+    assert len({id(t.program) for t in steps(cpu, z)}) == 1
+    np.testing.assert_allclose(
+        z.compute(), as_numpy(*grid(*[np.linspace(0, 1, 1000)] * 2)), rtol=1e-15
+    )
+
+
+def test_args_are_numbers_behind_the_coordinates(cpu):
+    z = mesh(with_constants, AXES, args=(3, 0.25), chunks=6)
+    wanted = at_each_point(lambda x, y: with_constants(x, y, 3, 0.25), X, Y)
+    np.testing.assert_allclose(z.compute(), wanted, rtol=1e-13)
+    counts = mesh(escape, AXES, args=(50,), chunks=6)
+    assert counts.dtype == np.int64
+    np.testing.assert_array_equal(
+        counts.compute(), at_each_point(lambda x, y: escape(x, y, 50), X, Y)
+    )
+
+
+@pytest.mark.parametrize("f", [polar, branching_pair])
+def test_a_tuple_is_as_many_arrays(cpu, f):
+    first, second = mesh(f, AXES, chunks=5)
+    wanted = [at_each_point(lambda x, y, k=k: f(x, y)[k], X, Y) for k in (0, 1)]
+    for got, want in zip(dask.compute(first, second), wanted, strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [(lambda x, y: x > y, "?"), (lambda x, y: complex(x, y) if x > 0 else 0j, "c16"),
+     (lambda x, y: 3, "i8"), (lambda x, y: 1.5, "f8"), (lambda x, y: y, "f8"),
+     (lambda x, y: math.floor(x) % 3, "i8"), (lambda x, y: x > 0 and y > 0, "?")],
+)  # fmt: skip
+def test_types_of_what_f_gives(cpu, f, dtype):
+    z = mesh(f, AXES, chunks=5)
+    assert z.dtype == np.dtype(dtype)
+    got = z.compute()
+    assert got.dtype == z.dtype
+    np.testing.assert_array_equal(got, at_each_point(f, X, Y))
+
+
+@pytest.mark.parametrize("f", [distance, with_helper, with_constants])
+def test_float32_coordinates_give_float32(cpu, f):
+    args = (2.0, 0.5) if f is with_constants else ()
+    z = mesh(f, AXES, args=args, dtype="f4", chunks=5)
+    assert z.dtype == np.float32
+    wanted = at_each_point(lambda x, y: f(x, y, *args), X.astype("f4"), Y.astype("f4"))
+    np.testing.assert_allclose(z.compute(), wanted, rtol=2e-6, atol=1e-6)
+
+
+def test_integer_coordinates(cpu):
+    z = mesh(lambda i, j: (i * 7 + j) % 5, (axis(0, 9, 10), [3, 1, 4]), dtype=int, chunks=4)
+    np.testing.assert_array_equal(
+        z.compute(), (np.arange(10)[:, None] * 7 + np.array([3, 1, 4])) % 5
+    )
+
+
+def test_xy_indexing_is_numpys(cpu):
+    third = np.array([0.5, 1.5])
+    f = lambda x, y, z: x + 10 * y + 100 * z  # noqa: E731
+    z = mesh(f, (*AXES, third), chunks=4, indexing="xy")
+    np.testing.assert_allclose(z.compute(), f(*np.meshgrid(X, Y, third, indexing="xy")))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, list, functools.partial(da.from_array, chunks=3)])
+def test_axes_that_are_arrays(cpu, kind):
+    """Coordinates of any spacing, cut as the tiles are."""
+    points = np.array([0.0, 0.1, 1.0, 10.0, 11.0, 12.5, -3.0])
+    z = mesh(distance, (kind(points), AXES[1]), chunks=(2, 4))
+    np.testing.assert_allclose(z.compute(), as_numpy(*grid(points, Y)), rtol=1e-15)
+    np.testing.assert_allclose(
+        z[3:, ::2].sum().compute(), as_numpy(*grid(points[3:], Y[::2])).sum()
+    )
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 6])
+def test_one_to_six_dimensions(cpu, ndim):
+    sides = [np.linspace(0, 1, 2 + k) for k in range(ndim)]
+    f = lambda *x: functools.reduce(operator.mul, [1 + v for v in x])  # noqa: E731
+    z = mesh(f, [axis(0, 1, 2 + k) for k in range(ndim)], chunks=2)
+    wanted = functools.reduce(operator.mul, [1 + v for v in grid(*sides)])
+    np.testing.assert_allclose(z.compute(), wanted, rtol=1e-14)
+
+
+# ---- axes
+
+
+@pytest.mark.parametrize("endpoint", [True, False])
+@pytest.mark.parametrize(("start", "stop", "n"), [
+    (0, 1, 11), (29, 31, 1000), (-3.5, 2e-3, 77), (5, 5, 4), (1, -1, 2), (2, 3, 1),
+    (0, 5e-324, 3), (1e300, -1e300, 9),
+])  # fmt: skip
+def test_an_axis_is_linspace_to_the_last_bit(start, stop, n, endpoint):
+    got = np.asarray(axis(start, stop, n, endpoint))
+    np.testing.assert_array_equal(got, np.linspace(start, stop, n, endpoint))
+
+
+@pytest.mark.parametrize("endpoint", [True, False])
+@pytest.mark.parametrize(("start", "stop", "n"), [
+    (1, 1000, 4), (1e-12, 1e9, 333), (-2, -8, 3), (7, 0.1, 50), (3, 3, 1),
+])  # fmt: skip
+def test_a_geometric_axis_is_geomspace(start, stop, n, endpoint):
+    got, want = (
+        np.asarray(geomaxis(start, stop, n, endpoint)),
+        np.geomspace(start, stop, n, endpoint),
+    )
+    np.testing.assert_allclose(got, want, rtol=5e-16)
+    assert got[0] == start
+    assert not endpoint or n == 1 or got[-1] == stop
+
+
+def test_axes_longer_than_32_bits_can_count(cpu):
+    """Their ends are exact, and their middle is where it belongs."""
+    n = 3 * 10**9 + 1
+    z = mesh(lambda x, y: x + 0 * y, (axis(0, 3e9, n), axis(0, 1, 2**40 // n + 1)))
+    assert z.size > 2**40
+    np.testing.assert_array_equal(z[-3:, -1].compute(), np.arange(n - 3, n))
+    np.testing.assert_array_equal(z[n // 2 : n // 2 + 2, 5].compute(), [1.5e9, 1.5e9 + 1])
+
+
+def test_tiles_are_never_too_many():
+    """Where nothing is said about chunks, huge meshes have huge tiles."""
+    z = mesh(distance, (axis(0, 1, 10**7), axis(0, 1, 10**6)))
+    assert z.npartitions < 2 * MOST_TILES
+    assert mesh(distance, (axis(0, 1, 100), axis(0, 1, 100))).npartitions == 1
+
+
+# ---- what comes behind
+
+
+REDUCTIONS = ["sum", "mean", "min", "max", "argmin", "argmax", "std", "any", "all", "var", "prod"]
+
+
+@pytest.mark.parametrize("along", [None, 0, 1])
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("f", [as_numpy, with_helper])
+def test_reductions(cpu, f, name, along):
+    z = mesh(f, AXES, chunks=(5, 4))
+    wanted = getattr(at_each_point(f, X, Y), name)(axis=along)
+    got = getattr(z, name)(axis=along).compute()
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+def test_a_reduction_never_stores_the_grid(cpu):
+    """8 GiB of float64, within a limit of 4 MiB: every step makes a few numbers."""
+    with Scheduler(devices="cpu:2", memory_limit="4 MiB") as scheduler:
+        z = mesh(lambda x, y: x * y, (axis(0, 1, 2**15), axis(0, 1, 2**15)), chunks=2**13)
+        assert max(s.nbytes for s in scheduler.plan(z.sum()).steps) < 1000
+        assert math.isclose(z.sum().compute(), 2**30 / 4, rel_tol=1e-9)
+
+
+def test_expressions_behind_a_mesh_are_part_of_its_kernel(cpu):
+    z = mesh(with_helper, AXES, chunks=5)
+    above = (z > 3).sum()
+    chosen = da.where(z > 1, da.sin(z), 0).mean()
+    values = at_each_point(with_helper, X, Y)
+    assert above.compute() == (values > 3).sum()
+    np.testing.assert_allclose(chosen.compute(), np.where(values > 1, np.sin(values), 0).mean())
+    assert max(s.nbytes for s in cpu.plan(chosen).steps) <= 16
+
+
+def test_histograms(cpu):
+    z = mesh(as_numpy, AXES, chunks=5)
+    counts, edges = da.histogram(z, bins=7, range=(0, 3))
+    wanted, _ = np.histogram(as_numpy(*grid(X, Y)), bins=7, range=(0, 3))
+    np.testing.assert_array_equal(counts.compute(), wanted)
+
+
+def test_slices_compute_what_they_read(cpu):
+    """3 x 4 points of 10^12, whose tiles have 2 * 10^8."""
+    z = mesh(distance, (axis(0, 1, 10**6), axis(0, 1, 10**6)))
+    part = z[10:16:2, -4:]
+    (task,) = steps(cpu, part)
+    assert [k.shape for k in task.program.kernels] == [(3, 4)]
+    x, y = np.linspace(0, 1, 10**6)[10:16:2], np.linspace(0, 1, 10**6)[-4:]
+    np.testing.assert_allclose(part.compute(), as_numpy(*grid(x, y)), rtol=1e-15)
+
+
+def test_without_fusion_too(cpu):
+    with Scheduler(devices="cpu:2", fuse=False):
+        z = mesh(with_helper, AXES, chunks=5)
+        np.testing.assert_allclose(z.sum().compute(), at_each_point(with_helper, X, Y).sum())
+
+
+def test_the_same_bits_for_any_number_of_devices():
+    z = mesh(with_constants, (axis(0, 1, 700), axis(0, 1, 900)), args=(2.0, 0.1))
+    sums = set()
+    for n in (1, 2, 4):
+        with Scheduler(devices=f"cpu:{n}"):
+            sums.add(float(z.sum().compute()))
+    assert len(sums) == 1
+
+
+def test_results_go_to_zarr_tile_by_tile(cpu, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    z = mesh(as_numpy, AXES, chunks=5)
+    z.to_zarr(str(tmp_path / "z.zarr"))
+    np.testing.assert_allclose(zarr.open(str(tmp_path / "z.zarr"))[:], as_numpy(*grid(X, Y)))
+
+
+def test_results_go_into_an_array_on_the_host(cpu):
+    out = np.zeros((13, 10))
+    da.store(mesh(as_numpy, AXES, chunks=5), out, lock=False)
+    np.testing.assert_allclose(out, as_numpy(*grid(X, Y)))
+
+
+# ---- how f is understood
+
+
+def test_globals_are_settled_when_the_mesh_is_made(cpu, monkeypatch):
+    z = mesh(with_constants, AXES, args=(1.0, 0.0))
+    before = z.sum().compute()
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 100.0)
+    assert z.sum().compute() == before
+    assert mesh(with_constants, AXES, args=(1.0, 0.0)).name != z.name
+
+
+def test_names_say_what_is_computed():
+    """Equal meshes have equal names, and others have others."""
+    z = mesh(with_helper, AXES)
+    assert z.name == mesh(with_helper, AXES).name
+    others = [
+        mesh(distance, AXES), mesh(with_helper, AXES, chunks=5),
+        mesh(with_helper, AXES, dtype="f4"), mesh(with_helper, (AXES[0], axis(-2, 2.5, 10))),
+        mesh(with_helper, (Y, AXES[1])), mesh(with_helper, (X, AXES[1])),
+        mesh(escape, AXES, args=(3,)), mesh(escape, AXES, args=(4,)),
+    ]  # fmt: skip
+    assert len({z.name, *[o.name for o in others]}) == 1 + len(others)
+
+
+def test_names_are_the_same_in_every_process():
+    code = (
+        "from tests.test_mesh import *; "
+        "print(mesh(with_helper, AXES).name, mesh(with_compiled_helper, AXES).name, "
+        "mesh(distance, AXES).name)"
+    )
+    root = Path(__file__).parents[1]
+    outs = {
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+        ).stdout
+        for seed in "12"
+    }  # fmt: skip
+    assert len(outs) == 1
+
+
+def test_a_mesh_goes_to_other_processes(cpu):
+    for f in (distance, with_helper):
+        z = mesh(f, AXES, chunks=5)
+        copy = pickle.loads(pickle.dumps(z))
+        np.testing.assert_array_equal(copy.compute(), z.compute())
+
+
+def test_numpys_way_on_request(cpu):
+    """It is called with arrays that are broadcast against each other, and may do anything."""
+    seen = []
+
+    def anything(x, y):
+        seen.append((x.shape, y.shape))
+        return np.where(x > 0, x, 0) * np.cumsum(np.ones_like(y), axis=1)
+
+    z = mesh(anything, AXES, chunks=(5, 10), how="numpy")
+    assert z.dtype == np.float64
+    np.testing.assert_allclose(z.compute(), anything(*grid(X, Y)))
+    assert ((5, 1), (1, 10)) in seen
+
+
+def test_it_can_be_said_how(cpu):
+    for how in ("trace", "numba", "numpy"):
+        z = mesh(as_numpy, AXES, how=how)
+        np.testing.assert_allclose(z.compute(), as_numpy(*grid(X, Y)), rtol=1e-15)
+
+
+def uses_a_file(x, y):
+    return x + len(open("numbers").read()) if x > y else y
+
+
+def gives_text(x, y):
+    return "low" if x < y else "high"
+
+
+def unknown_name(x, y):
+    return undefined(x) if x > y else y  # noqa: F821
+
+
+def looks_around(x, y):
+    return x - x.mean() + y
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [(uses_a_file, "uses_a_file"), (gives_text, "gives"), (unknown_name, "undefined"),
+     (looks_around, "mean"), (lambda x: x, "argument")],
+)  # fmt: skip
+def test_what_cannot_be_compiled_is_refused_with_its_place(f, words):
+    with pytest.raises(NotCompiled, match=words) as caught:
+        mesh(f, AXES)
+    assert "how='numpy'" in str(caught.value)
+    assert "test_mesh.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: axis(0, math.inf, 5), ValueError, "finite"),
+        (lambda: axis(0, 1, 0), ValueError, "at least one"),
+        (lambda: axis(0, 1, 2.5), TypeError, "integer"),
+        (lambda: axis(0, "one", 5), (TypeError, ValueError), "one"),
+        (lambda: geomaxis(0, 1, 5), ValueError, "zero"),
+        (lambda: geomaxis(-1, 1, 5), ValueError, "sign"),
+        (lambda: mesh(distance, ()), ValueError, "0 axes"),
+        (lambda: mesh(lambda *x: x[0], [AXES[0]] * 7), ValueError, "7 axes"),
+        (lambda: mesh(distance, (AXES[0], np.ones((2, 2)))), ValueError, "axis 1 is 2-dim"),
+        (lambda: mesh(distance, (AXES[0], [])), ValueError, "no points"),
+        (lambda: mesh(distance, (AXES[0], np.array(["a"]))), ValueError, "axis 1"),
+        (lambda: mesh(escape, AXES, args=("fifty",)), TypeError, "fifty"),
+        (lambda: mesh(distance, AXES, indexing="yx"), ValueError, "indexing='yx'"),
+        (lambda: mesh(distance, AXES, how="cython"), ValueError, "how='cython'"),
+        (lambda: mesh(distance, AXES, dtype="U3"), TypeError, "dtype"),
+        (lambda: mesh(distance, AXES, chunks=(5, (3, 3))), ValueError, "(?i)chunks"),
+        (lambda: mesh(distance, (AXES[0], da.ones(9)[da.ones(9) > 0])), ValueError, "not known"),
+    ],
+)
+def test_bad_input_is_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_an_exception_of_f_comes_out_with_its_key(cpu):
+    def picky(x, y):
+        if x > 0.9:
+            raise ValueError("too far")
+        return x + y
+
+    with pytest.raises(ValueError, match="too far"):
+        mesh(picky, AXES).compute()
+    assert mesh(distance, AXES).sum().compute() > 0
+
+
+# ---- any function, any grid
+
+
+UNARY = [
+    "math.sin({})", "math.exp(-abs({}))", "math.fabs({})", "abs({})", "np.sqrt(abs({}))", "-{}",
+    "math.atan({})", "math.floor({})", "np.tanh({})", "({} * 0.5) ** 2",
+]  # fmt: skip
+BINARY = [
+    "({} + {})", "({} - {})", "({} * {})", "math.hypot({}, {})", "math.atan2({}, {})",
+    "min({}, {})", "max({}, {})", "math.copysign({}, {})", "np.maximum({}, {})",
+]  # fmt: skip
+
+
+@st.composite
+def functions(draw, arity):
+    """A function as a tree of operations, some of which decide by value."""
+
+    def tree(level):
+        kind = draw(st.sampled_from(["unary", "binary", "if", "leaf"] if level else ["leaf"]))
+        if kind == "leaf":
+            return draw(st.sampled_from(["x", "y", "z"][:arity] + ["0.75", "(1 + x)"]))
+        if kind == "unary":
+            return draw(st.sampled_from(UNARY)).format(tree(level - 1))
+        if kind == "binary":
+            return draw(st.sampled_from(BINARY)).format(tree(level - 1), tree(level - 1))
+        return f"({tree(level - 1)} if {tree(level - 1)} > 0 else {tree(level - 1)})"
+
+    text = f"lambda {', '.join('xyz'[:arity])}: {tree(draw(st.integers(0, 3)))}"
+    return text, eval(text, {"math": math, "np": np})
+
+
+@FEW
+@given(st.data())
+def test_any_function_over_any_grid(data):
+    """By whichever way it is understood; NumPy's own way is the reference of what it gives."""
+    ndim = data.draw(st.integers(1, 3))
+    lengths = [data.draw(st.integers(1, 9)) for _ in range(ndim)]
+    _, f = data.draw(functions(ndim))
+    axes, points = [], []
+    for n in lengths:
+        start, stop = (data.draw(st.integers(-8, 8)) / 4 for _ in "ab")
+        points.append(np.linspace(start, stop, n))
+        formula = data.draw(st.booleans())
+        axes.append(axis(start, stop, n) if formula else points[-1])
+    chunks = tuple(data.draw(st.integers(1, n)) for n in lengths)
+    z = mesh(f, axes, chunks=chunks)
+    with Scheduler(devices="cpu:2", check=True):
+        got = z.compute()
+        cut = tuple(slice(data.draw(st.integers(0, n)), None, 2) for n in lengths)
+        part = z[cut].compute()
+    every = np.meshgrid(*points, indexing="ij")
+    wanted = np.vectorize(f, otypes=[z.dtype])(*every)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(part, got[cut])
+
+
+# ---- the parts
+
+
+def test_a_tile_is_where_its_block_lies():
+    tiles = Tiles(((3, 2), (4, 4, 1)))
+    assert tiles.numblocks == (2, 3)
+    assert tiles[1, 2] == Tile((3, 8), (2, 1))
+    np.testing.assert_array_equal(tiles[1, 2].numbers(0), [3, 4])
+
+
+def test_functions_are_equal_that_compute_the_same():
+    def first(x):
+        return x * FACTOR if x > 0 else x
+
+    def other(x):
+        return x * FACTOR if x > 1 else x
+
+    again = type(first)(first.__code__, first.__globals__, "first")
+    assert ScalarFunction(first) == ScalarFunction(again)
+    assert ScalarFunction(first) != ScalarFunction(other)
+    assert len({ScalarFunction(first), ScalarFunction(again), ScalarFunction(other)}) == 2
+
+
+def test_the_package_has_them():
+    assert gpuscheduler.mesh is mesh
+    assert {"axis", "geomaxis", "mesh", "NotCompiled"} <= set(gpuscheduler.__all__)

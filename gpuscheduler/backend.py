@@ -23,16 +23,15 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask._task_spec import Task
-from dask.array import chunk, creation, linalg, routines
+from dask.array import creation, linalg, routines
 from dask.array.backends import ArrayBackendEntrypoint
 from dask.array.backends import array_creation_dispatch as dispatch
 from dask.array.core import Array, normalize_chunks
 from dask.array.cupy_entry_point import CupyBackendEntrypoint
 from dask.base import tokenize
 from dask.blockwise import blockwise
-from dask.layers import ArraySliceDep
 
-from . import trace
+from .grid import Axis, Tile, Tiles
 
 #: Creation functions that Dask itself does not dispatch and that we fill in.
 FILLED = ("linspace", "eye", "diag", "meshgrid")
@@ -114,24 +113,11 @@ class CupyBackend(CupyBackendEntrypoint):
         dtype: Any = None,
     ) -> Any:
         """`numpy.linspace`, value for value, however it is chunked."""
-        num = int(num)
         dtype = np.dtype(float if dtype is None else dtype)
-        start, stop = float(start), float(stop)
-        delta = stop - start
-        intervals = num - 1 if endpoint else num
-        last = stop if endpoint and num > 1 else None
-        chunk = partial(
-            _linspace,
-            xp=self.xp,
-            start=start,
-            delta=delta,
-            intervals=intervals,
-            last=last,
-            num=num,
-            dtype=dtype,
-        )
-        x = self._from_slices("linspace", chunk, (num,), chunks, dtype)
-        return (x, delta / (intervals or 1)) if retstep else x
+        axis = Axis(float(start), float(stop), int(num), bool(endpoint))
+        chunk = partial(_linspace, xp=self.xp, axis=axis, dtype=dtype)
+        x = self._from_tiles("linspace", chunk, (axis.n,), chunks, dtype)
+        return (x, (axis.stop - axis.start) / (axis.parts or 1)) if retstep else x
 
     def eye(
         self, N: int, chunks: Any = "auto", M: int | None = None, k: int = 0, dtype: Any = float
@@ -140,7 +126,7 @@ class CupyBackend(CupyBackendEntrypoint):
             raise ValueError("chunks must be an int or string")
         dtype = np.dtype(float if dtype is None else dtype)
         chunk = partial(_eye, xp=self.xp, k=int(k), dtype=dtype)
-        return self._from_slices("eye", chunk, (N, N if M is None else M), chunks, dtype)
+        return self._from_tiles("eye", chunk, (N, N if M is None else M), chunks, dtype)
 
     def diag(self, v: Any, k: int = 0) -> Any:
         """Dask's `diag`, but a 1-D NumPy array gives a diagonal matrix on the GPU."""
@@ -163,84 +149,39 @@ class CupyBackend(CupyBackendEntrypoint):
     def _meta(self, ndim: int, dtype: Any) -> Any:
         return import_module(self.xp).empty((0,) * ndim, dtype=dtype)
 
-    def _from_slices(
+    def _from_tiles(
         self, what: str, chunk: Callable[..., Any], shape: tuple[int, ...], chunks: Any, dtype: Any
     ) -> Array:
-        """An array whose chunks are `chunk(slices)`: where they lie is all that they depend on."""
+        """An array whose chunks are `chunk(tile)`: where they lie is all that they depend on."""
         chunks = normalize_chunks(chunks, shape, dtype=dtype)
         name = f"{what}-{tokenize(chunk, chunks)}"
         axes = tuple(range(len(shape)))
-        layer = blockwise(chunk, name, axes, ArraySliceDep(chunks), axes, numblocks={})
+        layer = blockwise(chunk, name, axes, Tiles(chunks), axes, numblocks={})
         return Array(layer, name, chunks, meta=self._meta(len(shape), dtype))
 
 
-def _linspace(
-    where: tuple[slice, ...],
-    *,
-    xp: Any,
-    start: float,
-    delta: float,
-    intervals: int,
-    last: float | None,
-    num: int,
-    dtype: Any,
-) -> Any:
-    """The elements `where` of a linspace, in NumPy's order of operations.
+def _linspace(tile: Tile, *, xp: str, axis: Axis, dtype: Any) -> Any:
+    """The elements of a linspace in a tile, in NumPy's order of operations.
 
     cupy.linspace computes `start + i*step` in one kernel, where the compiler fuses multiplication
     and addition, and starts each chunk from a rounded value.
 
-    >>> _linspace((slice(2, 4),), xp="numpy", start=0.0, delta=3.0, intervals=3, last=3.0, num=4,
-    ...           dtype="f4")
+    >>> _linspace(Tile((2,), (2,)), xp="numpy", axis=Axis(0.0, 3.0, 4), dtype="f4")
     array([2., 3.], dtype=float32)
     """
-    (elements,) = where
-    library = _library(xp)
-    x = library.arange(elements.start, elements.stop, dtype=np.float64)
-    step = delta / intervals if intervals > 0 else 1.0
-    if intervals > 0 and step == 0:  # it has underflowed, delta may not have
-        x /= intervals
-        x *= delta
-    else:
-        x *= step
-    x += start
-    if last is not None and elements.stop == num and len(x):
-        x[-1] = last
-    if np.issubdtype(dtype, np.integer):
-        x = library.floor(x)
-    return x.astype(dtype, copy=False)
+    x = axis.at(tile.numbers(0, xp))
+    return (np.floor(x) if np.issubdtype(dtype, np.integer) else x).astype(dtype)
 
 
-def _eye(where: tuple[slice, ...], *, xp: Any, k: int, dtype: Any) -> Any:
-    """The part `where` of a matrix with ones on its k-th diagonal.
+def _eye(tile: Tile, *, xp: str, k: int, dtype: Any) -> Any:
+    """The part of a matrix with ones on its k-th diagonal that is in a tile.
 
-    >>> _eye((slice(2, 4), slice(0, 3)), xp="numpy", k=-1, dtype=int)
+    >>> _eye(Tile((2, 0), (2, 3)), xp="numpy", k=-1, dtype=int)
     array([[0, 1, 0],
            [0, 0, 1]])
     """
-    rows, columns = where
-    return _library(xp).eye(
-        rows.stop - rows.start,
-        columns.stop - columns.start,
-        k=k + rows.start - columns.start,
-        dtype=dtype,
-    )
-
-
-def _library(xp: Any) -> Any:
-    return import_module(xp) if isinstance(xp, str) else xp
-
-
-#: What the two functions above need of a library, for symbolic arrays.
-_SYMBOLIC = SimpleNamespace(
-    arange=lambda start, stop, dtype: trace.KNOWN[chunk.arange](
-        start, stop, 1, stop - start, dtype
-    ),
-    floor=np.floor,
-    eye=trace.KNOWN[np.eye],
-)
-trace.KNOWN[_linspace] = lambda *args, xp, **kwargs: _linspace(*args, xp=_SYMBOLIC, **kwargs)
-trace.KNOWN[_eye] = lambda *args, xp, **kwargs: _eye(*args, xp=_SYMBOLIC, **kwargs)
+    rows, columns = tile.numbers(0, xp), tile.numbers(1, xp)
+    return (columns[None, :] - rows[:, None] == k).astype(dtype)
 
 
 def _diag(v: Any, *, xp: str, k: int) -> Any:

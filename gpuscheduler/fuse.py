@@ -22,9 +22,9 @@ from dask.array import reductions as dask_reductions
 from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, rebuilt
 from .graph import RANDOM, Draw, Graph
+from .grid import Tile
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain
-from .tiles import Tile
 from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
 
 Key = Any
@@ -865,7 +865,7 @@ class Somewhere:
     shape: tuple[int, ...]
     axes: Sequence[Any]
 
-    def numbers(self, axis: int, xp: Any = None) -> Any:
+    def numbers(self, axis: int, xp: str = "numpy") -> Any:
         return self.axes[axis]
 
 

@@ -23,16 +23,16 @@ from dask.utils import parse_bytes
 
 from . import blocks, trace
 from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
+from .grid import Axis, Tile, Tiles
 from .scalar import NotCompiled, ScalarFunction, plain
 from .scheduler import kind_in_use
-from .tiles import Tile, Tiles
 from .trace import Abstract, OnlyView, Seen, Unfollowed
 
 #: Axes of a mesh.
 MOST_AXES = 6
-#: Tiles of an array for which nothing is said about chunks: at least so many points each, by the
-#: kind of device, so that a tile is worth its launch ...
-LEAST_POINTS = {"cpu": 2**16, "cuda": 2**20}
+#: Tiles of an array for which nothing is said about chunks: at least so many points each, so that a
+#: tile is worth its launch ...
+LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 #: ... so many tiles where they are small, which keeps every device busy ...
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
@@ -40,51 +40,6 @@ MOST_TILES = 4096
 #: Lengths of arrays with which a function is followed: from the length of an axis, or of several
 #: that have been made one, it is known which they were.
 _PROBE = (2, 3, 5, 7, 11, 13)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Coordinates along one axis of a mesh, by a formula. Make one with `axis` or `geomaxis`."""
-
-    start: float
-    stop: float
-    n: int
-    endpoint: bool = True
-    geometric: bool = False
-
-    def __len__(self) -> int:
-        return self.n
-
-    def at(self, numbers: Any) -> Any:
-        """The coordinates of elements by their numbers, float64, by `numpy.linspace`'s or
-        `numpy.geomspace`'s own operations in their order; `numbers` is int64, of any library.
-
-        >>> axis(0, 1, 5).at(np.array([4, 1]))
-        array([1.  , 0.25])
-        """
-        if not self.geometric:
-            return self._linear(numbers, self.start, self.stop)
-        sign = math.copysign(1.0, self.start)
-        ends = (float(np.log10(abs(end))) for end in (self.start, self.stop))
-        x = sign * np.power(10.0, self._linear(numbers, *ends))
-        return self._ended(numbers, np.where(numbers == 0, self.start, x), self.stop)
-
-    def _linear(self, numbers: Any, start: float, stop: float) -> Any:
-        parts = self.n - 1 if self.endpoint else self.n
-        delta = stop - start
-        x = numbers.astype(np.float64)
-        step = delta / parts if parts > 0 else 1.0
-        x = x / parts * delta if parts > 0 and step == 0 else x * step
-        return self._ended(numbers, x + start, stop)
-
-    def _ended(self, numbers: Any, x: Any, stop: float) -> Any:
-        last = self.endpoint and self.n > 1
-        return np.where(numbers == self.n - 1, stop, x) if last else x
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        if copy is False:
-            raise ValueError("the coordinates are in no memory yet: they cannot but be made")
-        return self.at(np.arange(self.n, dtype=np.int64)).astype(dtype or np.float64)
 
 
 def axis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
@@ -162,6 +117,7 @@ def mesh(
     dtype: Any = None,
     indexing: str = "ij",
     how: str = "auto",
+    backend: str | None = None,
 ) -> Any:
     """`f(x, y, …, *args)` at every point of a grid, as a lazy Dask array of tiles.
 
@@ -193,12 +149,14 @@ def mesh(
         ``"trace"``: call `f` once, on symbols. ``"numba"``: have Numba compile it. ``"auto"``: the
         first of these that works. ``"numpy"``: call it for each tile, with arrays of coordinates
         that are broadcast against each other.
+    backend
+        ``"numpy"`` or ``"cupy"``: whose arrays the blocks are. By default CuPy's where the
+        scheduler in use has GPUs.
 
     Returns
     -------
     dask.array.Array
         Of the axes' lengths, and of the type that `f` gives; a tuple of them where `f` gives one.
-        Its blocks are CuPy arrays where the scheduler in use has GPUs, else NumPy arrays.
 
     Raises
     ------
@@ -224,6 +182,8 @@ def mesh(
         raise ValueError(f"how={how!r}: use 'auto', 'trace', 'numba' or 'numpy'")
     if indexing not in ("ij", "xy"):
         raise ValueError(f"indexing={indexing!r}: use 'ij' or 'xy'")
+    if backend not in (None, "numpy", "cupy"):
+        raise ValueError(f"backend={backend!r}: use 'numpy' or 'cupy'")
     every = [_checked_axis(a, k) for k, a in enumerate(axes)]
     if not 1 <= len(every) <= MOST_AXES:
         raise ValueError(f"{len(every)} axes: a mesh has one to {MOST_AXES}")
@@ -238,7 +198,8 @@ def mesh(
         made: list[Any] = _as_written(f, len(every), given, numbers)
     else:
         made = _expressions(f, [given] * len(every), numbers, how)
-    out = [_array(f, m, every, order, chunks, given) for m in made]
+    xp = backend or {"cpu": "numpy", "cuda": "cupy"}[kind_in_use()]
+    out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
 
 
@@ -397,14 +358,12 @@ class _AsWritten:
 
 
 def _array(
-    f: Any, what: Any, axes: Sequence[Any], order: list[int], chunks: Any, given: DType
+    f: Any, what: Any, axes: Sequence[Any], order: list[int], chunks: Any, given: DType, xp: str
 ) -> da.Array:
-    kind = kind_in_use()
-    xp = {"cpu": "numpy", "cuda": "cupy"}[kind]
     shape = [0] * len(axes)
     for a, k in zip(axes, order, strict=True):
         shape[k] = len(a)
-    sides = _sides(chunks, tuple(shape), what.dtype, kind)
+    sides = _sides(chunks, tuple(shape), what.dtype, LEAST_POINTS[xp])
     formulas = tuple(a if isinstance(a, Axis) else None for a in axes)
     chunk = MeshTile(what, formulas, tuple(order), given, xp)
     name = getattr(f, "__name__", type(f).__name__)
@@ -426,11 +385,11 @@ def _array(
 
 
 def _sides(
-    chunks: Any, shape: tuple[int, ...], dtype: DType, kind: str
+    chunks: Any, shape: tuple[int, ...], dtype: DType, least: int
 ) -> tuple[tuple[int, ...], ...]:
     points = math.prod(shape)
     most = parse_bytes(config.get("array.chunk-size")) // dtype.itemsize
-    tile = max(min(most, max(points // TILES, LEAST_POINTS[kind])), points // MOST_TILES, 1)
+    tile = max(min(most, max(points // TILES, least)), points // MOST_TILES, 1)
     sides = normalize_chunks(chunks, shape, limit=tile * dtype.itemsize, dtype=dtype)
     return tuple(tuple(map(int, s)) for s in sides)
 
@@ -473,15 +432,15 @@ class MeshTile:
 
     def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
         """The coordinates along each axis, 1-D and of the type that the function gets."""
-        xp = None if not isinstance(tile, Tile) else import_module(self.xp)
         given = iter(arrays)
         out = []
         for formula, k in zip(self.axes, self.order, strict=True):
             if formula is not None:
-                x = formula.at(tile.numbers(k, xp))
+                x = formula.at(tile.numbers(k, self.xp))
             else:
                 x = next(given)
-                x = x if xp is None else xp.asarray(x)
+                if isinstance(x, np.ndarray) and self.xp != "numpy":
+                    x = import_module(self.xp).asarray(x)
             out.append(x.astype(self.given))
         return out
 

@@ -37,6 +37,7 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .expr import LEAVES, REDUCTIONS, DType, Expr, Kernel, Out, Program, Reduction, View, nodes
+from .grid import Axis
 from .sizes import map_leaves
 
 Shape = tuple[int, ...]
@@ -2712,6 +2713,7 @@ _PLAIN = (
     np.dtype,
     np.generic,
     range,
+    Axis,
 )
 
 

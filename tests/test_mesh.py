@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 import gpuscheduler
 from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, mesh
 from gpuscheduler.fuse import Fused
+from gpuscheduler.grid import Tile, Tiles
 from gpuscheduler.mesh import MOST_TILES
 from gpuscheduler.scalar import ScalarFunction
-from gpuscheduler.tiles import Tile, Tiles
 
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "40"))

@@ -19,7 +19,7 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 ORDER = [
     "machine",
     "sizes",
-    "tiles",
+    "grid",
     "subgraph",
     "graph",
     "expr",

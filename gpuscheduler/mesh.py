@@ -150,8 +150,8 @@ def mesh(
         first of these that works. ``"numpy"``: call it for each tile, with arrays of coordinates
         that are broadcast against each other.
     backend
-        ``"numpy"`` or ``"cupy"``: whose arrays the blocks are. By default CuPy's where the
-        scheduler in use has GPUs.
+        The library whose arrays the blocks are: ``"numpy"``, or one with its functions. By default
+        ``"cupy"`` where the scheduler in use has GPUs.
 
     Returns
     -------
@@ -182,8 +182,6 @@ def mesh(
         raise ValueError(f"how={how!r}: use 'auto', 'trace', 'numba' or 'numpy'")
     if indexing not in ("ij", "xy"):
         raise ValueError(f"indexing={indexing!r}: use 'ij' or 'xy'")
-    if backend not in (None, "numpy", "cupy"):
-        raise ValueError(f"backend={backend!r}: use 'numpy' or 'cupy'")
     every = [_checked_axis(a, k) for k, a in enumerate(axes)]
     if not 1 <= len(every) <= MOST_AXES:
         raise ValueError(f"{len(every)} axes: a mesh has one to {MOST_AXES}")
@@ -363,7 +361,7 @@ def _array(
     shape = [0] * len(axes)
     for a, k in zip(axes, order, strict=True):
         shape[k] = len(a)
-    sides = _sides(chunks, tuple(shape), what.dtype, LEAST_POINTS[xp])
+    sides = _sides(chunks, tuple(shape), what.dtype, LEAST_POINTS.get(xp, 1))
     formulas = tuple(a if isinstance(a, Axis) else None for a in axes)
     chunk = MeshTile(what, formulas, tuple(order), given, xp)
     name = getattr(f, "__name__", type(f).__name__)
@@ -426,9 +424,8 @@ class MeshTile:
         if isinstance(first, np.ndarray):
             (value,) = blocks.evaluate(self._kernel(tile.shape), points)
             return value
-        xp = import_module(self.xp)
-        value = _by_operations(self.what, self._spread(points), xp)
-        return xp.broadcast_to(value, tile.shape).astype(self.what.dtype)
+        value = _by_operations(self.what, self._spread(points))
+        return value if value.shape == tile.shape else np.broadcast_to(value, tile.shape).copy()
 
     def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
         """The coordinates along each axis, 1-D and of the type that the function gets."""
@@ -478,7 +475,7 @@ def _tokens(expr: Expr) -> Any:
     ]
 
 
-def _by_operations(expr: Expr, points: list[Any], xp: Any) -> Any:
+def _by_operations(expr: Expr, points: list[Any]) -> Any:
     """The value of an expression by a library's own functions, for other schedulers than ours."""
     value: dict[int, Any] = {}
     for node in nodes((expr,)):
@@ -497,7 +494,7 @@ def _by_operations(expr: Expr, points: list[Any], xp: Any) -> Any:
         elif node.op == "complex":
             got = args[0] + 1j * args[1]
         else:
-            found = getattr(xp, node.op, None)
-            got = (found or getattr(import_module("cupyx.scipy.special"), node.op))(*args)
+            library = np if hasattr(np, node.op) else import_module("cupyx.scipy.special")
+            got = getattr(library, node.op)(*args)  # NumPy's function is the arrays' own
         value[id(node)] = got
     return value[id(expr)]

@@ -16,11 +16,13 @@ Coordinates are made where they are used: nothing is read, n² float64 are writt
 
 from __future__ import annotations
 
-import warnings
+import math
 from typing import Any
 
 import dask.array as da
 import numpy as np
+
+from gpuscheduler import axis, mesh
 
 from . import _roots
 
@@ -37,16 +39,17 @@ RTOL = 1e-10
 ATOL = 1e-17  # the formula cancels near the point: 30 - lat loses its last digits
 
 
+def field(lat: Any, lon: Any) -> Any:
+    """At one point, all in degrees."""
+    scale = math.cos(RADIAN * lat) * math.cos(RADIAN * POINT[0])
+    a = math.sin(HALF * (POINT[0] - lat)) ** 2 + scale * math.sin(HALF * (POINT[1] - lon)) ** 2
+    return math.atan2(a, 1 - a)
+
+
 def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
     """The field, (size, size) float64: rows are latitudes, columns are longitudes."""
-    rows, columns = _roots.grid((size, size), "f8", chunks, (0, 1))
-    lat = _axis(LATITUDES, size, rows, xp)[:, None]
-    lon = _axis(LONGITUDES, size, columns, xp)[None, :]
-    scale = da.cos(RADIAN * lat) * np.cos(RADIAN * POINT[0])
-    with warnings.catch_warnings():  # of more chunks than before: that is what a mesh is
-        warnings.simplefilter("ignore", da.PerformanceWarning)
-        a = da.sin(HALF * (POINT[0] - lat)) ** 2 + scale * da.sin(HALF * (POINT[1] - lon)) ** 2
-    return da.arctan2(a, 1 - a)
+    axes = axis(*LATITUDES, size), axis(*LONGITUDES, size)
+    return mesh(field, axes, chunks=_roots.grid((size, size), "f8", chunks, (0, 1)), backend=xp)
 
 
 def build_sum(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
@@ -77,13 +80,3 @@ def flops(size: int) -> int:
     scaling, cos and a product. A column takes the first six of them.
     """
     return 4 * size**2 + 15 * size
-
-
-def _axis(ends: tuple[float, float], n: int, chunks: tuple[int, ...], xp: str) -> da.Array:
-    """linspace, which Dask makes in NumPy only."""
-    index = _roots.from_blocks(_index, (chunks,), "f8", xp)
-    return ends[0] + index * ((ends[1] - ends[0]) / max(1, n - 1))
-
-
-def _index(where: _roots.Window, xp: str) -> Any:
-    return _roots.array_module(xp).arange(where[0].start, where[0].stop, dtype="f8")

@@ -5,9 +5,11 @@ are linked, so that nothing is left of the call. No other module knows Numba's c
 
 What a function means here is what it means in Python, except:
 
-- where it raises, its result is NaN, or 0 if that is an integer or a bool;
-- floats divided by zero give infinity or NaN, integers 0: no exception, as in NumPy;
-- integers have 64 bits; a result is cast to the type that was asked for;
+- where it raises, or returns None, its result is NaN, or 0 if that is an integer or a bool;
+- division by zero, and functions of `math` outside their domain, raise nothing: floats become
+  infinite or NaN, integers 0, as in NumPy;
+- integers have 64 bits, and unsigned ones of 64 bits become float64 beside others; a result is cast
+  to the type that was asked for;
 - NumPy's functions take and give single numbers: float32 for float32, else float64.
 
 Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
@@ -22,7 +24,7 @@ import types as python
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,10 +62,11 @@ def llvm(call: Call, arch: str) -> list[str]:
     numba = _numba()
     capability = _capability(arch)
     digits = int(capability[:-1]), int(capability[-1])
+    replaced = _Replaced(numba, call)
     try:
         with numba.lock, _pretended(digits):
             made = numba.compile(
-                _entry(call, numba),
+                replaced.entry(),
                 numba.types[call.gives],
                 tuple(numba.types[a] for a in call.args),
                 cc=digits,
@@ -76,7 +79,8 @@ def llvm(call: Call, arch: str) -> list[str]:
     except NoDeviceCode:
         raise
     except Exception as error:
-        raise NoDeviceCode(f"{_title(call)}: {_reason(error)}") from error
+        own = [f"{n} calls itself, which a GPU's code cannot; " for n in replaced.recursive[:1]]
+        raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{_reason(error)}") from error
 
 
 def linked(pieces: Sequence[bytes], arch: str) -> bytes:
@@ -120,22 +124,20 @@ def version() -> str:
 def _numba() -> SimpleNamespace:
     """The parts of Numba and of CUDA's Python that are used here, imported when first needed."""
     try:
-        from cuda.bindings import nvjitlink
-        from numba import cuda, types
-        from numba.core.compiler_lock import global_compiler_lock
-        from numba.cuda import dispatcher, libdevice
-        from numba.cuda.compiler import compile_cuda
-        from numba.cuda.cudadrv.nvvm import compile_ir
-        from numba.cuda.extending import overload
-
+        nvjitlink = import_module("cuda.bindings.nvjitlink")
         nvjitlink.version()
+        inside = ("compiler", "core.compiler_lock", "cudadrv.nvvm", "extending")
+        compiler, locks, nvvm, extending = (import_module(f"numba.cuda.{n}") for n in inside)
+        types = import_module("numba.types")
         words = {"f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128"}
         words |= {f"{k}{n}": f"{'u' * (k == 'u')}int{8 * n}" for k in "iu" for n in (1, 2, 4, 8)}
         numbers = {short: getattr(types, word) for short, word in words.items()}
         return SimpleNamespace(
-            compile=compile_cuda, compile_ir=compile_ir, cuda=cuda, dispatcher=dispatcher,
-            libdevice=libdevice, lock=global_compiler_lock, nvjitlink=nvjitlink,
-            overload=overload, types=numbers | {"b1": types.boolean}, kinds=types,
+            compile=compiler.compile_cuda, compile_ir=nvvm.compile_ir, nvjitlink=nvjitlink,
+            lock=locks.global_compiler_lock, overload=extending.overload,
+            cuda=import_module("numba.cuda"), libdevice=import_module("numba.cuda.libdevice"),
+            dispatcher=import_module("numba.cuda.dispatcher"),
+            kinds=types, types=numbers | {"b1": types.boolean},
         )  # fmt: skip
     except Exception as error:  # a library that is not there has exceptions of its own
         raise NoDeviceCode(
@@ -172,19 +174,6 @@ def _named(text: str, name: str, symbol: str) -> str:
 # ---- what Numba is given
 
 
-def _entry(call: Call, numba: SimpleNamespace) -> Any:
-    """The function, with all that it calls replaced by what Numba knows on a GPU."""
-    function, part = call.function.python, call.part
-    replaced = _Replaced(numba, call)
-    if part is None:
-        return replaced.rebuilt(_plain(function))
-    inner = replaced.device(_plain(function))
-    names = ", ".join(f"x{n}" for n in range(len(call.args)))
-    space = {"inner": inner}
-    exec(f"def {inner.py_func.__name__}({names}): return inner({names})[{part:d}]", space)
-    return space[inner.py_func.__name__]
-
-
 def _plain(function: Any) -> Any:
     """The Python function of what a decorator of Numba's has made."""
     return getattr(function, "py_func", function)
@@ -198,13 +187,22 @@ class _Replaced:
         self.numba, self.call = numba, call
         self.substitutes = _substitutes()
         self.devices: dict[int, Any] = {}
+        self.recursive: list[str] = []  # names of functions that mention themselves
         self.entered: set[int] = set()
 
+    def entry(self) -> Any:
+        """What is compiled: a function of exactly these arguments, and of one result."""
+        part = "" if self.call.part is None else f"[{self.call.part:d}]"
+        names = ", ".join(f"x{n}" for n in range(len(self.call.args)))
+        space = {"inner": self.device(_plain(self.call.function.python))}
+        return eval(f"lambda {names}: inner({names}){part}", space)
+
     def device(self, function: Any) -> Any:
-        """A function that other device functions can call."""
+        """A function that other device functions can call; itself where it is asked for within."""
         if id(function) not in self.devices:
             if id(function) in self.entered:
-                raise NoDeviceCode(f"{_title(self.call)}: {function.__name__} calls itself")
+                self.recursive.append(function.__name__)
+                return function
             self.devices[id(function)] = self.numba.cuda.jit(device=True, forceinline=True)(
                 self.rebuilt(function)
             )
@@ -396,7 +394,7 @@ def _written(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
         "bitwise_xor": lambda x, y: x ^ y, "invert": lambda x: ~x,
         "left_shift": lambda x, y: x << y, "right_shift": lambda x, y: x >> y,
         "isnan": lambda x: x != x, "isfinite": lambda x: x - x == 0,
-        "isinf": lambda x: x == x and not (x - x == 0),
+        "isinf": lambda x: x == x and x - x != 0,
         "signbit": lambda x: math.copysign(1.0, x) < 0,
         "deg2rad": lambda x: x * (pi / 180), "rad2deg": lambda x: x * (180 / pi),
         "radians": lambda x: x * (pi / 180), "degrees": lambda x: x * (180 / pi),
@@ -429,28 +427,24 @@ def _first_line(error: BaseException) -> str:
     return next((x for x in str(error).splitlines() if x.strip()), type(error).__name__)
 
 
+_UNSAID = re.compile(r"\x1b\[[\d;]*m| at 0x[\da-f]+")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-_NOISE = re.compile(r"Failed in .* pipeline|During: |^\s*$|^\s*[>-]|File \"|^Overload|^There are")
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_SIGNATURE = re.compile(r"^ >>> (.*)$", re.MULTILINE)
+_WHY = re.compile(r"specific error:\n\s*(.*)")
 
 
 def _reason(error: BaseException) -> str:
-    """Numba's own reason, in two lines at most, and the line of the user's code."""
-    text = _COLOUR.sub("", str(error))
-    words = [x.strip() for x in text.splitlines() if not _NOISE.search(x)][:2]
-    return "; ".join(words or [type(error).__name__]) + _place(error, text)
+    """Numba's own reason, and the innermost line of the user's code that it names."""
+    text = _UNSAID.sub("", str(error))
+    words = [x for x in text.splitlines() if x.strip() and not x.startswith("Failed in ")]
+    said = [words[0] if words else type(error).__name__]
+    said += [m[1].strip() for m in (_SIGNATURE.search(text), _WHY.search(text)) if m]
+    return "; ".join(said)[:400] + _place(text)
 
 
-def _place(error: BaseException, text: str) -> str:
-    """The innermost line that is not Numba's."""
-    places = [(f, int(n)) for f, n in _PLACE.findall(text)]
-    loc = getattr(error, "loc", None)
-    if loc is not None:
-        places.insert(0, (loc.filename, loc.line))
-    own = str(Path(__file__))
-    mine = [(f, n) for f, n in places if "numba" not in Path(f).parts and f != own]
-    if not mine:
-        return ""
-    file, line = mine[-1]
-    code = linecache.getline(file, line).strip()
-    return f" ({Path(file).name}, line {line}{f': {code}' if code else ''})"
+def _place(text: str) -> str:
+    for file, line in _PLACE.findall(text):
+        if "numba" not in Path(file).parts and Path(file).resolve() != Path(__file__):
+            code = linecache.getline(file, int(line)).strip()
+            return f" ({Path(file).name}, line {line}{f': {code}' if code else ''})"
+    return ""

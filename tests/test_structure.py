@@ -27,6 +27,7 @@ ORDER = [
     "blocks",
     "cuda_math",
     "kernel",
+    "device_code",
     "trace",
     "fuse",
     "siblings",

@@ -33,7 +33,8 @@ from unittest.mock import patch
 from .cuda_math import FUNCTIONS
 from .kernel import Call
 
-#: What nvJitLink and NVVM shall do; the first's `-fma` counts for all that is linked.
+#: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
+#: kernel's own text too, whatever that was compiled with.
 LINK = ("-lto", "-fma=0", "-O3")
 NVVM = {"opt": 3, "fma": 0, "gen-lto": None}
 INSTALL = 'pip install "gpuscheduler[cuda12]", or cuda13, brings it'
@@ -74,8 +75,8 @@ def llvm(call: Call, arch: str) -> list[str]:
                 abi="numba",
                 nvvm_options=NVVM,
             )
-            name = made.fndesc.llvm_func_name
-            return [_named(text, name, call.symbol) for text in made.library.llvm_strs]
+            name = f'"{made.fndesc.llvm_func_name}"'  # another in each process
+            return [t.replace(name, f'"{call.symbol}"') for t in made.library.llvm_strs]
     except NoDeviceCode:
         raise
     except Exception as error:
@@ -161,14 +162,6 @@ def _capability(arch: str) -> str:
     '90'
     """
     return arch.removeprefix("sm_").rstrip("af")
-
-
-def _named(text: str, name: str, symbol: str) -> str:
-    """LLVM's text in which one function has another name, and what else it defines may be defined
-    in other pieces as well: Numba compiles some of its own functions once for all."""
-    shared = re.sub(r"^define (?!linkonce)", "define linkonce_odr ", text, flags=re.MULTILINE)
-    shared = shared.replace(f'linkonce_odr i32 @"{name}"', f'i32 @"{name}"')
-    return shared.replace(f'"{name}"', f'"{symbol}"')
 
 
 # ---- what Numba is given

@@ -25,6 +25,13 @@ TYPES = {
 #: Code -> C++ type in memory, where it is another.
 STORED = TYPES | {"b1": "unsigned char", "f2": "unsigned short"}
 
+#: What stands for no value: NaN, or zero where the type has none.
+_NAN, _NANF = "__longlong_as_double(0x7ff8000000000000ll)", "__int_as_float(0x7fc00000)"
+NOT_A_NUMBER = {short: f"({kind})0" for short, kind in TYPES.items()} | {
+    "f2": _NANF, "f4": _NANF, "f8": _NAN,
+    "c8": f"Complex<float>{{{_NANF}, {_NANF}}}", "c16": f"Complex<double>{{{_NAN}, {_NAN}}}",
+}  # fmt: skip
+
 
 def code(dtype: np.dtype[Any]) -> str | None:
     """
@@ -805,7 +812,7 @@ def pieces(text: str) -> str:
 # ---- operations
 
 #: NumPy's and SciPy's names -> functions of real numbers in C, to which floats add an f.
-_FUNCTIONS = {
+FUNCTIONS = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh",
     "arctanh": "atanh", "arctan2": "atan2", "absolute": "fabs", "power": "pow",
     "float_power": "pow", "gamma": "tgamma", "gammaln": "log_gamma", "ndtr": "normcdf",
@@ -963,8 +970,8 @@ def _float(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
         text = _REALS[op].format(*args)
     elif op in _UNITS:
         text = f"{args[0]} * {_UNITS[op][f == 'f']}"
-    elif op in _FUNCTIONS:
-        text = f"{_FUNCTIONS[op]}{f}({', '.join(args)})"
+    elif op in FUNCTIONS:
+        text = f"{FUNCTIONS[op]}{f}({', '.join(args)})"
     else:
         return None
     return f"half_round({text})" if gives == "f2" and op not in _EXACT else text

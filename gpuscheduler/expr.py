@@ -17,8 +17,8 @@ Nodes (`op`; `args`; `data`):
 - ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
   or one to which an even constant is added.
-- ``call``: a function of the arguments that Numba compiles: `data[0]`, a `scalar.ScalarFunction`;
-  of the numbers that it gives number `data[1]`, None where it gives one alone.
+- ``call``: a Python function of numbers. `data` is the function (a `scalar.ScalarFunction`) and
+  None, or k for item k of the tuple that it returns.
 - the name of any NumPy ufunc (``add``, ``exp``, …): its loop for exactly these argument types,
   which gives `dtype`. Arguments have been cast: no node converts silently. Beyond NumPy's own, the
   names of SciPy's special functions (``erf``, ``gammaln``, …).

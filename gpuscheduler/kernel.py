@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from .cuda_math import (
+    NOT_A_NUMBER,
     STORED,
     TYPES,
     accumulator,
@@ -60,7 +62,8 @@ RANDOM = frozenset({"bits", "uniform", "normal"})
 #: What takes about as long as this many additions, in float32 and float64.
 COSTS = {"add": (1, 1), "subtract": (1, 1), "multiply": (1, 1), "divide": (8, 15),
          "sqrt": (8, 15), "power": (60, 150), "gammaln": (100, 200), "gamma": (100, 200),
-         "bits": (60, 60), "uniform": (60, 60), "normal": (90, 120)}  # fmt: skip
+         "bits": (60, 60), "uniform": (60, 60), "normal": (90, 120),
+         "call": (400, 400)}  # fmt: skip
 CHEAP = frozenset({
     "where", "cast", "negative", "absolute", "square", "maximum", "minimum", "less", "greater",
     "less_equal", "greater_equal", "equal", "not_equal", "logical_and", "logical_or", "real",
@@ -70,6 +73,18 @@ CHEAP = frozenset({
 
 class NotGenerated(Exception):
     """This kernel has no CUDA reading: `str(error)` says which operation of which dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A Python function that a kernel's text calls: what is to be linked to it. The text declares
+    `symbol`; the same symbol means the same function, of the same types."""
+
+    symbol: str
+    function: Any  # as a ``call`` node has it: `.python`, `.name`, `.digest`
+    part: int | None  # which item of a tuple, where it returns one
+    args: tuple[str, ...]  # codes of types
+    gives: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,7 @@ class Generated:
     blocks: int
     threads: int
     most: int
+    calls: tuple[Call, ...] = ()  # what the source needs beside itself
 
 
 def generate(kernel: Kernel, aligned: bool = True, processors: int = 132) -> Generated:
@@ -124,8 +140,8 @@ def _code(expr: Expr) -> str:
 
 
 class _Tree:
-    """Equal nodes once, arguments first. What an input's load depends on is its `guard`, a node
-    (None where it is loaded always)."""
+    """Equal nodes once, arguments first. What an input's load and a call depend on is its `guard`,
+    a node (None where it happens always): a loop may have no end for arguments not meant for it."""
 
     def __init__(self, roots: Sequence[Expr], letter: str):
         self.letter = letter
@@ -142,12 +158,13 @@ class _Tree:
         self.roots = [numbers[id(r)] for r in roots]
         self.inputs = self._all("input")
         self.indices = self._all("index")
-        self.reads: list[bool] = []  # whether there is an input below
+        self.calls = self._all("call")
+        self.reads: list[bool] = []  # whether there is an input or a call below
         self.values: list[bool] = []  # ... or anything else that is not known from the index
         for n in self.nodes:
             below = any(self.reads[a] for a in n.args)
-            self.reads.append(n.op == "input" or below)
-            known = n.op not in RANDOM | {"input", "reduced"}
+            self.reads.append(n.op in ("input", "call") or below)
+            known = n.op not in RANDOM | {"input", "reduced", "call"}
             self.values.append(not known or any(self.values[a] for a in n.args))
         self.guards: dict[int, int | None] = self._guards()
         if len(self.nodes) > MOST_STATEMENTS:
@@ -177,7 +194,7 @@ class _Tree:
         return self._known[words]
 
     def _guards(self) -> dict[int, int | None]:
-        """The node that says whether each input is needed; None for those that always are."""
+        """The node that says whether each input or call is needed; None for what always is."""
         needs: list[list[int | None]] = [[] for _ in self.nodes]
         for r in self.roots:
             needs[r].append(None)
@@ -196,7 +213,7 @@ class _Tree:
                 needs[a].append(self._both(guard, c))
             if self.reads[b]:
                 needs[b].append(self._both(guard, self._add("logical_not", "b1", (c,))))
-        return {k: needs[k][0] if needs[k] else None for k in self.inputs}
+        return {k: needs[k][0] if needs[k] else None for k in (*self.inputs, *self.calls)}
 
     def _joined(self, guards: list[int | None]) -> int | None:
         if None in guards:
@@ -287,6 +304,7 @@ class _Generator:
         self.counters: tuple[int, int] | None = None
         self.reducing = bool(kernel.reductions)
         self.structs: list[str] = []
+        self.calls: dict[str, Call] = {}
         self.outs = [_code(o) for o in kernel.outputs]
         if self.reducing:
             self._reductions()
@@ -463,6 +481,8 @@ class _Generator:
         cost = sum(_cost(n) for n in tree.nodes)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
             width //= 2
+        if tree.calls:  # each is there as often as a thread has elements
+            width = min(width, 4)
         columns = self.reducing and not self.rows and self.across < 0
         if columns and any(r.op == "moment" for r in self.kernel.reductions):
             width = min(width, 2)  # each column keeps much in registers
@@ -559,6 +579,8 @@ class _Generator:
             return cast(types[0], node.code, args[0])
         if node.op == "where":
             return f"{args[0]} ? {args[1]} : {args[2]}"
+        if node.op == "call":
+            return f"of_{self._call(node, types)}({', '.join(args)})"
         if node.op in ("real", "imag"):
             if types[0][0] != "c":
                 return args[0] if node.op == "real" else f"({TYPES[node.code]})0"
@@ -570,6 +592,19 @@ class _Generator:
             names = ", ".join(_dtype(t).name for t in types)
             raise NotGenerated(f"{node.op} of {names}")
         return text
+
+    def _call(self, node: _Node, types: list[str]) -> str:
+        """The symbol of a function that is called."""
+        function, part = node.data
+        for short in (*types, node.code):
+            if short == "f2":
+                raise NotGenerated(f"{function.name} of float16")
+        words = [function.digest[:16], *types, "gives", node.code]
+        if part is not None:
+            words.append(f"item{part}")
+        symbol = "_".join(words)
+        self.calls[symbol] = Call(f"f_{symbol}", function, part, tuple(types), node.code)
+        return f"f_{symbol}"
 
     @staticmethod
     def _draw(node: _Node) -> str | None:
@@ -722,7 +757,13 @@ class _Generator:
                     continue
             else:
                 text = self._operation(tree, k)
-            lines.append(f"const {TYPES[node.code]} {tree.letter}{k} = {text};")
+            guard = tree.guards.get(k) if node.op == "call" else None
+            if guard is None:
+                lines.append(f"const {TYPES[node.code]} {tree.letter}{k} = {text};")
+                continue
+            before = self._statements(tree, tree.below([guard]), site, inputs, element, drawn)
+            check = f"if ({tree.letter}{guard}) {tree.letter}{k} = {text};"
+            lines += [f"{TYPES[node.code]} {tree.letter}{k} = {{}};", "{", *before, check, "}"]
         return lines
 
     # ---- random numbers
@@ -1330,19 +1371,21 @@ class _Generator:
         inputs = tuple((slot, *what) for slot, what in self.pointers.items())
         return Generated(
             text.replace("NAME", name), name, slots, inputs, outputs, self.scratch, self.counters,
-            self.blocks, THREADS, most,
+            self.blocks, THREADS, most, tuple(self.calls.values()),
         )  # fmt: skip
 
     def _name(self) -> str:
         """Words that tell a person what this is."""
-        every = [*self.tree.nodes, *(self.final.nodes if self.reducing else ())]
+        trees = (self.tree, self.final) if self.reducing else (self.tree,)
+        every = [n for tree in trees for n in tree.nodes]
         quiet = {"input", "index", "constant", "cast", "reduced", "real", "imag", "complex"}
-        words = [n.op for n in every if n.op not in quiet]
+        words = [n.data[0].name if n.op == "call" else n.op for n in every if n.op not in quiet]
+        words = [re.sub(r"\W", "", w) for w in words]
         words = [*list(dict.fromkeys(words))[:4], *[r.op for r in self.kernel.reductions][:2]]
         return "_".join(["fused", *words])[:60]
 
     def _text(self, body: str, slots: int, most: int) -> str:
-        parts = "\n".join(self.structs)
+        parts = "\n".join([*self.structs, *map(_declared, self.calls.values())])
         largest = ""
         if self.reducing:
             names = [f"Part{j}" for j in range(len(self.kinds))]
@@ -1365,6 +1408,28 @@ NAME_one(const __grid_constant__ Items<1> items) {{ work(items, 0); }}
 
 
 # ---- small matters
+
+
+def _declared(call: Call) -> str:
+    """What is linked, and a function that calls it: its result is no number where it raised."""
+    kind, symbol = TYPES[call.gives], call.symbol
+    takes, given, passed = [], [], []
+    for n, short in enumerate(call.args):
+        given.append(f"{TYPES[short]} x{n}")
+        if short[0] == "c":
+            takes += [TYPES["f4" if short == "c8" else "f8"]] * 2
+            passed += [f"x{n}.x", f"x{n}.y"]
+        else:
+            takes.append(STORED[short])
+            passed.append(f"x{n}")
+    stored_as = STORED[call.gives]
+    return f"""
+extern "C" __device__ int {symbol}({", ".join([f"{stored_as}*", *takes])});
+__device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
+  {stored_as} y = {{}};
+  if ({symbol}({", ".join(["&y", *passed])})) return {NOT_A_NUMBER[call.gives]};
+  return {loaded(call.gives, "y")};
+}}""".strip("\n")
 
 
 def _dtype(short: str) -> np.dtype[Any]:

@@ -12,6 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,16 @@ from cupy.cuda import nvrtc
 from cupy.cuda.function import Module
 from dask import config
 
+from . import device_code
 from .batches import SMALL, Batch
 from .expr import Out, Program
 from .fuse import PLACEHOLDER, Fused, computed, filled
-from .kernel import Generated, NotGenerated, generate
+from .kernel import Call, Generated, NotGenerated, generate
 from .sizes import leaves
 
 OPTIONS = ("-std=c++17", "--fmad=false", "-default-device")
+#: What makes of a source a piece to link, not machine code.
+TO_LINK = ("-dlto", "--relocatable-device-code=true")
 #: Programs of which the launches are kept prepared.
 MOST_PROGRAMS = 4096
 
@@ -230,8 +234,8 @@ class Kernels:
     ) -> _Prepared:
         processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         made = generate(kernel, aligned, processors)
-        one = self._function(made.source, made.name + "_one", device)
-        many = self._function(made.source, made.name, device)
+        one = self._function(made, made.name + "_one", device)
+        many = self._function(made, made.name, device)
         outputs = tuple(
             (slot, shapes.get(start + n, kernel.kept), o.dtype)
             for n, (slot, o) in enumerate(zip(made.outputs, kernel.outputs, strict=True))
@@ -245,27 +249,28 @@ class Kernels:
         voids = np.dtype((np.void, made.slots.nbytes * made.most))
         return _Prepared(one, many, made, void, voids, outputs, positions)
 
-    def _function(self, source: str, name: str, device: int) -> Any:
-        key = source, device
+    def _function(self, made: Generated, name: str, device: int) -> Any:
+        key = made.source, device
         module = self._loaded.get(key)
         if module is None:
             with self._lock:  # another thread may have loaded it meanwhile
                 module = self._loaded.get(key)
                 if module is None:
                     module = Module()
-                    module.load(self._cubin(source, device))
+                    module.load(self._cubin(made, device))
                     self._loaded[key] = module
         return module.get_function(name)
 
-    def _cubin(self, source: str, device: int) -> bytes:
+    def _cubin(self, made: Generated, device: int) -> bytes:
+        source, calls = made.source, made.calls
         arch = f"sm_{cupy.cuda.Device(device).compute_capability}"
         found = self._cubins.get((source, arch))
         if found is None:
-            found = _from_disk(source, arch)
+            found = _from_disk(source, arch, calls)
             if found is None:
-                found = compiled(source, arch)
+                found = compiled(source, arch, calls)
                 self.compiled += 1
-                _to_disk(source, arch, found)
+                _to_disk(source, arch, found, calls)
             self._cubins[source, arch] = found
         return found
 
@@ -303,12 +308,23 @@ def _all_here(arrays: list[Any], device: int) -> bool:
     return all(type(a) is cupy.ndarray and a.data.device_id == device for a in arrays)
 
 
-def compiled(source: str, arch: str) -> bytes:
-    """Machine code for an architecture such as ``sm_90``."""
+def compiled(source: str, arch: str, calls: Sequence[Call] = ()) -> bytes:
+    """Machine code for an architecture such as ``sm_90``, with the functions that it calls."""
+    if not calls:
+        return _translated(source, (f"-arch={arch}", *OPTIONS), nvrtc.getCUBIN)
+    try:
+        pieces = [device_code.compiled(call, arch) for call in calls]
+        kernel = _translated(source, (f"-arch={arch}", *OPTIONS, *TO_LINK), nvrtc.getLTOIR)
+        return device_code.linked([kernel, *pieces], arch)
+    except device_code.NoDeviceCode as error:
+        raise CompileFailed(str(error)) from error
+
+
+def _translated(source: str, options: tuple[str, ...], result: Callable[[Any], bytes]) -> bytes:
     program = nvrtc.createProgram(source, "fused.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"-arch={arch}", *OPTIONS))
-        return bytes(nvrtc.getCUBIN(program))
+        nvrtc.compileProgram(program, options)
+        return bytes(result(program))
     except nvrtc.NVRTCError as error:
         raise CompileFailed(f"{error}: {nvrtc.getProgramLog(program)}") from None
     finally:
@@ -325,25 +341,28 @@ def directory() -> Path:
     return Path(given) if given else Path(base) / "gpuscheduler" / "kernels"
 
 
-def _file(source: str, arch: str) -> Path:
+def _file(source: str, arch: str, calls: Sequence[Call]) -> Path:
     words = repr((source, arch, OPTIONS, nvrtc.getVersion()))
+    if calls:  # what the symbols in the source stand for
+        digests = [c.function.digest for c in calls]
+        words += repr((digests, TO_LINK, device_code.LINK, device_code.version()))
     return directory() / f"{hashlib.sha256(words.encode()).hexdigest()}.cubin"
 
 
-def _from_disk(source: str, arch: str) -> bytes | None:
+def _from_disk(source: str, arch: str, calls: Sequence[Call] = ()) -> bytes | None:
     """What an earlier process compiled; a file that is not whole counts for nothing."""
     with suppress(OSError):
-        content = _file(source, arch).read_bytes()
+        content = _file(source, arch, calls).read_bytes()
         digest, cubin = content[:32], content[32:]
         if hashlib.sha256(cubin).digest() == digest:
             return cubin
     return None
 
 
-def _to_disk(source: str, arch: str, cubin: bytes) -> None:
+def _to_disk(source: str, arch: str, cubin: bytes, calls: Sequence[Call] = ()) -> None:
     """A disk that cannot be written costs a compilation in the next process, and nothing else."""
     with suppress(OSError):
-        path = _file(source, arch)
+        path = _file(source, arch, calls)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(dir=path.parent)
         try:

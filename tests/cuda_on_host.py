@@ -6,6 +6,7 @@ ones. Memory order and speed are not what a GPU's are; values are.
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -108,6 +109,62 @@ static double coarse(double x) {  // as many digits as the hardware's approximat
 }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 """
+#: What Numba calls of CUDA's library: here it is the host's.
+LIBDEVICE = "".join(
+    f'extern "C" {kind} __nv_{name}{f}({kind} x) {{ return {host}{f}(x); }}\n'
+    for kind, f in (("double", ""), ("float", "f"))
+    for name, host in {
+        **{n: n for n in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos",
+                          "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sqrt", "asinh",
+                          "acosh", "atanh", "cbrt",
+                          "floor", "ceil", "trunc", "rint", "erf", "erfc", "tgamma", "lgamma",
+                          "j0", "j1")},
+        "fabs": "fabs",
+    }.items()
+) + "".join(
+    f'extern "C" {kind} __nv_{name}{f}({kind} x, {kind} y) {{ return {name}{f}(x, y); }}\n'
+    for kind, f in (("double", ""), ("float", "f"))
+    for name in ("pow", "atan2", "hypot", "fmod", "copysign", "nextafter", "fmin", "fmax")
+)  # fmt: skip
+LIBDEVICE += """
+extern "C" double __nv_powi(double x, int n) { return pow(x, n); }
+extern "C" float __nv_powif(float x, int n) { return powf(x, n); }
+extern "C" int __nv_isnand(double x) { return x != x; }
+extern "C" int __nv_isnanf(float x) { return x != x; }
+extern "C" int __nv_isinfd(double x) { return x == x && x - x != 0; }
+extern "C" int __nv_isinff(float x) { return x == x && x - x != 0; }
+extern "C" int __nv_finitef(float x) { return x - x == 0; }
+extern "C" int __nv_isfinited(double x) { return x - x == 0; }
+extern "C" long long __nv_llrint(double x) { return llrint(x); }
+"""
+POINTER = re.compile(r"(?<![\w\"])(?:[if]\d+|float|double|void|%\"[^\"]*\"|\{[^{}]*\})\*+")
+
+
+def numba_on_host(call):
+    """Numba's own code for a GPU as an object file of the host."""
+    from llvmlite import binding
+
+    from gpuscheduler import device_code
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple()
+    machine = target.create_target_machine(opt=2, reloc="pic", codemodel="small")
+    whole = None
+    for text in device_code.llvm(call, "sm_90"):
+        text = re.sub(r'target (triple|datalayout) = ".*"', "", text)
+        while text != (text := POINTER.sub("ptr", text)):  # LLVM's pointers have no types now
+            pass
+        module = binding.parse_assembly(text)
+        module.triple = binding.get_default_triple()
+        if whole is None:
+            whole = module
+        else:
+            whole.link_in(module)
+    whole.verify()
+    return machine.emit_object(whole)
+
+
 AFTER = r"""
 static const void* argument;
 static int single;
@@ -161,6 +218,10 @@ class Host:
 
     def function(self, made):
         if made.source not in self.loaded:
+            pieces = []
+            for call in made.calls:
+                pieces.append(self.directory / f"{call.symbol}.o")
+                pieces[-1].write_bytes(numba_on_host(call))
             text = made.source.replace(HALF.strip("\n"), HALF_ON_HOST)
             for asm, call in ASSEMBLY.items():
                 text = text.replace(asm, call)
@@ -169,12 +230,12 @@ class Host:
             text = text.replace("threadIdx.x", "current")
             name = hashlib.sha256((BEFORE + text + after).encode()).hexdigest()[:20]
             source, library = self.directory / f"{name}.cpp", self.directory / f"{name}.so"
-            source.write_text(BEFORE + text + after)
+            source.write_text(BEFORE + (LIBDEVICE if pieces else "") + text + after)
             # shared memory is static there: each library is to have its own
             command = [
                 COMPILER, "-std=gnu++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-w",
                 "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden",
-                source, "-o", library,
+                source, *pieces, "-o", library,
             ]  # fmt: skip
             done = subprocess.run(command, capture_output=True, text=True)
             assert not done.returncode, done.stderr

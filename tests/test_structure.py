@@ -28,6 +28,7 @@ ORDER = [
     "blocks",
     "cuda_math",
     "kernel",
+    "device_code",
     "trace",
     "scalar",
     "fuse",

@@ -14,6 +14,8 @@ from gpuscheduler.expr import Expr, Kernel, View, constant, index, source  # noq
 from gpuscheduler.kernel import generate  # noqa: E402
 from gpuscheduler.launch import compiled  # noqa: E402
 from tests import kernels as k  # noqa: E402
+from tests.test_device_code import ORDINARY, numbers, wanted  # noqa: E402
+from tests.test_device_code import of as called  # noqa: E402
 from tests.test_kernel import CASES, GROUPS, LOOSE, OPS, of_loop, operands, x_size  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +28,7 @@ def function(made, one):
     if made.source not in loaded:
         module = Module()
         arch = f"sm_{cupy.cuda.Device().compute_capability}"
-        module.load(compiled(made.source, arch))
+        module.load(compiled(made.source, arch, made.calls))
         loaded[made.source] = module
     return loaded[made.source].get_function(made.name + ("_one" if one else ""))
 
@@ -178,3 +180,15 @@ def test_a_launch_carries_blocks_of_several_shapes():
         got = run(kernels, [[on_gpu(a) for a in own] for own in arrays])
         for kernel, own, found in zip(kernels, arrays, got, strict=True):
             k.same(found, blocks.evaluate(kernel, own), kernel)
+
+
+@pytest.mark.parametrize("name", list(ORDINARY))
+def test_python_functions(name):
+    pytest.importorskip("numba_cuda")
+    f, types, gives = ORDINARY[name]
+    n, types = 100_001, types.split()
+    arrays = numbers(types, n)
+    call = called(f, *[source(i, (n,), t) for i, t in enumerate(types)], dtype=gives)
+    (got,) = run([Kernel((n,), (call,))], [[on_gpu(a) for a in arrays]])[0]
+    rtol = 2e-4 if np.dtype(gives).char in "fF" else 1e-10
+    np.testing.assert_allclose(got, wanted(f, arrays, gives), rtol=rtol)

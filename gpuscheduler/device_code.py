@@ -1,0 +1,443 @@
+"""A Python function of numbers as device code, and that linked into a kernel. No GPU is needed.
+
+Numba reads the function; NVVM makes of it a piece that a kernel's machine code takes in when both
+are linked, so that nothing is left of the call. No other module knows Numba's compiler.
+
+What a function means here is what it means in Python, except:
+
+- where it raises, or returns None, its result is NaN, or 0 if that is an integer or a bool;
+- division by zero, and functions of `math` outside their domain, raise nothing: floats become
+  infinite or NaN, integers 0, as in NumPy;
+- integers have 64 bits, and unsigned ones of 64 bits become float64 beside others; a result is cast
+  to the type that was asked for;
+- NumPy's functions take and give single numbers: float32 for float32, else float64.
+
+Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import re
+import types as python
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from importlib import import_module, metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from .cuda_math import FUNCTIONS
+from .kernel import Call
+
+#: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
+#: kernel's own text too, whatever that was compiled with.
+LINK = ("-lto", "-fma=0", "-O3")
+NVVM = {"opt": 3, "fma": 0, "gen-lto": None}
+INSTALL = 'pip install "gpuscheduler[cuda12]", or cuda13, brings it'
+
+
+class NoDeviceCode(Exception):
+    """The function cannot be compiled: which one, for which types, where in it, and why."""
+
+
+@lru_cache(1024)
+def compiled(call: Call, arch: str) -> bytes:
+    """LTO-IR that defines `call.symbol` for an architecture such as ``sm_90``, as `kernel` declares
+    it: it takes a pointer to the result and the arguments, a complex one as its two parts, and
+    gives 0 unless it raised."""
+    numba = _numba()
+    capability = _capability(arch)
+    texts = llvm(call, arch)
+    try:
+        return bytes(numba.compile_ir(texts, arch=f"compute_{capability}", **NVVM))
+    except Exception as error:
+        raise NoDeviceCode(f"{_title(call)}: {_first_line(error)}") from error
+
+
+def llvm(call: Call, arch: str) -> list[str]:
+    """The same as LLVM's text."""
+    numba = _numba()
+    capability = _capability(arch)
+    digits = int(capability[:-1]), int(capability[-1])
+    replaced = _Replaced(numba, call)
+    try:
+        with numba.lock, _pretended(digits):
+            made = numba.compile(
+                replaced.entry(),
+                numba.types[call.gives],
+                tuple(numba.types[a] for a in call.args),
+                cc=digits,
+                lto=True,
+                abi="numba",
+                nvvm_options=NVVM,
+            )
+            name = f'"{made.fndesc.llvm_func_name}"'  # another in each process
+            return [t.replace(name, f'"{call.symbol}"') for t in made.library.llvm_strs]
+    except NoDeviceCode:
+        raise
+    except Exception as error:
+        own = [f"{n} calls itself, which a GPU's code cannot; " for n in replaced.recursive[:1]]
+        raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{_reason(error)}") from error
+
+
+def linked(pieces: Sequence[bytes], arch: str) -> bytes:
+    """Machine code of LTO-IR: a kernel's first, and what it calls."""
+    linker = _numba().nvjitlink
+    options = [f"-arch={arch}", *LINK]
+    handle = linker.create(len(options), options)
+    try:
+        for n, piece in enumerate(pieces):
+            linker.add_data(handle, linker.InputType.LTOIR, piece, len(piece), f"piece {n}")
+        linker.complete(handle)
+        out = bytearray(linker.get_linked_cubin_size(handle))
+        linker.get_linked_cubin(handle, out)
+        return bytes(out)
+    except linker.nvJitLinkError as error:
+        log = bytearray(linker.get_error_log_size(handle))
+        linker.get_error_log(handle, log)
+        words = log.decode(errors="replace").strip("\0\n ")
+        raise NoDeviceCode(f"linking for {arch}: {error}. {words}") from error
+    finally:
+        linker.destroy(handle)
+
+
+@cache
+def version() -> str:
+    """What the same function may become other code by: the compilers, and this module."""
+    packages = []
+    for name in ("numba", "numba-cuda", "cuda-bindings"):
+        try:
+            packages.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            packages.append(f"no {name}")
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    return ", ".join([*packages, own])
+
+
+# ---- Numba
+
+
+@cache
+def _numba() -> SimpleNamespace:
+    """The parts of Numba and of CUDA's Python that are used here, imported when first needed."""
+    try:
+        nvjitlink = import_module("cuda.bindings.nvjitlink")
+        nvjitlink.version()
+        inside = ("compiler", "core.compiler_lock", "cudadrv.nvvm", "extending")
+        compiler, locks, nvvm, extending = (import_module(f"numba.cuda.{n}") for n in inside)
+        types = import_module("numba.types")
+        words = {"f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128"}
+        words |= {f"{k}{n}": f"{'u' * (k == 'u')}int{8 * n}" for k in "iu" for n in (1, 2, 4, 8)}
+        numbers = {short: getattr(types, word) for short, word in words.items()}
+        return SimpleNamespace(
+            compile=compiler.compile_cuda, compile_ir=nvvm.compile_ir, nvjitlink=nvjitlink,
+            lock=locks.global_compiler_lock, overload=extending.overload,
+            cuda=import_module("numba.cuda"), libdevice=import_module("numba.cuda.libdevice"),
+            dispatcher=import_module("numba.cuda.dispatcher"),
+            kinds=types, types=numbers | {"b1": types.boolean},
+        )  # fmt: skip
+    except Exception as error:  # a library that is not there has exceptions of its own
+        raise NoDeviceCode(
+            f"Python functions need numba-cuda, NVVM and nvJitLink on a GPU ({INSTALL}): "
+            f"{_first_line(error)}"
+        ) from error
+
+
+@contextmanager
+def _pretended(capability: tuple[int, int]) -> Iterator[None]:
+    """Numba asks the current device what functions that are called are compiled for; there may be
+    no device, and it is not the current one that we compile for."""
+    device = SimpleNamespace(compute_capability=capability)
+    with patch.object(_numba().dispatcher, "get_current_device", lambda: device):
+        yield
+
+
+def _capability(arch: str) -> str:
+    """
+    >>> _capability("sm_90")
+    '90'
+    """
+    return arch.removeprefix("sm_").rstrip("af")
+
+
+# ---- what Numba is given
+
+
+def _plain(function: Any) -> Any:
+    """The Python function of what a decorator of Numba's has made."""
+    return getattr(function, "py_func", function)
+
+
+class _Replaced:
+    """Functions rebuilt for the GPU, each once. The code is the same; what its names mean is not:
+    modules, NumPy's functions, and functions of the user's own."""
+
+    def __init__(self, numba: SimpleNamespace, call: Call) -> None:
+        self.numba, self.call = numba, call
+        self.substitutes = _substitutes()
+        self.devices: dict[int, Any] = {}
+        self.recursive: list[str] = []  # names of functions that mention themselves
+        self.entered: set[int] = set()
+
+    def entry(self) -> Any:
+        """What is compiled: a function of exactly these arguments, and of one result."""
+        part = "" if self.call.part is None else f"[{self.call.part:d}]"
+        names = ", ".join(f"x{n}" for n in range(len(self.call.args)))
+        space = {"inner": self.device(_plain(self.call.function.python))}
+        return eval(f"lambda {names}: inner({names}){part}", space)
+
+    def device(self, function: Any) -> Any:
+        """A function that other device functions can call; itself where it is asked for within."""
+        if id(function) not in self.devices:
+            if id(function) in self.entered:
+                self.recursive.append(function.__name__)
+                return function
+            self.devices[id(function)] = self.numba.cuda.jit(device=True, forceinline=True)(
+                self.rebuilt(function)
+            )
+        return self.devices[id(function)]
+
+    def rebuilt(self, function: Any) -> Any:
+        if not isinstance(function, python.FunctionType):
+            raise NoDeviceCode(f"{_title(self.call)}: {function!r} is no Python function")
+        self.entered.add(id(function))
+        names = set(_names(function.__code__))
+        known = {n: v for n, v in function.__globals__.items() if n in names}
+        known = {n: self.value(v, names) for n, v in known.items()}
+        known |= {"__builtins__": __builtins__, "__name__": function.__module__}
+        cells = [self.cell(c, names) for c in function.__closure__ or ()]
+        out = python.FunctionType(
+            function.__code__, known, function.__name__, function.__defaults__, tuple(cells)
+        )
+        out.__kwdefaults__ = function.__kwdefaults__
+        self.entered.discard(id(function))
+        return out
+
+    def cell(self, cell: Any, names: set[str]) -> Any:
+        try:
+            return python.CellType(self.value(cell.cell_contents, names))
+        except ValueError:  # it is empty
+            return cell
+
+    def value(self, value: Any, names: set[str]) -> Any:
+        """What a value is to be on the GPU. Of a module that is what the function may ask for."""
+        found = self.substitutes.get(_key(value))
+        if found is not None:
+            return found
+        value = _plain(value)
+        if isinstance(value, python.FunctionType):
+            return self.device(value)
+        if isinstance(value, python.ModuleType) and not value.__name__.startswith("numba"):
+            module = python.ModuleType(value.__name__)
+            for name in sorted(names):
+                if name in vars(value) and not isinstance(vars(value)[name], python.ModuleType):
+                    setattr(module, name, self.value(vars(value)[name], set()))
+                elif name in vars(value):
+                    setattr(module, name, self.value(vars(value)[name], names - {name}))
+            return module
+        return value
+
+
+def _names(code: python.CodeType) -> Iterator[str]:
+    """All names in a function and in those that it defines."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, python.CodeType):
+            yield from _names(constant)
+
+
+def _key(value: Any) -> Any:
+    """A ufunc by its name, so that SciPy's need not be imported; others by what they are."""
+    import numpy as np
+
+    if isinstance(value, np.ufunc):
+        return value.__name__
+    return id(value)
+
+
+# ---- NumPy's functions, and those of `math` that Numba reads otherwise than Python
+
+_WHOLE = {"floor", "ceil", "trunc", "rint"}  # of an integer, that integer
+
+
+@cache
+def _substitutes() -> dict[Any, Any]:
+    """By `_key`: functions that Numba can compile for a GPU."""
+    import math
+
+    import numpy as np
+
+    numba = _numba()
+    out: dict[Any, Any] = {}
+    for name, real in FUNCTIONS.items():
+        one = getattr(numba.libdevice, real, None)
+        if one is not None:
+            out[name] = _of_libdevice(name, real, numba)
+    out["gammaln"] = _of_libdevice("gammaln", "lgamma", numba)
+    for name, function in _written(out).items():
+        out[name] = numba.cuda.jit(device=True, forceinline=True)(function)
+    for name in ("abs", "where", "clip", "real", "imag", "angle", "round", "around", "sinc"):
+        out[id(getattr(np, name))] = out[_SAME.get(name, name)]
+    for name in ("floor", "ceil", "trunc", "log"):
+        out[id(getattr(math, name))] = out[f"math.{name}"]
+    for name in ("exp2", "cbrt"):  # of Python 3.11
+        if hasattr(math, name):
+            out[id(getattr(math, name))] = out[name]
+    return out
+
+
+_SAME = {"abs": "absolute", "round": "rint", "around": "rint"}
+
+
+def _of_libdevice(name: str, real: str, numba: SimpleNamespace) -> Any:
+    """A function that CUDA's own library has, for float64, and float32 with an f behind its name;
+    some are known of complex numbers too."""
+    import cmath
+
+    double, single = getattr(numba.libdevice, real), getattr(numba.libdevice, f"{real}f")
+    other = getattr(cmath, {"arctan": "atan"}.get(name, name.replace("arc", "a")), None)
+    kinds = numba.kinds
+    two = name in _BINARY
+
+    def stub(x: Any) -> Any: ...
+
+    def stub_of_two(x: Any, y: Any) -> Any: ...
+
+    def chosen(x: Any) -> Any:
+        if isinstance(x, kinds.Complex):
+            return (lambda x: other(x)) if other else None
+        if x == kinds.float32:
+            return lambda x: single(x)
+        if isinstance(x, kinds.Integer) and name in _WHOLE:
+            return lambda x: x
+        return lambda x: double(float(x))
+
+    def chosen_of_two(x: Any, y: Any) -> Any:
+        if isinstance(x, kinds.Complex) or isinstance(y, kinds.Complex):
+            return None
+        if x == y == kinds.float32:
+            return lambda x, y: single(x, y)
+        return lambda x, y: double(float(x), float(y))
+
+    function: Any = stub_of_two if two else stub
+    choose: Any = chosen_of_two if two else chosen
+    function.__name__ = function.__qualname__ = name
+    choose.__annotations__ = {}  # Numba wants those of what is chosen, which has none
+    numba.overload(function)(choose)
+    return function
+
+
+_BINARY = {"arctan2", "hypot", "fmod", "copysign", "nextafter", "fmax", "fmin"}
+
+
+def _written(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
+    """Those that are a line of Python."""
+    import math
+
+    floor, ceil, trunc = known["floor"], known["ceil"], known["trunc"]
+    exp, log, log2, exp2, log1p = (known[n] for n in ("exp", "log", "log2", "exp2", "log1p"))
+    pi, e = math.pi, math.log2(math.e)
+
+    def log_of_base(x: Any, base: Any = math.e) -> Any:
+        return log(x) if base == math.e else log(x) / log(base)
+
+    def larger(x: Any, y: Any) -> Any:
+        return x if x >= y or x != x else y
+
+    def smaller(x: Any, y: Any) -> Any:
+        return x if x <= y or x != x else y
+
+    def sign(x: Any) -> Any:
+        return 1 if x > 0 else (-1 if x < 0 else (0 if x == 0 else x))
+
+    def gcd(x: Any, y: Any) -> Any:
+        return math.gcd(x, y)
+
+    def lcm(x: Any, y: Any) -> Any:
+        return 0 if x == 0 or y == 0 else abs(x) // math.gcd(x, y) * abs(y)
+
+    def log_add_exp(x: Any, y: Any) -> Any:
+        return x + math.log(2.0) if x == y else max(x, y) + log1p(exp(-abs(x - y)))
+
+    def log_add_exp2(x: Any, y: Any) -> Any:
+        return x + 1.0 if x == y else max(x, y) + e * log1p(exp2(-abs(x - y)))
+
+    return {
+        "math.floor": lambda x: int(floor(x)), "math.ceil": lambda x: int(ceil(x)),
+        "math.trunc": lambda x: int(trunc(x)), "math.log": log_of_base,
+        "absolute": lambda x: abs(x), "fabs": lambda x: abs(float(x)), "square": lambda x: x * x,
+        "positive": lambda x: x, "negative": lambda x: -x, "reciprocal": lambda x: 1 / x,
+        "sign": sign, "add": lambda x, y: x + y, "subtract": lambda x, y: x - y,
+        "multiply": lambda x, y: x * y, "divide": lambda x, y: x / y,
+        "floor_divide": lambda x, y: x // y, "remainder": lambda x, y: x % y,
+        "power": lambda x, y: x**y, "float_power": lambda x, y: float(x) ** float(y),
+        "maximum": larger, "minimum": smaller, "where": lambda c, x, y: x if c else y,
+        "clip": lambda x, low, high: low if x < low else (high if x > high else x),
+        "equal": lambda x, y: x == y, "not_equal": lambda x, y: x != y,
+        "less": lambda x, y: x < y, "less_equal": lambda x, y: x <= y,
+        "greater": lambda x, y: x > y, "greater_equal": lambda x, y: x >= y,
+        "logical_and": lambda x, y: bool(x) and bool(y),
+        "logical_or": lambda x, y: bool(x) or bool(y),
+        "logical_xor": lambda x, y: bool(x) != bool(y), "logical_not": lambda x: not x,
+        "bitwise_and": lambda x, y: x & y, "bitwise_or": lambda x, y: x | y,
+        "bitwise_xor": lambda x, y: x ^ y, "invert": lambda x: ~x,
+        "left_shift": lambda x, y: x << y, "right_shift": lambda x, y: x >> y,
+        "isnan": lambda x: x != x, "isfinite": lambda x: x - x == 0,
+        "isinf": lambda x: x == x and x - x != 0,
+        "signbit": lambda x: math.copysign(1.0, x) < 0,
+        "deg2rad": lambda x: x * (pi / 180), "rad2deg": lambda x: x * (180 / pi),
+        "radians": lambda x: x * (pi / 180), "degrees": lambda x: x * (180 / pi),
+        "conjugate": lambda x: x.conjugate(), "real": lambda x: x.real, "imag": lambda x: x.imag,
+        "angle": lambda x: math.atan2(x.imag, x.real), "gcd": gcd, "lcm": lcm,
+        "heaviside": lambda x, y: x if x != x else (y if x == 0 else (0.0 if x < 0 else 1.0)),
+        "logaddexp": log_add_exp, "logaddexp2": log_add_exp2,
+        "ldexp": lambda x, n: math.ldexp(x, n),
+        "sinc": lambda x: 1.0 if x == 0 else math.sin(pi * x) / (pi * x),
+        "expit": lambda x: 1 / (1 + exp(-x)), "logit": lambda x: log(x / (1 - x)),
+    }  # fmt: skip
+
+
+# ---- what is said when it fails
+
+
+def _title(call: Call) -> str:
+    types = ", ".join(_word(a) for a in call.args)
+    what = "" if call.part is None else f", result {call.part}"
+    return f"{call.function.name}({types}) -> {_word(call.gives)}{what} has no device code"
+
+
+def _word(short: str) -> str:
+    import numpy as np
+
+    return np.dtype("?" if short == "b1" else short).name
+
+
+def _first_line(error: BaseException) -> str:
+    return next((x for x in str(error).splitlines() if x.strip()), type(error).__name__)
+
+
+_UNSAID = re.compile(r"\x1b\[[\d;]*m| at 0x[\da-f]+")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_SIGNATURE = re.compile(r"^ >>> (.*)$", re.MULTILINE)
+_WHY = re.compile(r"specific error:\n\s*(.*)")
+
+
+def _reason(error: BaseException) -> str:
+    """Numba's own reason, and the innermost line of the user's code that it names."""
+    text = _UNSAID.sub("", str(error))
+    words = [x for x in text.splitlines() if x.strip() and not x.startswith("Failed in ")]
+    said = [words[0] if words else type(error).__name__]
+    said += [m[1].strip() for m in (_SIGNATURE.search(text), _WHY.search(text)) if m]
+    return "; ".join(said)[:400] + _place(text)
+
+
+def _place(text: str) -> str:
+    for file, line in _PLACE.findall(text):
+        if "numba" not in Path(file).parts and Path(file).resolve() != Path(__file__):
+            code = linecache.getline(file, int(line)).strip()
+            return f" ({Path(file).name}, line {line}{f': {code}' if code else ''})"
+    return ""

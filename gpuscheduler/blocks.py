@@ -3,7 +3,8 @@
 No array of the size of an operand is made but the outputs. A block is a box of the iteration space;
 each node is one call of a ufunc on it. Where views reach outside their arrays for points that a
 `where` does not choose, the space is cut into regions in which it is known what is chosen; where
-that is not possible, only the chosen points are read.
+that is not possible, only the chosen points are read. The same cuts keep calls to the points that
+are meant for them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def evaluate(
     bounds = {n: _extent(a) for n, a in every.items()}
     reach = _reach(kernel)
     outside = any(low < bounds[n][0] or high > bounds[n][1] for n, low, high in reach)
-    known = tuple(bounds.items()) if outside else None
+    known = tuple(bounds.items()) if outside or _chooses_calls(kernel) else None
     plan = _plan(kernel, known, block_bytes, tuple(words) if words else ())
     given = [np.asarray(w.value) for w in words.values()] if words else []
     memory = {n: _memory(a) for n, a in every.items()}
@@ -170,6 +171,13 @@ def _reach(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
                 old = found.get(n, (low, high))
                 found[n] = min(low, old[0]), max(high, old[1])
     return tuple((n, low, high) for n, (low, high) in found.items())
+
+
+@lru_cache(1024)
+def _chooses_calls(kernel: Kernel) -> bool:
+    """Whether some call need not be made at every point."""
+    choices = [n for n in nodes(kernel.roots) if n.op == "where"]
+    return any(n.op == "call" for n in nodes([a for c in choices for a in c.args[1:]]))
 
 
 # ---- regions: boxes in which every view is inside its array
@@ -303,23 +311,26 @@ def _regions(
     """Boxes that make up `box`, and what is to be evaluated in each: there every view is inside its
     array, except below ``guarded`` nodes."""
     bad: dict[int, bool] = {}  # does it read, somewhere in this box, outside an array?
+    calls: dict[int, bool] = {}  # does it call what may have no end for points not meant for it?
     for node in nodes(roots):
+        below = node.args[:1] if node.op == GUARDED else node.args
+        calls[id(node)] = node.op == "call" or any(calls[id(a)] for a in below)
         if node.op == "input":
             low, high = _ends(node.data[1], box)
-            first, last = bounds[node.data[0]]
+            first, last = bounds.get(node.data[0], (low, high))
             bad[id(node)] = low < first or high > last
         else:
-            below = node.args[:1] if node.op == GUARDED else node.args
             bad[id(node)] = any(bad[id(a)] for a in below)
     stack, seen = list(roots), set()
     while stack:
         node = stack.pop()
-        if id(node) in seen or not bad[id(node)]:
+        if id(node) in seen or not (bad[id(node)] or calls[id(node)]):
             continue
         seen.add(id(node))
         if node.op == "input":
             raise IndexError(f"{node!r} is read outside of the array, at {node.data[1]}")
-        if node.op == "where" and (bad[id(node.args[1])] or bad[id(node.args[2])]):
+        either = node.op == "where" and node.args[1:]
+        if either and any(bad[id(a)] or calls[id(a)] for a in either):
             condition = node.args[0]
             truth = _truth(condition, box)
             if truth is not None:
@@ -333,6 +344,9 @@ def _regions(
                     part = (*box[:axis], (start, stop), *box[axis + 1 :])
                     yield from _regions(roots, part, bounds)
                 return
+            if not any(bad[id(a)] for a in either):
+                stack += node.args
+                continue
             marked = Expr(GUARDED, node.args, node.dtype)
             yield from _regions(_replaced(roots, node, marked), box, bounds)
             return

@@ -18,8 +18,6 @@ Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
 from __future__ import annotations
 
 import hashlib
-import linecache
-import re
 import types as python
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +30,8 @@ from unittest.mock import patch
 
 from .cuda_math import FUNCTIONS
 from .kernel import Call
+from .scalar import plain, reason
+from .trace import names_read
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.
@@ -81,7 +81,7 @@ def llvm(call: Call, arch: str) -> list[str]:
         raise
     except Exception as error:
         own = [f"{n} calls itself, which a GPU's code cannot; " for n in replaced.recursive[:1]]
-        raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{_reason(error)}") from error
+        raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{reason(error)}") from error
 
 
 def linked(pieces: Sequence[bytes], arch: str) -> bytes:
@@ -167,11 +167,6 @@ def _capability(arch: str) -> str:
 # ---- what Numba is given
 
 
-def _plain(function: Any) -> Any:
-    """The Python function of what a decorator of Numba's has made."""
-    return getattr(function, "py_func", function)
-
-
 class _Replaced:
     """Functions rebuilt for the GPU, each once. The code is the same; what its names mean is not:
     modules, NumPy's functions, and functions of the user's own."""
@@ -187,7 +182,7 @@ class _Replaced:
         """What is compiled: a function of exactly these arguments, and of one result."""
         part = "" if self.call.part is None else f"[{self.call.part:d}]"
         names = ", ".join(f"x{n}" for n in range(len(self.call.args)))
-        space = {"inner": self.device(_plain(self.call.function.python))}
+        space = {"inner": self.device(self.call.function.python)}
         return eval(f"lambda {names}: inner({names}){part}", space)
 
     def device(self, function: Any) -> Any:
@@ -205,7 +200,7 @@ class _Replaced:
         if not isinstance(function, python.FunctionType):
             raise NoDeviceCode(f"{_title(self.call)}: {function!r} is no Python function")
         self.entered.add(id(function))
-        names = set(_names(function.__code__))
+        names = names_read(function.__code__)
         known = {n: v for n, v in function.__globals__.items() if n in names}
         known = {n: self.value(v, names) for n, v in known.items()}
         known |= {"__builtins__": __builtins__, "__name__": function.__module__}
@@ -228,9 +223,9 @@ class _Replaced:
         found = self.substitutes.get(_key(value))
         if found is not None:
             return found
-        value = _plain(value)
-        if isinstance(value, python.FunctionType):
-            return self.device(value)
+        function = plain(value)
+        if function is not None:
+            return self.device(function)
         if isinstance(value, python.ModuleType) and not value.__name__.startswith("numba"):
             module = python.ModuleType(value.__name__)
             for name in sorted(names):
@@ -240,14 +235,6 @@ class _Replaced:
                     setattr(module, name, self.value(vars(value)[name], names - {name}))
             return module
         return value
-
-
-def _names(code: python.CodeType) -> Iterator[str]:
-    """All names in a function and in those that it defines."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, python.CodeType):
-            yield from _names(constant)
 
 
 def _key(value: Any) -> Any:
@@ -418,26 +405,3 @@ def _word(short: str) -> str:
 
 def _first_line(error: BaseException) -> str:
     return next((x for x in str(error).splitlines() if x.strip()), type(error).__name__)
-
-
-_UNSAID = re.compile(r"\x1b\[[\d;]*m| at 0x[\da-f]+")
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-_SIGNATURE = re.compile(r"^ >>> (.*)$", re.MULTILINE)
-_WHY = re.compile(r"specific error:\n\s*(.*)")
-
-
-def _reason(error: BaseException) -> str:
-    """Numba's own reason, and the innermost line of the user's code that it names."""
-    text = _UNSAID.sub("", str(error))
-    words = [x for x in text.splitlines() if x.strip() and not x.startswith("Failed in ")]
-    said = [words[0] if words else type(error).__name__]
-    said += [m[1].strip() for m in (_SIGNATURE.search(text), _WHY.search(text)) if m]
-    return "; ".join(said)[:400] + _place(text)
-
-
-def _place(text: str) -> str:
-    for file, line in _PLACE.findall(text):
-        if "numba" not in Path(file).parts and Path(file).resolve() != Path(__file__):
-            code = linecache.getline(file, int(line)).strip()
-            return f" ({Path(file).name}, line {line}{f': {code}' if code else ''})"
-    return ""

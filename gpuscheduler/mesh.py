@@ -168,7 +168,8 @@ def mesh(
     Notes
     -----
     NumPy's rules hold where Python has others: a division by zero or the logarithm of a negative
-    number is no error, and gives infinity or NaN.
+    number is no error, and gives infinity or NaN. On GPUs a function that raises gives NaN (0,
+    where it gives integers or bools); on CPU devices its exception comes out.
 
     Examples
     --------

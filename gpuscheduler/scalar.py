@@ -5,9 +5,12 @@ repeat by the values that they are given. Numba compiles it: here for CPU device
 from __future__ import annotations
 
 import hashlib
+import linecache
+import re
 import threading
 import types
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,19 +170,27 @@ def place(function: types.FunctionType) -> str:
     return f"{function.__qualname__} ({code.co_filename}, line {code.co_firstlineno})"
 
 
-def reason(error: Exception) -> str:
-    """What Numba says, in a line or two: its own message repeats itself in nested frames."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = [line for line in lines if not line.startswith(_FRAMES)]
-    at = next((line for line in lines if line.startswith("File ")), "")
-    first = " ".join(found[:2]) or type(error).__name__
-    return f"{first} [{at.rstrip(':')}]" if at else first
+_UNSAID = re.compile(r"\x1b\[[\d;]*m| at 0x[\da-f]+")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_SIGNATURE = re.compile(r"^ >>> (.*)$", re.MULTILINE)
+_WHY = re.compile(r"specific error:\n\s*(.*)")
 
 
-_FRAMES = (
-    "Failed in nopython mode", "Failed in cuda mode", "Failed at nopython", "During:", "File ",
-    "<source", "[1]", "[2]", "Enable logging",
-)  # fmt: skip
+def reason(error: BaseException) -> str:
+    """What Numba says, and the innermost line of the user's code that it names."""
+    text = _UNSAID.sub("", str(error))
+    words = [x for x in text.splitlines() if x.strip() and not x.startswith("Failed in ")]
+    said = [words[0] if words else type(error).__name__]
+    said += [m[1].strip() for m in (_SIGNATURE.search(text), _WHY.search(text)) if m]
+    return "; ".join(said)[:400] + _place(text)
+
+
+def _place(text: str) -> str:
+    for file, line in _PLACE.findall(text):
+        if "numba" not in Path(file).parts and Path(file).parent != Path(__file__).parent:
+            code = linecache.getline(file, int(line)).strip()
+            return f" ({Path(file).name}, line {line}{f': {code}' if code else ''})"
+    return ""
 
 
 def _words(value: Any, inside: list[Any]) -> Any:

@@ -296,6 +296,27 @@ def test_expressions_behind_a_mesh_are_part_of_its_kernel(cpu):
     assert max(s.nbytes for s in cpu.plan(chosen).steps) <= 16
 
 
+def collatz(n):
+    steps = 0
+    while n != 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        steps += 1
+    return steps
+
+
+def test_calls_are_made_where_they_are_meant(cpu):
+    """Of 0, and of what lies before an axis begins, this function has no end."""
+    z = mesh(collatz, (axis(1, 40, 40),), dtype=int, chunks=16)
+    w = mesh(collatz, (axis(1, 8, 8),), dtype=int)
+    both = da.concatenate([z, w + 1, z[::-1]]).rechunk(50)
+    assert any(
+        "where" in repr(t.program.kernels[0].outputs[0]) for t in steps(cpu, both)
+    )  # fmt: skip
+    one = [collatz(n) for n in range(1, 41)]
+    np.testing.assert_array_equal(both.compute(), [*one, *[n + 1 for n in one[:8]], *one[::-1]])
+    assert da.pad(z, 3).sum().compute() == sum(one)
+
+
 def test_histograms(cpu):
     z = mesh(as_numpy, AXES, chunks=5)
     counts, edges = da.histogram(z, bins=7, range=(0, 3))

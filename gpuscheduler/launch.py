@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -28,6 +28,7 @@ from . import device_code
 from .batches import SMALL, Batch
 from .expr import Out, Program
 from .fuse import PLACEHOLDER, Fused, computed, filled
+from .hoist import hoisted
 from .kernel import Call, Generated, NotGenerated, generate
 from .sizes import leaves
 
@@ -53,6 +54,13 @@ class _Prepared:
     voids: Any  # ... of many items
     outputs: tuple[tuple[int, tuple[int, ...], Any], ...]  # slot, shape and dtype
     positions: tuple[tuple[int, int], ...]  # slots that hold a placeholder, and which
+
+
+class _Ready(NamedTuple):
+    """A program as it runs on a device: with what is computed once in kernels of its own."""
+
+    program: Program
+    kernels: list[_Prepared]
 
 
 class Workspace:
@@ -81,7 +89,7 @@ class Kernels:
         self.compiled = 0  # sources that were compiled, not found
         self._cubins: dict[tuple[str, str], bytes] = {}
         self._loaded: dict[tuple[str, int], Any] = {}
-        self._prepared: dict[tuple[int, int, bool], tuple[Program, list[_Prepared]]] = {}
+        self._prepared: dict[tuple[int, int, bool], tuple[Program, _Ready]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
 
@@ -98,16 +106,16 @@ class Kernels:
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
-            prepared = self._ready(program, device, aligned)
+            ready = self._ready(program, device, aligned)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return fused.original(values)
-        steps = iter(prepared)
+        steps = iter(ready.kernels)
 
         def evaluate(_: Any, every: list[Any]) -> list[Any]:
             return self._launch(next(steps), pointers, fused.positions, work)
 
-        return computed(program, evaluate, arrays, scalars=False)
+        return computed(ready.program, evaluate, arrays, scalars=False)
 
     def run_batch(
         self, batch: Batch, values: dict[Any, Any], device: int, work: Workspace
@@ -116,29 +124,30 @@ class Kernels:
         first = batch.members[0]
         known = batch.ready.get((device, id(self)))
         if known is not None:
-            prepared, inputs = known
+            ready, inputs = known
         else:
             inputs, aligned = _pointers(batch, values, device)
             broken = id(first.program) in self._broken
             if inputs is None or broken or (not first.names and first.kind != "cupy.ndarray"):
                 return tuple([self.run(f, values, device, work) for f in batch.members])
             try:
-                prepared = self._ready(first.program, device, aligned)
+                ready = self._ready(first.program, device, aligned)
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return tuple([f.original(values) for f in batch.members])
             if batch.fixed:
-                batch.ready[device, id(self)] = prepared, inputs
+                batch.ready[device, id(self)] = ready, inputs
         pointers = [list(p) for p in inputs]
         positions = [f.positions for f in batch.members]
-        made = [self._launch_all(kernel, pointers, positions, work) for kernel in prepared]
-        before = [None] * first.program.inputs  # no result of a program is one of its inputs
+        made = [self._launch_all(kernel, pointers, positions, work) for kernel in ready.kernels]
+        program = ready.program
+        before = [None] * program.inputs  # no result of a program is one of its inputs
         flat = [out for outputs in made for out in outputs]
-        result = first.program.result
+        result = program.result
         if isinstance(result, Out):
             return tuple(flat[result.array - len(before)])
         return tuple(
-            [filled(first.program, [*before, *items], False) for items in zip(*flat, strict=True)]
+            [filled(program, [*before, *items], False) for items in zip(*flat, strict=True)]
         )
 
     def _launch_all(
@@ -213,20 +222,21 @@ class Kernels:
 
     # ---- once per program and device
 
-    def _ready(self, program: Program, device: int, aligned: bool) -> list[_Prepared]:
-        key = id(program), device, aligned
+    def _ready(self, given: Program, device: int, aligned: bool) -> _Ready:
+        key = id(given), device, aligned
         found = self._prepared.get(key)
         if found is None:
             with self._lock:
                 if len(self._prepared) >= MOST_PROGRAMS:
                     self._prepared.clear()
+                program = hoisted(given)
                 # the shapes that results will have: what an array is reshaped to costs time
                 shapes = {o.array: o.shape for o in leaves(program.result) if isinstance(o, Out)}
                 kernels = [
                     self._prepare(k, device, aligned, start, shapes)
                     for k, start in zip(program.kernels, program.starts, strict=True)
                 ]
-                found = self._prepared[key] = program, kernels
+                found = self._prepared[key] = given, _Ready(program, kernels)
         return found[1]
 
     def _prepare(

@@ -32,6 +32,7 @@ ORDER = [
     "scalar",
     "device_code",
     "fuse",
+    "hoist",
     "siblings",
     "place",
     "plan",

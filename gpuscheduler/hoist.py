@@ -1,0 +1,148 @@
+"""What depends on one axis of a grid only is computed once per row or column, not once per point: a
+small kernel in front of the large one. For GPUs; `blocks` does the same within a block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from .expr import Expr, Kernel, Out, Program, View, nodes
+from .fuse import renumbered
+from .kernel import CHEAP, COSTS
+from .sizes import map_leaves
+
+#: What an expression must cost at one point, in additions, to be worth a kernel of its own ...
+LEAST_COST = 30
+#: ... in kernels of so many points, for which a launch takes no time ...
+LEAST_POINTS = 2**18
+#: ... and by how many times fewer its own must be.
+FEWER = 16
+
+
+def hoisted(program: Program) -> Program:
+    """The same program, with kernels in front of those that compute the same many times over."""
+    number = {n: n for n in range(program.inputs)}
+    count = program.inputs
+    kernels: list[Kernel] = []
+    for start, kernel in zip(program.starts, program.kernels, strict=True):
+        before, rest = _split(renumbered(kernel, number.__getitem__), count)
+        count += sum(len(k.outputs) for k in before)
+        number.update({start + n: count + n for n in range(len(kernel.outputs))})
+        count += len(kernel.outputs)
+        kernels += [*before, rest]
+    if len(kernels) == len(program.kernels):
+        return program
+    result = map_leaves(
+        lambda v: replace(v, array=number[v.array]) if isinstance(v, Out) else v, program.result
+    )
+    return Program(program.inputs, tuple(kernels), result)
+
+
+def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
+    """Kernels whose outputs have the numbers from `count` on, and what reads them."""
+    roots = [r.arg for r in kernel.reductions] or list(kernel.outputs)
+    shape = kernel.shape
+    long = frozenset(k for k, n in enumerate(shape) if n > 1)
+    if math.prod(shape) < LEAST_POINTS:
+        return [], kernel
+    along = _along(roots, long)
+    groups: dict[frozenset[int], list[Expr]] = {}
+    for node in _outermost(roots, along, shape):
+        groups.setdefault(along[id(node)], []).append(node)
+    before: list[Kernel] = []
+    new: dict[int, Expr] = {}
+    for axes in sorted(groups, key=sorted):
+        order = sorted(axes)
+        small = tuple(shape[k] for k in order)
+        own = View.contiguous(small).strides
+        strides = tuple(own[order.index(k)] if k in axes else 0 for k in range(len(shape)))
+        found = dict.fromkeys(groups[axes])  # equal nodes once
+        for n, node in enumerate(found):
+            leaf = Expr("input", (), node.dtype, (count + n, View(0, strides)))
+            new.update({id(other): leaf for other in groups[axes] if other == node})
+        count += len(found)
+        before.append(Kernel(small, tuple(_over(list(found), order))))
+    if not before:
+        return [], kernel
+    changed = _with(roots, new)
+    if not kernel.reductions:
+        return before, replace(kernel, outputs=tuple(changed))
+    reductions = [replace(r, arg=a) for r, a in zip(kernel.reductions, changed, strict=True)]
+    return before, replace(kernel, reductions=tuple(reductions))
+
+
+def _along(roots: list[Expr], long: frozenset[int]) -> dict[int, frozenset[int]]:
+    """The axes along which each node's value may differ."""
+    out: dict[int, frozenset[int]] = {}
+    for node in nodes(roots):
+        if node.op in ("input", "index"):
+            view = node.data if node.op == "index" else node.data[1]
+            out[id(node)] = frozenset(k for k, s in enumerate(view.strides) if s) & long
+        else:
+            out[id(node)] = frozenset().union(*[out[id(a)] for a in node.args])
+    return out
+
+
+def _outermost(
+    roots: list[Expr], along: dict[int, frozenset[int]], shape: tuple[int, ...]
+) -> Iterable[Expr]:
+    """What is worth a kernel of its own, and inside nothing else that is."""
+    points = math.prod(shape)
+    free: dict[int, bool] = {}  # it reads no array and calls nothing: it is harmless anywhere
+    for node in nodes(roots):
+        own = node.op not in ("input", "call", "reduced")
+        free[id(node)] = own and all(free[id(a)] for a in node.args)
+    stack = [(r, True) for r in roots]
+    seen: set[tuple[int, bool]] = set()
+    taken: set[int] = set()
+    while stack:
+        node, always = stack.pop()  # whether it is evaluated at every point
+        if (id(node), always) in seen:
+            continue
+        seen.add((id(node), always))
+        axes = along[id(node)]
+        fewer = axes and FEWER * math.prod(shape[k] for k in axes) <= points
+        if fewer and (always or free[id(node)]) and _cost(node) >= LEAST_COST:
+            if id(node) not in taken:
+                taken.add(id(node))
+                yield node
+            continue
+        stack += [(a, always and not (node.op == "where" and n)) for n, a in enumerate(node.args)]
+
+
+def _cost(root: Expr) -> int:
+    """About how many additions it takes as long as."""
+    total = 0
+    for node in nodes((root,)):
+        if node.op in CHEAP or not node.args:
+            total += bool(node.args)
+        else:
+            wide = node.dtype.kind in "fc" and node.dtype != np.float32
+            total += COSTS.get(node.op, (20, 40))[wide]
+    return total
+
+
+def _over(roots: list[Expr], axes: list[int]) -> list[Expr]:
+    """The same expressions over these axes alone."""
+    new: dict[int, Expr] = {}
+    for node in nodes(roots):
+        if node.op in ("input", "index"):
+            view = node.data if node.op == "index" else node.data[1]
+            view = View(view.offset, tuple(view.strides[k] for k in axes))
+            data = view if node.op == "index" else (node.data[0], view)
+            new[id(node)] = Expr(node.op, (), node.dtype, data)
+    return _with(roots, new)
+
+
+def _with(roots: list[Expr], new: dict[int, Expr]) -> list[Expr]:
+    """The same trees with other nodes in place of some."""
+    done = dict(new)
+    for node in nodes(roots, below=lambda n: () if id(n) in new else n.args):
+        if id(node) not in done:
+            args = tuple(done[id(a)] for a in node.args)
+            same = all(a is b for a, b in zip(args, node.args, strict=True))
+            done[id(node)] = node if same else Expr(node.op, args, node.dtype, node.data)
+    return [done[id(r)] for r in roots]

@@ -21,11 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
-from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, mesh
-from gpuscheduler.fuse import Fused
+from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, hoist, mesh
+from gpuscheduler.expr import constant
+from gpuscheduler.fuse import PLACEHOLDER, Fused, changed, computed
 from gpuscheduler.grid import Tile, Tiles
+from gpuscheduler.hoist import hoisted
 from gpuscheduler.mesh import MOST_TILES
 from gpuscheduler.scalar import ScalarFunction
+from tests.cuda_on_host import COMPILER, Host, aligned
 
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "40"))
@@ -494,6 +497,52 @@ def test_an_exception_of_f_comes_out_with_its_key(cpu):
     with pytest.raises(ValueError, match="too far"):
         mesh(picky, AXES).compute()
     assert mesh(distance, AXES).sum().compute() > 0
+
+
+# ---- on GPUs: the text of the kernels, run on the host
+
+
+@pytest.fixture
+def emulated(tmp_path, monkeypatch):
+    """Plans for GPUs, whose kernels' text is compiled for the host's processor."""
+    host = Host(tmp_path)
+
+    def call(task, values):
+        words = {
+            constant(PLACEHOLDER + 2 * n, np.int64): constant(p, np.int64)
+            for n, p in enumerate(task.positions)
+        }
+
+        def evaluate(kernel, every):
+            kernel = changed(kernel, lambda leaf: words.get(leaf, leaf))
+            kernels.append(kernel)
+            arrays = [aligned(np.ascontiguousarray(a)) for a in every]
+            return host.run([kernel], [arrays], processors=2)[0]
+
+        return computed(hoisted(task.program), evaluate, task.arrays(values))
+
+    kernels = []
+    monkeypatch.setattr(Fused, "__call__", call)
+    monkeypatch.setattr(hoist, "LEAST_POINTS", 1)
+    with Scheduler(devices="cpu:2") as scheduler:
+        monkeypatch.setattr(scheduler.hardware, "kind", "cuda", raising=False)
+        yield kernels
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+@pytest.mark.parametrize("f", [distance, with_helper, with_constants, zeta, escape])
+def test_kernels_for_gpus_compute_the_same(emulated, f):
+    """Rows and columns in kernels of their own, places filled in, functions linked."""
+    if f in (with_helper, zeta, escape):
+        pytest.importorskip("cuda.bindings.nvjitlink", reason="numba-cuda is not installed")
+    args = {with_constants: (2.0, 0.25), escape: (20,)}.get(f, ())
+    x, y = np.linspace(-1, 1, 60), np.linspace(-2, 2, 50)
+    z = mesh(f, (axis(-1, 1, 60), axis(-2, 2, 50)), args=args, chunks=(40, 50), backend="numpy")
+    wanted = at_each_point(lambda x, y: f(x, y, *args), x, y)
+    np.testing.assert_allclose(z.compute(), wanted, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(z[::7, 3:].compute(), wanted[::7, 3:], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(z.sum().compute(), wanted.sum(), rtol=1e-12)
+    assert any(k.shape == (40,) for k in emulated) is (f is with_constants)
 
 
 # ---- any function, any grid

@@ -256,15 +256,21 @@ def _refuse_what_cannot_fit(steps: Iterable[Step], machine: Machine) -> None:
     for step in everything:
         if not step.known:
             continue
-        read = [everything[j] for j in step.inputs]
-        need = step.nbytes + sum(s.nbytes for s in read if s.known)
-        limit = machine.memory[step.place]
-        if need > limit:
-            raise OutOfMemory(does_not_fit(step.key, need, step.place, limit))
+        involved = [step, *(everything[j] for j in step.inputs)]
+        if machine.shared:  # the graph's own values are in the caller's own memory
+            involved = [s for s in involved if not s.fixed]
+        need = sum(s.nbytes for s in involved if s.known)
+        if need > machine.limit(machine.memory_of(step.place)):
+            raise OutOfMemory(does_not_fit(step.key, need, step.place, machine))
 
 
-def does_not_fit(key: Key, need: int, place: int, limit: int) -> str:
+def does_not_fit(key: Key, need: int, place: int, machine: Machine, held: int = 0) -> str:
+    """What is wrong and what to do; `held` are bytes of values that cannot be moved away."""
+    limit = machine.limit(machine.memory_of(place))
+    whose = "of all devices together" if machine.shared else "there"
+    beside = f", beside {held:,} bytes of values that cannot be moved" if held else ""
     return (
-        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result, and the "
-        f"memory limit there is {limit:,} bytes: use smaller chunks, or raise memory_limit"
+        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result{beside}, "
+        f"and the memory limit {whose} is {limit:,} bytes: use smaller chunks, or raise "
+        "memory_limit"
     )

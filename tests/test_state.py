@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuscheduler.machine import HOST
+from gpuscheduler.machine import DISK, HOST
 from gpuscheduler.plan import OutOfMemory
 from gpuscheduler.pretend import ClockDevices
 from gpuscheduler.state import (
@@ -400,7 +400,7 @@ def test_a_value_of_the_graph_is_there_and_is_not_launched():
     )
     state = state_of(plan)
     assert state.start() == [Launch(1, 0), Copy(0, 0, 1), Launch(2, 1)]
-    assert state.used == {HOST: 0, 0: 16, 1: 16}
+    assert state.used == {DISK: 0, HOST: 0, 0: 16, 1: 16}
     assert state.handle(*ran(1)) == []
     assert state.handle(Copied(0, 0, 1), *ran(2)) == []
     assert state.finished
@@ -594,9 +594,9 @@ def test_a_refused_copy_is_tried_again_when_those_behind_it_have_come_back():
     state.start()
     assert state.handle(*ran(0)) == [Copy(0, 0, 1), Launch(1, 1)]
     assert state.handle(NoRoom(0, 1, 8)) == []
-    assert state.used == {HOST: 0, 0: 8, 1: 8}
+    assert state.used == {DISK: 0, HOST: 0, 0: 8, 1: 8}
     assert state.handle(NoRoom(1, 1, 0)) == [Copy(0, 0, 1), Launch(1, 1)]
-    assert state.used == {HOST: 0, 0: 8, 1: 16}
+    assert state.used == {DISK: 0, HOST: 0, 0: 8, 1: 16}
     assert state.handle(Copied(0, 0, 1), *ran(1)) == [Free(0, 0), Free(0, 1)]
     state.validate_end()
 
@@ -608,7 +608,7 @@ def test_without_ahead_a_refused_copy_is_tried_again_at_once():
     state.start()
     assert state.handle(*ran(0), *ran(1)) == [Copy(0, 0, 1), Copy(1, 0, 1)]
     assert state.handle(NoRoom(0, 1, 8)) == [Copy(0, 0, 1)]
-    assert state.used == {HOST: 0, 0: 16, 1: 24}
+    assert state.used == {DISK: 0, HOST: 0, 0: 16, 1: 24}
     assert state.handle(Copied(1, 0, 1)) == []
     assert state.handle(Copied(0, 0, 1)) == [Launch(2, 1)]
     state.handle(*ran(2))
@@ -743,7 +743,8 @@ def test_any_run_gives_what_dask_gives_and_leaves_nothing_behind(case):
     state = case.run(devices)
     assert answers(case, devices) == list(dask.get(case.dsk, case.keys))
     assert {i for i, _ in devices.values} == state.keep == case.fixed.union(case.plan.outputs)
-    assert all((i, case.plan.steps[i].place) in devices.values for i in case.fixed)
+    home = case.plan.machine.memory_of
+    assert all((i, home(case.plan.steps[i].place)) in devices.values for i in case.fixed)
     assert all((i, HOST) in devices.values for i in case.plan.deliver - case.fixed)
     state.validate_end()
 
@@ -756,7 +757,7 @@ def test_true_estimates_are_never_refused(case):
     devices.refuse = True
     state = case.run(devices)
     assert devices.refused == 0
-    assert all(state.peak[d] <= m for d, m in enumerate(case.plan.machine.memory))
+    assert all(n <= case.plan.machine.limit(p) for p, n in state.peak.items())
     assert answers(case, devices) == list(dask.get(case.dsk, case.keys))
 
 
@@ -766,7 +767,7 @@ def test_memory_stays_below_the_limit_on_a_clock(case):
     """Counted by the devices, not by State: from the launch to the free."""
     clock = ClockDevices(case.plan, case.sizes)
     case.run(clock).validate_end()
-    assert all(clock.peak[d] <= m for d, m in enumerate(case.plan.machine.memory))
+    assert all(n <= case.plan.machine.limit(p) for p, n in clock.peak.items())
     assert set(clock.exists) >= {(i, HOST) for i in case.plan.deliver - case.fixed}
     assert {i for i, _ in clock.exists} == case.fixed.union(case.plan.outputs)
 
@@ -811,6 +812,38 @@ def test_the_same_events_give_the_same_instructions(case, seed):
 def test_without_ahead_no_step_counts_on_the_order_of_the_queue(case):
     """As on a borrowed pool: `UnorderedDevices.launch` checks that all inputs are there."""
     case.ahead = False
-    devices = UnorderedDevices(case.plan, case.rng, case.sizes, case.refuse)
+    devices = case.devices()
     case.run(devices).validate_end()
     assert answers(case, devices) == list(dask.get(case.dsk, case.keys))
+
+
+@thorough
+@given(cases(stuck=True))
+def test_values_that_no_disk_can_hold_stay_or_are_the_end_of_it(case):
+    """With some values that cannot leave, a graph may not fit; it is never wrong, and never hangs."""
+    devices = case.devices()
+    try:
+        state = case.run(devices)
+    except OutOfMemory as error:
+        assert "memory_limit" in str(error)
+        assert case.stuck
+        return
+    assert answers(case, devices) == list(dask.get(case.dsk, case.keys))
+    assert not any((i, DISK) in devices.values for i in case.stuck)
+    state.validate_end()
+
+
+@thorough
+@given(cases(exact=True))
+def test_what_moved_and_what_was_spilled_is_what_state_says(case):
+    devices = case.devices()
+    state = case.run(devices)
+    assert {link: n for link, n in devices.moved.items() if n} == (
+        {link: n for link, n in state.moved.items() if n}
+    )
+    home = sum(case.sizes[i] for i in case.plan.deliver - case.fixed)
+    to = {
+        place: sum(n for (_, dst), n in state.moved.items() if dst == place)
+        for place in (HOST, DISK)
+    }
+    assert state.spilled == {HOST: to[HOST] - home, DISK: to[DISK]}

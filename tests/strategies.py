@@ -83,9 +83,9 @@ def mix(key, *values):
 
 
 @st.composite
-def dags(draw, max_tasks=30):
+def dags(draw, min_tasks=1, max_tasks=30):
     """A Dask graph of numbers, and the keys that are wanted of it."""
-    n = draw(st.integers(1, max_tasks))
+    n = draw(st.integers(min_tasks, max_tasks))
     rows = draw(st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=n, max_size=n))
     dsk = {}
     for i, row in enumerate(rows):
@@ -126,13 +126,16 @@ class Case:
 
 
 @st.composite
-def cases(draw, exact=False, room=True, stuck=False):
+def cases(draw, exact=False, room=True, stuck=False, full=False):
     """Any run. With `exact` all sizes are known; with `room` every step fits by itself.
 
-    Without, some step misses one byte. With `stuck` the disk cannot hold some of the values.
+    Without, some step misses one byte. With `stuck` the disk cannot hold some of the values; with
+    `full` there is never room on the devices, seldom on the host, and often a refusal.
     """
-    dsk, keys = draw(dags())
-    devices = draw(st.integers(1, 8))
+    dsk, keys = draw(dags(min_tasks=15, max_tasks=40) if full else dags())
+    if full:
+        keys = list(dict.fromkeys([max(dsk), *keys]))
+    devices = draw(st.integers(1, 2 if full else 8))
     shared = draw(st.booleans())
     plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices, shared=shared))
     n = len(plan.steps)
@@ -140,9 +143,11 @@ def cases(draw, exact=False, room=True, stuck=False):
     def each(values):
         return draw(st.lists(values, min_size=n, max_size=n))
 
-    size = st.integers(0, 16).map(lambda s: s * UNIT)
+    size = st.integers(int(full), 16).map(lambda s: s * UNIT)
     sizes = each(size)
     guesses = sizes if exact or draw(st.booleans()) else each(size)
+    if full and not exact:
+        guesses = each(st.integers(0, 3).map(lambda s: s * UNIT))
     known = [True] * n if exact else each(st.booleans())
     if not exact and draw(st.booleans()):  # guesses beyond all measure, which stop nothing
         wild = each(st.booleans())
@@ -173,13 +178,15 @@ def cases(draw, exact=False, room=True, stuck=False):
     if shared:
         need = [max(need), *[0] * (devices - 1)]
     if room:
-        spare = st.one_of(st.integers(0, 20), st.integers(0, 400)).map(lambda s: s * UNIT)
+        spare = st.integers(0, 20) if full else st.one_of(st.integers(0, 20), st.integers(0, 400))
+        spare = spare.map(lambda s: s * UNIT)
         need = [n + draw(spare) for n in need] if not shared else [need[0] + draw(spare), *need[1:]]
     else:
         assume(any(need))
         need = [max(0, n - 1) for n in need]
     memory = tuple(h + n for h, n in zip(held, need, strict=True))
-    host = draw(st.one_of(st.just(ENDLESS), st.integers(0, 40).map(lambda s: s * UNIT)))
+    little = st.integers(0, 40).map(lambda s: s * UNIT)
+    host = draw(little if full else st.one_of(st.just(ENDLESS), little))
     plan.machine = replace(plan.machine, memory=memory, host_memory=host)
     plan.deliver = frozenset(i for i in plan.outputs if draw(st.booleans()))
     return Case(
@@ -190,7 +197,7 @@ def cases(draw, exact=False, room=True, stuck=False):
         window=draw(st.integers(1, 6)),
         deep_window=draw(st.sampled_from([1, 8, 64])),
         ahead=draw(st.booleans()),
-        refuse=draw(st.booleans()),
+        refuse=full or draw(st.booleans()),
         rng=draw(st.randoms(use_true_random=False)),
         stuck=frozenset(i for i in range(n) if stuck and draw(st.booleans())),
     )

@@ -27,7 +27,7 @@ from gpuscheduler.state import (
     NoRoom,
     State,
 )
-from tests.strategies import UnorderedDevices, cases, plan_of, thorough
+from tests.strategies import cases, plan_of, thorough
 
 PLENTY = (10**9, 10**9)
 
@@ -736,7 +736,7 @@ def answers(case, devices):
 
 
 @thorough
-@given(cases())
+@given(st.one_of(cases(), cases(full=True)))
 def test_any_run_gives_what_dask_gives_and_leaves_nothing_behind(case):
     """Wrong estimates, refusals, late and shuffled completion: only the values may not change."""
     devices = case.devices()
@@ -750,7 +750,7 @@ def test_any_run_gives_what_dask_gives_and_leaves_nothing_behind(case):
 
 
 @thorough
-@given(cases(exact=True))
+@given(st.one_of(cases(exact=True), cases(exact=True, full=True)))
 def test_true_estimates_are_never_refused(case):
     """An allocator that keeps to the limit never has to say no where the sizes were known."""
     devices = case.devices()
@@ -762,7 +762,7 @@ def test_true_estimates_are_never_refused(case):
 
 
 @thorough
-@given(cases(exact=True))
+@given(st.one_of(cases(exact=True), cases(exact=True, full=True)))
 def test_memory_stays_below_the_limit_on_a_clock(case):
     """Counted by the devices, not by State: from the launch to the free."""
     clock = ClockDevices(case.plan, case.sizes)
@@ -795,7 +795,7 @@ def test_a_machine_too_small_by_one_byte_is_an_error_and_not_a_standstill(case):
 
 
 @thorough
-@given(cases(), st.integers(0, 2**32))
+@given(st.one_of(cases(), cases(full=True)), st.integers(0, 2**32))
 def test_the_same_events_give_the_same_instructions(case, seed):
     """Nothing that has no order (a set, an id, a hash) has a say."""
     logs = []
@@ -808,7 +808,7 @@ def test_the_same_events_give_the_same_instructions(case, seed):
 
 
 @thorough
-@given(cases())
+@given(st.one_of(cases(), cases(full=True)))
 def test_without_ahead_no_step_counts_on_the_order_of_the_queue(case):
     """As on a borrowed pool: `UnorderedDevices.launch` checks that all inputs are there."""
     case.ahead = False
@@ -818,14 +818,13 @@ def test_without_ahead_no_step_counts_on_the_order_of_the_queue(case):
 
 
 @thorough
-@given(cases(stuck=True))
+@given(st.one_of(cases(stuck=True), cases(stuck=True, full=True)))
 def test_values_that_no_disk_can_hold_stay_or_are_the_end_of_it(case):
-    """With some values that cannot leave, a graph may not fit; it is never wrong, and never hangs."""
+    """With values that cannot leave, a graph may not fit; it is never wrong, and never hangs."""
     devices = case.devices()
     try:
         state = case.run(devices)
-    except OutOfMemory as error:
-        assert "memory_limit" in str(error)
+    except OutOfMemory:
         assert case.stuck
         return
     assert answers(case, devices) == list(dask.get(case.dsk, case.keys))
@@ -834,16 +833,13 @@ def test_values_that_no_disk_can_hold_stay_or_are_the_end_of_it(case):
 
 
 @thorough
-@given(cases(exact=True))
+@given(st.one_of(cases(exact=True), cases(exact=True, full=True)))
 def test_what_moved_and_what_was_spilled_is_what_state_says(case):
+    """Results that go to the host are no spilling."""
     devices = case.devices()
     state = case.run(devices)
-    assert {link: n for link, n in devices.moved.items() if n} == (
-        {link: n for link, n in state.moved.items() if n}
-    )
+    moved = {link: n for link, n in state.moved.items() if n}
+    assert moved == {link: n for link, n in devices.moved.items() if n}
     home = sum(case.sizes[i] for i in case.plan.deliver - case.fixed)
-    to = {
-        place: sum(n for (_, dst), n in state.moved.items() if dst == place)
-        for place in (HOST, DISK)
-    }
+    to = {place: sum(n for (_, dst), n in moved.items() if dst == place) for place in (HOST, DISK)}
     assert state.spilled == {HOST: to[HOST] - home, DISK: to[DISK]}

@@ -24,7 +24,7 @@ PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 # Modules that decide, and those that read no device's memory: these are strict.
 STRICT := machine subgraph graph expr philox philox_loops blocks cuda_math kernel trace fuse \
 	siblings place plan batches plans \
-	state gather sizes run pretend workers cpu callbacks scheduler
+	state gather sizes run pretend workers spill cpu callbacks scheduler
 
 .PHONY: run test lint types clean
 .DEFAULT_GOAL := run

@@ -17,6 +17,10 @@ from .plan import Plan, Step
 from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
 
 
+class DeviceLost(RuntimeError):
+    """A device does not answer any more."""
+
+
 class Devices(Protocol):
     """What hardware does. Verbs return at once; what became of them comes out of `wait`."""
 
@@ -29,7 +33,9 @@ class Devices(Protocol):
         """
 
     def copy(self, step: int, src: int, dst: int) -> None:
-        """Put a value on `dst` as well: then `Copied`; `NoRoom` where memory is refused."""
+        """Put a value on `dst` as well: then `Copied`; `NoRoom` where memory is refused, or where
+        the value cannot be written to the disk. Where devices share a memory, that has the number
+        of the first of them. What comes from the disk comes in no order."""
 
     def free(self, step: int, place: int) -> None:
         """Let go of a value on one place, once nothing queued there needs it. No event."""

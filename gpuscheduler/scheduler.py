@@ -49,7 +49,7 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, random='philox', check=False)
+fuse_least=None, random='philox', spill_directory=None, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -59,6 +59,7 @@ fuse_least=None, random='philox', check=False)
     fuse: bool = True  # run chains of array operations as one kernel
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
+    spill_directory: str | None = None  # where files of evicted values are made
     check: bool = False  # validate the state after each event (slow)
 
     @classmethod
@@ -104,6 +105,9 @@ class Scheduler:
     random
         ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
+    spill_directory
+        Where values are written that fit in no memory for now, in a folder that only this user may
+        enter. Default: Dask's ``temporary-directory``, else the system's.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -132,7 +136,9 @@ class Scheduler:
         **options: Any,
     ):
         self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
-        self.hardware = find_hardware(self.options.devices, self.options.memory_limit)
+        self.hardware = find_hardware(
+            self.options.devices, self.options.memory_limit, self.options.spill_directory
+        )
         self._plans = Plans()
         self._entered: list[Any] = []
         self._closed = False
@@ -388,7 +394,9 @@ def _neighbours(
     return lambda a, b: place.get(a, -1) == place.get(b, -2)
 
 
-def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardware:
+def find_hardware(
+    devices: str, memory_limit: int | str | float | None, spill_directory: str | None = None
+) -> Hardware:
     """The hardware that a device string names.
 
     >>> find_hardware("cpu:3", "1 GiB").machine.memory
@@ -404,7 +412,8 @@ def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardw
         chosen = [int(i) for i in ids.split(",")] if ids else list(range(cuda_devices()))
         return CudaHardware(chosen, lambda free: _limit(memory_limit, free))
     n = cpu_count() if count is None else int(count)
-    return CpuHardware(n, _limit(memory_limit, available_memory() // max(n, 1)))
+    limit = _limit(memory_limit, available_memory() // max(n, 1))
+    return CpuHardware(n, limit, spill_directory)
 
 
 def cuda_devices() -> int:

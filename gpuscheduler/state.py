@@ -589,8 +589,13 @@ class State:
         self.flight[d] += self.bytes[i]
         pins[i] += 1
         for j in absent:
-            # from where it was made; else from any device that holds it, the host, or the disk
-            src = self.place[j] if self.place[j] in where[j] else max(where[j])
+            # from where it was made; else from any device that holds it, the host, or the disk;
+            # where devices read the host's memory, what is not in it is on the disk
+            src = max(where[j])
+            if self.shared:
+                src = DISK
+            elif self.place[j] in where[j]:
+                src = self.place[j]
             self._send(j, src, memory, out)
         # copies into a device are in its queue, too, but those from the disk, which take long
         if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):

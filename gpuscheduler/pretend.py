@@ -1,7 +1,7 @@
 """Devices that are not there: real values in order, real values in any order, or only a clock.
 
-They ship with the package: everything that decides is tested on them, and `plan` predicts with
-the clock.
+They ship with the package: everything that decides is tested on them, and `predict` says with the
+clock what a run will take.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from heapq import heappop, heappush
 from typing import Any
 
 from .machine import DISK, HOST
-from .plan import Plan
+from .plan import Footprint, Plan
+from .run import run
 from .sizes import sizeof
-from .state import Copied, Done, Event, Failed, Issued, NoRoom
+from .state import DEEP_WINDOW, SHARE, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom
 
 
 class InOrderDevices:
@@ -240,3 +241,76 @@ class ClockDevices:
         self.free_at[engine] = end = start + seconds
         self.spans.append((engine, start, end, key))
         return end
+
+
+class LateClock(ClockDevices):
+    """The same, but one device is ahead of all others, which only go on when it has nothing to do.
+
+    Without `first` none is ahead, and what is queued ends only when nothing else can happen.
+    """
+
+    def __init__(self, plan: Plan, first: int | None = None):
+        super().__init__(plan)
+        self.first = first
+
+    def wait(self) -> list[Event]:
+        next_one = min(self._queue, key=self._rank)
+        self._queue.remove(next_one)
+        return [next_one[2]]
+
+    def _rank(self, queued: tuple[float, int, Event]) -> tuple[bool, int]:
+        _, number, event = queued
+        if self.first is None:
+            return type(event) is not Issued, number
+        return self.plan.steps[event.step].place != self.first, number
+
+
+def predict(
+    plan: Plan, window: int = WINDOW, deep_window: int = DEEP_WINDOW, ahead: bool = True
+) -> Footprint:
+    """What a run of the plan will take. Raises `OutOfMemory` where it cannot work.
+
+    Time and traffic are the clock's. Memory is the most that any of several orders takes in which
+    work may end, and one window more, for there are more orders than these; spilling, too, is the
+    most of them.
+    """
+    clock = ClockDevices(plan)
+    states = [run(plan, clock, None, window, deep_window, ahead)]
+    for first in (None, *plan.machine.devices):
+        states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
+    slack = _in_windows(plan, window, deep_window)
+    most = _everything(plan)
+    peak = {}
+    for place in states[0].peak:
+        peak[place] = max(s.peak[place] for s in states)
+        if place >= 0:
+            more = min(peak[place] + slack[place], most[place], plan.machine.limit(place))
+            peak[place] = max(peak[place], more)
+    spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
+    return Footprint(clock.now, peak, states[0].moved, spilled)
+
+
+def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
+    """Bytes that the steps under way may make, by memory."""
+    machine = plan.machine
+    largest = dict.fromkeys(machine.devices, 0)
+    for step in plan.steps:
+        largest[step.place] = max(largest[step.place], step.nbytes)
+    out: dict[int, int] = dict.fromkeys(machine.memories, 0)
+    for d, nbytes in largest.items():
+        deep = min(deep_window * nbytes, int(SHARE * machine.memory[d]))
+        out[machine.memory_of(d)] += max(window * nbytes, deep)
+    return out
+
+
+def _everything(plan: Plan) -> dict[int, int]:
+    """Bytes of all that is made in a memory or comes there."""
+    memory_of = plan.machine.memory_of
+    out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
+    for step, readers in zip(plan.steps, plan.readers, strict=True):
+        if not (step.fixed and plan.machine.shared):
+            for memory in {
+                memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
+            }:
+                out[memory] += step.nbytes
+    return out

@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from .machine import DISK, HOST
-from .plan import OutOfMemory, Plan, does_not_fit
+from .plan import Footprint, OutOfMemory, Plan, does_not_fit
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
@@ -635,6 +635,10 @@ class State:
                 held = sum(self.nbytes[j] for j in others)
                 raise OutOfMemory(does_not_fit(step.key, need, d, self.plan.machine, held))
         raise AssertionError("steps are left, but none is ready and nothing is under way")
+
+    def footprint(self, seconds: float) -> Footprint:
+        """What the run took."""
+        return Footprint(seconds, dict(self.peak), dict(self.moved), dict(self.spilled))
 
     # ---- invariants
 

@@ -521,7 +521,7 @@ class State:
         """What will not leave a memory: the graph's own values, and those no disk can hold."""
         there = self.resident[memory]
         home = {i for i in self.fixed & there if self.memory[self.place[i]] == memory}
-        return home | (self.stays & there if self.shared else set())
+        return home | {i for i in self.stays & there if self.shared or self._short(i) > 0}
 
     # ---- steps
 

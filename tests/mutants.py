@@ -23,12 +23,18 @@ ROOT = Path(__file__).resolve().parents[1]
 STATE = "gpuscheduler/state.py"
 
 SENT = """        for j in absent:
-            # from where it was made; else from any device that holds it, else from the host
-            src = self.place[j] if self.place[j] in where[j] else max(where[j])
-            self._send(j, src, d, out)
+            # from where it was made; else from any device that holds it, the host, or the disk;
+            # where devices read the host's memory, what is not in it is on the disk
+            src = max(where[j])
+            if self.shared:
+                src = DISK
+            elif self.place[j] in where[j]:
+                src = self.place[j]
+            self._send(j, src, memory, out)
 """
-LAUNCHED = """        if self.ahead or not late:
-            self._launch(i, out)  # copies into a device are in its queue, too
+LAUNCHED = """        # copies into a device are in its queue, too, but those from the disk, which take long
+        if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):
+            self._launch(i, out)
 """
 LAUNCHED_LATE = """        if self.ahead:
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import signal
 import stat
 import subprocess
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 from dask import config, delayed
 from hypothesis import given
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gpuscheduler import Scheduler
@@ -83,12 +81,14 @@ def test_a_value_comes_back_as_it_was(store, name):
 
 
 @thorough
-@given(hnp.arrays(st.one_of(hnp.scalar_dtypes(), hnp.array_dtypes()), hnp.array_shapes(min_dims=0)))
+@given(hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0)))
 def test_any_array_comes_back(value):
+    """Its bytes in this machine's order, that is: NumPy turns dates round when it pickles them."""
     store = Store()
-    got, expected = back(store, value), pickle.loads(pickle.dumps(value))
-    assert got.dtype == expected.dtype  # which is not always the value's: NumPy turns dates round
-    assert got.tobytes() == expected.tobytes()
+    got = back(store, value)
+    assert got.shape == value.shape
+    assert got.dtype.newbyteorder("=") == value.dtype.newbyteorder("=")
+    assert got.astype(value.dtype).tobytes() == value.tobytes()
     store.close()
 
 

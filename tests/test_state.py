@@ -5,6 +5,8 @@ In the drawings time goes down, `0` and `1` are devices, H is the host; a value 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dask
 import pytest
 from hypothesis import given
@@ -384,6 +386,218 @@ def test_outputs_stay():
     assert state.finished
     state.validate_end()
     assert state.where == [{0}, {0}]
+
+
+# ---- a host that is full, and the disk
+
+
+def with_host(plan, nbytes):
+    plan.machine = replace(plan.machine, host_memory=nbytes)
+    return plan
+
+
+def test_what_is_needed_last_goes_on_to_the_disk_when_the_host_is_full():
+    """The host takes in one, and that is a, which leaves first, for x. b has to leave for y and is
+    needed sooner: so a goes on to the disk, and b takes its place as soon as that has come."""
+    plan = plan_of(
+        ("a", "", 0),
+        ("b", "", 0),
+        ("x", "", 0),
+        ("y", "", 0),
+        ("e", "xy", 0, 0),
+        ("f", "b", 0, 0),
+        ("g", "a", 0, 0),
+        memory=(16,),
+        wanted="efg",
+    )
+    state = state_of(with_host(plan, 8), window=1)
+    state.start()
+    state.handle(*ran(0))
+    assert state.handle(*ran(1)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(2, 0)]
+    assert state.handle(*ran(2)) == [Copy(0, HOST, DISK)]
+    assert state.handle(Copied(0, HOST, DISK)) == [Free(0, HOST), Copy(1, 0, HOST)]
+    assert state.handle(Copied(1, 0, HOST)) == [Free(1, 0), Launch(3, 0)]
+    assert state.peak[HOST] == 8
+    assert state.spilled == {HOST: 16, DISK: 8}
+
+
+def test_what_is_needed_after_all_that_the_host_holds_goes_to_the_disk_at_once():
+    """a is on the host and read next. b, read later, has to leave: a is not moved for it."""
+    plan = plan_of(
+        ("a", "", 0),
+        ("b", "", 1),
+        ("x", "", 0, 8),
+        ("y", "", 1, 8),
+        ("c", "a", 0, 0),
+        ("d", "b", 1, 0),
+        memory=(8, 8),
+        wanted="xycd",
+    )
+    state = state_of(with_host(plan, 8), window=1)
+    state.start()
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(*ran(1)) == [Copy(1, 1, DISK)]
+
+
+def test_what_the_host_holds_for_nothing_leaves_it_first():
+    """a went to the host for x, and is back on 0 for d. b has to leave for y: the host lets go of
+    its a, which is not lost, and takes b."""
+    plan = plan_of(
+        ("a", "", 0),
+        ("x", "", 0, 16),
+        ("c", "x", 0, 0),
+        ("b", "", 0),
+        ("d", "a", 0, 0),
+        ("y", "", 0),
+        ("h", "ay", 0, 0),
+        ("k", "b", 0, 0),
+        memory=(16,),
+        wanted="cdhk",
+    )
+    state = state_of(with_host(plan, 8), window=1)
+    state.start()
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(1, 0)]
+    assert state.handle(*ran(1, 16)) == [Launch(2, 0)]
+    assert state.handle(*ran(2, 0)) == [Free(1, 0), Launch(3, 0)]
+    assert state.handle(*ran(3)) == [Copy(0, HOST, 0), Launch(4, 0)]
+    assert state.handle(Copied(0, HOST, 0)) == []
+    assert state.handle(*ran(4, 0)) == [Free(0, HOST), Copy(3, 0, HOST)]
+    assert state.handle(Copied(3, 0, HOST)) == [Free(3, 0), Launch(5, 0)]
+
+
+def test_a_reader_waits_for_what_comes_from_the_disk():
+    """Files are read by a thread that is not in the device's queue: even ahead, nothing counts on
+    them before they are there."""
+    plan = plan_of(("a", "", 0), ("b", "", 0, 16), ("c", "b", 0, 16), ("d", "ac", 0), memory=(32,))
+    state = state_of(with_host(plan, 0), window=1)
+    state.start()
+    state.handle(*ran(0))
+    assert state.handle(*ran(1, 16)) == [Copy(0, 0, DISK)]
+    assert state.handle(Copied(0, 0, DISK)) == [Free(0, 0), Launch(2, 0)]
+    assert state.handle(*ran(2, 16)) == [Free(1, 0), Copy(0, DISK, 0)]
+    assert state.handle(Copied(0, DISK, 0)) == [Launch(3, 0)]
+    assert state.handle(*ran(3)) == [Free(0, DISK), Free(0, 0), Free(2, 0)]
+    state.validate_end()
+
+
+def test_what_the_disk_cannot_hold_stays():
+    """a cannot be written. b leaves instead, though it is needed first."""
+    plan = plan_of(
+        ("a", "", 0), ("b", "", 0), ("x", "", 0, 8), ("c", "b", 0, 0), ("d", "a", 0, 0),
+        memory=(16,), wanted="xcd",
+    )  # fmt: skip
+    state = state_of(with_host(plan, 0), window=1)
+    state.start()
+    state.handle(*ran(0))
+    assert state.handle(*ran(1)) == [Copy(0, 0, DISK)]
+    assert state.handle(NoRoom(0, DISK, 8)) == [Copy(1, 0, DISK)]
+    assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Launch(2, 0)]
+
+
+def test_where_nothing_can_leave_that_is_an_error_which_says_so():
+    plan = plan_of(("a", "", 0), ("x", "", 0, 16), ("c", "a", 0, 0), memory=(16,), wanted="xc")
+    state = state_of(with_host(plan, 0), window=1)
+    state.start()
+    assert state.handle(*ran(0)) == [Copy(0, 0, DISK)]
+    with pytest.raises(
+        OutOfMemory, match="'x' needs 16 bytes .* beside 8 bytes .* cannot be moved"
+    ):
+        state.handle(NoRoom(0, DISK, 8))
+
+
+def test_results_on_the_host_are_the_callers_and_take_none_of_its_room():
+    plan = plan_of(("a", "", 0), ("b", "", 0), memory=PLENTY, wanted="ab", deliver="ab")
+    state = state_of(with_host(plan, 0))
+    state.start()
+    assert state.handle(*ran(0), *ran(1)) == [Copy(0, 0, HOST), Copy(1, 0, HOST)]
+    state.handle(Copied(0, 0, HOST), Copied(1, 0, HOST))
+    assert state.used[HOST] == 0
+    assert state.spilled == {HOST: 0, DISK: 0}
+
+
+def test_a_reader_that_waits_for_the_disk_steps_back_when_its_input_is_refused():
+    """
+    a   c      a is on the disk, where b has sent it. d waits for it, and counts on c, which is in
+     \\ /      the queue. c is refused: d, which is in no queue and would never hear of it, gives
+      d        its room back, and both go once more.
+    """
+    steps = ("a", "", 0), ("b", "", 0, 32), ("x", "b", 0, 0), ("c", "", 0), ("d", "ac", 0)
+    state = state_of(with_host(plan_of(*steps, memory=(32,), wanted="xd"), 0), window=2)
+    assert state.start() == [Launch(0, 0)]
+    assert state.handle(*ran(0)) == [Copy(0, 0, DISK)]
+    assert state.handle(Copied(0, 0, DISK)) == [Free(0, 0), Launch(1, 0), Launch(2, 0)]
+    assert state.handle(*ran(1, 32)) == []
+    assert state.handle(*ran(2, 0)) == [Free(1, 0), Launch(3, 0), Copy(0, DISK, 0)]
+    assert state.absent == {4: 1}
+    assert state.handle(NoRoom(3, 0, 8)) == [Launch(3, 0)]
+    assert state.absent == {4: 1}  # again, and once
+    assert state.used[0] == 24
+    assert state.handle(Copied(0, DISK, 0)) == [Launch(4, 0)]
+    assert state.handle(*ran(3), *ran(4)) == [Free(0, DISK), Free(0, 0), Free(3, 0)]
+    state.validate_end()
+
+
+# ---- devices that share one memory
+
+
+def sharing(plan):
+    plan.machine = replace(plan.machine, shared=True)
+    return plan
+
+
+def test_devices_that_share_a_memory_copy_nothing_between_them():
+    """a, made by 0, is read by 1 where it is, as soon as it is there: it counts once."""
+    state = state_of(sharing(plan_of(("a", "", 0), ("b", "a", 1), memory=(16, 16))))
+    assert state.start() == [Launch(0, 0)]
+    assert state.handle(Issued(0, 8)) == [Launch(1, 1)]
+    assert state.used[0] == 16
+    assert state.handle(Done(0), *ran(1)) == [Free(0, 0)]
+    state.validate_end()
+
+
+def test_devices_that_share_a_memory_have_the_limits_of_all():
+    """24 bytes for a step of device 1, whose own part is 16: there are 32."""
+    state = state_of(sharing(plan_of(("a", "", 1, 24), memory=(16, 16))))
+    assert state.start() == [Launch(0, 1)]
+    with pytest.raises(OutOfMemory, match="'a' needs 40 bytes .* of all devices together is 32"):
+        state_of(sharing(plan_of(("a", "", 1, 40), memory=(16, 16)))).start()
+
+
+def test_what_leaves_a_shared_memory_goes_to_the_disk():
+    """The host's memory is where it is already. The room is for whoever waits, on any device."""
+    steps = ("a", "", 0), ("x", "", 1, 32), ("b", "a", 1, 0)
+    state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="xb")))
+    assert state.start() == [Launch(0, 0)]
+    assert state.handle(*ran(0)) == [Copy(0, 0, DISK)]
+    assert state.handle(Copied(0, 0, DISK)) == [Free(0, 0), Launch(1, 1)]
+    assert state.handle(*ran(1, 32)) == [Copy(1, 0, DISK)]
+    assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Copy(0, DISK, 0)]
+    assert state.handle(Copied(0, DISK, 0)) == [Launch(2, 1)]
+
+
+def test_values_of_the_graph_take_no_room_in_a_shared_memory():
+    """They are the caller's own, in the same memory: letting go of them would free nothing."""
+    plan = plan_of(("v", "", 0, 99), ("a", "v", 1), memory=(4, 4), fixed="v")
+    state = state_of(sharing(plan))
+    assert state.start() == [Launch(1, 1)]
+    assert state.used[0] == 8
+    state.handle(*ran(1))
+    state.validate_end()
+
+
+def test_a_result_in_a_shared_memory_is_no_replica():
+    """a is delivered, and b reads it later: the bytes in the result do not make room for x, and a
+    is read from the disk again."""
+    steps = ("a", "", 0), ("x", "", 0, 16), ("b", "a", 0, 0)
+    state = state_of(sharing(plan_of(*steps, memory=(16,), wanted="axb", deliver="a")))
+    state.start()
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Copy(0, 0, DISK)]
+    assert state.handle(Copied(0, 0, DISK)) == [Free(0, 0), Launch(1, 0)]
+    assert state.handle(*ran(1, 16)) == [Copy(1, 0, DISK)]
+    assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Copy(0, DISK, 0)]
 
 
 # ---- values of the graph, which live on a device from the start

@@ -597,7 +597,7 @@ class State:
             elif self.place[j] in where[j]:
                 src = self.place[j]
             self._send(j, src, memory, out)
-        # copies into a device are in its queue, too, but those from the disk, which take long
+        # copies into a device are in its queue, but not those from the disk
         if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):
             self._launch(i, out)
         else:

@@ -420,7 +420,9 @@ def find_hardware(
         from .cuda import CudaHardware
 
         chosen = [int(i) for i in ids.split(",")] if ids else list(range(cuda_devices()))
-        return CudaHardware(chosen, lambda free: _limit(memory_limit, free))
+        return CudaHardware(
+            chosen, lambda free: _limit(memory_limit, free), spill_directory=spill_directory
+        )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))
     return CpuHardware(n, limit, spill_directory)

@@ -113,7 +113,7 @@ class Team:
         self.workers[place].send(self.contexts[place], job, argument)
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
-        """To a thread of that name, which is started when it is first needed."""
+        """To a thread of that name, started when it is first needed. Only the run's thread may."""
         worker = self.aside.get(name)
         if worker is None:
             worker = self.aside[name] = Worker(f"gpuscheduler-{name}")

@@ -118,14 +118,18 @@ def run(
     while True:
         for ins in instructions:
             kind = type(ins)
-            if kind is Launch:
-                if watch is not None:
-                    watch.launched(ins.step)
-                launch(ins.step, ins.place)  # type: ignore[union-attr]
-            elif kind is Copy:
-                copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
-            else:
-                free(ins.step, ins.place)  # type: ignore[union-attr]
+            if kind is Launch and watch is not None:
+                watch.launched(ins.step)
+            try:
+                if kind is Launch:
+                    launch(ins.step, ins.place)  # type: ignore[union-attr]
+                elif kind is Copy:
+                    copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
+                else:
+                    free(ins.step, ins.place)  # type: ignore[union-attr]
+            except Exception as error:
+                explained(error, plan.steps[ins.step])
+                raise
         if state.finished:
             return state
         events = wait()

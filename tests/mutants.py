@@ -322,10 +322,6 @@ MUTANTS = {
         "return 0 if place == HOST and i in self.plan.deliver else self.nbytes[i]",
         "return self.nbytes[i]",
     ),
-    "what goes to the disk stays in memory, too": (
-        "down = dst < 0 and dst < src",
-        "down = dst == HOST",
-    ),
     "what comes from the disk leaves it": (
         "down = dst < 0 and dst < src",
         "down = dst < 0 or src == DISK",

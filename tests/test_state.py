@@ -422,6 +422,20 @@ def test_what_is_needed_last_goes_on_to_the_disk_when_the_host_is_full():
     assert state.spilled == {HOST: 16, DISK: 8}
 
 
+def test_what_the_disk_cannot_hold_keeps_its_place_on_the_host():
+    """The same, but a cannot be written: b goes to the disk instead, though it is needed sooner."""
+    steps = ("a", "", 0), ("b", "", 0), ("x", "", 0), ("y", "", 0), ("e", "xy", 0, 0)
+    readers = ("f", "b", 0, 0), ("g", "a", 0, 0)
+    state = state_of(with_host(plan_of(*steps, *readers, memory=(16,), wanted="efg"), 8), window=1)
+    state.start()
+    state.handle(*ran(0))
+    assert state.handle(*ran(1)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(2, 0)]
+    assert state.handle(*ran(2)) == [Copy(0, HOST, DISK)]
+    assert state.handle(NoRoom(0, DISK, 8)) == [Copy(1, 0, DISK)]
+    assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Launch(3, 0)]
+
+
 def test_what_is_needed_after_all_that_the_host_holds_goes_to_the_disk_at_once():
     """a is on the host and read next. b, read later, has to leave: a is not moved for it."""
     plan = plan_of(
@@ -437,6 +451,7 @@ def test_what_is_needed_after_all_that_the_host_holds_goes_to_the_disk_at_once()
     state = state_of(with_host(plan, 8), window=1)
     state.start()
     assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(2, 0)]
     assert state.handle(*ran(1)) == [Copy(1, 1, DISK)]
 
 
@@ -494,6 +509,103 @@ def test_what_the_disk_cannot_hold_stays():
     assert state.handle(*ran(1)) == [Copy(0, 0, DISK)]
     assert state.handle(NoRoom(0, DISK, 8)) == [Copy(1, 0, DISK)]
     assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Launch(2, 0)]
+
+
+def test_what_the_disk_cannot_hold_has_the_host_before_all_others():
+    """b is on the host, for x, when a must leave for y, and is needed before a. But a cannot be
+    written: so b goes on to the disk, and a takes its place."""
+    plan = plan_of(
+        ("b", "", 0),
+        ("x", "", 0, 16),
+        ("c", "x", 0, 0),
+        ("a", "", 0),
+        ("y", "", 0, 16),
+        ("e", "b", 0, 0),
+        ("f", "a", 0, 0),
+        memory=(16,),
+        wanted="cyef",
+    )
+    state = state_of(with_host(plan, 8), window=1)
+    state.start()
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(1, 0)]
+    assert state.handle(*ran(1, 16)) == [Launch(2, 0)]
+    assert state.handle(*ran(2, 0)) == [Free(1, 0), Launch(3, 0)]
+    assert state.handle(*ran(3)) == [Copy(3, 0, DISK)]
+    assert state.handle(NoRoom(3, DISK, 8)) == [Copy(0, HOST, DISK)]
+    assert state.handle(Copied(0, HOST, DISK)) == [Free(0, HOST), Copy(3, 0, HOST)]
+    assert state.handle(Copied(3, 0, HOST)) == [Free(3, 0), Launch(4, 0)]
+
+
+def on_a_host_with_two(last):
+    """a and z go to the host, which has room for two, and a comes back: b must leave for y next.
+    `last` are the names of a, b and z in the order in which they are read."""
+    first, second, third = last
+    plan = plan_of(
+        ("a", "", 0),
+        ("z", "", 0),
+        ("x", "", 0, 16),
+        ("c", "x", 0, 0),
+        ("b", "", 0),
+        ("d", "a", 0, 0),
+        ("y", "", 0),
+        ("h", first + "y", 0, 0),
+        ("k", second, 0, 0),
+        ("l", third, 0, 0),
+        memory=(16,),
+        wanted="cdhkl",
+    )
+    state = state_of(with_host(plan, 16), window=1)
+    state.start()
+    state.handle(*ran(0))
+    away = state.handle(*ran(1))
+    assert {(type(c), c.step, c.dst) for c in away} == {(Copy, 0, HOST), (Copy, 1, HOST)}
+    state.handle(Copied(0, 0, HOST), Copied(1, 0, HOST))
+    state.handle(*ran(2, 16))
+    state.handle(*ran(3, 0))
+    assert state.handle(*ran(4)) == [Copy(0, HOST, 0), Launch(5, 0)]
+    state.handle(Copied(0, HOST, 0))
+    return state.handle(*ran(5, 0)), state
+
+
+def test_the_host_lets_a_replica_go_rather_than_what_is_only_there():
+    """z is read last of all, and stays on the host: a is on 0, too."""
+    out, _ = on_a_host_with_two("abz")
+    assert out == [Free(0, HOST), Copy(4, 0, HOST)]
+
+
+def test_the_host_lets_no_more_go_than_it_must():
+    """There is room on the host for b when a's copy has gone: z stays, whatever it is."""
+    _, state = on_a_host_with_two("abz")
+    assert state.where[1] == {HOST}
+    assert (1, DISK) not in state.coming
+
+
+def test_room_that_the_host_will_have_is_counted_once_it_is_on_its_way():
+    """a leaves the host for b, which has to leave 0. Before a has come, 1 is done with something,
+    and all is looked at again: nothing more is sent away."""
+    plan = plan_of(
+        ("a", "", 0),
+        ("b", "", 0),
+        ("x", "", 0),
+        ("y", "", 0),
+        ("e", "xy", 0, 0),
+        ("f", "b", 0, 0),
+        ("g", "a", 0, 0),
+        ("p", "", 1),
+        ("q", "p", 1),
+        memory=(16, 99),
+        wanted="efgq",
+    )
+    state = state_of(with_host(plan, 8), window=1)
+    state.start()
+    state.handle(*ran(0))
+    assert state.handle(*ran(1)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(2, 0)]
+    assert state.handle(*ran(2)) == [Copy(0, HOST, DISK)]
+    state.handle(*ran(7))
+    assert state.handle(*ran(8)) == [Free(7, 1)]
+    assert state.handle(Copied(0, HOST, DISK)) == [Free(0, HOST), Copy(1, 0, HOST)]
 
 
 def test_where_nothing_can_leave_that_is_an_error_which_says_so():
@@ -575,6 +687,15 @@ def test_what_leaves_a_shared_memory_goes_to_the_disk():
     assert state.handle(*ran(1, 32)) == [Copy(1, 0, DISK)]
     assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Copy(0, DISK, 0)]
     assert state.handle(Copied(0, DISK, 0)) == [Launch(2, 1)]
+
+
+def test_room_in_a_shared_memory_is_for_whoever_waits():
+    """x holds 16 of 32 on 0, and a on 1 needs 24: it starts when 0 is done with x."""
+    steps = ("x", "", 0, 16), ("y", "x", 0, 0), ("a", "", 1, 24)
+    state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="ya")))
+    assert state.start() == [Launch(0, 0), Launch(1, 0)]
+    assert state.handle(*ran(0, 16)) == []
+    assert state.handle(*ran(1, 0)) == [Free(0, 0), Launch(2, 1)]
 
 
 def test_values_of_the_graph_take_no_room_in_a_shared_memory():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from .machine import DISK, HOST
@@ -162,6 +162,7 @@ class State:
         self.bytes = [0] * n  # ... by step
         self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
+        self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
         self.fixed = {i for i, s in enumerate(steps) if s.fixed}
         self.keep = self.fixed.union(plan.outputs)
@@ -273,6 +274,11 @@ class State:
         self.done[i] = 1
         self.touched.add(place)
         memory = self.memory[place]
+        if self.alone:
+            self.touched.update(self.busy)
+            turns = self.alone.get(memory, [])
+            if i in turns:
+                turns.remove(i)
         unread, pins, keep = self.unread, self.pins[memory], self.keep
         for j in self.plan.steps[i].inputs:
             left = unread[j] = unread[j] - 1
@@ -351,6 +357,7 @@ class State:
         whole = limit - held
         self.nbytes[i] = max(self.nbytes[i], whole)
         self.guess[i] = False
+        self.alone.setdefault(memory, []).append(i)
 
     def _recall(self, i: int, out: list[Instruction]) -> None:
         """A launch was refused: steps queued behind it that read it will be refused, too."""
@@ -533,6 +540,8 @@ class State:
                 ready, busy = self.ready[d], self.busy
                 self.thirsty.discard(d)
                 while ready:
+                    if self.alone and not self._may_go_on(d, out):
+                        break
                     i = ready[0]
                     if self.missing[i]:  # an input of it was refused since
                         self.waits[heappop(ready)] = 0
@@ -546,6 +555,34 @@ class State:
                         break
                 # what this device just freed or sent away concerns no other one
                 self.touched.discard(d)
+
+    def _may_go_on(self, d: int, out: list[Instruction]) -> bool:
+        """Whether d may take its next step: not beside one that has d's memory to itself.
+
+        That one starts here, when all others have ended.
+        """
+        memory = self.memory[d]
+        turns = self.alone.get(memory)
+        if not turns:
+            return True
+        i = turns[0]
+        under_way = self.launched[i] or i in self.absent
+        if not under_way and (self.missing[i] or not self.waits[i]):
+            return True  # an input of it was refused: that comes first
+        idle = not any(n for e, n in self.busy.items() if self.memory[e] == memory)
+        if self.waits[i] and self.place[i] == d and idle:
+            self.ready[d].remove(i)
+            heapify(self.ready[d])
+            self.waits[i] = 0
+            if not self._reserve(i, d, out):
+                self._is_ready(i)
+                self.thirsty.add(d)
+        return False
+
+    def _next(self, d: int) -> int:
+        """The step that d takes next, of those that are ready."""
+        turns = self.alone.get(self.memory[d])
+        return turns[0] if turns and turns[0] in self.ready[d] else self.ready[d][0]
 
     def _fits_deep(self, i: int, d: int) -> bool:
         """Whether one more step may be under way than the window says."""
@@ -611,7 +648,7 @@ class State:
         for d in self.plan.machine.devices:
             if not self.ready[d]:
                 continue
-            i = self.ready[d][0]
+            i = self._next(d)
             if self.guess[i]:
                 memory = self.memory[d]
                 inputs = self.plan.steps[i].inputs
@@ -628,7 +665,7 @@ class State:
             return
         for d in self.plan.machine.devices:
             if self.ready[d]:
-                i = self.ready[d][0]
+                i = self._next(d)
                 step = self.plan.steps[i]
                 need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
                 others = self._immovable(self.memory[d]).difference(step.inputs)

@@ -677,6 +677,14 @@ def test_devices_that_share_a_memory_have_the_limits_of_all():
         state_of(sharing(plan_of(("a", "", 1, 40), memory=(16, 16)))).start()
 
 
+def test_in_a_shared_memory_the_next_reader_on_any_device_counts():
+    """a is read by 1 before b is by 0, where both were made: b makes room."""
+    steps = ("a", "", 0), ("b", "", 0), ("x", "", 1, 24), ("c", "a", 1, 0), ("d", "b", 0, 0)
+    state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="xcd")), window=2)
+    assert state.start() == [Launch(0, 0), Launch(1, 0)]
+    assert state.handle(*ran(0), *ran(1)) == [Copy(1, 0, DISK)]
+
+
 def test_what_leaves_a_shared_memory_goes_to_the_disk():
     """The host's memory is where it is already. The room is for whoever waits, on any device."""
     steps = ("a", "", 0), ("x", "", 1, 32), ("b", "a", 1, 0)
@@ -962,6 +970,19 @@ def test_a_step_that_is_refused_again_gets_the_device_to_itself():
     assert state.used[0] == 100
     assert state.handle(*ran(1)) == [Copy(0, HOST, 0), Launch(2, 0)]
     assert state.used[0] == 24
+
+
+def test_nobody_is_let_in_beside_a_step_that_has_the_device_to_itself():
+    """b is guessed to make nothing, so it would fit: but guesses are why a was refused."""
+    plan = plan_of(("a", "", 0), ("b", "", 0, 0), memory=(100,), wanted="ab", guessed="b")
+    state = state_of(plan, window=2, deep_window=2)
+    assert state.start() == [Launch(0, 0), Launch(1, 0)]
+    assert state.handle(NoRoom(0, 0, 8), NoRoom(1, 0, 4)) == [Launch(0, 0), Launch(1, 0)]
+    assert state.handle(NoRoom(0, 0, 8), NoRoom(1, 0, 4)) == [Launch(0, 0)]
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]  # and now it is b's turn
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(1, 0)]
+    state.handle(*ran(1))
+    state.validate_end()
 
 
 def test_a_step_that_is_refused_even_then_is_an_error_that_says_why():

@@ -679,7 +679,7 @@ def test_devices_that_share_a_memory_have_the_limits_of_all():
 
 def test_in_a_shared_memory_the_next_reader_on_any_device_counts():
     """a is read by 1 before b is by 0, where both were made: b makes room."""
-    steps = ("a", "", 0), ("b", "", 0), ("x", "", 1, 24), ("c", "a", 1, 0), ("d", "b", 0, 0)
+    steps = ("a", "", 0), ("b", "", 0), ("x", "", 1, 24), ("c", "a", 1, 0), ("d", "bc", 0, 0)
     state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="xcd")), window=2)
     assert state.start() == [Launch(0, 0), Launch(1, 0)]
     assert state.handle(*ran(0), *ran(1)) == [Copy(1, 0, DISK)]

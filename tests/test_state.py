@@ -698,12 +698,13 @@ def test_what_leaves_a_shared_memory_goes_to_the_disk():
 
 
 def test_room_in_a_shared_memory_is_for_whoever_waits():
-    """x holds 16 of 32 on 0, and a on 1 needs 24: it starts when 0 is done with x."""
-    steps = ("x", "", 0, 16), ("y", "x", 0, 0), ("a", "", 1, 24)
-    state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="ya")))
-    assert state.start() == [Launch(0, 0), Launch(1, 0)]
+    """x holds 16 of 32 on 0, and a on 1 needs 24: it starts when 0 is done with x, whatever else
+    goes on there."""
+    steps = ("x", "", 0, 16), ("y", "x", 0, 0), ("z", "", 0, 0), ("a", "", 1, 24)
+    state = state_of(sharing(plan_of(*steps, memory=(16, 16), wanted="yza")))
+    assert state.start() == [Launch(0, 0), Launch(1, 0), Launch(2, 0)]
     assert state.handle(*ran(0, 16)) == []
-    assert state.handle(*ran(1, 0)) == [Free(0, 0), Launch(2, 1)]
+    assert state.handle(*ran(1, 0)) == [Free(0, 0), Launch(3, 1)]
 
 
 def test_values_of_the_graph_take_no_room_in_a_shared_memory():

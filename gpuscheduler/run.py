@@ -127,8 +127,8 @@ def run(
                     copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
                 else:
                     free(ins.step, ins.place)  # type: ignore[union-attr]
-            except Exception as error:
-                explained(error, plan.steps[ins.step])
+            except Exception as failure:  # of the verb itself
+                explained(failure, plan.steps[ins.step])
                 raise
         if state.finished:
             return state

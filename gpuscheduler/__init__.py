@@ -15,6 +15,7 @@ import re
 import dask.base
 import dask.config
 
+from .attach import attach
 from .graph import PlanError
 from .mesh import axis, geomaxis, mesh
 from .plan import OutOfMemory
@@ -22,8 +23,8 @@ from .scalar import NotCompiled
 from .scheduler import Options, Scheduler, get
 
 __all__ = [
-    "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "axis", "geomaxis", "get",
-    "mesh",
+    "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "attach", "axis", "geomaxis",
+    "get", "mesh",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

@@ -20,7 +20,7 @@ from dask.array.core import finalize
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .plan import OutOfMemory, Plan
-from .run import DeviceLost, Lease
+from .run import DeviceLost, Interrupted, Lease
 from .sizes import sizeof
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
@@ -199,6 +199,9 @@ class CpuDevices:
                 out += self._events.get_nowait()
         except Empty:
             return out
+
+    def interrupt(self) -> None:
+        self._events.put([Failed(-1, Interrupted())])
 
     def value(self, step: int) -> Any:
         if step in self.files and self.held[step] <= (step in self.written):

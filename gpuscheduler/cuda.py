@@ -38,7 +38,7 @@ from .gather import Gathering, strips
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .plan import OutOfMemory, Plan
-from .run import Lease
+from .run import Interrupted, Lease
 from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
@@ -684,6 +684,9 @@ class CudaDevices:
                 out = [e for e in out if not self._goes_on(e)]
             if out:
                 return out
+
+    def interrupt(self) -> None:
+        self._events.put([Failed(-1, Interrupted())])
 
     def value(self, step: int) -> Any:
         """The value, ordered behind its making on the caller's current stream of its device."""

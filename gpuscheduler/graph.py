@@ -47,6 +47,7 @@ from .subgraph import Chain, Compiler
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
+Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
 PIN = "device"  # dask.annotate(device=k)
 SLICERS = (*GETTERS, operator.getitem)
@@ -129,13 +130,17 @@ def from_dask(
     started: Callback | None = None,
     home: Callable[[Any], int | None] | None = None,
     front: int | None = None,
+    held: Callable[[Key, Any], Any] | None = None,
+    compiled: bool = True,
 ) -> Graph:
     """The graph of `keys`, ordered.
 
     `dsk` is anything that Dask hands to a scheduler; `cache` supplies values for keys it lacks.
     `started` sees the dictionary before it is read and may change it (Dask's `start` callback).
     `home` tells on which device a value in the graph lives; None means every device can read it.
-    `front` is the device for results that are one block.
+    `front` is the device for results that are one block. `held` is asked, for each reference in
+    the graph to a value that exists elsewhere, what stands for that value. Without `compiled` fused
+    tasks stay as Dask made them, fit to be sent to other processes: `compile_tasks` compiles them.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
@@ -145,7 +150,36 @@ def from_dask(
     if started is not None:
         lowered.dsk = convert_legacy_graph(lowered.dsk, _Either(lowered.dsk, cache or {}))
         started(lowered.dsk)
-    return _Builder(lowered, keys, cache or {}, home, started is None, front).graph()
+    if held is not None:
+        _put_in(held, lowered.dsk)
+    builder = _Builder(lowered, keys, cache or {}, home, started is None, front)
+    if not compiled:
+        builder.compiler = _as_it_is
+    return builder.graph()
+
+
+def _put_in(held: Callable[[Key, Any], Any], dsk: dict[Key, Any]) -> None:
+    """Values in place of references to them: futures, and aliases of what the graph has not."""
+    for key, task in dsk.items():
+        future = getattr(task, "__dask_future__", False)
+        if future or (type(task) is Alias and (task.target == key or task.target not in dsk)):
+            value = held(key, task)
+            if value is not None:
+                dsk[key] = DataNode(key, value)
+
+
+def compile_tasks(tasks: dict[Key, Any]) -> None:
+    """Compile fused tasks, where `from_dask` did not. Changes the dictionary."""
+    compiler: Compile = Compiler()
+    for key, task in tasks.items():
+        if type(task) is Chain:
+            tasks[key] = Chain([(k, compiler(t)) for k, t in task.tasks])
+        else:
+            tasks[key] = compiler(task)
+
+
+def _as_it_is(task: GraphNode) -> Callable[[dict[Key, Any]], Any]:
+    return task
 
 
 def wanted_keys(keys: Any) -> tuple[Key, ...]:
@@ -318,7 +352,7 @@ class _Builder:
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = wanted_keys(keys)
         self.all_keys: Any = _Either(self.dsk, cache) if cache else self.dsk
-        self.compiler = Compiler()
+        self.compiler: Compile = Compiler()
         self.tasks: dict[Key, Any] = {}  # in order of discovery
         self.data: dict[Key, Any] = {}
         self.alias: dict[Key, Key] = {}
@@ -856,7 +890,7 @@ def _chain(
     constants: dict[Key, dict[Key, Any]],
     pins: dict[Key, int],
     kept: set[Key],
-    compiler: Compiler,
+    compiler: Compile,
 ) -> list[Key]:
     """Make each linear run of tasks one step, as Dask's `fuse_linear` would, without rewriting it.
 
@@ -905,7 +939,7 @@ def _join(
     needs: dict[Key, tuple[Key, ...]],
     names: dict[Key, tuple[Key, ...]],
     constants: dict[Key, dict[Key, Any]],
-    compiler: Compiler,
+    compiler: Compile,
 ) -> None:
     first, last = run[0], run[-1]
     aliased = any(names[k] != needs[k] for k in run[1:])

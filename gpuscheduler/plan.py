@@ -158,7 +158,7 @@ def make_plan(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
 ) -> Plan:
     """A step for each task of the graph, placed; steps that can never fit are refused here."""
-    placed = _placed(graph, machine, home)
+    placed = placed_tasks(graph, machine, home)
     keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
     names, constants = graph.names, graph.constants
@@ -195,11 +195,11 @@ def places_of(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
 ) -> dict[Key, int]:
     """Where each task of the graph would run. Refuses nothing."""
-    placed = _placed(graph, machine, home)
+    placed = placed_tasks(graph, machine, home)
     return dict(zip(placed.keys, placed.places, strict=True))
 
 
-class _Placed(NamedTuple):
+class Placed(NamedTuple):
     """The tasks of a graph by their numbers, with what decides where they run."""
 
     keys: list[Key]
@@ -213,7 +213,10 @@ class _Placed(NamedTuple):
     places: list[int]
 
 
-def _placed(graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None) -> _Placed:
+def placed_tasks(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
+) -> Placed:
+    """The tasks of a graph, and where each would run."""
     keys = list(graph.tasks)
     index = {k: i for i, k in enumerate(keys)}
     needs = graph.needs
@@ -225,7 +228,7 @@ def _placed(graph: Graph, machine: Machine, home: Callable[[Any], int | None] | 
     nbytes, known = _sizes(keys, graph.sizes | given, inputs)
     pins = _pins(graph, keys, machine, home)
     places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
-    return _Placed(keys, index, sources, inputs, kinds, given, nbytes, known, places)
+    return Placed(keys, index, sources, inputs, kinds, given, nbytes, known, places)
 
 
 def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .machine import DISK, HOST
 from .plan import Footprint, Plan
-from .run import run
+from .run import Interrupted, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, SHARE, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom
 
@@ -59,6 +59,9 @@ class InOrderDevices:
         assert self.events, "nothing is under way: the state machine is stuck"
         out, self.events = self.events, []
         return out
+
+    def interrupt(self) -> None:
+        self.events.append(Failed(-1, Interrupted()))
 
     def value(self, step: int) -> Any:
         return next(v for (i, _), v in self.values.items() if i == step)
@@ -215,6 +218,9 @@ class ClockDevices:
         while self._queue and self._queue[0][0] <= self.now:
             out.append(heappop(self._queue)[2])
         return out
+
+    def interrupt(self) -> None:
+        self._later(self.now, Failed(-1, Interrupted()))
 
     def value(self, step: int) -> Any:
         raise TypeError("a clock has no values")

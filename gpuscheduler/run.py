@@ -21,6 +21,10 @@ class DeviceLost(RuntimeError):
     """A device does not answer any more."""
 
 
+class Interrupted(BaseException):
+    """Another thread has ended the run: nobody wants its results any more."""
+
+
 class Devices(Protocol):
     """What hardware does. Verbs return at once; what became of them comes out of `wait`."""
 
@@ -42,6 +46,9 @@ class Devices(Protocol):
 
     def wait(self) -> list[Event]:
         """At least one event; blocks until there is one."""
+
+    def interrupt(self) -> None:
+        """From any thread: `wait` gives a `Failed` of step -1 with `Interrupted`, at once."""
 
     def value(self, step: int) -> Any:
         """An output of the run, where the caller can use it."""
@@ -135,6 +142,8 @@ def run(
         events = wait()
         for event in events:
             if type(event) is Failed:
+                if event.step < 0:
+                    raise event.error
                 step, error = plan.steps[event.step], event.error
                 if rerun and isinstance(error, Exception):
                     step.task(step.values(devices.value))
@@ -150,7 +159,11 @@ def run(
 
 def explained(error: BaseException, step: Step) -> BaseException:
     """The same exception, with a note that says which task raised it and where."""
-    note = f"while running {step.key!r} on device {step.place}"
+    return noted(error, f"while running {step.key!r} on device {step.place}")
+
+
+def noted(error: BaseException, note: str) -> BaseException:
+    """The same exception with a note."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10

@@ -12,13 +12,15 @@ import multiprocessing.pool
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from time import perf_counter
 from typing import Any
 
 from dask import config
+from dask._task_spec import DataNode
 from dask.base import compute
 from dask.callbacks import local_callbacks
 from dask.local import MultiprocessingPoolExecutor
@@ -30,18 +32,20 @@ from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
 from .fuse import Fuser
 from .gather import Gathering
-from .graph import SLICERS, Graph, from_dask, wanted_keys
+from .graph import SLICERS, Graph, compile_tasks, from_dask, wanted_keys
 from .machine import Machine
 from .plan import Footprint, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
-from .run import Devices, Hardware, Lease, run
+from .run import Devices, Hardware, Lease, Watch, run
 from .state import DEEP_WINDOW, WINDOW
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
 #: ... and operations that it must do.
 FUSE_FEWEST = {"cpu": 2, "cuda": 0}
+#: Plans that `run_graph` keeps.
+KEPT_GRAPHS = 32
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,7 @@ class Scheduler:
         )
         self.last: Footprint | None = None  # what the latest run took
         self._plans = Plans()
+        self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._entered: list[Any] = []
         self._closed = False
 
@@ -189,6 +194,57 @@ class Scheduler:
             if watch:
                 watch.finish(failed=False)
         return out
+
+    def run_graph(
+        self,
+        graph: Graph,
+        given: Mapping[Any, Any],
+        begun: Callable[[Devices], None] = lambda devices: None,
+        watch: Watch | None = None,
+        known: Any = None,
+    ) -> dict[Any, Any]:
+        """The values of a graph's outputs; `given` are those that it reads and does not make.
+
+        `begun` sees the devices before they run anything, and may hand them to a thread that
+        interrupts them. What is `known` under the same name is planned once. Changes the graph.
+        """
+        if self._closed:
+            raise RuntimeError(f"{self!r}: make a new Scheduler")
+        homes = tuple([self.hardware.home(v) for v in given.values()])
+        with self.hardware.lease(None, None) as lease:
+            name = (known, homes)
+            found = self._graphs.get(name) if known is not None else None
+            if found is None:
+                found = self._planned_graph(graph, given, lease)
+                if known is not None:
+                    self._graphs[name] = found
+                    while len(self._graphs) > KEPT_GRAPHS:
+                        self._graphs.pop(next(iter(self._graphs)), None)
+            graph, plan = found
+            plan = copy(plan)
+            plan.steps = list(plan.steps)
+            for key, value in given.items():
+                i = plan.index[key]
+                plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
+            values = self._run(graph, plan, lease, None, False, watch, begun)
+            return dict(zip(graph.wanted, values, strict=True))
+
+    def _planned_graph(
+        self, graph: Graph, given: Mapping[Any, Any], lease: Lease
+    ) -> tuple[Graph, Plan]:
+        compile_tasks(graph.tasks)
+        graph.tasks = {**{k: DataNode(k, v) for k, v in given.items()}, **graph.tasks}
+        graph.needs = {**dict.fromkeys(given, ()), **graph.needs}
+        graph.names = {**dict.fromkeys(given, ()), **graph.names}
+        with _without_garbage_collection():
+            graph, plan = plan_graph(
+                graph, lease.machine, self.hardware.home, self.hardware.kind, self.options
+            )
+        for key in given:  # the values themselves are not kept with the plan
+            graph.tasks.pop(key, None)
+            i = plan.index[key]
+            plan.steps[i] = replace(plan.steps[i], task=DataNode(key, None))
+        return graph, plan
 
     def _planned(
         self,
@@ -257,13 +313,21 @@ class Scheduler:
         return found
 
     def _run(
-        self, graph: Graph, plan: Plan, lease: Lease, watch: Callbacks | None, rerun: bool
+        self,
+        graph: Graph,
+        plan: Plan,
+        lease: Lease,
+        watch: Callbacks | None,
+        rerun: bool,
+        counter: Watch | None = None,
+        begun: Callable[[Devices], None] = lambda devices: None,
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
         hardware = self.hardware
         gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
         devices = lease.devices(plan, gathering, watch is not None)
         try:
+            begun(devices)
             if watch:
                 watch.start_state(plan, graph)
                 watch.value = devices.value
@@ -272,7 +336,8 @@ class Scheduler:
             # callbacks see a step done before they see its reader begin, as in Dask's own
             ahead = lease.threads is None and watch is None
             begin = perf_counter()
-            state = run(plan, devices, watch, window, deep, ahead, self.options.check, rerun)
+            told = watch or counter
+            state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
             self.last = state.footprint(perf_counter() - begin)
             plan.learn(state.nbytes)
             return _results(graph, plan, devices, gathering)
@@ -300,6 +365,7 @@ class Scheduler:
         if not self._closed:
             self._closed = True
             self._plans.clear()
+            self._graphs.clear()
             self.hardware.close()
 
     # ---- to look at

@@ -1,0 +1,557 @@
+"""A Dask cluster whose workers each drive all devices of their node: a graph goes to them as a few
+stages, and each worker's own `Scheduler` runs the thousands of steps that a stage is made of.
+
+What is a stage, and where it runs, is decided in `cut`. Here it is sent: `distributed` moves what
+goes from worker to worker, runs stages again where a worker was lost, and tells of errors.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import dask
+from dask import config
+from dask._expr import FinalizeCompute
+from dask._task_spec import Alias, List, Task, TaskRef
+from dask.base import collections_to_expr
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.utils import format_bytes, key_split
+
+from .cargo import Cargo, put_back
+from .cut import CALLER, Cut, Stage, cut
+from .gather import Gathering
+from .graph import Graph, PlanError, from_dask, wanted_keys
+from .machine import Machine
+from .plan import Plan
+from .plans import Plans, signature
+from .scheduler import Options, cuda_devices
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+    from .node import Facts
+
+Key = Any
+
+#: Bytes per second between two workers, for the planner.
+NETWORK = 1e9
+
+
+def attach(
+    client: Client,
+    devices: str | None = None,
+    memory_limit: int | str | float | None = None,
+    **options: Any,
+) -> Attached:
+    """Let each worker of a Dask cluster drive all devices of its node, by a `Scheduler` of its own.
+
+    Until it is closed, or left as a context manager, `compute()`, `persist()`, `dask.compute` and
+    `client.compute` go this way: a graph is cut into stages, one task of the cluster each, however
+    many tasks they are made of. `client.submit` and `client.map` work as ever. Workers that join
+    later take part.
+
+    Parameters
+    ----------
+    client
+        A `distributed.Client` that is not asynchronous.
+    devices, memory_limit, options
+        As for `Scheduler`, on each worker. ``"auto"`` is every GPU that ``CUDA_VISIBLE_DEVICES``
+        leaves the worker, or CPU devices where there is none.
+
+    Raises
+    ------
+    RuntimeError
+        where a worker, or the cluster's scheduler, has not this package in this version, or a
+        worker has not these devices. All such workers are named.
+    TypeError
+        for an asynchronous client, or an unknown option.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from distributed import Client
+    >>> with (
+    ...     Client(n_workers=1, processes=False, dashboard_address=None) as client,
+    ...     attach(client, devices="cpu:2"),
+    ... ):
+    ...     int(da.arange(10, chunks=5).sum().compute())
+    45
+    """
+    if client.asynchronous:
+        raise TypeError("attach needs a Client that is not asynchronous")
+    given = {"devices": devices, "memory_limit": memory_limit, **options}
+    settings = {k: v for k, v in given.items() if v is not None}
+    Options.read(**settings)  # a wrong option is known here
+    return Attached(client, settings)
+
+
+class Block:
+    """A persisted block: a reference to one of the values that a worker holds.
+
+    Dask takes it for a future. When the last block of a stage is gone, the worker lets go of them.
+    """
+
+    __dask_future__ = True
+    __slots__ = ("__weakref__", "future", "inner", "key", "nbytes", "worker")
+
+    def __init__(self, key: Key, inner: Key, future: Future, worker: str, nbytes: int):
+        self.key = key
+        self.inner = inner  # the key under which the future's value has it; None: it is the value
+        self.future, self.worker, self.nbytes = future, worker, nbytes
+
+    def __repr__(self) -> str:
+        return f"<Block {self.key!r}, {format_bytes(self.nbytes)} on {self.worker}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} lives on a cluster, and only the scheduler that is attached to it can use "
+            "it: compute the collection while it is attached"
+        )
+
+
+@dataclass
+class Answer:
+    """How what was asked for is made of values."""
+
+    wanted: tuple[Key, ...]
+    alias: dict[Key, Key]
+    gathers: dict[Key, Any]
+    data: dict[Key, Any]
+    names: dict[Key, Key]  # of values that existed already: under which name they come
+
+    def values(self, cargos: Iterable[Cargo], on_device: bool = False) -> list[Any]:
+        """The value of each wanted key. `on_device`: what was on a device goes to one here."""
+        found = {k: v for cargo in cargos for k, v in cargo.values.items()}
+        plan = Plan([], (), Machine.uniform(1), gathers=self.gathers)
+        gathering = Gathering(plan, self.alias)
+
+        def value(key: Key, to_host: bool = not on_device) -> Any:
+            target = self.alias.get(key, key)
+            if (gather := self.gathers.get(target)) is not None:
+                host = to_host or gather.to_host
+                return gathering.result(gather, lambda k: value(k, host))
+            if target in self.data:
+                return self.data[target]
+            name = self.names.get(target, target)
+            return put_back(found[name], _same if to_host else _to_device)
+
+        return [value(key) for key in self.wanted]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _to_device(array: Any) -> Any:
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def finish(answer: Answer, n: int, cargos: list[Cargo]) -> Any:
+    """The task that makes one result of what the stages made, for `client.compute`."""
+    return answer.values(cargos, on_device=bool(cuda_devices()))[n]
+
+
+@dataclass
+class Work:
+    """A computation, cut and pickled: what is sent each time that it is asked for."""
+
+    cut: Cut
+    payloads: list[bytes]
+    tokens: list[str]
+    answer: Answer
+    workers: tuple[str, ...]  # addresses, by number
+
+    @property
+    def steps(self) -> range:
+        return range(len(self.cut.at))
+
+    @property
+    def results(self) -> list[int]:
+        """The parcels that the caller reads."""
+        return sorted({n for (_, worker), n in self.cut.readers.items() if worker == CALLER})
+
+
+class Attached:
+    """A client's cluster, with a `Scheduler` in each worker. Made by `attach`."""
+
+    def __init__(self, client: Client, settings: dict[str, Any]):
+        self.client, self.settings = client, settings
+        self.name = f"gpuscheduler-{uuid.uuid4().hex[:12]}"
+        self.workers: dict[str, Facts] = {}
+        self._left_out: set[str] = set()
+        self._blocks: WeakValueDictionary[Key, Block] = WeakValueDictionary()
+        self._plans = Plans()
+        self._closed = False
+        self._check_versions()
+        self._register()
+        try:
+            self._meet(strict=True)
+            if not self.workers:
+                raise RuntimeError("the cluster has no workers: start some, and attach then")
+        except BaseException:
+            self._unregister()
+            raise
+        kinds = {f.kind for f in self.workers.values()}
+        backend = {"array.backend": "cupy"} if kinds == {"cuda"} and cuda_devices() else {}
+        if backend:
+            from . import backend as creation
+
+            creation.register()
+        self._config: AbstractContextManager[Any] = config.set({"scheduler": self.get, **backend})
+        self._numbers = count()
+        self._client_compute = client.compute
+        client.compute = self.compute
+        client.persist = self.persist
+
+    # ---- the cluster
+
+    def _check_versions(self) -> None:
+        """Every process that unpickles what is sent needs the package, in this version."""
+        from .node import version
+
+        # of names that every Python knows: the package may not be there
+        ask = (eval, "__import__('gpuscheduler').__version__")
+        answers = dict(self.client.run(*ask, on_error="return"))
+        try:
+            answers["the scheduler"] = self.client.run_on_scheduler(*ask)
+        except Exception as error:
+            answers["the scheduler"] = error
+        wrong = []
+        for who, answer in answers.items():
+            if isinstance(answer, Exception):
+                wrong.append(f"{_worker(who)} has no gpuscheduler ({answer})")
+            elif answer != version():
+                wrong.append(f"{_worker(who)} has gpuscheduler {answer}")
+        if wrong:
+            raise RuntimeError(
+                f"{'; '.join(wrong)}; the client has gpuscheduler {version()}: install this "
+                "version everywhere"
+            )
+
+    def _register(self) -> None:
+        from .node import Node, version
+
+        self.client.register_plugin(Node(self.name, self.settings, version()), name=self.name)
+
+    def _unregister(self) -> None:
+        with suppress(Exception):
+            self.client.unregister_worker_plugin(self.name)
+
+    def _meet(self, strict: bool = False) -> list[str]:
+        """The addresses of the workers that can take part, in their order; new ones are asked."""
+        info = self.client.scheduler_info(n_workers=-1)["workers"]
+        there = [a for a, facts in info.items() if facts.get("status", "running") == "running"]
+        for gone in set(self.workers) - set(there):
+            del self.workers[gone]
+        from .node import facts
+
+        new = [a for a in there if a not in self.workers and a not in self._left_out]
+        if new:
+            answers = self.client.run(facts, self.name, workers=new, on_error="return")
+            failed = {a: f for a, f in answers.items() if isinstance(f, Exception)}
+            if failed and strict:
+                raise RuntimeError(
+                    "; ".join(f"{_worker(a)}: {error}" for a, error in failed.items())
+                )
+            self._left_out |= set(failed)
+            self.workers |= {a: f for a, f in answers.items() if a not in failed}
+        return sorted(self.workers)
+
+    def close(self) -> None:
+        """Leave the cluster as it was: free what the workers hold for this, end their threads, and
+        give `client.compute` and Dask's configuration back."""
+        if self._closed:
+            return
+        self._closed = True
+        self._config.__exit__(None, None, None)
+        for name in ("compute", "persist"):
+            self.client.__dict__.pop(name, None)
+        self._plans.clear()
+        self._unregister()
+
+    def __enter__(self) -> Attached:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Attached, closed>"
+        kinds = {}
+        for f in self.workers.values():
+            said = f"{len(f.memory)} {f.kind} device{'s'[: len(f.memory) != 1]}"
+            kinds[said] = kinds.get(said, 0) + 1
+        each = ", ".join(f"{n} worker{'s'[: n != 1]} of {what}" for what, n in kinds.items())
+        return f"<Attached to {self.client.scheduler.address}: {each}>"
+
+    # ---- planning
+
+    def plan(self, *collections: Any) -> Cut:
+        """How computing these collections would be cut up. Computes nothing.
+
+        Print it: the stages, the bytes between workers, the memory that each needs.
+        """
+        cuts: list[Cut] = []
+
+        def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
+            cuts.append(self._work(dsk, keys).cut)
+            return [None for _ in keys]
+
+        dask.compute(*collections, scheduler=keep)
+        return cuts[0]
+
+    def _work(self, dsk: Any, keys: Any) -> Work:
+        """The computation of these keys, as it was cut before if it was."""
+        if self._closed:
+            raise RuntimeError("this cluster is not attached any more: attach(client) again")
+        workers = tuple(self._meet())
+        if not workers:
+            raise RuntimeError("the cluster has no workers left")
+        known = signature(dsk, wanted_keys(keys))
+        if known is not None:
+            found = self._plans.find(known, workers)
+            if found is not None:
+                return found[1]
+        work = self._cut(dsk, keys, workers)
+        if known is not None:
+            self._plans.keep(known, workers, graph=work.cut.graph, plan=work)
+        return work
+
+    def _cut(self, dsk: Any, keys: Any, workers: tuple[str, ...]) -> Work:
+        from distributed.protocol.pickle import dumps
+
+        number = {a: n for n, a in enumerate(workers)}
+
+        def holder(value: Any) -> tuple[Any, int] | None:
+            if type(value) is not Block:
+                return None
+            return (value.future.key, value.inner is None), number.get(value.worker, 0)
+
+        graph = from_dask(
+            dsk,
+            keys,
+            home=lambda value: 0 if type(value) is Block else None,
+            held=self._held,
+            compiled=False,
+        )
+        pins, local = self._pins(graph, workers)
+        work = cut(graph, self._machine(workers), holder, pins)
+        payloads = []
+        for stage in work.stages:
+            reads = {k: _name(work, k) for read in stage.reads.values() for k in read}
+            payloads.append(dumps((work.portion(stage, local), reads)))
+        tokens = [uuid.uuid4().hex for _ in payloads]
+        names = {k: _name(work, k) for k in work.held_by}
+        answer = Answer(graph.wanted, graph.alias, graph.gathers, graph.data, names)
+        return Work(work, payloads, tokens, answer, workers)
+
+    def _machine(self, workers: Iterable[str]) -> Machine:
+        facts = [self.workers[a] for a in workers]
+        n = len(facts)
+        return Machine(
+            tuple(sum(f.memory) for f in facts),
+            tuple((NETWORK,) * n for _ in facts),
+            (NETWORK,) * n,
+            bandwidth=min(f.bandwidth * len(f.memory) for f in facts),
+        )
+
+    def _pins(self, graph: Graph, workers: Iterable[str]) -> tuple[dict[Key, int], dict[Key, int]]:
+        """The worker of each pin, and the device there. The cluster's devices are numbered."""
+        every = [(w, d) for w, a in enumerate(workers) for d in range(len(self.workers[a].memory))]
+        on_worker, on_device = {}, {}
+        for key, pin in graph.pins.items():
+            if not isinstance(pin, int) or not 0 <= pin < len(every):
+                raise PlanError(
+                    f"{key!r} is annotated with device={pin!r}, but the devices of the cluster are "
+                    f"0 to {len(every) - 1}: use one of those in dask.annotate(device=...)"
+                )
+            on_worker[key], on_device[key] = every[pin]
+        return on_worker, on_device
+
+    def _held(self, key: Key, reference: Any) -> Any:
+        """What stands for a value that exists already: a block of ours, or any future."""
+        from distributed import Future
+
+        if type(reference) is Block:
+            return reference
+        name = reference.target if isinstance(reference, Alias) else reference.key
+        if (block := self._blocks.get(name)) is not None:
+            return block
+        return Block(name, None, reference, "", 0) if isinstance(reference, Future) else None
+
+    # ---- running
+
+    def get(self, dsk: Any, keys: Any, **_: Any) -> Any:
+        """Compute `keys` of `dsk`, as Dask's `get`."""
+        work = self._work(dsk, keys)
+        futures = self._submit(work)
+        try:
+            cargos = self.client.gather(list(futures.values()), direct=True)
+        finally:  # the stages that still run are cancelled, if nobody else wants them
+            for future in futures.values():
+                future.release()
+        values = iter(work.answer.values(cargos, on_device=bool(cuda_devices())))
+        return _packed(keys, values)
+
+    def compute(
+        self,
+        collections: Any,
+        sync: bool = False,
+        optimize_graph: bool = True,
+        workers: Any = None,
+        resources: Any = None,
+        actors: Any = None,
+        traverse: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """`client.compute`: futures of the values of collections, one for each."""
+        if workers or resources or actors:  # the caller has plans of their own
+            return self._client_compute(
+                collections, sync, optimize_graph, workers=workers, resources=resources,
+                actors=actors, traverse=traverse, **kwargs,
+            )  # fmt: skip
+        several = isinstance(collections, (list, tuple, set, frozenset))
+        every = [
+            dask.delayed(c) if traverse and isinstance(c, (list, set, tuple, dict)) else c
+            for c in (collections if several else [collections])
+        ]
+        lazy = [c for c in every if dask.is_dask_collection(c)]
+        futures = iter(self._futures(lazy, optimize_graph) if lazy else [])
+        out = [next(futures) if dask.is_dask_collection(c) else c for c in every]
+        result = self.client.gather(out) if sync else out
+        return result if several else result[0]
+
+    def _futures(self, collections: list[Any], optimize_graph: bool) -> list[Future]:
+        expr = FinalizeCompute(collections_to_expr(collections, optimize_graph)).optimize()
+        work = self._work(expr, list(flatten(expr.__dask_keys__())))
+        names, tasks, where = self._tasks(work)
+        read = List(*(TaskRef(names[n]) for n in work.results))
+        keys: list[Key] = []
+        for n, wanted in enumerate(work.answer.wanted):
+            key = f"{key_split(wanted)}-{uuid.uuid4().hex}"
+            tasks[key] = Task(key, finish, work.answer, n, read)
+            where[key] = list(work.workers)
+            keys.append(key)
+        return self._send(tasks, keys, where)
+
+    def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> Any:
+        """`persist`: the same collections, of blocks that stay on the workers' devices.
+
+        Returns at once. What `distributed.wait` and `distributed.progress` see of such a
+        collection are the stages that make it.
+        """
+        several = isinstance(collections, (list, tuple, set, frozenset))
+        every = list(collections) if several else [collections]
+        lazy = [c for c in every if dask.is_dask_collection(c)]
+        expr = collections_to_expr(lazy, optimize_graph).optimize()
+        keys = list(dict.fromkeys(flatten([c.__dask_keys__() for c in lazy])))
+        blocks = self._persisted(expr, keys)
+        out = []
+        for c in every:
+            if not dask.is_dask_collection(c):
+                out.append(c)
+                continue
+            rebuild, state = c.__dask_postpersist__()
+            dsk: dict[Key, Any] = {k: blocks[k] for k in flatten(c.__dask_keys__())}
+            futures = {b.future.key: b.future for b in dsk.values() if type(b) is Block}
+            out.append(rebuild({**dsk, **futures}, *state))
+        return out if several else out[0]
+
+    def _persisted(self, expr: Any, keys: list[Key]) -> dict[Key, Any]:
+        """A block for each key; one that is there already is the same as before."""
+        work = self._work(expr, keys)
+        futures = self._submit(work)
+        plan, answer = work.cut, work.answer
+        out: dict[Key, Any] = {}
+        for key in keys:
+            target = answer.alias.get(key, key)
+            if target in answer.data:
+                out[key] = answer.data[target]
+                continue
+            source = plan.at[target]
+            if source < 0:
+                out[key] = self._blocks.get(key) or plan.graph.tasks[target].value
+                continue
+            future = futures[plan.readers[source, CALLER]]
+            where = work.workers[plan.worker_of(source)]
+            out[key] = self._blocks[key] = Block(key, target, future, where, plan.nbytes[target])
+        return out
+
+    def _submit(self, work: Work) -> dict[int, Future]:
+        """Send the stages: futures of the parcels that the caller reads, by number."""
+        names, tasks, where = self._tasks(work)
+        futures = self._send(tasks, [names[n] for n in work.results], where)
+        return dict(zip(work.results, futures, strict=True))
+
+    def _tasks(self, work: Work) -> tuple[list[Key], dict[Key, Any], dict[Key, list[str]]]:
+        """The name of each parcel on the cluster, the tasks that make them, and where these run."""
+        from .node import run_stage, take, wrap
+
+        plan = work.cut
+        run = uuid.uuid4().hex[:8]
+        stages = [self._stage_key(s, run) for s in plan.stages]
+        parcels: list[Key] = []
+        tasks: dict[Key, Any] = {}
+        where: dict[Key, list[str]] = {}
+        for n, parcel in enumerate(plan.parcels):
+            if parcel.source >= 0:
+                source, loose = stages[parcel.source], False
+            else:
+                source, loose = plan.holders[-1 - parcel.source]
+            if parcel.whole and not loose:
+                parcels.append(source)
+                continue
+            key = (f"parcel-{run}-{self.name}", n)
+            parcels.append(key)
+            if loose:
+                tasks[key] = Task(key, wrap, parcel.keys[0], TaskRef(source))
+            else:
+                names = tuple([_name(plan, k) for k in parcel.keys])
+                tasks[key] = Task(key, take, TaskRef(source), names)
+            where[key] = [work.workers[plan.worker_of(parcel.source)]]
+        for stage, key in zip(plan.stages, stages, strict=True):
+            reads = List(*(TaskRef(parcels[n]) for n in plan.parcels_of(stage)))
+            n = stage.number
+            tasks[key] = Task(
+                key, run_stage, self.name, key, work.tokens[n], work.payloads[n], reads
+            )
+            where[key] = [work.workers[stage.worker]]
+        return parcels, tasks, where
+
+    def _stage_key(self, stage: Stage, run: str) -> Key:
+        label = key_split(stage.tasks[-1])
+        return f"{label}.stage{stage.level}-{run}-{self.name}", stage.worker
+
+    def _send(
+        self, tasks: dict[Key, Any], keys: list[Key], where: dict[Key, list[str]]
+    ) -> list[Future]:
+        annotations = {"workers": where.__getitem__, "allow_other_workers": True}
+        layer = MaterializedLayer(tasks, annotations=annotations)
+        graph = HighLevelGraph({self.name: layer}, {self.name: set()})
+        return self.client.get(graph, keys, sync=False)  # type: ignore[no-any-return]
+
+
+def _name(plan: Cut, key: Key) -> Key:
+    """Under which key the source of a value has it."""
+    if key not in plan.held_by:
+        return key
+    block = plan.graph.tasks[key].value  # type: ignore[attr-defined]
+    return key if block.inner is None else block.inner
+
+
+def _packed(keys: Any, values: Any) -> Any:
+    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else next(values)
+
+
+def _worker(who: str) -> str:
+    return f"worker {who}" if "://" in who else who

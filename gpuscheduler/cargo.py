@@ -1,0 +1,194 @@
+"""Values that go from one process to another together: what is small in one buffer, what is on a
+device in one batch through pinned memory. Sends nothing itself.
+
+Within a process a `Cargo` is only a dictionary, and device arrays in it stay where they are. It is
+packed when it is pickled, which `distributed` does when another worker or the client asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from dask.sizeof import sizeof as dask_sizeof
+
+from .sizes import leaves, map_leaves, sizeof
+
+Key = Any
+
+#: Bytes of an array up to which it travels in the common buffer.
+SMALL = 2**16
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where an array lies in a buffer."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int  # bytes
+    device: bool = False  # it comes from a device's memory
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def read(self, buffer: Any) -> Any:
+        return buffer[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """An array that repeats another along axes without strides."""
+
+    values: Any
+    shape: tuple[int, ...]
+
+
+class OffDevice:
+    """An array that was on a device of another process, on the host for now."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any):
+        self.array = array
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+
+class Cargo:
+    """Values by their keys. Pickled, it is a few buffers, however many values there are.
+
+    >>> import pickle
+    >>> load = pickle.loads(pickle.dumps(Cargo({"a": np.arange(3), "b": (1, np.ones(2))})))
+    >>> load.values["a"].tolist(), load.values["b"][0]
+    ([0, 1, 2], 1)
+    """
+
+    __slots__ = ("__weakref__", "values")
+
+    def __init__(self, values: dict[Key, Any]):
+        self.values = values
+
+    def take(self, keys: Iterable[Key]) -> Cargo:
+        """A part of it, which shares the values."""
+        return Cargo({k: self.values[k] for k in keys})
+
+    def __reduce__(self) -> Any:
+        return _unpacked, packed(self.values)
+
+    def __repr__(self) -> str:
+        return f"<Cargo of {len(self.values)} value{'s'[: len(self.values) != 1]}>"
+
+
+@dask_sizeof.register(Cargo)
+def _sizeof_cargo(cargo: Cargo) -> int:
+    """Bytes on the host: what is on a device takes none of the worker's memory."""
+    return sum(0 if _on_device(v) else sizeof(v) for v in leaves(list(cargo.values.values())))
+
+
+def packed(values: Mapping[Key, Any]) -> tuple[dict[Key, Any], list[Any]]:
+    """The values with slots in place of arrays, and the buffers that these lie in.
+
+    The first buffer has what is small, the second what was on devices.
+    """
+    small: list[Any] = []
+    away: list[Any] = []
+
+    def looked_at(leaf: Any) -> None:
+        if _packs(leaf):
+            small.append(leaf)
+        elif _on_device(leaf):
+            away.append(leaf)
+
+    for value in values.values():
+        for leaf in leaves(value):
+            looked_at(leaf)
+    here, there = _slots(small, device=False), _slots(away, device=True)
+    buffers = [_host_buffer(small, here), _device_buffer(away, there)]
+    next_small, next_away = iter(here), iter(there)
+
+    def slot(leaf: Any) -> Any:
+        if _packs(leaf):
+            return next(next_small)
+        if _on_device(leaf):
+            return next(next_away)
+        if _repeats(leaf):
+            once = tuple(slice(0, 1) if s == 0 else slice(None) for s in leaf.strides)
+            return Spread(np.ascontiguousarray(leaf[once]), leaf.shape)
+        return leaf
+
+    return {k: map_leaves(slot, v) for k, v in values.items()}, buffers
+
+
+def _unpacked(values: dict[Key, Any], buffers: list[Any]) -> Cargo:
+    host, device = buffers
+
+    def array(leaf: Any) -> Any:
+        if type(leaf) is Slot:
+            return OffDevice(leaf.read(device)) if leaf.device else leaf.read(host)
+        if type(leaf) is Spread:
+            return np.broadcast_to(leaf.values, leaf.shape)
+        return leaf
+
+    return Cargo({k: map_leaves(array, v) for k, v in values.items()})
+
+
+def _packs(leaf: Any) -> bool:
+    return (
+        type(leaf) is np.ndarray
+        and leaf.nbytes <= SMALL
+        and leaf.flags.c_contiguous
+        and leaf.dtype.kind in "biufcmM"
+    )
+
+
+def _repeats(leaf: Any) -> bool:
+    return type(leaf) is np.ndarray and 0 in leaf.strides and leaf.size > 1
+
+
+def _on_device(leaf: Any) -> bool:
+    return type(leaf).__module__.partition(".")[0] == "cupy" and hasattr(
+        leaf, "__cuda_array_interface__"
+    )
+
+
+def _slots(arrays: list[Any], device: bool) -> list[Slot]:
+    rounded = [-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in arrays]
+    starts = [0, *accumulate(rounded)]
+    return [Slot(a.shape, a.dtype, s, device) for a, s in zip(arrays, starts, strict=False)]
+
+
+def _length(slots: list[Slot]) -> int:
+    return slots[-1].start + slots[-1].nbytes if slots else 0
+
+
+def _host_buffer(arrays: list[Any], slots: list[Slot]) -> Any:
+    buffer = np.empty(_length(slots), np.uint8)
+    for a, s in zip(arrays, slots, strict=True):
+        s.read(buffer)[...] = a
+    return buffer
+
+
+def _device_buffer(arrays: list[Any], slots: list[Slot]) -> Any:
+    if not arrays:
+        return np.empty(0, np.uint8)
+    from .cuda import gathered_on_host  # here, for it imports CuPy
+
+    return gathered_on_host(arrays, [s.start for s in slots], _length(slots))
+
+
+def off_device(value: Any) -> Iterator[OffDevice]:
+    """What a value has that was on a device of another process."""
+    return (leaf for leaf in leaves(value) if type(leaf) is OffDevice)
+
+
+def put_back(value: Any, put: Callable[[Any], Any]) -> Any:
+    """The value with `put(array)` in place of each array that was on a device elsewhere."""
+    return map_leaves(lambda v: put(v.array) if type(v) is OffDevice else v, value)

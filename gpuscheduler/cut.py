@@ -1,0 +1,466 @@
+"""A graph cut into stages for a cluster: each is what one worker can do before it needs something
+from another. Numbers and keys in, stages out; runs and sends nothing.
+
+A stage is one task of the cluster, however many tasks it is made of. Tasks are first placed on
+workers as they are on devices, in contiguous runs and near what they read. Then each gets a level:
+how often the longest way to it goes from one worker to another. What has one worker and one level
+is one stage, so a stage reads only from stages of lower levels, and there is no cycle.
+
+What a stage gives to another worker is one parcel, whatever it is made of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from dask._task_spec import DataNode
+
+from .graph import Graph, PlanError
+from .machine import Machine
+from .plan import Placed, placed_tasks
+
+Key = Any
+
+#: What a stage costs the cluster: its way to the worker and back, in seconds.
+STAGE_SECONDS = 10e-3
+#: What a task may take of which no collection says anything, in seconds.
+UNKNOWN_SECONDS = 1e-3
+#: Levels that any graph may have; more only where stages have `FEWEST` tasks on average.
+MOST_LEVELS = 64
+FEWEST = 32
+#: Bytes that a stage makes, up to which all of it goes to everybody who reads any of it.
+LITTLE = 2**18
+#: How much more than its share a worker may get to do, so that fewer bytes cross.
+UNEVEN = 1.1
+
+#: Who gets a parcel: a worker by its number, or whoever asked for the results.
+CALLER = -1
+
+
+@dataclass(slots=True)
+class Stage:
+    """Tasks that one worker runs at once, after all stages that it reads."""
+
+    number: int
+    worker: int
+    level: int
+    tasks: tuple[Key, ...]  # in execution order
+    reads: dict[int, tuple[Key, ...]] = field(default_factory=dict)  # by source: what it is given
+    outputs: tuple[Key, ...] = ()  # what others read of it, or the caller
+    nbytes: int = 0  # of the outputs, estimated
+    known: bool = True  # whether the collections tell that number
+    seconds: float = 0.0  # of its tasks one after the other, estimated
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What a source gives to one or several readers, as one value of the cluster."""
+
+    source: int  # the number of a stage; -1 - h for what is held by h
+    keys: tuple[Key, ...]
+    whole: bool  # it is all that the source has: no task takes it out
+
+
+@dataclass
+class Cut:
+    """The stages of a graph, in an order in which they can run.
+
+    Sources are numbers: a stage's own, or -1 - h for `holders[h]`, which has values that exist
+    already.
+    """
+
+    graph: Graph
+    stages: list[Stage]
+    parcels: list[Parcel]
+    readers: dict[tuple[int, int], int]  # (source, worker or CALLER) -> the parcel it reads
+    holders: list[Any]
+    held_by: dict[Key, int]  # values that exist already -> their holder
+    at: dict[Key, int]  # key -> the source that has it
+    nbytes: dict[Key, int]  # estimates
+    workers: int
+    where_held: list[int] = field(default_factory=list)  # by holder: its worker
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the cluster gets."""
+        return len(self.stages) + sum(not p.whole for p in self.parcels)
+
+    def worker_of(self, source: int) -> int:
+        return self.stages[source].worker if source >= 0 else self.where_held[-1 - source]
+
+    def parcels_of(self, stage: Stage) -> list[int]:
+        """What a stage is given, by number."""
+        return list(dict.fromkeys(self.readers[s, stage.worker] for s in stage.reads))
+
+    def traffic(self) -> dict[tuple[int, int], int]:
+        """Bytes from worker to worker, estimated: each parcel once."""
+        out: dict[tuple[int, int], int] = {}
+        for (source, worker), n in self.readers.items():
+            src = self.worker_of(source)
+            if worker not in (CALLER, src):
+                nbytes = sum(self.nbytes[k] for k in self.parcels[n].keys)
+                out[src, worker] = out.get((src, worker), 0) + nbytes
+        return {link: out[link] for link in sorted(out)}
+
+    def peak(self) -> list[int]:
+        """The most that each worker holds at once, estimated, its tasks done one by one.
+
+        What another worker or the caller reads stays to the end.
+        """
+        graph, at = self.graph, self.at
+        peak = [0] * self.workers
+        last: dict[tuple[int, Key], int] = {}  # (worker, key) -> its last reader there
+        order = [(s, k) for s in self.stages for k in s.tasks]
+        for n, (stage, key) in enumerate(order):
+            for d in graph.needs[key]:
+                last[stage.worker, d] = n
+        foreign = {
+            k
+            for (source, worker), n in self.readers.items()
+            if worker != self.worker_of(source)
+            for k in self.parcels[n].keys
+            if at[k] >= 0
+        }
+        used = [0] * self.workers
+        for n, (stage, key) in enumerate(order):
+            w = stage.worker
+            arrived = 0
+            if n == 0 or order[n - 1][0] is not stage:
+                fetched = (k for s in stage.reads if self.worker_of(s) != w for k in stage.reads[s])
+                arrived = sum(self.nbytes[k] for k in fetched)
+            used[w] += arrived + self.nbytes[key]
+            peak[w] = max(peak[w], used[w])
+            for d in dict.fromkeys(graph.needs[key]):
+                if last[w, d] == n and (d not in foreign or self.worker_of(at[d]) != w):
+                    used[w] -= self.nbytes[d] if at[d] >= 0 or self.worker_of(at[d]) != w else 0
+        return peak
+
+    def portion(self, stage: Stage, pins: Mapping[Key, int] | None = None) -> Graph:
+        """The part of the graph that a stage is, without the values that it is given. `pins` are
+        devices of its worker."""
+        g = self.graph
+        mine = stage.tasks
+        seen = [*mine, *(k for keys in stage.reads.values() for k in keys)]
+
+        def part(facts: Mapping[Key, Any], keys: Iterable[Key]) -> dict[Key, Any]:
+            return {k: facts[k] for k in keys if k in facts} if facts else {}
+
+        return Graph(
+            {k: g.tasks[k] for k in mine},
+            {k: g.needs[k] for k in mine},
+            {k: g.names[k] for k in mine},
+            part(g.constants, mine),
+            stage.outputs,
+            stage.outputs,
+            pins=part(pins or {}, mine),
+            sizes=part(g.sizes, seen),
+            blocks=part(g.blocks, seen),
+            draws=part(g.draws, g.draws if len(g.draws) < len(seen) else _draws_of(g, mine)),
+        )
+
+    def __str__(self) -> str:
+        levels = 1 + max((s.level for s in self.stages), default=-1)
+        steps = sum(len(s.tasks) for s in self.stages)
+        lines = [
+            f"{steps:,} tasks on {self.workers} workers: {len(self.stages)} stages in {levels} "
+            f"level{'s'[: levels != 1]}, {self.tasks} tasks of the cluster"
+        ]
+        peak = self.peak()
+        for w in range(self.workers):
+            mine = [s for s in self.stages if s.worker == w]
+            lines.append(
+                f"  worker {w}: {len(mine)} stage{'s'[: len(mine) != 1]} of "
+                f"{', '.join(f'{len(s.tasks):,}' for s in mine) or '0'} tasks, "
+                f"peak memory {peak[w]:,} bytes"
+            )
+        lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in self.traffic().items()]
+        return "\n".join(lines)
+
+
+def _draws_of(graph: Graph, mine: Sequence[Key]) -> set[Key]:
+    """Draws go by the key of the random task, which may be the first of a chain."""
+    found = set(mine).intersection(graph.draws)
+    for key in mine:
+        tasks = getattr(graph.tasks[key], "tasks", None)
+        if tasks:
+            found.update(k for k in (getattr(t, "key", None) for _, t in tasks) if k in graph.draws)
+    return found
+
+
+def cut(
+    graph: Graph,
+    machine: Machine,
+    holder: Callable[[Any], tuple[Any, int] | None] = lambda value: None,
+    pins: Mapping[Key, int] | None = None,
+) -> Cut:
+    """The stages of a graph on a cluster.
+
+    `machine` has the workers as its devices: the memory of each, and the bytes per second from
+    one to another. `holder` tells of a value in the graph whether it is only a reference to one
+    that exists already: who has it, and on which worker. `pins` are the workers of tasks.
+
+    Raises `PlanError` where a pin names no worker.
+
+    >>> from gpuscheduler.graph import from_dask
+    >>> graph = {"a": (int,), "b": (int,), "c": (max, "a", "b")}
+    >>> print(cut(from_dask(graph, "c"), Machine.uniform(2), pins={"a": 0, "b": 1, "c": 0}))
+    3 tasks on 2 workers: 3 stages in 2 levels, 3 tasks of the cluster
+      worker 0: 2 stages of 1, 1 tasks, peak memory 0 bytes
+      worker 1: 1 stage of 1 tasks, peak memory 0 bytes
+      1 -> 0: 0 bytes
+    """
+    return _Cutter(graph, machine, holder, pins or {}).cut()
+
+
+class _Cutter:
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        holder: Callable[[Any], tuple[Any, int] | None],
+        pins: Mapping[Key, int],
+    ):
+        self.graph, self.machine = graph, machine
+        n = len(machine.devices)
+        for key, worker in pins.items():
+            if not 0 <= worker < n:
+                raise PlanError(f"{key!r} is to run on worker {worker}, but there are {n}")
+        self.holders: list[Any] = []
+        self.where_held: list[int] = []
+        self.held_by: dict[Key, int] = {}
+        numbers: dict[Any, int] = {}
+        homes: dict[int, int] = {}  # of references, by identity: where their values are
+        for key, task in graph.tasks.items():
+            if not isinstance(task, DataNode):
+                continue
+            found = holder(task.value)
+            if found is not None:
+                name, worker = found
+                if name not in numbers:
+                    numbers[name] = len(self.holders)
+                    self.holders.append(name)
+                    self.where_held.append(worker)
+                self.held_by[key] = numbers[name]
+                homes[id(task.value)] = worker
+        placed: Placed = placed_tasks(
+            replace(graph, pins=dict(pins)), machine, lambda value: homes.get(id(value))
+        )
+        self.keys, self.inputs, self.nbytes = placed.keys, placed.inputs, placed.nbytes
+        self.known, self.place = placed.known, list(placed.places)
+        self.numbers = placed.numbers
+        self.held = bytearray(k in self.held_by for k in self.keys)
+        self.pinned = bytearray(h or k in pins for h, k in zip(self.held, self.keys, strict=True))
+        self.seconds = [
+            0.0 if h else machine.step_seconds(b + sum([self.nbytes[j] for j in reads]))
+            for h, b, reads in zip(self.held, self.nbytes, self.inputs, strict=True)
+        ]
+        self.readers: list[list[int]] = [[] for _ in self.keys]
+        for i, reads in enumerate(self.inputs):
+            for j in reads:
+                self.readers[j].append(i)
+
+    def cut(self) -> Cut:
+        level = [0] * len(self.keys)
+        if len(self.machine.devices) > 1:
+            self._move_to_readers()
+            level = self._levels()
+            if self._join_tail(level):
+                level = self._levels()
+        return self._stages(level)
+
+    def _levels(self) -> list[int]:
+        place, inputs, held = self.place, self.inputs, self.held
+        level = [0] * len(place)
+        for i, reads in enumerate(inputs):
+            p, top = place[i], 0
+            for j in reads:
+                if not held[j]:  # it is there already, wherever it is
+                    above = level[j] + (place[j] != p)
+                    if above > top:
+                        top = above
+            level[i] = top
+        return level
+
+    def _move_to_readers(self) -> None:
+        """Tasks that are read on one other worker only go there, where that moves fewer bytes and
+        leaves the work even."""
+        place, nbytes, inputs = self.place, self.nbytes, self.inputs
+        load = [0.0] * len(self.machine.devices)
+        for i, seconds in enumerate(self.seconds):
+            load[place[i]] += seconds
+        most = UNEVEN * sum(load) / len(load)
+        for i in range(len(place) - 1, -1, -1):
+            if self.pinned[i] or not self.readers[i]:
+                continue
+            there = {place[r] for r in self.readers[i]}
+            if len(there) != 1:
+                continue
+            (q,) = there
+            p = place[i]
+            if p == q or load[q] + self.seconds[i] > most:
+                continue
+            fetched = sum(
+                nbytes[j]
+                for j in inputs[i]
+                if place[j] == p and not any(place[r] == q for r in self.readers[j])
+            )
+            if fetched < nbytes[i]:
+                place[i] = q
+                load[p] -= self.seconds[i]
+                load[q] += self.seconds[i]
+
+    def _join_tail(self, level: list[int]) -> bool:
+        """Let one worker do all from some level on, where going from worker to worker would take
+        longer than the work does, or would never end. Changes the places; says whether it did."""
+        top = max(level, default=0)
+        workers = len(self.machine.devices)
+        if top < 1:
+            return False
+        least = 1 + max(
+            (level[i] for i, p in enumerate(self.pinned) if p and not self.held[i]), default=0
+        )
+        # for each level: what all from there on take, make and read of what is below
+        seconds, made, read = ([0.0] * (top + 2) for _ in range(3))
+        for i, at in enumerate(level):
+            if self.held[i]:
+                continue
+            known = self.known[i] or self.nbytes[i] == 0 and not self.inputs[i]
+            seconds[at] += self.seconds[i] + (0.0 if known else UNKNOWN_SECONDS)
+            made[at] += self.nbytes[i]
+        for j, readers in enumerate(self.readers):
+            latest = max((level[r] for r in readers), default=0)
+            first = 1 if self.held[j] else level[j] + 1
+            if latest >= first:
+                read[first] += self.nbytes[j]
+                read[latest + 1] -= self.nbytes[j]
+        for n in range(top - 1, -1, -1):
+            seconds[n] += seconds[n + 1]
+            made[n] += made[n + 1]
+        for n in range(1, top + 2):
+            read[n] += read[n - 1]
+        rate = self.machine.peer[0][1]
+        room = min(self.machine.memory) / 2
+
+        def gain(n: int) -> float:
+            if made[n] + read[n] > room:
+                return -1.0
+            costs = seconds[n] * (1 - 1 / workers) + read[n] / rate
+            return (top - n) * STAGE_SECONDS - costs
+
+        best = max(range(max(least, 1), top), key=gain, default=None)
+        limit = max(MOST_LEVELS, len(level) // (FEWEST * workers))
+        if best is None or gain(best) <= 0:
+            if top < limit or least > top:
+                return False
+            best = max(least, limit - 1)
+        tail = [i for i, at in enumerate(level) if at >= best and not self.held[i]]
+        there = [0] * workers
+        for j in dict.fromkeys(j for i in tail for j in self.inputs[i]):
+            if level[j] < best or self.held[j]:
+                there[self.place[j]] += self.nbytes[j] + 1
+        one = there.index(max(there))
+        for i in tail:
+            self.place[i] = one
+        return True
+
+    def _stages(self, level: list[int]) -> Cut:
+        keys, place, held = self.keys, self.place, self.held
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i in range(len(keys)):
+            if not held[i]:
+                members[level[i], place[i]].append(i)
+        number = {who: n for n, who in enumerate(sorted(members))}
+        source = [
+            -1 - self.held_by[keys[i]] if held[i] else number[level[i], place[i]]
+            for i in range(len(keys))
+        ]
+        stages, given = [], set()
+        for (lvl, worker), mine in sorted(members.items()):
+            n = number[lvl, worker]
+            reads: dict[int, dict[Key, None]] = {}
+            for i in mine:
+                for j in self.inputs[i]:
+                    if source[j] != n:
+                        reads.setdefault(source[j], {})[keys[j]] = None
+                        given.add(j)
+            stages.append(
+                Stage(
+                    n,
+                    worker,
+                    lvl,
+                    tuple([keys[i] for i in mine]),
+                    {s: tuple(reads[s]) for s in sorted(reads)},
+                    seconds=sum([self.seconds[i] for i in mine]),
+                )
+            )
+        wanted = [self.numbers[k] for k in dict.fromkeys(self.graph.outputs) if k in self.numbers]
+        given.update(wanted)
+        made: list[list[Key]] = [[] for _ in stages]
+        for i in sorted(given):
+            if not held[i]:
+                stage = stages[source[i]]
+                made[stage.number].append(keys[i])
+                stage.nbytes += self.nbytes[i]
+                stage.known &= self.known[i]
+        for stage in stages:
+            stage.outputs = tuple(made[stage.number])
+        at = dict(zip(keys, source, strict=True))
+        asked: dict[tuple[int, int], dict[Key, None]] = defaultdict(dict)
+        for stage in stages:
+            for s, read in stage.reads.items():
+                asked[s, stage.worker].update(dict.fromkeys(read))
+        for i in wanted:
+            asked[source[i], CALLER][keys[i]] = None
+        parcels, readers = _parcels(asked, stages, self.where_held)
+        nbytes = dict(zip(keys, self.nbytes, strict=True))
+        return Cut(
+            self.graph,
+            stages,
+            parcels,
+            readers,
+            self.holders,
+            self.held_by,
+            at,
+            nbytes,
+            len(self.machine.devices),
+            self.where_held,
+        )
+
+
+def _parcels(
+    asked: Mapping[tuple[int, int], Iterable[Key]], stages: list[Stage], where_held: list[int]
+) -> tuple[list[Parcel], dict[tuple[int, int], int]]:
+    """The parcels, and who reads which. Readers of the same keys share one; what is little, or is
+    read where it is, goes as a whole."""
+    numbers: dict[tuple[int, tuple[Key, ...] | None], int] = {}
+    parcels: list[Parcel] = []
+    readers: dict[tuple[int, int], int] = {}
+    for (source, worker), keys in sorted(asked.items(), key=lambda item: item[0]):
+        wanted = tuple(keys)
+        if source >= 0:
+            stage = stages[source]
+            whole = worker == stage.worker or len(wanted) == len(stage.outputs)
+            whole = whole or (stage.known and stage.nbytes <= LITTLE)
+            every = stage.outputs
+        else:  # how much more its holder has is not known here
+            whole, every = worker == where_held[-1 - source], wanted
+        name = (source, None) if whole else (source, tuple(sorted(map(repr, wanted))))
+        if name not in numbers:
+            numbers[name] = len(parcels)
+            parcels.append(Parcel(source, every if whole and source >= 0 else wanted, whole))
+        elif source < 0 and whole:
+            n = numbers[name]
+            both = tuple(dict.fromkeys((*parcels[n].keys, *wanted)))
+            parcels[n] = replace(parcels[n], keys=both)
+        readers[source, worker] = numbers[name]
+    return parcels, readers
+
+
+def in_order(stages: Sequence[Stage]) -> bool:
+    """Whether each stage reads only from those before it, and levels never fall."""
+    behind = all(s < stage.number for stage in stages for s in stage.reads)
+    return behind and all(a.level <= b.level for a, b in pairwise(stages))

@@ -1,0 +1,179 @@
+"""What a worker of a cluster has of this package: a plug-in with a `Scheduler` over the devices of
+its node, and the tasks of the cluster that run on it. `attach` sends them.
+
+This module imports `distributed`; nothing else does when it is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dask.config
+from distributed import Reschedule, WorkerPlugin, get_worker
+from distributed.protocol.pickle import loads
+
+from .cargo import Cargo, off_device, put_back
+from .run import Devices, Interrupted, noted
+from .scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+Key = Any
+
+#: Bytes of a pickled stage up to which its plan is kept for the next time.
+KEPT = 2**23
+
+
+def version() -> str:
+    from . import __version__
+
+    return __version__
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a worker tells of itself."""
+
+    kind: str  # "cpu" or "cuda"
+    memory: tuple[int, ...]  # bytes that values may take, per device
+    bandwidth: float  # bytes/s, of one device
+
+
+class Node(WorkerPlugin):  # type: ignore[misc]
+    """The `Scheduler` of one worker, and the stages that it runs.
+
+    It is pickled before it is set up, and only what it was told goes along.
+    """
+
+    def __init__(self, name: str, settings: dict[str, Any], expected: str):
+        self.name, self.settings, self.expected = name, settings, expected
+
+    async def setup(self, worker: Worker) -> None:
+        self.lock = threading.Lock()  # memory limits hold for one stage at a time
+        self.running: dict[Key, _Run] = {}
+        self.cancelled: set[Key] = set()
+        self.address = worker.address
+        self.scheduler: Scheduler | None = None
+        if version() != self.expected:
+            raise RuntimeError(f"gpuscheduler {version()}, and the client has {self.expected}")
+        self.scheduler = await asyncio.to_thread(lambda: Scheduler(**self.settings))
+
+    async def teardown(self, worker: Worker) -> None:
+        for run in list(self.running.values()):
+            run.interrupt()
+        if self.scheduler is not None:
+            await asyncio.to_thread(self.scheduler.close)
+
+    def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
+        """`distributed` stops no thread. This does, when nobody wants a stage any more."""
+        if not (isinstance(key, tuple) and str(key[0]).endswith(self.name)):
+            return
+        if finish == "executing":
+            self.cancelled.discard(key)
+        elif finish == "cancelled":
+            self.cancelled.add(key)
+            if (run := self.running.get(key)) is not None:
+                run.interrupt()
+        elif finish in ("released", "forgotten"):
+            self.cancelled.discard(key)
+
+    def facts(self) -> Facts:
+        assert self.scheduler is not None
+        hardware = self.scheduler.hardware
+        return Facts(hardware.kind, tuple(hardware.machine.memory), hardware.machine.bandwidth)
+
+    def run(self, key: Key, token: str, payload: bytes, cargos: Iterable[Cargo]) -> Cargo:
+        """Run a stage: its outputs."""
+        assert self.scheduler is not None
+        scheduler = self.scheduler
+        run = self.running[key] = _Run()
+        try:
+            if key in self.cancelled:
+                run.interrupt()
+            with self.lock, dask.config.set(scheduler=scheduler.get):
+                run.check()
+                graph, reads = loads(payload)
+                found = {k: v for cargo in cargos for k, v in cargo.values.items()}
+                given = self._brought({k: found[name] for k, name in reads.items()})
+                known = token if len(payload) <= KEPT else None
+                return Cargo(scheduler.run_graph(graph, given, run.begun, known=known))
+        except Interrupted:  # whoever wants it again after all gets it
+            raise Reschedule from None
+        except BaseException as error:
+            noted(error, f"on worker {self.address}")
+            raise
+        finally:
+            del self.running[key]
+
+    def _brought(self, given: dict[Key, Any]) -> dict[Key, Any]:
+        """Values from other processes that were on devices, on devices of this one."""
+        away = [k for k, v in given.items() if any(off_device(v))]
+        if not away:
+            return given
+        assert self.scheduler is not None
+        hardware: Any = self.scheduler.hardware
+        if hardware.kind != "cuda":
+            return {k: put_back(v, lambda a: a) for k, v in given.items()}
+        n = len(hardware.machine.devices)
+        for rank, key in enumerate(away):
+            place = rank * n // len(away)
+            given[key] = put_back(given[key], lambda a, p=place: hardware.brought_in(a, p))
+        return given
+
+
+class _Run:
+    """A stage that is running: it can be interrupted from another thread, at any time."""
+
+    def __init__(self) -> None:
+        self.devices: Devices | None = None
+        self.stopped = False
+        self._lock = threading.Lock()
+
+    def begun(self, devices: Devices) -> None:
+        with self._lock:
+            self.devices = devices
+        self.check()
+
+    def check(self) -> None:
+        if self.stopped:
+            raise Interrupted("nobody wants this stage any more")
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self.stopped = True
+            if self.devices is not None:
+                self.devices.interrupt()
+
+
+def run_stage(name: str, key: Key, token: str, payload: bytes, cargos: list[Cargo]) -> Cargo:
+    """The task that a stage is for the cluster."""
+    worker = get_worker()
+    node = worker.plugins.get(name)
+    if node is None or node.scheduler is None:
+        raise RuntimeError(
+            f"worker {worker.address} has no gpuscheduler {version()}: its log says why; install "
+            "the same version as the client's, or let the worker leave"
+        )
+    return node.run(key, token, payload, cargos)  # type: ignore[no-any-return]
+
+
+def take(cargo: Cargo, keys: tuple[Key, ...]) -> Cargo:
+    """The task that takes out of a stage's outputs what one reader gets."""
+    return cargo.take(keys)
+
+
+def wrap(key: Key, value: Any) -> Cargo:
+    """The task that makes any value of the cluster one that stages read."""
+    return Cargo({key: value})
+
+
+def facts(name: str, dask_worker: Worker) -> Facts:
+    node = dask_worker.plugins.get(name)
+    if node is None or node.scheduler is None:
+        raise RuntimeError("gpuscheduler is not set up there: the worker's log says why")
+    return node.facts()  # type: ignore[no-any-return]

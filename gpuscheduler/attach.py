@@ -31,7 +31,7 @@ from .graph import Graph, PlanError, from_dask, wanted_keys
 from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
-from .scheduler import Options, cuda_devices
+from .scheduler import Options, cuda_devices, without_garbage_collection
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -322,7 +322,8 @@ class Attached:
             found = self._plans.find(known, workers)
             if found is not None:
                 return found[1]
-        work = self._cut(dsk, keys, workers)
+        with without_garbage_collection():
+            work = self._cut(dsk, keys, workers)
         if known is not None:
             self._plans.keep(known, workers, graph=work.cut.graph, plan=work)
         return work

@@ -18,7 +18,7 @@ from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, off_device, put_back
 from .run import Devices, Interrupted, noted
-from .scheduler import Scheduler
+from .scheduler import Scheduler, without_garbage_collection
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -97,7 +97,8 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 run.interrupt()
             with self.lock, dask.config.set(scheduler=scheduler.get):
                 run.check()
-                graph, reads = loads(payload)
+                with without_garbage_collection():
+                    graph, reads = loads(payload)
                 found = {k: v for cargo in cargos for k, v in cargo.values.items()}
                 given = self._brought({k: found[name] for k, name in reads.items()})
                 known = token if len(payload) <= KEPT else None

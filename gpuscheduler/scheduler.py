@@ -236,7 +236,7 @@ class Scheduler:
         graph.tasks = {**{k: DataNode(k, v) for k, v in given.items()}, **graph.tasks}
         graph.needs = {**dict.fromkeys(given, ()), **graph.needs}
         graph.names = {**dict.fromkeys(given, ()), **graph.names}
-        with _without_garbage_collection():
+        with without_garbage_collection():
             graph, plan = plan_graph(
                 graph, lease.machine, self.hardware.home, self.hardware.kind, self.options
             )
@@ -261,7 +261,7 @@ class Scheduler:
             place = self.hardware.home(value)
             return place if place is not None and place < n else None
 
-        with _without_garbage_collection():
+        with without_garbage_collection():
             graph = from_dask(dsk, keys, cache, started, home, self._front(lease))
             if cache is not None:  # tasks may look into it for the values of the graph
                 for constants in graph.constants.values():
@@ -551,7 +551,7 @@ def _packed(keys: Any, values: Iterator[Any]) -> Any:
 
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Planning makes many objects and no garbage: looking for some would take half of its time."""
     if not gc.isenabled():
         yield

@@ -36,6 +36,7 @@ ORDER = [
     "siblings",
     "place",
     "plan",
+    "cut",
     "batches",
     "plans",
     "gather",
@@ -52,7 +53,10 @@ ORDER = [
     "callbacks",
     "scheduler",
     "mesh",
+    "cargo",
+    "node",
     "attach",
+    "simulate",
     "cli",
     "__init__",
     "__main__",
@@ -60,7 +64,7 @@ ORDER = [
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc", "base"}
 #: Pure: they decide, and are tested with numbers. No thread, no clock, no device.
 PURE = ["machine", "subgraph", "graph", "expr", "cuda_math", "kernel", "fuse", "siblings", "place"]
-PURE += ["plan", "state"]
+PURE += ["plan", "cut", "state"]
 IMPURE_IMPORTS = {"threading", "time", "queue", "concurrent", "multiprocessing", "asyncio", "cupy"}
 
 MODULES = sorted(p.stem for p in PACKAGE.glob("*.py"))

@@ -1,0 +1,180 @@
+"""Any graph, cut for any cluster: every edge is respected, there is no cycle, nothing is lost."""
+
+from __future__ import annotations
+
+import pickle
+from graphlib import TopologicalSorter
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import DataNode, Task, TaskRef
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuscheduler import PlanError
+from gpuscheduler.cut import CALLER, FEWEST, MOST_LEVELS, Cut, cut, in_order
+from gpuscheduler.graph import compile_tasks, from_dask
+from gpuscheduler.machine import Machine
+from tests.strategies import dags, received, thorough
+
+NETWORK = 1e9
+
+
+def cluster(workers, memory=2**40):
+    return Machine.uniform(workers, memory=memory, peer=NETWORK)
+
+
+def cut_of(*collections, workers=2, **options):
+    graph = from_dask(*received(*collections), compiled=False)
+    return cut(graph, cluster(workers), **options)
+
+
+@st.composite
+def cuts(draw):
+    """A Dask graph, the keys that are wanted, and its cut; some tasks may be pinned."""
+    dsk, keys = draw(dags(max_tasks=40))
+    workers = draw(st.integers(1, 6))
+    pins = draw(st.dictionaries(st.sampled_from(sorted(dsk)), st.integers(0, workers - 1)))
+    graph = from_dask(dsk, keys, compiled=False)
+    pins = {k: w for k, w in pins.items() if k in graph.tasks}
+    return dsk, keys, pins, cut(graph, cluster(workers), pins=pins)
+
+
+def performed(c: Cut):
+    """The values that the caller gets, every stage given only the parcels that it reads, and every
+    stage and parcel pickled on its way, as between processes."""
+    sent: dict[int, dict] = {}
+    made: dict[int, dict] = {}
+
+    def parcel(n):
+        if n not in sent:
+            p = c.parcels[n]
+            assert p.source in made, "a parcel of a stage that has not run"
+            values = made[p.source]
+            sent[n] = pickle.loads(pickle.dumps({k: values[k] for k in p.keys}))
+        return sent[n]
+
+    for stage in c.stages:
+        given = {k: v for n in c.parcels_of(stage) for k, v in parcel(n).items()}
+        portion = pickle.loads(pickle.dumps(c.portion(stage)))
+        compile_tasks(portion.tasks)
+        values = {k: given[k] for keys in stage.reads.values() for k in keys}
+        for key, task in portion.tasks.items():
+            read = {
+                name: values[k]
+                for name, k in zip(portion.names[key], portion.needs[key], strict=True)
+            }
+            values[key] = task(read | portion.constants.get(key, {}))
+        made[stage.number] = {k: values[k] for k in stage.outputs}
+    got: dict = {}
+    for (_, worker), n in c.readers.items():
+        if worker == CALLER:
+            got |= parcel(n)
+    return got
+
+
+@thorough
+@given(cuts())
+def test_stages_make_what_the_graph_makes(case):
+    dsk, keys, _, c = case
+    got = performed(c)
+    values = [got.get(c.graph.alias.get(k, k), c.graph.data.get(k)) for k in keys]
+    assert tuple(values) == dask.get(dsk, keys)
+
+
+@thorough
+@given(cuts())
+def test_every_task_is_in_one_stage_and_stages_have_an_order(case):
+    _, _, _, c = case
+    every = [k for s in c.stages for k in s.tasks]
+    assert sorted(every) == sorted(c.graph.tasks)
+    assert in_order(c.stages)
+    stage_of = {k: s for s in c.stages for k in s.tasks}
+    for key, needs in c.graph.needs.items():
+        stage = stage_of[key]
+        for d in needs:
+            if stage_of[d] is not stage:
+                assert d in stage.reads[stage_of[d].number]
+                assert d in stage_of[d].outputs
+                assert d in c.parcels[c.readers[stage_of[d].number, stage.worker]].keys
+    TopologicalSorter({s.number: set(s.reads) for s in c.stages}).prepare()  # finds cycles
+
+
+@thorough
+@given(cuts())
+def test_pins_hold_and_the_number_of_levels_is_bounded(case):
+    _, _, pins, c = case
+    stage_of = {k: s for s in c.stages for k in s.tasks}
+    assert all(stage_of[k].worker == w for k, w in pins.items())
+    levels = 1 + max((s.level for s in c.stages), default=0)
+    assert levels <= 2 + MOST_LEVELS + len(pins) + len(c.graph.tasks) // FEWEST
+
+
+@given(dags(), st.integers(1, 5))
+def test_the_cut_of_the_same_graph_is_the_same(case, workers):
+    dsk, keys = case
+    a, b = (cut(from_dask(dict(dsk), list(keys)), cluster(workers)) for _ in range(2))
+    assert (a.stages, a.parcels, a.readers) == (b.stages, b.parcels, b.readers)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_what_goes_back_and_forth_without_end_stays_on_one_worker_in_the_end(shape):
+    """Each task reads its neighbour's and its own last one, on two workers: a level for each."""
+    n = 2000
+    dsk = {("x", 0): Task(("x", 0), int)}
+    for i in range(1, n):
+        reads = [i - 1] if shape == "chain" else [i - 1, i // 2]
+        dsk["x", i] = Task(("x", i), max, *(TaskRef(("x", j)) for j in reads), 1)
+    graph = from_dask(dsk, [("x", n - 1)], compiled=False)
+    c = cut(graph, cluster(2), pins={("x", i): i % 2 for i in range(0, 40)})
+    assert max(s.level for s in c.stages) <= 40 + MOST_LEVELS
+    assert performed(c)["x", n - 1] == 1
+
+
+def test_the_number_of_cluster_tasks_does_not_grow_with_the_chunks():
+    """A hundred thousand chunk tasks on four workers: a few dozen tasks of the cluster."""
+    few, many = (
+        cut_of((da.ones(n * 10, chunks=10) + 1).sum(split_every=4), workers=4)
+        for n in (1_000, 100_000)
+    )
+    assert len(many.graph.tasks) > 100_000
+    assert many.tasks == few.tasks <= 12
+    x = [da.ones((n * 10, n * 10), chunks=10) for n in (10, 40)]
+    few, many = (cut_of((a + a.T).sum(), workers=4) for a in x)
+    assert many.tasks <= max(few.tasks, 36)
+
+
+def test_aligned_work_sends_nothing():
+    x = da.ones((4000, 10), chunks=(100, 10))
+    c = cut_of((x + 1) * 2, workers=4)
+    assert c.traffic() == {}
+    assert {s.level for s in c.stages} == {0}
+
+
+def test_a_transpose_sends_what_it_must():
+    """Of two row bands of x, each needs half of the other, and its own: half of all crosses."""
+    x = da.from_array(np.ones((100, 100)), chunks=10)
+    c = cut_of(x + x.T, workers=2)
+    assert sum(c.traffic().values()) <= x.nbytes / 2
+
+
+def test_values_that_exist_already_are_read_from_where_they_are():
+    dsk = {
+        "x": DataNode("x", "on one"),
+        "y": DataNode("y", "on two"),
+        "a": Task("a", max, TaskRef("x"), TaskRef("y")),
+    }
+    graph = from_dask(dsk, ["a"], home=lambda v: 0)
+    where = {"on one": ("h", 1), "on two": ("i", 1)}
+    c = cut(graph, cluster(2), holder=where.get)
+    (stage,) = c.stages
+    assert stage.worker == 1
+    assert stage.reads == {-2: ("y",), -1: ("x",)}
+    assert c.tasks == 1
+
+
+def test_a_pin_to_a_worker_that_is_not_there_is_refused():
+    with pytest.raises(PlanError, match="'a' is to run on worker 5, but there are 2"):
+        cut(from_dask({"a": (int,)}, ["a"]), cluster(2), pins={"a": 5})

@@ -8,10 +8,9 @@ goes from worker to worker, runs stages again where a worker was lost, and tells
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -20,6 +19,7 @@ from dask import config
 from dask._expr import FinalizeCompute
 from dask._task_spec import Alias, List, Task, TaskRef
 from dask.base import collections_to_expr
+from dask.callbacks import local_callbacks
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes, key_split
@@ -46,7 +46,7 @@ NETWORK = 1e9
 
 def attach(
     client: Client,
-    devices: str | None = None,
+    devices: str | dict[Any, str] | None = None,
     memory_limit: int | str | float | None = None,
     **options: Any,
 ) -> Attached:
@@ -63,7 +63,8 @@ def attach(
         A `distributed.Client` that is not asynchronous.
     devices, memory_limit, options
         As for `Scheduler`, on each worker. ``"auto"`` is every GPU that ``CUDA_VISIBLE_DEVICES``
-        leaves the worker, or CPU devices where there is none.
+        leaves the worker, or CPU devices where there is none. Several workers on one machine must
+        not have the same GPUs: ``devices={0: "cuda:0,1", 1: "cuda:2,3"}``, by the workers' names.
 
     Raises
     ------
@@ -88,7 +89,7 @@ def attach(
         raise TypeError("attach needs a Client that is not asynchronous")
     given = {"devices": devices, "memory_limit": memory_limit, **options}
     settings = {k: v for k, v in given.items() if v is not None}
-    Options.read(**settings)  # a wrong option is known here
+    Options.read(**{**settings, "devices": None})  # a wrong option is known here
     return Attached(client, settings)
 
 
@@ -188,6 +189,7 @@ class Attached:
         self.name = f"gpuscheduler-{uuid.uuid4().hex[:12]}"
         self.workers: dict[str, Facts] = {}
         self._left_out: set[str] = set()
+        self._watched: dict[str, Progress] = {}  # by the name of the run
         self._blocks: WeakValueDictionary[Key, Block] = WeakValueDictionary()
         self._plans = Plans()
         self._closed = False
@@ -207,10 +209,11 @@ class Attached:
 
             creation.register()
         self._config: AbstractContextManager[Any] = config.set({"scheduler": self.get, **backend})
-        self._numbers = count()
+        client.subscribe_topic(self.name, self._told)
         self._client_compute = client.compute
-        client.compute = self.compute
-        client.persist = self.persist
+        mine = {"compute": self.compute, "persist": self.persist}
+        self._replaced = {name: vars(client).get(name) for name in mine}
+        vars(client).update(mine)
 
     # ---- the cluster
 
@@ -240,7 +243,9 @@ class Attached:
     def _register(self) -> None:
         from .node import Node, version
 
-        self.client.register_plugin(Node(self.name, self.settings, version()), name=self.name)
+        # a worker on which it fails tells why when it is asked what it has
+        with suppress(Exception):
+            self.client.register_plugin(Node(self.name, self.settings, version()), name=self.name)
 
     def _unregister(self) -> None:
         with suppress(Exception):
@@ -259,9 +264,7 @@ class Attached:
             answers = self.client.run(facts, self.name, workers=new, on_error="return")
             failed = {a: f for a, f in answers.items() if isinstance(f, Exception)}
             if failed and strict:
-                raise RuntimeError(
-                    "; ".join(f"{_worker(a)}: {error}" for a, error in failed.items())
-                )
+                raise RuntimeError("; ".join(map(str, failed.values())))
             self._left_out |= set(failed)
             self.workers |= {a: f for a, f in answers.items() if a not in failed}
         return sorted(self.workers)
@@ -273,9 +276,13 @@ class Attached:
             return
         self._closed = True
         self._config.__exit__(None, None, None)
-        for name in ("compute", "persist"):
-            self.client.__dict__.pop(name, None)
+        for name, before in self._replaced.items():
+            vars(self.client).pop(name, None)
+            if before is not None:
+                vars(self.client)[name] = before
         self._plans.clear()
+        with suppress(Exception):  # the cluster may be gone
+            self.client.unsubscribe_topic(self.name)
         self._unregister()
 
     def __enter__(self) -> Attached:
@@ -283,6 +290,10 @@ class Attached:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        """Dask's configuration goes to new worker processes, and `get` with it."""
+        return _Away, ()
 
     def __repr__(self) -> str:
         if self._closed:
@@ -341,8 +352,9 @@ class Attached:
         graph = from_dask(
             dsk,
             keys,
+            _Elsewhere(self._held),
             home=lambda value: 0 if type(value) is Block else None,
-            held=self._held,
+            held=lambda key, reference: self._held(reference),
             compiled=False,
         )
         pins, local = self._pins(graph, workers)
@@ -379,28 +391,37 @@ class Attached:
             on_worker[key], on_device[key] = every[pin]
         return on_worker, on_device
 
-    def _held(self, key: Key, reference: Any) -> Any:
-        """What stands for a value that exists already: a block of ours, or any future."""
+    def _held(self, reference: Any) -> Any:
+        """What stands for a value that exists already, a block of ours or any future; None where
+        there is no such value. The reference is one of these, an alias, or a key."""
         from distributed import Future
 
         if type(reference) is Block:
             return reference
-        name = reference.target if isinstance(reference, Alias) else reference.key
+        name = reference.target if isinstance(reference, Alias) else reference
+        name = name.key if isinstance(name, Future) else name
         if (block := self._blocks.get(name)) is not None:
             return block
-        return Block(name, None, reference, "", 0) if isinstance(reference, Future) else None
+        if name not in self.client.futures:
+            return None
+        future = reference if isinstance(reference, Future) else Future(name, self.client)
+        return Block(name, None, future, "", 0)
 
     # ---- running
 
-    def get(self, dsk: Any, keys: Any, **_: Any) -> Any:
-        """Compute `keys` of `dsk`, as Dask's `get`."""
+    def get(self, dsk: Any, keys: Any, callbacks: Any = None, **_: Any) -> Any:
+        """Compute `keys` of `dsk`, as Dask's `get`.
+
+        Of Dask's callbacks those see it that only look at how much is done, as `ProgressBar`.
+        """
         work = self._work(dsk, keys)
-        futures = self._submit(work)
-        try:
-            cargos = self.client.gather(list(futures.values()), direct=True)
-        finally:  # the stages that still run are cancelled, if nobody else wants them
-            for future in futures.values():
-                future.release()
+        with local_callbacks(callbacks) as active, self._progress(work, active) as run:
+            futures = self._submit(work, run)
+            try:
+                cargos = self.client.gather(list(futures.values()), direct=True)
+            finally:  # the stages that still run are cancelled, if nobody else wants them
+                for future in futures.values():
+                    future.release()
         values = iter(work.answer.values(cargos, on_device=bool(cuda_devices())))
         return _packed(keys, values)
 
@@ -488,18 +509,56 @@ class Attached:
             out[key] = self._blocks[key] = Block(key, target, future, where, plan.nbytes[target])
         return out
 
-    def _submit(self, work: Work) -> dict[int, Future]:
+    @contextmanager
+    def _progress(self, work: Work, active: Iterable[Any]) -> Iterator[str]:
+        """The name of a run. While it goes on, callbacks may look at how much of it is done."""
+        run = uuid.uuid4().hex[:8]
+        callbacks = list(active)
+        if not callbacks:
+            yield run
+            return
+        dsk = dict(work.cut.graph.tasks)
+        progress = Progress({self._stage_key(s, run): len(s.tasks) for s in work.cut.stages})
+        self._watched[run] = progress
+        begun = []
+        failed = True
+        try:
+            for start, start_state, *_ in callbacks:
+                if start:
+                    start(dsk)
+                if start_state:
+                    start_state(dsk, progress.state)
+            begun = callbacks
+            yield run
+            progress.tell(1.0)
+            failed = False
+        finally:
+            del self._watched[run]
+            for *_, end in begun:
+                if end:
+                    end(dsk, progress.state, failed)
+
+    def _told(self, event: tuple[float, Any]) -> None:
+        """A worker has said how far a stage is; in the client's own thread."""
+        _, message = event
+        key = tuple(message["stage"])
+        for progress in list(self._watched.values()):
+            progress.tell(message["done"], key)
+
+    def _submit(self, work: Work, run: str | None = None) -> dict[int, Future]:
         """Send the stages: futures of the parcels that the caller reads, by number."""
-        names, tasks, where = self._tasks(work)
+        names, tasks, where = self._tasks(work, run)
         futures = self._send(tasks, [names[n] for n in work.results], where)
         return dict(zip(work.results, futures, strict=True))
 
-    def _tasks(self, work: Work) -> tuple[list[Key], dict[Key, Any], dict[Key, list[str]]]:
+    def _tasks(
+        self, work: Work, run: str | None = None
+    ) -> tuple[list[Key], dict[Key, Any], dict[Key, list[str]]]:
         """The name of each parcel on the cluster, the tasks that make them, and where these run."""
         from .node import run_stage, take, wrap
 
         plan = work.cut
-        run = uuid.uuid4().hex[:8]
+        run = run or uuid.uuid4().hex[:8]
         stages = [self._stage_key(s, run) for s in plan.stages]
         parcels: list[Key] = []
         tasks: dict[Key, Any] = {}
@@ -540,6 +599,59 @@ class Attached:
         layer = MaterializedLayer(tasks, annotations=annotations)
         graph = HighLevelGraph({self.name: layer}, {self.name: set()})
         return self.client.get(graph, keys, sync=False)  # type: ignore[no-any-return]
+
+
+class Progress:
+    """How many tasks of a run are done, as Dask's callbacks look at it."""
+
+    def __init__(self, tasks: dict[Key, int]):
+        self.tasks = tasks  # by stage
+        self.done = dict.fromkeys(tasks, 0.0)
+        empty = "dependencies", "dependents", "cache", "waiting_data"
+        none = "waiting", "running", "released", "finished", "ready"
+        self.state: dict[str, Any] = {name: {} for name in empty} | dict.fromkeys(none, ())
+        self._count()
+
+    def tell(self, done: float, stage: Key | None = None) -> None:
+        """So much of a stage, or of all of them, is done."""
+        if stage is None:
+            self.done = dict.fromkeys(self.tasks, done)
+        elif stage in self.done:
+            self.done[stage] = max(done, self.done[stage])
+        self._count()
+
+    def _count(self) -> None:
+        every = sum(self.tasks.values())
+        finished = int(sum(n * self.done[s] for s, n in self.tasks.items()))
+        self.state["finished"], self.state["ready"] = range(finished), range(every - finished)
+
+
+class _Away:
+    """What stands for an attached cluster in other processes: there, Dask finds its client."""
+
+    def get(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        from distributed import get_client
+
+        return get_client().get(dsk, keys, **kwargs)
+
+
+class _Elsewhere(Mapping[Key, Any]):
+    """What the graph reads and has not, as a mapping that is only asked for single keys."""
+
+    def __init__(self, held: Callable[[Key], Any]):
+        self.held = held
+
+    def __getitem__(self, key: Key) -> Any:
+        value = self.held(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 1  # it is not empty, for all that is known
 
 
 def _name(plan: Cut, key: Key) -> Key:

@@ -131,12 +131,25 @@ def _row(task: Any) -> tuple[Any, ...]:
     """A task as a tuple: its key, function and arguments, and which of these are references."""
     if type(task) is Task:
         args = task.args
-        refs = tuple([n for n, a in enumerate(args) if type(a) is TaskRef])
-        plain = tuple([a.key if type(a) is TaskRef else a for a in args]) if refs else args
+        refs = tuple([n for n, a in enumerate(args) if isinstance(a, TaskRef)])
+        plain = tuple([a.key if isinstance(a, TaskRef) else _named(a) for a in args])
         return task.key, task.func, plain, refs, task.kwargs, task.data_producer
     if type(task) is Chain:
         return tuple([(k, _row(t)) for k, t in task.tasks]), None
     return (task,)
+
+
+def _named(argument: Any) -> Any:
+    """The same argument with names in place of futures, which would take their client along."""
+    if not isinstance(argument, NestedContainer):
+        return argument
+    if all(
+        type(a) is TaskRef or not isinstance(a, (TaskRef, NestedContainer)) for a in argument.args
+    ):
+        return argument
+    out = copy(argument)
+    out.args = tuple([TaskRef(a.key) if isinstance(a, TaskRef) else _named(a) for a in out.args])
+    return out
 
 
 def _task(row: tuple[Any, ...]) -> Any:
@@ -464,10 +477,7 @@ class _Builder:
 
     def _node(self, key: Key) -> GraphNode | None:
         """The task of a key; None (and an entry in `data`) where it is a value."""
-        if key not in self.dsk:
-            self.data[key] = self.cache[key]
-            return None
-        task = self.dsk[key]
+        task = self.dsk[key] if key in self.dsk else DataNode(key, self.cache[key])
         if not isinstance(task, GraphNode):
             task = convert_legacy_task(key, task, self.all_keys)
         if isinstance(task, GraphNode) and not isinstance(task, DataNode):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import dask.config
@@ -17,7 +18,7 @@ from distributed import Reschedule, WorkerPlugin, get_worker
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, off_device, put_back
-from .run import Devices, Interrupted, noted
+from .run import Devices, Interrupted, Watch, noted
 from .scheduler import Scheduler, without_garbage_collection
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Key = Any
 
 #: Bytes of a pickled stage up to which its plan is kept for the next time.
 KEPT = 2**23
+#: Seconds between two reports of how far a stage is.
+REPORT_EVERY = 0.2
 
 
 def version() -> str:
@@ -57,11 +60,27 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         self.lock = threading.Lock()  # memory limits hold for one stage at a time
         self.running: dict[Key, _Run] = {}
         self.cancelled: set[Key] = set()
-        self.address = worker.address
+        self.worker, self.address = worker, worker.address
         self.scheduler: Scheduler | None = None
-        if version() != self.expected:
-            raise RuntimeError(f"gpuscheduler {version()}, and the client has {self.expected}")
-        self.scheduler = await asyncio.to_thread(lambda: Scheduler(**self.settings))
+        self.failure = ""
+        try:
+            if version() != self.expected:
+                raise RuntimeError(f"it has {version()}, and the client has {self.expected}")
+            settings = {**self.settings, "devices": self._devices(worker)}
+            self.scheduler = await asyncio.to_thread(lambda: Scheduler(**settings))
+        except Exception as error:
+            self.failure = str(error)
+            raise
+
+    def _devices(self, worker: Worker) -> str | None:
+        """The devices of this worker, where each was told its own."""
+        devices = self.settings.get("devices")
+        if not isinstance(devices, dict):
+            return devices
+        for name in (worker.name, str(worker.name), worker.address):
+            if name in devices:
+                return devices[name]  # type: ignore[no-any-return]
+        raise RuntimeError(f"devices= says nothing of the worker named {worker.name!r}")
 
     async def teardown(self, worker: Worker) -> None:
         for run in list(self.running.values()):
@@ -75,7 +94,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             return
         if finish == "executing":
             self.cancelled.discard(key)
-        elif finish == "cancelled":
+        elif start in ("executing", "long-running") and finish == "released":
             self.cancelled.add(key)
             if (run := self.running.get(key)) is not None:
                 run.interrupt()
@@ -102,7 +121,10 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 found = {k: v for cargo in cargos for k, v in cargo.values.items()}
                 given = self._brought({k: found[name] for k, name in reads.items()})
                 known = token if len(payload) <= KEPT else None
-                return Cargo(scheduler.run_graph(graph, given, run.begun, known=known))
+                watch = Counter(self.tell, key, len(graph.tasks))
+                values = scheduler.run_graph(graph, given, run.begun, watch, known)
+                watch.tell(1.0)
+                return Cargo(values)
         except Interrupted:  # whoever wants it again after all gets it
             raise Reschedule from None
         except BaseException as error:
@@ -110,6 +132,10 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             raise
         finally:
             del self.running[key]
+
+    def tell(self, key: Key, done: float) -> None:
+        """Tell the client how much of a stage is done, by way of the cluster's scheduler."""
+        self.worker.log_event(self.name, {"stage": list(key), "done": done})
 
     def _brought(self, given: dict[Key, Any]) -> dict[Key, Any]:
         """Values from other processes that were on devices, on devices of this one."""
@@ -125,6 +151,24 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             place = rank * n // len(away)
             given[key] = put_back(given[key], lambda a, p=place: hardware.brought_in(a, p))
         return given
+
+
+class Counter(Watch):
+    """Counts the steps of a stage that are done, and tells of it now and then."""
+
+    def __init__(self, tell: Callable[[Key, float], None], key: Key, steps: int):
+        self.report, self.key = tell, key
+        self.steps, self.count = max(steps, 1), 0
+        self.next = monotonic() + REPORT_EVERY
+
+    def done(self, step: int) -> None:
+        self.count += 1
+        if (now := monotonic()) > self.next:
+            self.next = now + REPORT_EVERY
+            self.tell(min(1.0, self.count / self.steps))
+
+    def tell(self, done: float) -> None:
+        self.report(self.key, done)
 
 
 class _Run:
@@ -153,14 +197,7 @@ class _Run:
 
 def run_stage(name: str, key: Key, token: str, payload: bytes, cargos: list[Cargo]) -> Cargo:
     """The task that a stage is for the cluster."""
-    worker = get_worker()
-    node = worker.plugins.get(name)
-    if node is None or node.scheduler is None:
-        raise RuntimeError(
-            f"worker {worker.address} has no gpuscheduler {version()}: its log says why; install "
-            "the same version as the client's, or let the worker leave"
-        )
-    return node.run(key, token, payload, cargos)  # type: ignore[no-any-return]
+    return _node(get_worker(), name).run(key, token, payload, cargos)
 
 
 def take(cargo: Cargo, keys: tuple[Key, ...]) -> Cargo:
@@ -174,7 +211,16 @@ def wrap(key: Key, value: Any) -> Cargo:
 
 
 def facts(name: str, dask_worker: Worker) -> Facts:
-    node = dask_worker.plugins.get(name)
+    """What a worker has, for the client to ask."""
+    return _node(dask_worker, name).facts()
+
+
+def _node(worker: Worker, name: str) -> Node:
+    node: Any = worker.plugins.get(name)
     if node is None or node.scheduler is None:
-        raise RuntimeError("gpuscheduler is not set up there: the worker's log says why")
-    return node.facts()  # type: ignore[no-any-return]
+        why = node.failure if node is not None else "it has not been set up, as its log says"
+        raise RuntimeError(
+            f"worker {worker.address} has no gpuscheduler {version()} over its devices: {why}; "
+            "mend that, or let the worker leave"
+        )
+    return node  # type: ignore[no-any-return]

@@ -1,0 +1,205 @@
+"""A computation on a cluster that is not there: how long it would take, what would cross the
+network, how full the devices would get. Nothing is computed and nothing is sent.
+
+The cut is the one that `attach` would make, and each stage is planned and run, against the clock,
+as its worker would: see `pretend.ClockDevices`. Workers run one stage at a time. A parcel takes the
+network of its sender and of its reader for itself, at the given rate, and the cluster's scheduler
+spends the given time on each task, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dask
+from dask._task_spec import Task
+from dask.utils import format_bytes
+
+from .cut import Cut, Stage, cut
+from .graph import compile_tasks, from_dask
+from .machine import Machine
+from .plan import Plan
+from .pretend import ClockDevices
+from .run import run
+from .scheduler import Options, plan_graph, without_garbage_collection
+
+Key = Any
+
+#: Bytes per second into a worker, and out of it: 400 Gbit/s.
+NETWORK = 50e9
+#: What the cluster's scheduler spends on a task, and how long the way to a worker and back takes.
+TASK_SECONDS = 1e-3
+WAY_SECONDS = 5e-3
+#: Bytes of memory of an H200.
+H200 = 141 * 10**9
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a computation would take on a cluster."""
+
+    cut: Cut
+    devices: int  # of each worker
+    seconds: float  # until the last stage is done, planning on the client not included
+    steps: int  # that the workers run
+    traffic: dict[tuple[int, int], int]  # bytes from worker to worker
+    peak: tuple[int, ...]  # bytes on the fullest device of each worker
+    busy: tuple[float, ...]  # seconds that each worker runs stages
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that the cluster's scheduler sees."""
+        return self.cut.tasks
+
+    def __str__(self) -> str:
+        moved = sum(self.traffic.values())
+        most = max(self.traffic.values(), default=0)
+        return (
+            f"{self.steps:,} steps on {self.cut.workers} workers of {self.devices}: "
+            f"{self.seconds:.3g} s, of which stages run for {max(self.busy):.3g} s on the busiest "
+            f"worker; {self.tasks:,} tasks of the cluster, {len(self.cut.stages):,} of them "
+            f"stages; {format_bytes(moved)} between workers, at most {format_bytes(most)} over "
+            f"one of {len(self.traffic):,} links; peak memory {format_bytes(max(self.peak))} on a "
+            "device"
+        )
+
+
+def simulate(
+    *collections: Any,
+    workers: int = 2,
+    devices: int = 8,
+    memory: int = int(0.9 * H200),
+    network: float = NETWORK,
+    task_seconds: float = TASK_SECONDS,
+    **options: Any,
+) -> Simulation:
+    """Run the plan of these collections on `workers` pretended workers of `devices` GPUs each.
+
+    Parameters
+    ----------
+    memory
+        bytes that values may take on each device.
+    network
+        bytes per second into each worker, and as many out of it.
+    task_seconds
+        what the cluster's scheduler spends on each task.
+    options
+        as for `Scheduler`.
+
+    Raises
+    ------
+    OutOfMemory
+        where a step could never fit its device.
+
+    >>> import dask.array as da
+    >>> print(simulate(da.ones((4096, 4096), chunks=512).sum(), workers=4).tasks)
+    5
+    """
+    if workers < 1 or devices < 1:
+        raise ValueError(f"{workers} workers of {devices} devices: there must be at least one")
+    asked: list[tuple[Any, Any]] = []
+
+    def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
+        asked.append((dsk, keys))
+        return [None for _ in keys]
+
+    dask.compute(*collections, scheduler=keep)  # type: ignore[no-untyped-call, attr-defined]
+    node = Machine.uniform(devices, memory=memory)
+    cluster = Machine.uniform(
+        workers, memory=memory * devices, peer=network, bandwidth=node.bandwidth * devices
+    )
+    with without_garbage_collection():
+        graph = from_dask(*asked[0], compiled=False)
+        return _Cluster(cut(graph, cluster), node, network, task_seconds, Options(**options)).run()
+
+
+class _Cluster:
+    def __init__(
+        self, plan: Cut, node: Machine, network: float, task_seconds: float, options: Options
+    ):
+        self.plan, self.node, self.network, self.options = plan, node, network, options
+        self.task_seconds = task_seconds
+        self.dispatched = 0.0  # when the cluster's scheduler is free again
+        self.free_at = [0.0] * plan.workers
+        self.sends: dict[int, float] = defaultdict(float)  # worker -> when its way out is free
+        self.gets: dict[int, float] = defaultdict(float)
+        self.taken: dict[int, float] = {}  # parcel -> when it can be sent
+        self.arrived: dict[tuple[int, int], float] = {}  # (parcel, worker) -> when it is there
+        self.done: dict[int, float] = {}  # stage -> its end
+        self.busy = [0.0] * plan.workers
+        self.peak = [0] * plan.workers
+        self.steps = 0
+
+    def run(self) -> Simulation:
+        for stage in self.plan.stages:
+            self._run(stage)
+        return Simulation(
+            self.plan,
+            len(self.node.devices),
+            max(self.done.values(), default=0.0),
+            self.steps,
+            self.plan.traffic(),
+            tuple(self.peak),
+            tuple(self.busy),
+        )
+
+    def _run(self, stage: Stage) -> None:
+        w = stage.worker
+        there = [self._arrival(n, w) for n in self.plan.parcels_of(stage)]
+        begin = max([self._dispatch(max(there, default=0.0)), self.free_at[w]])
+        seconds = self._seconds(stage)
+        self.done[stage.number] = self.free_at[w] = begin + seconds
+        self.busy[w] += seconds
+
+    def _dispatch(self, ready: float) -> float:
+        """When a task that is ready then begins on its worker: the scheduler takes turns."""
+        self.dispatched = max(self.dispatched, ready) + self.task_seconds
+        return self.dispatched + WAY_SECONDS
+
+    def _arrival(self, n: int, worker: int) -> float:
+        if (n, worker) in self.arrived:
+            return self.arrived[n, worker]
+        parcel = self.plan.parcels[n]
+        if n not in self.taken:
+            made = self.done[parcel.source]
+            self.taken[n] = made if parcel.whole else self._dispatch(made)
+        at = self.taken[n]
+        source = self.plan.worker_of(parcel.source)
+        if source != worker:
+            begin = max(at, self.sends[source], self.gets[worker])
+            at = begin + sum(self.plan.nbytes[k] for k in parcel.keys) / self.network
+            self.sends[source] = self.gets[worker] = at
+        self.arrived[n, worker] = at
+        return at
+
+    def _seconds(self, stage: Stage) -> float:
+        plan = stage_plan(self.plan, stage, self.node, self.options)
+        clock = ClockDevices(plan)
+        state = run(plan, clock, None, self.options.window, self.options.deep_window)
+        self.steps += len(plan.steps) - sum(s.fixed for s in plan.steps)
+        fullest = max(state.peak[d] for d in self.node.devices)
+        self.peak[stage.worker] = max(self.peak[stage.worker], fullest)
+        return clock.now
+
+
+def stage_plan(plan: Cut, stage: Stage, node: Machine, options: Options) -> Plan:
+    """The plan by which a worker with these devices would run a stage, with nothing for values."""
+    graph = plan.portion(stage)
+    compile_tasks(graph.tasks)
+    given = [k for keys in stage.reads.values() for k in keys]
+    graph.tasks = {**{k: Task(k, _given) for k in given}, **graph.tasks}
+    graph.needs = {**dict.fromkeys(given, ()), **graph.needs}
+    graph.names = {**dict.fromkeys(given, ()), **graph.names}
+    graph.outputs += tuple(given)  # nothing may swallow them
+    _, out = plan_graph(graph, node, None, "cuda", options)
+    for key in given:
+        i = out.index[key]
+        nbytes = plan.nbytes[key]
+        out.steps[i] = replace(out.steps[i], nbytes=nbytes, seconds=0.0, fixed=True)
+    return out
+
+
+def _given() -> None:
+    raise AssertionError("a simulation computes nothing")

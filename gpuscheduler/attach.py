@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import dask
 from dask import config
 from dask._expr import FinalizeCompute
-from dask._task_spec import Alias, List, Task, TaskRef
+from dask._task_spec import Alias, DataNode, List, Task, TaskRef
 from dask.base import collections_to_expr
 from dask.callbacks import local_callbacks
 from dask.core import flatten
@@ -32,6 +32,7 @@ from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
 from .scheduler import Options, cuda_devices, without_garbage_collection
+from .sizes import sizeof
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -42,6 +43,8 @@ Key = Any
 
 #: Bytes per second between two workers, for the planner.
 NETWORK = 1e9
+#: Bytes of a value of the graph from which on it is sent once for all stages that read it.
+LARGE = 2**20
 
 
 def attach(
@@ -170,6 +173,7 @@ class Work:
     tokens: list[str]
     answer: Answer
     workers: tuple[str, ...]  # addresses, by number
+    shared: Shared
 
     @property
     def steps(self) -> range:
@@ -298,7 +302,7 @@ class Attached:
     def __repr__(self) -> str:
         if self._closed:
             return "<Attached, closed>"
-        kinds = {}
+        kinds: dict[str, int] = {}
         for f in self.workers.values():
             said = f"{len(f.memory)} {f.kind} device{'s'[: len(f.memory) != 1]}"
             kinds[said] = kinds.get(said, 0) + 1
@@ -332,11 +336,11 @@ class Attached:
         if known is not None:
             found = self._plans.find(known, workers)
             if found is not None:
-                return found[1]
+                return found[1]  # type: ignore[return-value]
         with without_garbage_collection():
             work = self._cut(dsk, keys, workers)
         if known is not None:
-            self._plans.keep(known, workers, graph=work.cut.graph, plan=work)
+            self._plans.keep(known, workers, graph=work.cut.graph, plan=work)  # type: ignore[arg-type]
         return work
 
     def _cut(self, dsk: Any, keys: Any, workers: tuple[str, ...]) -> Work:
@@ -359,14 +363,16 @@ class Attached:
         )
         pins, local = self._pins(graph, workers)
         work = cut(graph, self._machine(workers), holder, pins)
+        portions = [work.portion(stage, local) for stage in work.stages]
+        shared = _shared(portions)
         payloads = []
-        for stage in work.stages:
+        for n, (stage, portion) in enumerate(zip(work.stages, portions, strict=True)):
             reads = {k: _name(work, k) for read in stage.reads.values() for k in read}
-            payloads.append(dumps((work.portion(stage, local), reads)))
+            payloads.append(dumps((portion, reads, shared.uses[n])))
         tokens = [uuid.uuid4().hex for _ in payloads]
         names = {k: _name(work, k) for k in work.held_by}
         answer = Answer(graph.wanted, graph.alias, graph.gathers, graph.data, names)
-        return Work(work, payloads, tokens, answer, workers)
+        return Work(work, payloads, tokens, answer, workers, shared)
 
     def _machine(self, workers: Iterable[str]) -> Machine:
         facts = [self.workers[a] for a in workers]
@@ -502,7 +508,8 @@ class Attached:
                 continue
             source = plan.at[target]
             if source < 0:
-                out[key] = self._blocks.get(key) or plan.graph.tasks[target].value
+                held: Any = plan.graph.tasks[target]
+                out[key] = self._blocks.get(key) or held.value
                 continue
             future = futures[plan.readers[source, CALLER]]
             where = work.workers[plan.worker_of(source)]
@@ -555,7 +562,7 @@ class Attached:
         self, work: Work, run: str | None = None
     ) -> tuple[list[Key], dict[Key, Any], dict[Key, list[str]]]:
         """The name of each parcel on the cluster, the tasks that make them, and where these run."""
-        from .node import run_stage, take, wrap
+        from .node import DATA, run_stage, take, wrap
 
         plan = work.cut
         run = run or uuid.uuid4().hex[:8]
@@ -579,11 +586,16 @@ class Attached:
                 names = tuple([_name(plan, k) for k in parcel.keys])
                 tasks[key] = Task(key, take, TaskRef(source), names)
             where[key] = [work.workers[plan.worker_of(parcel.source)]]
+        data = [(f"data-{run}-{self.name}", v) for v in range(len(work.shared.values))]
+        for key, value in zip(data, work.shared.values, strict=True):
+            tasks[key] = Task(key, wrap, (DATA, key[1]), DataNode(None, value))
+            where[key] = list(work.workers)
         for stage, key in zip(plan.stages, stages, strict=True):
-            reads = List(*(TaskRef(parcels[n]) for n in plan.parcels_of(stage)))
             n = stage.number
+            reads = [TaskRef(parcels[p]) for p in plan.parcels_of(stage)]
+            reads += [TaskRef(data[v]) for v in dict.fromkeys(work.shared.uses[n].values())]
             tasks[key] = Task(
-                key, run_stage, self.name, key, work.tokens[n], work.payloads[n], reads
+                key, run_stage, self.name, key, work.tokens[n], work.payloads[n], List(*reads)
             )
             where[key] = [work.workers[stage.worker]]
         return parcels, tasks, where
@@ -652,6 +664,39 @@ class _Elsewhere(Mapping[Key, Any]):
 
     def __len__(self) -> int:
         return 1  # it is not empty, for all that is known
+
+
+@dataclass
+class Shared:
+    """Large values of the graph that several stages read: sent once, each as a task of its own."""
+
+    values: list[Any]
+    uses: list[dict[tuple[Key, Key], int]]  # by stage: (task, name there) -> which of the values
+
+
+def _shared(portions: list[Graph]) -> Shared:
+    """Takes the values out of the portions."""
+    readers: dict[int, set[int]] = {}
+    for n, portion in enumerate(portions):
+        for constants in portion.constants.values():
+            for value in constants.values():
+                if sizeof(value) >= LARGE:
+                    readers.setdefault(id(value), set()).add(n)
+    values: list[Any] = []
+    number: dict[int, int] = {}
+    uses: list[dict[tuple[Key, Key], int]] = [{} for _ in portions]
+    for n, portion in enumerate(portions):
+        for task, constants in list(portion.constants.items()):
+            for name, value in list(constants.items()):
+                if len(readers.get(id(value), ())) < 2:
+                    continue
+                if id(value) not in number:
+                    number[id(value)] = len(values)
+                    values.append(value)
+                uses[n][task, name] = number[id(value)]
+                constants = {k: v for k, v in constants.items() if k != name}
+                portion.constants[task] = constants
+    return Shared(values, uses)
 
 
 def _name(plan: Cut, key: Key) -> Key:

@@ -87,10 +87,12 @@ class Cargo:
         return f"<Cargo of {len(self.values)} value{'s'[: len(self.values) != 1]}>"
 
 
-@dask_sizeof.register(Cargo)
 def _sizeof_cargo(cargo: Cargo) -> int:
     """Bytes on the host: what is on a device takes none of the worker's memory."""
     return sum(0 if _on_device(v) else sizeof(v) for v in leaves(list(cargo.values.values())))
+
+
+dask_sizeof.register(Cargo, _sizeof_cargo)
 
 
 def packed(values: Mapping[Key, Any]) -> tuple[dict[Key, Any], list[Any]]:

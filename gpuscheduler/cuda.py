@@ -24,6 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import cupy
+import cupyx
 import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
 from dask.array.core import finalize
@@ -241,6 +242,35 @@ class Links:
     staged: set[tuple[int, int]]
 
 
+def gathered_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
+    """Arrays on any devices as bytes of one pinned host buffer, where each starts: one batch of
+    copies, and one wait for each device."""
+    buffer = cupyx.empty_pinned((nbytes,), np.uint8)
+    devices = sorted({a.device.id for a in arrays})
+    held = []
+    for device in devices:
+        with Device(device):
+            stream = cupy.cuda.get_current_stream()
+            for a, start in zip(arrays, starts, strict=True):
+                if a.device.id != device or not a.nbytes:
+                    continue
+                a = cupy.ascontiguousarray(a)
+                held.append(a)
+                to, kind = buffer.ctypes.data + start, runtime.memcpyDeviceToHost
+                runtime.memcpyAsync(to, a.data.ptr, a.nbytes, kind, stream.ptr)
+    for device in devices:
+        with Device(device):
+            cupy.cuda.get_current_stream().synchronize()
+    return buffer
+
+
+def _root(array: Any) -> Any:
+    """The array that owns the memory of this one."""
+    while type(array.base) is np.ndarray:
+        array = array.base
+    return array
+
+
 class CudaHardware:
     """The GPUs with these ids, one place for each; a repeated id makes several places on one GPU.
 
@@ -298,6 +328,23 @@ class CudaHardware:
         if np.dtype(dtype).hasobject:
             return np.empty(shape, dtype)
         return self.pinned.array(shape, dtype)
+
+    def brought_in(self, arrays: list[Any], place: int) -> list[Any]:
+        """Host arrays on the device of a place, in one copy for all that lie in one buffer."""
+        buffers: dict[int, list[int]] = {}
+        for n, a in enumerate(arrays):
+            buffers.setdefault(id(_root(a)), []).append(n)
+        out: list[Any] = [None] * len(arrays)
+        with Device(self.ids[place]):
+            for together in buffers.values():
+                first = min(arrays[n].ctypes.data for n in together)
+                end = max(arrays[n].ctypes.data + arrays[n].nbytes for n in together)
+                held = cupy.empty(end - first, np.uint8)
+                runtime.memcpy(held.data.ptr, first, end - first, runtime.memcpyHostToDevice)
+                for n in together:
+                    a = arrays[n]
+                    out[n] = cupy.ndarray(a.shape, a.dtype, held.data + (a.ctypes.data - first))
+        return out
 
     def join(self, blocks: Any) -> Any:
         """CuPy blocks become one array on the caller's current device, each copied once."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ Key = Any
 
 #: Bytes of a pickled stage up to which its plan is kept for the next time.
 KEPT = 2**23
+#: Under this, and their numbers, come values of the graph that several stages read.
+DATA = "gpuscheduler.data"
 #: Seconds between two reports of how far a stage is.
 REPORT_EVERY = 0.2
 
@@ -117,8 +120,10 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             with self.lock, dask.config.set(scheduler=scheduler.get):
                 run.check()
                 with without_garbage_collection():
-                    graph, reads = loads(payload)
+                    graph, reads, shared = loads(payload)
                 found = {k: v for cargo in cargos for k, v in cargo.values.items()}
+                for (task, name), number in shared.items():
+                    graph.constants.setdefault(task, {})[name] = found[DATA, number]
                 given = self._brought({k: found[name] for k, name in reads.items()})
                 known = token if len(payload) <= KEPT else None
                 watch = Counter(self.tell, key, len(graph.tasks))
@@ -144,13 +149,20 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             return given
         assert self.scheduler is not None
         hardware: Any = self.scheduler.hardware
-        if hardware.kind != "cuda":
-            return {k: put_back(v, lambda a: a) for k, v in given.items()}
         n = len(hardware.machine.devices)
-        for rank, key in enumerate(away):
-            place = rank * n // len(away)
-            given[key] = put_back(given[key], lambda a, p=place: hardware.brought_in(a, p))
+        for place in range(n):
+            here = [k for rank, k in enumerate(away) if rank * n // len(away) == place]
+            arrays = [leaf.array for k in here for leaf in off_device(given[k])]
+            if hardware.kind == "cuda" and arrays:
+                arrays = hardware.brought_in(arrays, place)
+            arrived = iter(arrays)
+            for key in here:
+                given[key] = put_back(given[key], partial(_next, arrived))
         return given
+
+
+def _next(arrays: Iterator[Any], _: Any) -> Any:
+    return next(arrays)
 
 
 class Counter(Watch):

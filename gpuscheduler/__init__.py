@@ -21,10 +21,11 @@ from .mesh import axis, geomaxis, mesh
 from .plan import OutOfMemory
 from .scalar import NotCompiled
 from .scheduler import Options, Scheduler, get
+from .simulate import simulate
 
 __all__ = [
     "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "attach", "axis", "geomaxis",
-    "get", "mesh",
+    "get", "mesh", "simulate",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

@@ -420,6 +420,10 @@ class Attached:
 
         Of Dask's callbacks those see it that only look at how much is done, as `ProgressBar`.
         """
+        from .node import inside
+
+        if (scheduler := inside.get()) is not None:  # in a task, of a worker in this process
+            return scheduler.get(dsk, keys)
         work = self._work(dsk, keys)
         with local_callbacks(callbacks) as active, self._progress(work, active) as run:
             futures = self._submit(work, run)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import dask.config
-from distributed import Reschedule, WorkerPlugin, get_worker
+from dask import config
+from dask.base import get_scheduler
+from distributed import Reschedule, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, off_device, put_back
@@ -117,7 +120,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         try:
             if key in self.cancelled:
                 run.interrupt()
-            with self.lock, dask.config.set(scheduler=scheduler.get):
+            with self.lock, _computing_on(scheduler):
                 run.check()
                 with without_garbage_collection():
                     graph, reads, shared = loads(payload)
@@ -159,6 +162,32 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             for key in here:
                 given[key] = put_back(given[key], partial(_next, arrived))
         return given
+
+
+#: The scheduler of the stage that a task belongs to: what the task computes itself runs there, too.
+inside: ContextVar[Scheduler | None] = ContextVar("inside", default=None)
+
+
+@contextmanager
+def _computing_on(scheduler: Scheduler) -> Iterator[None]:
+    """Let tasks of this thread's run compute collections on the scheduler that runs them.
+
+    Dask's configuration is the whole process's, and others in it mean somebody else.
+    """
+    before = config.get("scheduler", None)
+
+    def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        mine = inside.get()
+        if mine is not None:
+            return mine.get(dsk, keys, **kwargs)
+        return (get_scheduler(scheduler=before) or get_client().get)(dsk, keys, **kwargs)
+
+    token = inside.set(scheduler)
+    try:
+        with config.set(scheduler=get):
+            yield
+    finally:
+        inside.reset(token)
 
 
 def _next(arrays: Iterator[Any], _: Any) -> Any:

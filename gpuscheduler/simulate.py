@@ -10,7 +10,9 @@ spends the given time on each task, one after the other.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import dask
@@ -125,54 +127,81 @@ class _Cluster:
         self.free_at = [0.0] * plan.workers
         self.sends: dict[int, float] = defaultdict(float)  # worker -> when its way out is free
         self.gets: dict[int, float] = defaultdict(float)
-        self.taken: dict[int, float] = {}  # parcel -> when it can be sent
         self.arrived: dict[tuple[int, int], float] = {}  # (parcel, worker) -> when it is there
-        self.done: dict[int, float] = {}  # stage -> its end
+        self.end = 0.0
         self.busy = [0.0] * plan.workers
         self.peak = [0] * plan.workers
         self.steps = 0
+        # tasks of the cluster: stages by their numbers, parcels that are taken out as -1 - number
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        self.missing: dict[int, int] = {}
+        self.latest: dict[int, float] = {}  # task -> when the latest of what it reads was made
+        self.ready: list[tuple[float, int]] = []  # a heap: when a task can be sent, and which
+        for n, parcel in enumerate(plan.parcels):
+            if not parcel.whole:
+                self._reads(-1 - n, [parcel.source])
+        for stage in plan.stages:
+            self._reads(stage.number, [self._maker(n) for n in plan.parcels_of(stage)])
+
+    def _maker(self, n: int) -> int:
+        parcel = self.plan.parcels[n]
+        return parcel.source if parcel.whole else -1 - n
+
+    def _reads(self, task: int, reads: Iterable[int]) -> None:
+        every = set(reads)
+        self.missing[task] = len(every)
+        for other in every:
+            self.readers[other].append(task)
+        if not every:
+            heappush(self.ready, (0.0, task))
 
     def run(self) -> Simulation:
-        for stage in self.plan.stages:
-            self._run(stage)
+        while self.ready:
+            at, task = heappop(self.ready)
+            # the scheduler takes one task after the other, in the order in which they are ready
+            self.dispatched = max(self.dispatched, at) + self.task_seconds
+            there = self.dispatched + WAY_SECONDS
+            self._done(task, there if task < 0 else self._run(self.plan.stages[task], there))
         return Simulation(
             self.plan,
             len(self.node.devices),
-            max(self.done.values(), default=0.0),
+            self.end,
             self.steps,
             self.plan.traffic(),
             tuple(self.peak),
             tuple(self.busy),
         )
 
-    def _run(self, stage: Stage) -> None:
+    def _done(self, task: int, at: float) -> None:
+        self.end = max(self.end, at)
+        for reader in self.readers[task]:
+            self.missing[reader] -= 1
+            if not self.missing[reader]:  # those before it were done earlier, or at `latest`
+                heappush(self.ready, (max(at, self.latest.get(reader, 0.0)), reader))
+            else:
+                self.latest[reader] = max(at, self.latest.get(reader, 0.0))
+
+    def _run(self, stage: Stage, sent: float) -> float:
+        """The end of a stage that is on its worker since `sent`."""
         w = stage.worker
-        there = [self._arrival(n, w) for n in self.plan.parcels_of(stage)]
-        begin = max([self._dispatch(max(there, default=0.0)), self.free_at[w]])
+        there = [self._arrival(n, w, sent) for n in self.plan.parcels_of(stage)]
+        begin = max([sent, self.free_at[w], *there])
         seconds = self._seconds(stage)
-        self.done[stage.number] = self.free_at[w] = begin + seconds
+        self.free_at[w] = begin + seconds
         self.busy[w] += seconds
+        return self.free_at[w]
 
-    def _dispatch(self, ready: float) -> float:
-        """When a task that is ready then begins on its worker: the scheduler takes turns."""
-        self.dispatched = max(self.dispatched, ready) + self.task_seconds
-        return self.dispatched + WAY_SECONDS
-
-    def _arrival(self, n: int, worker: int) -> float:
-        if (n, worker) in self.arrived:
-            return self.arrived[n, worker]
+    def _arrival(self, n: int, worker: int, asked: float) -> float:
+        """When a parcel that exists, and is asked for at that time, is on a worker."""
         parcel = self.plan.parcels[n]
-        if n not in self.taken:
-            made = self.done[parcel.source]
-            self.taken[n] = made if parcel.whole else self._dispatch(made)
-        at = self.taken[n]
         source = self.plan.worker_of(parcel.source)
-        if source != worker:
-            begin = max(at, self.sends[source], self.gets[worker])
-            at = begin + sum(self.plan.nbytes[k] for k in parcel.keys) / self.network
-            self.sends[source] = self.gets[worker] = at
-        self.arrived[n, worker] = at
-        return at
+        if source == worker:
+            return asked
+        if (n, worker) not in self.arrived:
+            begin = max(asked, self.sends[source], self.gets[worker])
+            end = begin + sum(self.plan.nbytes[k] for k in parcel.keys) / self.network
+            self.sends[source] = self.gets[worker] = self.arrived[n, worker] = end
+        return self.arrived[n, worker]
 
     def _seconds(self, stage: Stage) -> float:
         plan = stage_plan(self.plan, stage, self.node, self.options)

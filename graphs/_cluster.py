@@ -1,0 +1,82 @@
+"""What belongs to a cluster, measured here, or simulated: `python graphs/_cluster.py tasks`, or
+`simulate`. Prints the rows of RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import gpuscheduler
+from gpuscheduler.simulate import simulate
+from graphs import haversine_mesh, matmul, transpose_sum
+
+
+def small_tasks(chunks: int, first: float) -> da.Array:
+    """A little more than three tasks for each chunk of sixteen numbers, none of them fused."""
+    x = da.from_array(np.arange(chunks * 16.0) + first, chunks=16)
+    return x.map_blocks(np.sqrt).map_blocks(np.exp).sum(split_every=16)
+
+
+def tasks(count: int, repeat: int) -> None:
+    """A cluster of two workers with two threads, without and with attach, in turns."""
+    from distributed import Client, LocalCluster
+
+    times: dict[str, list[float]] = {"without": [], "with attach": []}
+
+    def timed(name: str, turn: int) -> None:
+        x = small_tasks(count // 4, float(turn))  # a new graph each time
+        begin = time.perf_counter()
+        x.compute(optimize_graph=False)
+        times[name].append(time.perf_counter() - begin)
+
+    print(f"{len(small_tasks(count // 4, 0).__dask_graph__()):,} tasks")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        for turn in range(repeat):
+            timed("without", turn)
+            with gpuscheduler.attach(client, devices="cpu:2"):
+                timed("with attach", turn)
+    for name, seconds in times.items():
+        print(f"{name}: median {median(seconds):.2f} s of {[round(s, 2) for s in seconds]}")
+    print(f"ratio {median(times['without']) / median(times['with attach']):.1f}")
+
+
+def simulated(workers: int, devices: int) -> None:
+    """Three workloads, of a few blocks for each device."""
+    n = workers * devices
+    side = 8192 * int(np.ceil(np.sqrt(2 * n)))  # two blocks of 256 MiB or 512 MiB for each device
+    work: dict[str, Any] = {
+        "transpose_sum": transpose_sum.build(side, 8192),
+        "matmul": matmul.build(8192 * max(2, round((4 * n) ** (1 / 3))), 8192),
+        "haversine_mesh": haversine_mesh.build_sum(side),
+    }
+    for name, x in work.items():
+        begin = time.perf_counter()
+        result = simulate(x, workers=workers, devices=devices)
+        print(f"{name}: {result} (simulated in {time.perf_counter() - begin:.1f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["tasks", "simulate"])
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=128)
+    parser.add_argument("--devices", type=int, default=8)
+    options = parser.parse_args()
+    if options.what == "tasks":
+        tasks(options.count, options.repeat)
+    else:
+        simulated(options.workers, options.devices)

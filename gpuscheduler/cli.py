@@ -44,11 +44,10 @@ from .expr import Kernel
 from .fuse import Fused
 from .graph import Graph, PlanError, from_dask
 from .kernel import NotGenerated, generate
-from .machine import HOST, Machine
-from .plan import OutOfMemory, Plan
-from .pretend import ClockDevices
+from .machine import DISK, ENDLESS, HOST, Machine
+from .plan import Footprint, OutOfMemory, Plan
+from .pretend import predict
 from .run import Hardware
-from .run import run as run_plan
 from .scheduler import Options, Scheduler, plan_graph
 
 Size = int | tuple[int, ...]
@@ -484,15 +483,42 @@ def run(
                 begin = time.perf_counter()
                 value = held(x)
                 times.append(time.perf_counter() - begin)
+        took, foreseen = s.last, s.plan(on_host(x)).predicted
         correct, verdict = checked(work, size, value, check)
         where = devices_said(s.hardware)
         what = f"{work.name} {label(size, x)}"
         facts = [timing(*times), *rates(work, size, x, min(times)), verdict]
         click.echo(f"{what} on {where}: {', '.join(filter(None, facts))}")
+        if took is not None:
+            click.echo(f"memory: {compared(took, foreseen, s.hardware.machine)}")
         if figure and png:
             draw(work, value, png, what, figure)
     if not correct:
         raise click.ClickException(f"the result of {work.name} is not NumPy's")
+
+
+def compared(took: Footprint, foreseen: Footprint | None, machine: Machine) -> str:
+    """Memory and spilling as they were, beside what was predicted."""
+
+    def with_prediction(what: str, real: int, predicted: int | None) -> str:
+        said = "" if predicted is None else f" (predicted {format_bytes(predicted)})"
+        return f"{what} {format_bytes(real)}{said}"
+
+    peaks = foreseen.peak if foreseen else {}
+    facts = [
+        with_prediction(memory_said(m, machine), took.peak[m], peaks.get(m))
+        for m in machine.memories
+    ]
+    for place in (HOST, DISK):
+        expected = foreseen.spilled[place] if foreseen else 0
+        if took.spilled[place] or expected:
+            what = f"spilled to the {place_said(place)}"
+            facts.append(with_prediction(what, took.spilled[place], expected))
+    return ", ".join(facts)
+
+
+def memory_said(memory: int, machine: Machine) -> str:
+    return "peak" if len(machine.memories) == 1 else f"peak of device {memory}"
 
 
 def label(size: Size, x: Any) -> str:
@@ -614,12 +640,12 @@ def plan(
 ) -> None:
     """Plan the workload NAME and predict its run. Computes nothing.
 
-    Prints the steps, the busy time and the peak memory of each device, the bytes over each link,
-    the fused kernels, and why other tasks are none.
+    Prints the steps, the busy time and the peak memory of each device, what is spilled, the bytes
+    over each link, the fused kernels, and why other tasks are none.
     """
     work = load(name)
     size = work.size(size)
-    console = Console()
+    console, options = Console(), Options.read()
     if pretend:
         if devices:
             raise click.UsageError("--pretend and --devices: use one of them")
@@ -632,13 +658,12 @@ def plan(
             hardware = s.hardware
             graph, planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
             where = devices_said(s.hardware)
-    clock = ClockDevices(planned)
-    run_plan(planned, clock)
+    foreseen = predict(planned, options.window, options.deep_window)
     click.echo(
         f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps, "
-        f"predicted {seconds_said(clock.now)}"
+        f"predicted {seconds_said(foreseen.seconds)}"
     )
-    for table in (*predicted(planned, clock), *programs(planned, graph)):
+    for table in (*predicted(planned, foreseen), *programs(planned, graph)):
         console.print(table)
     if source:
         for text in sorted({cuda_source(k) for k in kernels(planned)}):
@@ -672,22 +697,31 @@ def plan_of(
     return plans[0]
 
 
-def predicted(planned: Plan, clock: ClockDevices) -> Iterable[Table]:
+def predicted(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
     machine = planned.machine
     table = Table("device", "steps", "busy", "peak memory", "limit", title="devices")
     for d in machine.devices:
         mine = [s.seconds for s in planned.steps if s.place == d]
+        memory = machine.memory_of(d)
         table.add_row(
             str(d),
             f"{len(mine):,}",
             seconds_said(sum(mine)),
-            format_bytes(clock.peak[d]),
-            format_bytes(machine.memory[d]),
+            format_bytes(foreseen.peak[memory]) if memory == d else "the same",
+            format_bytes(machine.limit(memory)) if memory == d else "the same",
         )
+    for place in (HOST, DISK):
+        if nbytes := foreseen.spilled[place]:
+            limit = format_bytes(machine.limit(place)) if machine.limit(place) < ENDLESS else ""
+            what = f"{format_bytes(nbytes)} spilled"
+            table.add_row(place_said(place), "", what, format_bytes(foreseen.peak[place]), limit)
     yield table
-    if clock.moved and not machine.shared:
+    moved = {
+        link: n for link, n in foreseen.moved.items() if n and not (machine.shared and HOST in link)
+    }
+    if moved:
         links = Table("from", "to", "bytes", title="links")
-        for (src, dst), nbytes in sorted(clock.moved.items()):
+        for (src, dst), nbytes in sorted(moved.items()):
             links.add_row(place_said(src), place_said(dst), format_bytes(nbytes))
         yield links
 
@@ -744,7 +778,7 @@ def kernel_said(kernel: Kernel) -> str:
 
 
 def place_said(place: int) -> str:
-    return "host" if place == HOST else str(place)
+    return {HOST: "host", DISK: "disk"}.get(place, str(place))
 
 
 # ---- bench

@@ -1,7 +1,7 @@
 """Devices made of host threads: NumPy on every core, the default on a machine without GPUs.
 
-All of them read the same memory, so a copy between devices costs nothing: a value is one object,
-however many places hold it.
+All of them read the same memory, so nothing is copied between devices: a value is one object. What
+does not fit there goes to files, which two more threads write and read while tasks run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import numpy as np
 from dask.array.core import finalize
 
 from .gather import Gathering
-from .machine import HOST, Machine
-from .plan import Plan
-from .run import Lease
+from .machine import DISK, HOST, Machine
+from .plan import OutOfMemory, Plan
+from .run import DeviceLost, Lease
 from .sizes import sizeof
-from .state import Copied, Done, Event, Failed, Issued
+from .spill import File, NotSpillable, Store
+from .state import Copied, Done, Event, Failed, Issued, NoRoom
 from .workers import Borrowed, Team, Teams, Worker
 
 #: A worker with more to do reports at least this often, in seconds.
 REPORT_EVERY = 0.0005
+#: Seconds without any news after which it is asked whether the threads live.
+PATIENCE = 0.5
 
 
 def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
@@ -66,11 +69,17 @@ class CpuHardware:
 
     kind = "cpu"
 
-    def __init__(self, devices: int, memory_limit: int | None = None):
+    def __init__(
+        self,
+        devices: int,
+        memory_limit: int | None = None,
+        spill_directory: str | None = None,
+    ):
         if devices < 1:
             raise ValueError(f"{devices} CPU devices: there must be at least one")
         self.names = tuple(f"host thread {d}" for d in range(devices))
         self.machine = cpu_machine(devices, memory_limit)
+        self.store = Store(spill_directory)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 
@@ -95,13 +104,15 @@ class CpuHardware:
             threads = pool._max_workers
             machine = self._share(1)
             borrowed = Borrowed(pool, threads)
-            yield Lease(machine, lambda plan, g, _: CpuDevices(plan, borrowed, g), threads)
+            yield Lease(
+                machine, lambda plan, g, _: CpuDevices(plan, borrowed, g, self.store), threads
+            )
             return
         n = len(self.machine.devices) if num_workers is None else max(1, num_workers)
         with self._lock:
             teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
         with teams.lease() as team:
-            yield Lease(self._share(n), lambda plan, g, _: CpuDevices(plan, team, g))
+            yield Lease(self._share(n), lambda plan, g, _: CpuDevices(plan, team, g, self.store))
 
     def _share(self, devices: int) -> Machine:
         """The same memory, in as many parts as a call has asked for."""
@@ -114,6 +125,7 @@ class CpuHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
+        self.store.close()
 
 
 def cpu_team(devices: int) -> Team:
@@ -128,12 +140,17 @@ class CpuDevices:
         plan: Plan,
         team: Team | Borrowed,
         gathering: Gathering | None = None,
+        store: Store | None = None,
         size: Callable[[Any], int] = sizeof,
     ):
         self.plan, self.team, self.size = plan, team, size
         self.gathering = gathering
+        self.store = store or Store()
         self.values: list[Any] = [None] * len(plan.steps)
-        self.held = [0] * len(plan.steps)  # places that hold the value
+        self.held = [0] * len(plan.steps)  # places that hold the value in memory
+        self.files: dict[int, File] = {}  # of values on the disk
+        self.written: set[int] = set()  # steps of which the host has all that is wanted
+        self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
         for i, step in enumerate(plan.steps):
             if step.fixed:
                 self.values[i], self.held[i] = step.task({}), 1
@@ -147,15 +164,23 @@ class CpuDevices:
         self._launches[place].append(step)
 
     def copy(self, step: int, src: int, dst: int) -> None:
+        if dst == DISK:
+            self.team.send_aside("writes", self._write, (step, src))
+            return
         self.held[step] += 1
-        if dst == HOST and self.gathering is not None and step in self.gathering.slots:
+        if src == DISK:
+            self.team.send_aside("reads", self._read, (step, dst))
+        elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
             self.team.send(src, self._deliver, [(step, src)])
         else:
             self._soon.append(Copied(step, src, dst))
 
     def free(self, step: int, place: int) -> None:
+        if place == DISK:
+            self.store.remove(self.files.pop(step))
+            return
         self.held[step] -= 1
-        if not self.held[step]:
+        if self.held[step] <= (step in self.written):
             self.values[step] = None
 
     def wait(self) -> list[Event]:
@@ -164,8 +189,11 @@ class CpuDevices:
                 self._launches[place] = []
                 self.team.send(place, self._run, steps)
         out, self._soon = self._soon, []
-        if not out:
-            out = self._events.get()
+        while not out:
+            try:
+                out = self._events.get(timeout=PATIENCE)
+            except Empty:
+                self._check_threads()
         try:
             while True:
                 out += self._events.get_nowait()
@@ -173,11 +201,27 @@ class CpuDevices:
             return out
 
     def value(self, step: int) -> Any:
+        if step in self.files and self.held[step] <= (step in self.written):
+            return self.store.read(self.files[step], self.plan.steps[step].key)
         return self.values[step]
 
     def close(self) -> None:
         self.stopped = True
         self.values = []
+        for step in list(self.files):
+            self._forget(step)
+
+    def _check_threads(self) -> None:
+        if lost := self.team.lost:
+            raise DeviceLost(
+                f"the thread {lost[0]} has ended in the middle of its work: something that a task "
+                "called has ended it; the next computation gets new threads"
+            )
+
+    def _forget(self, step: int) -> None:
+        file = self.files.pop(step, None)
+        if file is not None:
+            self.store.remove(file)
 
     # ---- in the workers
 
@@ -189,11 +233,23 @@ class CpuDevices:
             if self.stopped:
                 break
             step = steps[i]
+            refused = self.refused[step.place]
+            if refused and not refused.isdisjoint(step.inputs):
+                refused.add(i)
+                events.append(NoRoom(i, step.place, 0))
+                continue
             try:
                 value = step.task(step.values(values.__getitem__))
                 held[i] = 1
                 values[i] = value
                 events += (Issued(i, size(value)), Done(i))
+                refused.discard(i)
+            except MemoryError as error:
+                if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
+                    events.append(Failed(i, error))
+                    break
+                refused.add(i)
+                events.append(NoRoom(i, step.place, _asked_for(error, step.nbytes)))
             except BaseException as error:  # SystemExit and the like belong to the caller, too
                 events.append(Failed(i, error))
                 break
@@ -212,13 +268,55 @@ class CpuDevices:
             if self.stopped:
                 return
             try:
-                if self.gathering.write(step, self.values[step]) and self._only_delivered(step):
-                    self.values[step] = None
+                if self.gathering.write(step, self.values[step]):
+                    if step not in self.plan.direct:
+                        self.written.add(step)
+                    if self._only_delivered(step):
+                        self.values[step] = None
             except BaseException as error:
                 self._events.put([Failed(step, error)])
                 return
             self._events.put([Copied(step, src, HOST)])
 
+    def _write(self, copy: tuple[int, int]) -> None:
+        step, src = copy
+        if self.stopped:
+            return
+        event: Event = Copied(step, src, DISK)
+        try:
+            self.files[step] = self.store.write(self.values[step], self.plan.steps[step].key)
+        except NotSpillable:
+            event = NoRoom(step, DISK, self.plan.steps[step].nbytes)
+        except BaseException as error:
+            event = Failed(step, error)
+        if self.stopped:  # after `close` has looked for files, maybe
+            self._forget(step)
+        self._events.put([event])
+
+    def _read(self, copy: tuple[int, int]) -> None:
+        step, dst = copy
+        if self.stopped:
+            return
+        event: Event = Copied(step, DISK, dst)
+        try:
+            self.values[step] = self.store.read(self.files[step], self.plan.steps[step].key)
+        except MemoryError:
+            self.held[step] -= 1
+            event = NoRoom(step, dst, self.files[step].nbytes)
+        except BaseException as error:
+            event = Failed(step, error)
+        self._events.put([event])
+
     def _only_delivered(self, step: int) -> bool:
         """Nobody wants the value itself: what is wanted of it is in the result."""
         return not self.plan.readers[step] and step not in self.plan.direct
+
+
+def _asked_for(error: MemoryError, least: int) -> int:
+    """Bytes that could not be had, where NumPy tells; at least 1, for that says whose fault it was.
+
+    >>> _asked_for(MemoryError(), 0)
+    1
+    """
+    nbytes = getattr(error, "_total_size", 0)
+    return max(1, least, nbytes if isinstance(nbytes, int) else 0)

@@ -36,10 +36,11 @@ from .cpu import CpuDevices, available_memory
 from .fuse import Fused
 from .gather import Gathering, strips
 from .launch import Kernels, Workspace
-from .machine import HOST, Machine
+from .machine import DISK, HOST, Machine
 from .plan import OutOfMemory, Plan
 from .run import Lease
 from .sizes import leaves, map_leaves
+from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
 from .workers import Borrowed, Team, Teams, Worker
@@ -254,6 +255,7 @@ class CudaHardware:
         ids: list[int],
         limit: Callable[[int], int] = lambda free: int(0.9 * free),
         staged: set[tuple[int, int]] | None = None,
+        spill_directory: str | None = None,
     ):
         count = runtime.getDeviceCount()
         if not ids or any(i >= count for i in ids):
@@ -264,6 +266,7 @@ class CudaHardware:
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         self.pinned = PinnedBlocks()
+        self.store = Store(spill_directory)
         self.kernels = Kernels()
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
@@ -406,6 +409,7 @@ class CudaHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
+        self.store.close()
         self.pinned.clear()
         for i in sorted(set(self.ids)):
             with Device(i):
@@ -597,11 +601,14 @@ class CudaDevices:
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
         self.exact = exact  # `Done` means that the device is done, not that the step is queued
         self.lanes: list[_Lane] = team.lanes
-        self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
+        self.held: dict[int, dict[int, _Held]] = {
+            p: {} for p in (DISK, HOST, *range(len(self.lanes)))
+        }
         self.stopped = False
         self.crossing = plan.crossing
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
+        self.files: dict[int, File] = {}  # of values on the disk
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         for i, step in enumerate(plan.steps):
@@ -644,26 +651,39 @@ class CudaDevices:
     def copy(self, step: int, src: int, dst: int) -> None:
         if dst == HOST:
             self._todo[src].append(("to_host", step, src))
+        elif dst == DISK and src == HOST:
+            self.team.send_aside("writes", self._write_file, (step, HOST))
+        elif dst == DISK:
+            self._todo[src].append(("to_disk", step, src))
+        elif src == DISK:
+            self.team.send_aside("reads", self._read_file, (step, dst))
         else:
             self._todo[dst].append(("fetch", step, src))
 
     def free(self, step: int, place: int) -> None:
         if place == HOST:
             self._free_host(step)
+        elif place == DISK:
+            self._forget(step)
         else:
             self._todo[place].append(("free", step, place))
 
     def wait(self) -> list[StateEvent]:
-        for place, todo in enumerate(self._todo):
-            if todo:
-                self._todo[place] = []
-                self.team.send(place, self._obey, [place, todo])
-        out = self._events.get()
-        try:
-            while True:
-                out += self._events.get_nowait()
-        except Empty:
-            return out
+        while True:
+            for place, todo in enumerate(self._todo):
+                if todo:
+                    self._todo[place] = []
+                    self.team.send(place, self._obey, [place, todo])
+            out = self._events.get()
+            try:
+                while True:
+                    out += self._events.get_nowait()
+            except Empty:
+                pass
+            if self.files:
+                out = [e for e in out if not self._goes_on(e)]
+            if out:
+                return out
 
     def value(self, step: int) -> Any:
         """The value, ordered behind its making on the caller's current stream of its device."""
@@ -686,6 +706,10 @@ class CudaDevices:
                     current.wait_event(held.ready)
                     self.hardware.lend(device, current)
             return held.value
+        if step in self.files:
+            value = self.hardware.store.read(self.files[step], self.plan.steps[step].key)
+            with Device(self.lanes[self.plan.steps[step].place].device):
+                return map_leaves(_off_host, value)
         raise KeyError(step)
 
     def close(self) -> None:
@@ -693,6 +717,55 @@ class CudaDevices:
         for place in range(len(self.lanes)):
             self.team.send(place, self._clear, place)
         self.held[HOST] = {}
+        for step in list(self.files):
+            self._forget(step)
+
+    def _forget(self, step: int) -> None:
+        file = self.files.pop(step, None)
+        if file is not None:
+            self.hardware.store.remove(file)
+
+    def _goes_on(self, event: StateEvent | _Read) -> bool:
+        """Send what was read from a file on to its device: only this thread gives orders."""
+        if type(event) is not _Read:
+            return False
+        self._todo[event.place].append(("fetch", event.step, DISK))
+        return True
+
+    # ---- in the threads that write and read files
+
+    def _write_file(self, copy: tuple[int, int]) -> None:
+        step, src = copy
+        if not self.stopped:
+            self._events.put([self._written(step, src, self.held[HOST][step].value)])
+
+    def _written(self, step: int, src: int, value: Any) -> StateEvent:
+        """Put a value, whose arrays are in pinned memory, into a file."""
+        try:
+            self.files[step] = self.hardware.store.write(value, self.plan.steps[step].key)
+        except NotSpillable:
+            return NoRoom(step, DISK, self.plan.steps[step].nbytes)
+        except BaseException as error:
+            return Failed(step, error)
+        if self.stopped:  # after `close` has looked for files, maybe
+            self._forget(step)
+        return Copied(step, src, DISK)
+
+    def _read_file(self, copy: tuple[int, int]) -> None:
+        """Read a value into pinned memory, from where its device fetches it."""
+        step, dst = copy
+        if self.stopped:
+            return
+        try:
+            value = self.hardware.store.read(
+                self.files[step],
+                self.plan.steps[step].key,
+                lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
+            )
+            self.held[DISK][step] = _Held(value)
+            self._events.put([_Read(step, dst)])  # type: ignore[list-item]
+        except BaseException as error:
+            self._events.put([Failed(step, error)])
 
     # ---- in the workers
 
@@ -722,6 +795,8 @@ class CudaDevices:
                     events.append(self._fetch(lane, step, other))
                 elif verb == "free":
                     lane.let_go(self.held[place].pop(step))
+                elif verb == "to_disk":
+                    self._to_host(lane, step, DISK)
                 else:
                     self._to_host(lane, step)
             except BaseException as error:
@@ -826,7 +901,7 @@ class CudaDevices:
 
     def _fetch(self, lane: _Lane, i: int, src: int) -> StateEvent:
         """Copy a value here, from another device or from the host, on the in stream."""
-        source = self.held[src][i]
+        source = self.held[src].pop(i) if src == DISK else self.held[src][i]
         stream = lane.incoming
         if source.ready is not None:
             stream.wait_event(source.ready)
@@ -835,6 +910,8 @@ class CudaDevices:
         if refused:
             self._tidy(lane)
             value, refused = self._received(lane, src, source, keep)
+        if src == DISK:  # nothing but this copy needs what was read
+            keep.append(source.value)
         if refused:
             lane.later.append(([lane.mark(stream), *source.reads], keep))
             return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
@@ -902,14 +979,14 @@ class CudaDevices:
             )
         return out
 
-    def _to_host(self, lane: _Lane, i: int) -> None:
-        """Copy a value to its place in a result, or to pinned memory."""
+    def _to_host(self, lane: _Lane, i: int, dst: int = HOST) -> None:
+        """Copy a value to its place in a result, or to pinned memory, and on to the disk."""
         held = self.held[lane.place][i]
         stream = lane.outgoing
         if held.unseen:
             stream.wait_event(held.ready)
         value = _solid(held.value)
-        slots = self.gathering.slots.get(i, [])
+        slots = self.gathering.slots.get(i, []) if dst == HOST else []
         if slots and isinstance(value, cupy.ndarray):
             value = cupy.ascontiguousarray(value)
         stream.wait_event(lane.mark(lane.home))
@@ -926,7 +1003,7 @@ class CudaDevices:
         kept = map_leaves(lambda v: self._on_host(v, stream), value) if whole else None
         done = lane.mark(stream, block=True)
         held.reads.append(done)
-        copy = (i, lane.place, done, written, kept, value)
+        copy = (i, lane.place, done, written, kept, value, dst)
         lane.watch.send(self._context.copy(), self._arrived, copy)
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
@@ -944,12 +1021,15 @@ class CudaDevices:
         )
         return _OnHost(out, _order(v))
 
-    def _arrived(self, copy: tuple[int, int, Event, bool, Any, Any]) -> None:
+    def _arrived(self, copy: tuple[int, int, Event, bool, Any, Any, int]) -> None:
         """In the thread that waits for copies to the host."""
-        i, place, done, written, kept, _ = copy
+        i, place, done, written, kept, _, dst = copy
         try:
             done.synchronize()
             if self.stopped:
+                return
+            if dst == DISK:
+                self._events.put([self._written(i, place, kept)])
                 return
             if written:
                 for target, key, _where in self.gathering.slots[i]:
@@ -974,6 +1054,14 @@ class CudaDevices:
             lane.abandon(h)
         held.clear()
         lane.sweep()
+
+
+@dataclass(slots=True)
+class _Read:
+    """A value has been read from its file, for a device."""
+
+    step: int
+    place: int
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from dask._task_spec import DataNode
 from dask.core import flatten
 
 from .graph import Gather, Graph, PlanError
-from .machine import Machine
+from .machine import DISK, HOST, Machine
 from .place import place_tasks
 from .sizes import sizeof
 
@@ -56,6 +56,43 @@ class Step:
         return out
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """What a run takes, or took: time, memory and traffic. Places are devices, HOST and DISK.
+
+    >>> print(Footprint(0.5, {0: 10**6, HOST: 0, DISK: 0}, {(0, 1): 2000}, {HOST: 0, DISK: 0}))
+    0.5 s; peak memory 1,000,000 bytes on device 0; moved 2,000 bytes from 0 to 1
+    """
+
+    seconds: float
+    peak: dict[int, int]  # bytes, by memory: what devices share has the number of the first
+    moved: dict[tuple[int, int], int]  # bytes, by link
+    spilled: dict[int, int]  # bytes that had to leave for the host and for the disk
+
+    def __str__(self) -> str:
+        def said(place: int) -> str:
+            return {HOST: "the host", DISK: "the disk"}.get(place, str(place))
+
+        peaks = [
+            f"{n:,} bytes on {'device ' * (p >= 0)}{said(p)}"
+            for p, n in sorted(self.peak.items(), reverse=True)
+            if n or p >= 0
+        ]
+        links = [
+            f"{n:,} bytes from {said(a)} to {said(b)}"
+            for (a, b), n in sorted(self.moved.items())
+            if n
+        ]
+        spilled = [
+            f"{n:,} bytes to {said(p)}" for p, n in sorted(self.spilled.items(), reverse=True) if n
+        ]
+        out = f"{self.seconds:.3g} s; peak memory {', '.join(peaks)}"
+        for what, facts in (("moved", links), ("spilled", spilled)):
+            if facts:
+                out += f"; {what} {', '.join(facts)}"
+        return out
+
+
 @dataclass
 class Plan:
     steps: list[Step]
@@ -65,6 +102,7 @@ class Plan:
     direct: frozenset[int] = frozenset()  # outputs that the caller gets as they are
     gathers: dict[Key, Gather] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
+    predicted: Footprint | None = None
 
     @cached_property
     def readers(self) -> list[list[int]]:
@@ -84,9 +122,9 @@ class Plan:
         )
 
     def learn(self, nbytes: list[int]) -> None:
-        """Put true sizes in place of guesses, for the next run of the same plan."""
+        """Put true sizes in place of estimates, for the next run of the same plan."""
         for step, true in zip(self.steps, nbytes, strict=True):
-            if not step.known:
+            if not step.fixed:
                 step.nbytes = true
 
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
@@ -111,6 +149,8 @@ class Plan:
         lines = [f"{len(self.steps)} steps on {len(devices)} devices"]
         lines += [f"  device {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
         lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in sorted(self.traffic().items())]
+        if self.predicted is not None:
+            lines.append(f"  predicted: {self.predicted}")
         return "\n".join(lines)
 
 
@@ -256,15 +296,21 @@ def _refuse_what_cannot_fit(steps: Iterable[Step], machine: Machine) -> None:
     for step in everything:
         if not step.known:
             continue
-        read = [everything[j] for j in step.inputs]
-        need = step.nbytes + sum(s.nbytes for s in read if s.known)
-        limit = machine.memory[step.place]
-        if need > limit:
-            raise OutOfMemory(does_not_fit(step.key, need, step.place, limit))
+        involved = [step, *(everything[j] for j in step.inputs)]
+        if machine.shared:  # the graph's own values are in the caller's own memory
+            involved = [s for s in involved if not s.fixed]
+        need = sum(s.nbytes for s in involved if s.known)
+        if need > machine.limit(machine.memory_of(step.place)):
+            raise OutOfMemory(does_not_fit(step.key, need, step.place, machine))
 
 
-def does_not_fit(key: Key, need: int, place: int, limit: int) -> str:
+def does_not_fit(key: Key, need: int, place: int, machine: Machine, held: int = 0) -> str:
+    """What is wrong and what to do; `held` are bytes of values that cannot be moved away."""
+    limit = machine.limit(machine.memory_of(place))
+    whose = "of all devices together" if machine.shared else "there"
+    beside = f", beside {held:,} bytes of values that cannot be moved" if held else ""
     return (
-        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result, and the "
-        f"memory limit there is {limit:,} bytes: use smaller chunks, or raise memory_limit"
+        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result{beside}, "
+        f"and the memory limit {whose} is {limit:,} bytes: use smaller chunks, or raise "
+        "memory_limit"
     )

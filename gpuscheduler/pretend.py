@@ -1,7 +1,7 @@
 """Devices that are not there: real values in order, real values in any order, or only a clock.
 
-They ship with the package: everything that decides is tested on them, and `plan` predicts with
-the clock.
+They ship with the package: everything that decides is tested on them, and `predict` says with the
+clock what a run will take.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
-from .machine import HOST
-from .plan import Plan
+from .machine import DISK, HOST
+from .plan import Footprint, Plan
+from .run import run
 from .sizes import sizeof
-from .state import Copied, Done, Event, Failed, Issued, NoRoom
+from .state import DEEP_WINDOW, SHARE, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom
 
 
 class InOrderDevices:
-    """Every verb takes effect at once, in this thread; each place has its own values.
+    """Every verb takes effect at once, in this thread; each memory has its own values.
 
     `nbytes` says how large each step's value is to be taken for; by default, as large as it is.
     """
 
     def __init__(self, plan: Plan, nbytes: Mapping[int, int] | None = None):
         self.plan, self.nbytes = plan, nbytes
+        self.memory_of = plan.machine.memory_of
         self.values: dict[tuple[int, int], Any] = {
-            (i, s.place): s.task({}) for i, s in enumerate(plan.steps) if s.fixed
-        }
+            (i, self.memory_of(s.place)): s.task({}) for i, s in enumerate(plan.steps) if s.fixed
+        }  # by step and memory
         self.events: list[Event] = []
         self.moved: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
 
@@ -36,13 +38,13 @@ class InOrderDevices:
         return sizeof(value) if self.nbytes is None else self.nbytes[step]
 
     def launch(self, step: int, place: int) -> None:
-        s = self.plan.steps[step]
+        s, memory = self.plan.steps[step], self.memory_of(place)
         try:
-            value = s.task(s.values(lambda j: self.values[j, place]))
+            value = s.task(s.values(lambda j: self.values[j, memory]))
         except BaseException as error:
             self.events.append(Failed(step, error))
             return
-        self.values[step, place] = value
+        self.values[step, memory] = value
         self.events += [Issued(step, self.size(step, value)), Done(step)]
 
     def copy(self, step: int, src: int, dst: int) -> None:
@@ -83,9 +85,14 @@ class ShuffledDevices(InOrderDevices):
         self.flying: list[tuple[Callable[..., None], tuple[int, ...]]] = []
 
     def launch(self, step: int, place: int) -> None:
-        queued = {i for i, *places in map(_arguments, self.flying) if places[-1] == place}
+        memory = self.memory_of(place)
+        queued = {
+            i
+            for i, *places in map(_arguments, self.flying)
+            if places[0] != DISK and places[-1] == (place if len(places) == 1 else memory)
+        }
         for j in self.plan.steps[step].inputs:
-            here = (j, place) in self.values or j in queued
+            here = (j, memory) in self.values or j in queued
             assert here, f"step {step}: its input {j} is not on {place}"
         self.flying.append((super().launch, (step, place)))
 
@@ -96,7 +103,8 @@ class ShuffledDevices(InOrderDevices):
     def free(self, step: int, place: int) -> None:
         for _, (i, *places) in self.flying:
             reads = self.plan.steps[i].inputs if len(places) == 1 else (i,)
-            assert not (step in reads and places[0] == place), f"step {step} freed while it is read"
+            used = step in reads and self.memory_of(places[0]) == place
+            assert not used, f"step {step} freed while it is read"
         super().free(step, place)
 
     def wait(self) -> list[Event]:
@@ -105,30 +113,42 @@ class ShuffledDevices(InOrderDevices):
             verb, args = self.flying.pop(self.rng.choice(self._possible()))
             step, place = args[0], args[-1]
             inputs = self.plan.steps[step].inputs if len(args) == 2 else ()
-            if any((j, place) not in self.values for j in inputs):
+            if any((j, self.memory_of(place)) not in self.values for j in inputs):
                 self.events.append(NoRoom(step, place, 0))
-            elif self.refuse and place != HOST and not self._fits(step, place):
-                assert self.nbytes is not None
-                self.events.append(NoRoom(step, place, self.nbytes[step]))
+            elif self._refuses(step, place):
+                nbytes = self.plan.steps[step].nbytes if self.nbytes is None else self.nbytes[step]
+                self.events.append(NoRoom(step, place, nbytes))
             else:
                 verb(*args)
         return [self.events.pop(0)]  # Issued and Done may be far apart too
 
     def _possible(self) -> list[int]:
-        """What may land next: the first thing on its way to each device, any copy to the host."""
+        """What may land next: the first thing on its way to each device, any copy to the host, and
+        any to or from the disk."""
         seen: set[int] = set()
         out = []
         for n, (_, args) in enumerate(self.flying):
             place = args[-1]
-            if place == HOST or place not in seen:
+            if place < 0 or args[1] == DISK:
+                out.append(n)
+                continue
+            if place not in seen:
                 out.append(n)
             seen.add(place)
         return out
 
-    def _fits(self, step: int, place: int) -> bool:
+    def _refuses(self, step: int, place: int) -> bool:
+        return self.refuse and place >= 0 and not self._fits(step, self.memory_of(place))
+
+    def _fits(self, step: int, memory: int) -> bool:
         assert self.nbytes is not None
-        held = sum(self.nbytes[i] for i, p in self.values if p == place)
-        return held + self.nbytes[step] <= self.plan.machine.memory[place]
+        machine = self.plan.machine
+        held = sum(
+            self.nbytes[i]
+            for i, p in self.values
+            if p == memory and not (machine.shared and self.plan.steps[i].fixed)
+        )
+        return held + self.nbytes[step] <= machine.limit(memory)
 
 
 def _arguments(flying: tuple[Callable[..., None], tuple[int, ...]]) -> tuple[int, ...]:
@@ -150,10 +170,12 @@ class ClockDevices:
         self.exists: dict[tuple[int, int], float] = {}  # (step, place) -> since when
         self.used: dict[int, int] = defaultdict(int)
         self.peak: dict[int, int] = defaultdict(int)
+        self.memory_of = plan.machine.memory_of
         for i, s in enumerate(plan.steps):
             if s.fixed:
-                self.exists[i, s.place] = 0.0
-                self._hold(s.place, self.nbytes[i])
+                memory = self.memory_of(s.place)
+                self.exists[i, memory] = 0.0
+                self._hold(i, memory)
         self.moved: dict[tuple[int, int], int] = defaultdict(int)
         self.spans: list[tuple[Any, float, float, Any]] = []  # (engine, start, end, key)
         self._queue: list[tuple[float, int, Event]] = []
@@ -162,10 +184,11 @@ class ClockDevices:
     def launch(self, step: int, place: int) -> None:
         self.now += self.issue
         s = self.plan.steps[step]
-        begin = max([self.now, *(self.exists[j, place] for j in s.inputs)])
+        memory = self.memory_of(place)
+        begin = max([self.now, *(self.exists[j, memory] for j in s.inputs)])
         end = self._occupy(place, begin, s.seconds, s.key)
-        self.exists[step, place] = end
-        self._hold(place, self.nbytes[step])
+        self.exists[step, memory] = end
+        self._hold(step, memory)
         self._later(self.now, Issued(step, self.nbytes[step]))
         self._later(end, Done(step))
 
@@ -173,15 +196,17 @@ class ClockDevices:
         n = self.nbytes[step]
         seconds = self.plan.machine.copy_seconds(n, src, dst)
         begin = max(self.now, self.exists[step, src])
-        end = self._occupy((src, dst), begin, seconds, self.plan.steps[step].key)
+        # one disk serves all, and is read and written at once
+        link = (DISK, src == DISK) if DISK in (src, dst) else (src, dst)
+        end = self._occupy(link, begin, seconds, self.plan.steps[step].key)
         self.exists[step, dst] = end
         self.moved[src, dst] += n
-        self._hold(dst, n)
+        self._hold(step, dst)
         self._later(end, Copied(step, src, dst))
 
     def free(self, step: int, place: int) -> None:
         del self.exists[step, place]
-        self.used[place] -= self.nbytes[step]
+        self.used[place] -= self._counted(step, place)
 
     def wait(self) -> list[Event]:
         at, _, event = heappop(self._queue)
@@ -201,12 +226,91 @@ class ClockDevices:
         self._count += 1
         heappush(self._queue, (at, self._count, event))
 
-    def _hold(self, place: int, nbytes: int) -> None:
-        self.used[place] += nbytes
+    def _hold(self, step: int, place: int) -> None:
+        self.used[place] += self._counted(step, place)
         self.peak[place] = max(self.peak[place], self.used[place])
+
+    def _counted(self, step: int, place: int) -> int:
+        """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
+        given = self.plan.machine.shared and self.plan.steps[step].fixed
+        delivered = place == HOST and step in self.plan.deliver
+        return 0 if given or delivered else self.nbytes[step]
 
     def _occupy(self, engine: Any, begin: float, seconds: float, key: Any) -> float:
         start = max(begin, self.free_at[engine])
         self.free_at[engine] = end = start + seconds
         self.spans.append((engine, start, end, key))
         return end
+
+
+class LateClock(ClockDevices):
+    """The same, but one device is ahead of all others, which only go on when it has nothing to do.
+
+    Without `first` none is ahead, and what is queued ends only when nothing else can happen.
+    """
+
+    def __init__(self, plan: Plan, first: int | None = None):
+        super().__init__(plan)
+        self.first = first
+
+    def wait(self) -> list[Event]:
+        next_one = min(self._queue, key=self._rank)
+        self._queue.remove(next_one)
+        return [next_one[2]]
+
+    def _rank(self, queued: tuple[float, int, Event]) -> tuple[bool, int]:
+        _, number, event = queued
+        if self.first is None:
+            return type(event) is not Issued, number
+        return self.plan.steps[event.step].place != self.first, number
+
+
+def predict(
+    plan: Plan, window: int = WINDOW, deep_window: int = DEEP_WINDOW, ahead: bool = True
+) -> Footprint:
+    """What a run of the plan will take. Raises `OutOfMemory` where it cannot work.
+
+    Time and traffic are the clock's. Memory is the most that any of several orders takes in which
+    work may end, and one window more, for there are more orders than these; spilling, too, is the
+    most of them.
+    """
+    clock = ClockDevices(plan)
+    states = [run(plan, clock, None, window, deep_window, ahead)]
+    for first in (None, *plan.machine.devices):
+        states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
+    slack = _in_windows(plan, window, deep_window)
+    most = _everything(plan)
+    peak = {}
+    for place in states[0].peak:
+        peak[place] = max(s.peak[place] for s in states)
+        if place >= 0:
+            more = min(peak[place] + slack[place], most[place], plan.machine.limit(place))
+            peak[place] = max(peak[place], more)
+    spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
+    return Footprint(clock.now, peak, states[0].moved, spilled)
+
+
+def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
+    """Bytes that the steps under way may make, by memory."""
+    machine = plan.machine
+    largest = dict.fromkeys(machine.devices, 0)
+    for step in plan.steps:
+        largest[step.place] = max(largest[step.place], step.nbytes)
+    out: dict[int, int] = dict.fromkeys(machine.memories, 0)
+    for d, nbytes in largest.items():
+        deep = min(deep_window * nbytes, int(SHARE * machine.memory[d]))
+        out[machine.memory_of(d)] += max(window * nbytes, deep)
+    return out
+
+
+def _everything(plan: Plan) -> dict[int, int]:
+    """Bytes of all that is made in a memory or comes there."""
+    memory_of = plan.machine.memory_of
+    out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
+    for step, readers in zip(plan.steps, plan.readers, strict=True):
+        if not (step.fixed and plan.machine.shared):
+            for memory in {
+                memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
+            }:
+                out[memory] += step.nbytes
+    return out

@@ -17,6 +17,10 @@ from .plan import Plan, Step
 from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
 
 
+class DeviceLost(RuntimeError):
+    """A device does not answer any more."""
+
+
 class Devices(Protocol):
     """What hardware does. Verbs return at once; what became of them comes out of `wait`."""
 
@@ -29,7 +33,9 @@ class Devices(Protocol):
         """
 
     def copy(self, step: int, src: int, dst: int) -> None:
-        """Put a value on `dst` as well: then `Copied`; `NoRoom` where memory is refused."""
+        """Put a value on `dst` as well: then `Copied`; `NoRoom` where memory is refused, or where
+        the value cannot be written to the disk. Where devices share a memory, that has the number
+        of the first of them. What comes from the disk comes in no order."""
 
     def free(self, step: int, place: int) -> None:
         """Let go of a value on one place, once nothing queued there needs it. No event."""
@@ -112,14 +118,18 @@ def run(
     while True:
         for ins in instructions:
             kind = type(ins)
-            if kind is Launch:
-                if watch is not None:
-                    watch.launched(ins.step)
-                launch(ins.step, ins.place)  # type: ignore[union-attr]
-            elif kind is Copy:
-                copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
-            else:
-                free(ins.step, ins.place)  # type: ignore[union-attr]
+            if kind is Launch and watch is not None:
+                watch.launched(ins.step)
+            try:
+                if kind is Launch:
+                    launch(ins.step, ins.place)  # type: ignore[union-attr]
+                elif kind is Copy:
+                    copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
+                else:
+                    free(ins.step, ins.place)  # type: ignore[union-attr]
+            except Exception as failure:  # of the verb itself
+                explained(failure, plan.steps[ins.step])
+                raise
         if state.finished:
             return state
         events = wait()

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from time import perf_counter
 from typing import Any
 
 from dask import config
@@ -31,8 +32,9 @@ from .fuse import Fuser
 from .gather import Gathering
 from .graph import SLICERS, Graph, from_dask, wanted_keys
 from .machine import Machine
-from .plan import Plan, make_plan, places_of
+from .plan import Footprint, Plan, make_plan, places_of
 from .plans import Plans, signature
+from .pretend import predict
 from .run import Devices, Hardware, Lease, run
 from .state import DEEP_WINDOW, WINDOW
 
@@ -49,7 +51,7 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, random='philox', check=False)
+fuse_least=None, random='philox', spill_directory=None, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -59,6 +61,7 @@ fuse_least=None, random='philox', check=False)
     fuse: bool = True  # run chains of array operations as one kernel
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
+    spill_directory: str | None = None  # where files of evicted values are made
     check: bool = False  # validate the state after each event (slow)
 
     @classmethod
@@ -104,6 +107,9 @@ class Scheduler:
     random
         ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
+    spill_directory
+        Where values are written that fit in no memory for now, in a folder that only this user may
+        enter. Default: Dask's ``temporary-directory``, else the system's.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -132,7 +138,10 @@ class Scheduler:
         **options: Any,
     ):
         self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
-        self.hardware = find_hardware(self.options.devices, self.options.memory_limit)
+        self.hardware = find_hardware(
+            self.options.devices, self.options.memory_limit, self.options.spill_directory
+        )
+        self.last: Footprint | None = None  # what the latest run took
         self._plans = Plans()
         self._entered: list[Any] = []
         self._closed = False
@@ -206,7 +215,9 @@ class Scheduler:
             return plan_graph(graph, lease.machine, home, kind, self.options, merge)
 
     def plan(self, *collections: Any) -> Plan:
-        """The plan that computing these collections would run. Computes nothing.
+        """The plan that computing these collections would run, and what that will take.
+
+        Computes nothing. Raises `OutOfMemory` where it could not.
 
         >>> import dask.array as da
         >>> with Scheduler(devices="cpu:2") as s:
@@ -215,16 +226,19 @@ class Scheduler:
           device 0: 3 steps, 3e-05 s
           device 1: 2 steps, 2e-05 s
           1 -> 0: 16 bytes
+          predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         plans: list[Plan] = []
 
         def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
             with self.hardware.lease(None, None) as lease:
-                plans.append(self._planned(dsk, keys, lease)[1])
+                plans.append(self._known(dsk, keys, lease)[1])
             return [None for _ in keys]
 
         compute(*collections, scheduler=keep)
-        return plans[0]
+        (plan,) = plans
+        plan.predicted = predict(plan, self.options.window, self.options.deep_window)
+        return plan
 
     def _front(self, lease: Lease) -> int | None:
         front = self.hardware.front()
@@ -257,7 +271,9 @@ class Scheduler:
             deep = lease.threads or self.options.deep_window
             # callbacks see a step done before they see its reader begin, as in Dask's own
             ahead = lease.threads is None and watch is None
+            begin = perf_counter()
             state = run(plan, devices, watch, window, deep, ahead, self.options.check, rerun)
+            self.last = state.footprint(perf_counter() - begin)
             plan.learn(state.nbytes)
             return _results(graph, plan, devices, gathering)
         finally:
@@ -395,7 +411,9 @@ def _neighbours(
     return lambda a, b: place.get(a, -1) == place.get(b, -2)
 
 
-def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardware:
+def find_hardware(
+    devices: str, memory_limit: int | str | float | None, spill_directory: str | None = None
+) -> Hardware:
     """The hardware that a device string names.
 
     >>> find_hardware("cpu:3", "1 GiB").machine.memory
@@ -409,9 +427,12 @@ def find_hardware(devices: str, memory_limit: int | str | float | None) -> Hardw
         from .cuda import CudaHardware
 
         chosen = [int(i) for i in ids.split(",")] if ids else list(range(cuda_devices()))
-        return CudaHardware(chosen, lambda free: _limit(memory_limit, free))
+        return CudaHardware(
+            chosen, lambda free: _limit(memory_limit, free), spill_directory=spill_directory
+        )
     n = cpu_count() if count is None else int(count)
-    return CpuHardware(n, _limit(memory_limit, available_memory() // max(n, 1)))
+    limit = _limit(memory_limit, available_memory() // max(n, 1))
+    return CpuHardware(n, limit, spill_directory)
 
 
 def cuda_devices() -> int:

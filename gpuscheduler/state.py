@@ -8,17 +8,20 @@ is a set.
 A device obeys in order, so a reader is launched right behind what it reads on the same device, and
 behind the copies that it needs: neither waits for the way to the host and back, and a device works
 through its part of the plan in the plan's own order, which is what keeps its memory small.
+
+What does not fit for now leaves: from a device to the host, from there to the disk, that first
+which is needed last. Where all devices share the host's memory there is only the disk to go to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 
-from .machine import HOST
-from .plan import OutOfMemory, Plan, does_not_fit
+from .machine import DISK, HOST
+from .plan import Footprint, OutOfMemory, Plan, does_not_fit
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
@@ -76,7 +79,8 @@ class Copied:
 class NoRoom:
     """The allocator refused: a launch of `step`, or a copy of it into `place`, needs `nbytes`.
 
-    A launch is also refused, with 0 bytes, where one that it reads was refused before it.
+    A launch is also refused, with 0 bytes, where one that it reads was refused before it. A copy
+    to the disk is refused where the value cannot be written: it stays where it is.
     """
 
     step: int
@@ -128,17 +132,26 @@ class State:
         self.window, self.deep_window = window, max(window, deep_window)
         self.ahead = ahead  # devices run in order: readers may be launched behind what they read
         self.place = [s.place for s in steps]
+        machine = plan.machine
+        self.shared = machine.shared
+        self.memory = [machine.memory_of(d) for d in devices]  # where each device has its values
+        places = (DISK, HOST, *machine.memories)
+        self.limit = {p: machine.limit(p) for p in places}
         self.kind = [s.kind for s in steps]
         self.readers = plan.readers
         self.missing = [len(s.inputs) for s in steps]  # inputs that a launch would not find yet
         self.unread = [len(r) for r in plan.readers]  # readers that are not done yet
-        self.nbytes = [s.nbytes for s in steps]
+        # the graph's own values: where devices read the host's memory, they take none of it
+        self.nbytes = [0 if s.fixed and self.shared else s.nbytes for s in steps]
         self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
         self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
-        self.pins = {p: [0] * n for p in (HOST, *devices)}  # uses under way, per place
-        self.used = dict.fromkeys((HOST, *devices), 0)  # bytes held, reserved or coming
-        self.peak = dict.fromkeys((HOST, *devices), 0)
-        self.resident: dict[int, set[int]] = {p: set() for p in (HOST, *devices)}
+        self.pins = {p: [0] * n for p in places}  # uses under way, per place
+        self.used = dict.fromkeys(places, 0)  # bytes held, reserved or coming
+        self.peak = dict.fromkeys(places, 0)
+        self.spilled = {HOST: 0, DISK: 0}  # bytes sent there because they had to leave
+        self.moved: dict[tuple[int, int], int] = {}  # bytes of copies, by (src, dst)
+        self.resident: dict[int, set[int]] = {p: set() for p in places}
+        self.stays: set[int] = set()  # steps whose values cannot be written to the disk
         self.coming: dict[tuple[int, int], int] = {}  # copies under way: (step, dst) -> src
         self.awaited: dict[tuple[int, int], list[int]] = {}  # ... and the steps that wait for them
         self.absent: dict[int, int] = {}  # reserved step -> inputs still on their way
@@ -149,6 +162,7 @@ class State:
         self.bytes = [0] * n  # ... by step
         self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
+        self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
         self.fixed = {i for i, s in enumerate(steps) if s.fixed}
         self.keep = self.fixed.union(plan.outputs)
@@ -158,6 +172,7 @@ class State:
         self.done = bytearray(n)
         self.left = n
         self.touched: set[int] = set(devices)  # devices on which something may now be possible
+        self.thirsty: set[int] = set()  # devices whose next step waits for room
 
     @property
     def finished(self) -> bool:
@@ -178,12 +193,12 @@ class State:
 
     def _exists(self, i: int) -> None:
         """A value of the graph, on its device before the run begins."""
-        place = self.place[i]
+        memory = self.memory[self.place[i]]
         self.launched[i] = self.issued[i] = self.done[i] = 1
         self.left -= 1
-        self.where[i] = {place}
-        self.resident[place].add(i)
-        self._use(place, self.nbytes[i])
+        self.where[i] = {memory}
+        self.resident[memory].add(i)
+        self._use(memory, self.nbytes[i])
         for r in self.readers[i]:
             self.missing[r] -= 1
 
@@ -212,14 +227,15 @@ class State:
 
     def _issued(self, i: int, nbytes: int) -> None:
         place = self.place[i]
+        memory = self.memory[place]
         extra = nbytes - self.nbytes[i]
         if extra:
             self.nbytes[i] = nbytes
-            self._use(place, extra)
+            self._use(memory, extra)
         self.guess[i] = False
         self.issued[i] = 1
-        self.where[i] = {place}
-        self.resident[place].add(i)
+        self.where[i] = {memory}
+        self.resident[memory].add(i)
         kind = self.kind[i]
         if nbytes > self.seen.get(kind, -1):
             self.seen[kind] = nbytes
@@ -257,34 +273,42 @@ class State:
         self.flight[place] -= self.bytes[i]
         self.done[i] = 1
         self.touched.add(place)
-        unread, pins, keep = self.unread, self.pins[place], self.keep
+        memory = self.memory[place]
+        if self.alone:
+            self.touched.update(self.busy)
+            turns = self.alone.get(memory, [])
+            if i in turns:
+                turns.remove(i)
+        unread, pins, keep = self.unread, self.pins[memory], self.keep
         for j in self.plan.steps[i].inputs:
             left = unread[j] = unread[j] - 1
             if left or j in keep:
-                self._unpin(j, place, out)
+                self._unpin(j, memory, out)
                 continue
             pins[j] -= 1
             if not pins[j]:
                 self._drop(j, out)
-        self._unpin(i, place, out)
+        self._unpin(i, memory, out)
         if i in self.plan.deliver and HOST not in self.where[i] and (i, HOST) not in self.coming:
-            self._send(i, place, HOST, out)
+            self._send(i, memory, HOST, out)
 
     def _copied(self, event: Copied, out: list[Instruction]) -> None:
         i, src, dst = event.step, event.src, event.dst
         del self.coming[i, dst]
         self.where[i] = self.where[i] | {dst}
         self.resident[dst].add(i)
-        self.touched.update({src, dst} - {HOST})
+        self.touched.update(p for p in (src, dst) if p >= 0)
+        self.touched |= self.thirsty
         for r in self.awaited.pop((i, dst), ()):
             self.absent[r] -= 1
             if not self.absent[r]:
                 del self.absent[r]
                 self._launch(r, out)
         self._unpin(i, src, out)
-        # a copy to the host makes room; a result that is still read stays as long as there is some
-        still_read = i in self.plan.deliver and self.unread[i]
-        if dst == HOST and src in self.where[i] and not self.pins[src][i] and not still_read:
+        # a copy down makes room; a result that is still read stays as long as there is some
+        still_read = dst == HOST and i in self.plan.deliver and self.unread[i]
+        down = dst < 0 and dst < src
+        if down and src in self.where[i] and not self.pins[src][i] and not still_read:
             self._free(i, src, out)
         if not self.pins[dst][i] and not self.unread[i] and i not in self.keep:
             self._free(i, dst, out)
@@ -292,17 +316,20 @@ class State:
     def _no_room(self, event: NoRoom, out: list[Instruction]) -> None:
         """An estimate was wrong. Learn the true size; the steps it held up are ready again."""
         i, place = event.step, event.place
-        if place != HOST:
+        if place >= 0:
             self.touched.add(place)
+        self.touched |= self.thirsty
         if (i, place) in self.coming:
             src = self.coming.pop((i, place))
-            self._use(place, -self.nbytes[i])
+            self._use(place, -self._counted(i, place))
+            if place == DISK:
+                self.stays.add(i)
             self._unpin(i, src, out)
             for r in self.awaited.pop((i, place), ()):
                 self._unreserve(r, out)
                 self._insist(r, 0)
             return
-        self._recall(i)
+        self._recall(i, out)
         self._unreserve(i, out)
         if event.nbytes:
             self.nbytes[i] = max(self.nbytes[i], event.nbytes)
@@ -316,20 +343,23 @@ class State:
         if refused <= patience:
             return
         step = self.plan.steps[i]
-        limit = self.plan.machine.memory[step.place]
+        memory = self.memory[step.place]
+        limit = self.limit[memory]
+        held = sum(self.nbytes[j] for j in self._immovable(memory).union(step.inputs))
         if refused > 2 * patience:
             need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
             raise OutOfMemory(
                 f"{step.key!r}: device {step.place} refused {nbytes or need:,} bytes although "
-                f"nothing else ran there, under a limit of {limit:,} bytes: something else holds "
-                "the device's memory; free it, use smaller chunks, or lower memory_limit"
+                f"nothing else ran there, beside {held:,} bytes that were held, under a limit of "
+                f"{limit:,} bytes: something else holds the device's memory; free it, use smaller "
+                "chunks, or lower memory_limit"
             )
-        others = self.fixed.intersection(self.resident[step.place]).difference(step.inputs)
-        whole = limit - sum(self.nbytes[j] for j in (*step.inputs, *others))
+        whole = limit - held
         self.nbytes[i] = max(self.nbytes[i], whole)
         self.guess[i] = False
+        self.alone.setdefault(memory, []).append(i)
 
-    def _recall(self, i: int) -> None:
+    def _recall(self, i: int, out: list[Instruction]) -> None:
         """A launch was refused: steps queued behind it that read it will be refused, too."""
         self.launched[i] = 0
         if not self.ahead:
@@ -337,21 +367,24 @@ class State:
         for r in self.readers[i]:
             if self.place[r] == self.place[i]:
                 self.missing[r] += 1  # it leaves the heap when it comes to the top
+                if r in self.absent:  # reserved, and not in the queue: nobody would refuse it
+                    self._unreserve(r, out)
 
     def _unreserve(self, i: int, out: list[Instruction]) -> None:
         d = self.place[i]
+        memory = self.memory[d]
         if self.absent.pop(i, None) is not None:
             for waiting in self.awaited.values():
                 if i in waiting:
                     waiting.remove(i)
-        self._use(d, -self.nbytes[i])
+        self._use(memory, -self.nbytes[i])
         self.busy[d] -= 1
         self.flight[d] -= self.bytes[i]
-        self.pins[d][i] -= 1
+        self.pins[memory][i] -= 1
         if not self.missing[i]:
             self._is_ready(i)
         for j in self.plan.steps[i].inputs:
-            self._unpin(j, d, out)
+            self._unpin(j, memory, out)
 
     # ---- memory
 
@@ -366,7 +399,7 @@ class State:
         if pins[i] or self.unread[i]:
             return
         if i in self.keep:
-            if HOST in self.where[i] and i in self.plan.deliver and place != HOST:
+            if HOST in self.where[i] and i in self.plan.deliver and place >= 0:
                 self._free(i, place, out)
             return
         self._drop(i, out)
@@ -384,48 +417,118 @@ class State:
             return
         self.where[i] = where - {place} if len(where) > 1 else NOWHERE
         self.resident[place].discard(i)
-        self.used[place] -= self.nbytes[i]
-        if place != HOST:
+        if place < 0:
+            self.used[place] -= self._counted(i, place)
+        else:
+            self.used[place] -= self.nbytes[i]
             self.touched.add(place)
+        if self.thirsty:
+            self.touched |= self.thirsty
         out.append(Free(i, place))
 
     def _send(self, i: int, src: int, dst: int, out: list[Instruction]) -> None:
         self.pins[src][i] += 1
         self.coming[i, dst] = src
-        self._use(dst, self.nbytes[i])
+        self._use(dst, self._counted(i, dst))
+        self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]
         out.append(Copy(i, src, dst))
 
-    def _next_use(self, i: int, place: int) -> float:
+    def _counted(self, i: int, place: int) -> int:
+        """Bytes of i that count in a place: results that go to the host are the caller's."""
+        return 0 if place == HOST and i in self.plan.deliver else self.nbytes[i]
+
+    def _next_use(self, i: int, memory: int) -> float:
         """The next step that reads i here: exact, since the plan says what comes next."""
         readers, c = self.readers[i], self.cursor[i]
         while c < len(readers) and self.done[readers[c]]:
             c += 1
         self.cursor[i] = c
-        return next((r for r in readers[c:] if self.place[r] == place and not self.done[r]), inf)
+        if memory == HOST or self.shared:  # for any device
+            return readers[c] if c < len(readers) else inf
+        return next((r for r in readers[c:] if self.place[r] == memory and not self.done[r]), inf)
 
-    def _make_room(self, place: int, need: int, out: list[Instruction]) -> None:
+    def _make_room(self, memory: int, need: int, out: list[Instruction]) -> None:
         """Evict what is needed latest, until `need` more bytes would fit."""
-        room = self.plan.machine.memory[place] - self.used[place]
-        room += sum(
-            self.nbytes[i]
-            for (i, dst), src in self.coming.items()
-            if dst == HOST and src == place and self.pins[place][i] == 1
-        )
+        room = self.limit[memory] - self.used[memory] + self._leaving(memory)
         if room >= need:
             return
-        pins = self.pins[place]
-        idle = [i for i in self.resident[place] if not pins[i] and self.nbytes[i]]
-        if self.fixed:
-            idle = [i for i in idle if i not in self.fixed or self.place[i] != place]
-        idle.sort(key=lambda i: (self._next_use(i, place), i), reverse=True)
-        for i in idle:
+        for i in self._idle(memory):
+            room += self._evict(i, memory, out)
             if room >= need:
                 return
-            room += self.nbytes[i]
-            if len(self.where[i]) > 1:
-                self._free(i, place, out)
-            else:
-                self._send(i, place, HOST, out)
+
+    def _leaving(self, memory: int) -> int:
+        """Bytes that will be free when the copies down that are under way have come."""
+        pins = self.pins[memory]
+        return sum(
+            self.nbytes[i]
+            for (i, dst), src in self.coming.items()
+            if dst < 0 and src == memory and pins[i] == 1
+        )
+
+    def _idle(self, memory: int) -> list[int]:
+        """What nothing under way needs in a memory; first what the host holds for nothing, then
+        what is needed last."""
+        pins = self.pins[memory]
+        idle = [i for i in self.resident[memory] if not pins[i] and self._counted(i, memory)]
+        if self.fixed:
+            idle = [i for i in idle if i not in self.fixed or self.memory[self.place[i]] != memory]
+        idle.sort(key=lambda i: (self._next_use(i, memory), i), reverse=True)
+        if memory == HOST:  # what is on its device, too, can go without a copy
+            idle.sort(key=lambda i: len(self.where[i]), reverse=True)
+        return idle
+
+    def _evict(self, i: int, memory: int, out: list[Instruction]) -> int:
+        """Let i leave a memory. The bytes that this frees, now or soon."""
+        where = self.where[i]
+        if len(where) > 1 and not (self.shared and DISK not in where):  # a result is no replica
+            self._free(i, memory, out)
+            return self.nbytes[i]
+        if memory == HOST or self.shared:
+            refuge = DISK if i not in self.stays else None
+        else:
+            refuge = self._refuge(i, out)
+        if refuge is None:
+            return 0
+        if refuge != HOST or self._short(i) <= 0:  # else there will be room for it
+            self._send(i, memory, refuge, out)
+            self.spilled[refuge] += self.nbytes[i]
+        return self.nbytes[i]
+
+    def _short(self, i: int) -> int:
+        """Bytes that are missing on the host to take in i."""
+        return self.used[HOST] + self.nbytes[i] - self.limit[HOST]
+
+    def _refuge(self, i: int, out: list[Instruction]) -> int | None:
+        """Where a value leaves a device for: the disk, if it is needed after all that would have to
+        leave the host for it. Lets those leave; None where neither can take it in."""
+        short = self._short(i) - self._leaving(HOST)
+        if short <= 0:
+            return HOST
+        bound = i in self.stays
+        mine = self._next_use(i, HOST)
+        leave = []
+        for j in self._idle(HOST):
+            if short <= 0:
+                break
+            if len(self.where[j]) == 1:
+                if j in self.stays:
+                    continue
+                if not bound and self._next_use(j, HOST) <= mine:
+                    break
+            leave.append(j)
+            short -= self.nbytes[j]
+        if short > 0:
+            return None if bound else DISK
+        for j in leave:
+            self._evict(j, HOST, out)
+        return HOST
+
+    def _immovable(self, memory: int) -> set[int]:
+        """What will not leave a memory: the graph's own values, and those no disk can hold."""
+        there = self.resident[memory]
+        home = {i for i in self.fixed & there if self.memory[self.place[i]] == memory}
+        return home | {i for i in self.stays & there if self.shared or self._short(i) > 0}
 
     # ---- steps
 
@@ -435,7 +538,10 @@ class State:
             self.touched.clear()
             for d in touched:
                 ready, busy = self.ready[d], self.busy
+                self.thirsty.discard(d)
                 while ready:
+                    if self.alone and not self._may_go_on(d, out):
+                        break
                     i = ready[0]
                     if self.missing[i]:  # an input of it was refused since
                         self.waits[heappop(ready)] = 0
@@ -445,9 +551,38 @@ class State:
                     self.waits[heappop(ready)] = 0
                     if not self._reserve(i, d, out):
                         self._is_ready(i)
+                        self.thirsty.add(d)
                         break
                 # what this device just freed or sent away concerns no other one
                 self.touched.discard(d)
+
+    def _may_go_on(self, d: int, out: list[Instruction]) -> bool:
+        """Whether d may take its next step: not beside one that has d's memory to itself.
+
+        That one starts here, when all others have ended.
+        """
+        memory = self.memory[d]
+        turns = self.alone.get(memory)
+        if not turns:
+            return True
+        i = turns[0]
+        under_way = self.launched[i] or i in self.absent
+        if not under_way and (self.missing[i] or not self.waits[i]):
+            return True  # an input of it was refused: that comes first
+        idle = not any(n for e, n in self.busy.items() if self.memory[e] == memory)
+        if self.waits[i] and self.place[i] == d and idle:
+            self.ready[d].remove(i)
+            heapify(self.ready[d])
+            self.waits[i] = 0
+            if not self._reserve(i, d, out):
+                self._is_ready(i)
+                self.thirsty.add(d)
+        return False
+
+    def _next(self, d: int) -> int:
+        """The step that d takes next, of those that are ready."""
+        turns = self.alone.get(self.memory[d])
+        return turns[0] if turns and turns[0] in self.ready[d] else self.ready[d][0]
 
     def _fits_deep(self, i: int, d: int) -> bool:
         """Whether one more step may be under way than the window says."""
@@ -456,9 +591,9 @@ class State:
         seen = self.seen.get(self.kind[i])
         if self.guess[i] and seen is None:
             return False  # its first value may be of any size
-        fetched = 0
+        fetched, memory = 0, self.memory[d]
         for j in self.plan.steps[i].inputs:
-            if self.place[j] != d and d not in self.where[j]:
+            if self.place[j] != d and memory not in self.where[j]:
                 fetched += self.nbytes[j]
         return self.flight[d] + max(self.nbytes[i], seen or 0) + fetched <= self.share[d]
 
@@ -469,36 +604,43 @@ class State:
     def _reserve(self, i: int, d: int, out: list[Instruction]) -> bool:
         """Set aside room for a step's value and its absent inputs: all of it, or none."""
         inputs, where, coming = self.plan.steps[i].inputs, self.where, self.coming
-        pins = self.pins[d]
+        memory = self.memory[d]
+        pins = self.pins[memory]
         need = self.nbytes[i]
-        late = [j for j in inputs if d not in where[j] and not self._queued(j, d)]
-        absent = [j for j in late if (j, d) not in coming] if late else late
+        late = [j for j in inputs if memory not in where[j] and not self._queued(j, d)]
+        absent = [j for j in late if (j, memory) not in coming] if late else late
         for j in absent:
             need += self.nbytes[j]
         for j in inputs:
             pins[j] += 1  # or making room could take them away
-        limit = self.plan.machine.memory[d]
-        if self.used[d] + need > limit:
-            self._make_room(d, need, out)
-            if self.used[d] + need > limit:
+        limit = self.limit[memory]
+        if self.used[memory] + need > limit:
+            self._make_room(memory, need, out)
+            if self.used[memory] + need > limit:
                 for j in inputs:
                     pins[j] -= 1
                 return False
-        self._use(d, self.nbytes[i])
+        self._use(memory, self.nbytes[i])
         self.busy[d] += 1
         self.bytes[i] = max(need, self.seen.get(self.kind[i], 0))
         self.flight[d] += self.bytes[i]
         pins[i] += 1
         for j in absent:
-            # from where it was made; else from any device that holds it, else from the host
-            src = self.place[j] if self.place[j] in where[j] else max(where[j])
-            self._send(j, src, d, out)
-        if self.ahead or not late:
-            self._launch(i, out)  # copies into a device are in its queue, too
+            # from where it was made; else from any device that holds it, the host, or the disk;
+            # where devices read the host's memory, what is not in it is on the disk
+            src = max(where[j])
+            if self.shared:
+                src = DISK
+            elif self.place[j] in where[j]:
+                src = self.place[j]
+            self._send(j, src, memory, out)
+        # copies into a device are in its queue, but not those from the disk
+        if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):
+            self._launch(i, out)
         else:
             self.absent[i] = len(late)
             for j in late:
-                self.awaited.setdefault((j, d), []).append(i)
+                self.awaited.setdefault((j, memory), []).append(i)
         return True
 
     def _force(self, out: list[Instruction]) -> None:
@@ -506,14 +648,15 @@ class State:
         for d in self.plan.machine.devices:
             if not self.ready[d]:
                 continue
-            i = self.ready[d][0]
+            i = self._next(d)
             if self.guess[i]:
+                memory = self.memory[d]
                 inputs = self.plan.steps[i].inputs
-                fetch = sum(self.nbytes[j] for j in inputs if d not in self.where[j])
-                room = self.plan.machine.memory[d] - self.used[d] - fetch
-                for j in self.resident[d]:  # all idle: nothing is under way
-                    stays = j in inputs or (j in self.fixed and self.place[j] == d)
-                    room += 0 if stays else self.nbytes[j]
+                fetch = sum(self.nbytes[j] for j in inputs if memory not in self.where[j])
+                room = self.limit[memory] - self.used[memory] - fetch
+                # all else is idle, for nothing is under way
+                stays = self._immovable(memory).union(inputs)
+                room += sum(self.nbytes[j] for j in self.resident[memory] - stays)
                 if room >= 0:
                     self.nbytes[i] = min(self.nbytes[i], room)
         self.touched.update(self.plan.machine.devices)
@@ -522,21 +665,28 @@ class State:
             return
         for d in self.plan.machine.devices:
             if self.ready[d]:
-                i = self.ready[d][0]
+                i = self._next(d)
                 step = self.plan.steps[i]
                 need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
-                limit = self.plan.machine.memory[d]
-                raise OutOfMemory(does_not_fit(step.key, need, d, limit))
+                others = self._immovable(self.memory[d]).difference(step.inputs)
+                held = sum(self.nbytes[j] for j in others)
+                raise OutOfMemory(does_not_fit(step.key, need, d, self.plan.machine, held))
         raise AssertionError("steps are left, but none is ready and nothing is under way")
+
+    def footprint(self, seconds: float) -> Footprint:
+        """What the run took."""
+        return Footprint(seconds, dict(self.peak), dict(self.moved), dict(self.spilled))
 
     # ---- invariants
 
     def validate(self) -> None:
         for place, held in self.resident.items():
             assert all(place in self.where[i] for i in held)
-            total = sum(self.nbytes[i] for i in held)
-            coming = sum(self.nbytes[i] for i, dst in self.coming if dst == place)
+            total = sum(self._counted(i, place) for i in held)
+            coming = sum(self._counted(i, place) for i, dst in self.coming if dst == place)
             assert self.used[place] >= total + coming, f"place {place}: more is held than counted"
+        for place in (HOST, DISK):  # what goes there has its true size
+            assert self.used[place] <= self.limit[place], f"place {place}: above its limit"
         for i, places in enumerate(self.where):
             if places and not self.unread[i] and i not in self.keep:
                 assert any(self.pins[p][i] for p in places), f"step {i} was not freed"
@@ -549,7 +699,7 @@ class State:
     def validate_end(self) -> None:
         """After the run: nothing is held but the outputs, and every byte is accounted for."""
         for place, used in self.used.items():
-            held = sum(self.nbytes[i] for i in self.resident[place])
+            held = sum(self._counted(i, place) for i in self.resident[place])
             assert used == held, f"place {place}: {used} bytes counted, {held} held"
         kept = {i for held in self.resident.values() for i in held}
         assert kept == self.keep, "what is left is not what was asked for"

@@ -82,18 +82,28 @@ class Team:
     def __init__(self, workers: list[Worker], lanes: Any = None):
         self.workers = workers
         self.lanes = lanes  # what the hardware keeps for each of them
+        self.aside: dict[str, Worker] = {}  # for what must not wait behind tasks
         self.contexts: list[Context] = []
 
     def __len__(self) -> int:
         return len(self.workers)
 
     @property
+    def every(self) -> list[Worker]:
+        return [*self.workers, *self.aside.values()]
+
+    @property
     def busy(self) -> bool:
-        return any(w.busy for w in self.workers)
+        return any(w.busy for w in self.every)
 
     @property
     def alive(self) -> bool:
-        return any(w.thread.is_alive() for w in self.workers)
+        return any(w.thread.is_alive() for w in self.every)
+
+    @property
+    def lost(self) -> list[str]:
+        """Workers whose thread has ended with work left to do, by name."""
+        return [w.thread.name for w in self.every if w.busy and not w.thread.is_alive()]
 
     def begin(self) -> None:
         """Let tasks see the caller's context variables. A context serves one thread at a time."""
@@ -102,13 +112,20 @@ class Team:
     def send(self, place: int, job: Job, argument: Any) -> None:
         self.workers[place].send(self.contexts[place], job, argument)
 
+    def send_aside(self, name: str, job: Job, argument: Any) -> None:
+        """To a thread of that name, started when it is first needed. Only the run's thread may."""
+        worker = self.aside.get(name)
+        if worker is None:
+            worker = self.aside[name] = Worker(f"gpuscheduler-{name}")
+        worker.send(Context(), job, argument)
+
     def stop(self) -> None:
-        for w in self.workers:
+        for w in self.every:
             w.stop()
 
     def join(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else monotonic() + timeout
-        for w in self.workers:
+        for w in self.every:
             if w.thread is not threading.current_thread():
                 w.thread.join(None if deadline is None else max(0.0, deadline - monotonic()))
 
@@ -119,6 +136,7 @@ class Borrowed:
     def __init__(self, executor: Executor, threads: int):
         self.executor, self.threads = executor, threads
         self.busy = False
+        self.lost: list[str] = []
 
     def __len__(self) -> int:
         return 1
@@ -129,6 +147,9 @@ class Borrowed:
     def send(self, place: int, job: Job, steps: list[Any]) -> None:
         for step in steps:
             self.executor.submit(copy_context().run, job, [step])
+
+    def send_aside(self, name: str, job: Job, argument: Any) -> None:
+        self.executor.submit(job, argument)
 
     def stop(self) -> None:
         pass

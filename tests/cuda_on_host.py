@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -214,6 +215,7 @@ class Host:
     def __init__(self, directory=None):
         self.directory = Path(directory or tempfile.mkdtemp())
         self.loaded = {}
+        self.one_at_a_time = threading.Lock()  # stacks, and shared memory, which is static there
         self.stacks = ctypes.create_string_buffer(256 << 16)
 
     def function(self, made):
@@ -266,8 +268,9 @@ class Host:
                 alive.append(np.zeros(m.counters[1], np.uint32))
                 row[m.counters[0]] = alive[-1].ctypes.data
         blocks = max(m.blocks for m in made)
-        assert self.function(made[0])(items.ctypes.data_as(ctypes.c_void_p), blocks,
-                                      len(kernels), one, self.stacks) == 0  # fmt: skip
+        with self.one_at_a_time:
+            assert self.function(made[0])(items.ctypes.data_as(ctypes.c_void_p), blocks,
+                                          len(kernels), one, self.stacks) == 0  # fmt: skip
         assert not any(a.any() for a in alive if a.dtype == np.uint32)  # counters are left zero
         return outs
 

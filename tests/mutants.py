@@ -23,12 +23,18 @@ ROOT = Path(__file__).resolve().parents[1]
 STATE = "gpuscheduler/state.py"
 
 SENT = """        for j in absent:
-            # from where it was made; else from any device that holds it, else from the host
-            src = self.place[j] if self.place[j] in where[j] else max(where[j])
-            self._send(j, src, d, out)
+            # from where it was made; else from any device that holds it, the host, or the disk;
+            # where devices read the host's memory, what is not in it is on the disk
+            src = max(where[j])
+            if self.shared:
+                src = DISK
+            elif self.place[j] in where[j]:
+                src = self.place[j]
+            self._send(j, src, memory, out)
 """
-LAUNCHED = """        if self.ahead or not late:
-            self._launch(i, out)  # copies into a device are in its queue, too
+LAUNCHED = """        # copies into a device are in its queue, but not those from the disk
+        if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):
+            self._launch(i, out)
 """
 LAUNCHED_LATE = """        if self.ahead:
             pass
@@ -57,8 +63,18 @@ MUTANTS = {
         "        if self.ahead:\n            for r in self.readers[i]:",
         "        if True:\n            for r in self.readers[i]:",
     ),
-    "without ahead, launched before its inputs came": ("if self.ahead or not late:", "if True:"),
-    "ahead, launched when its inputs came": ("if self.ahead or not late:", "if not late:"),
+    "without ahead, launched before its inputs came": (
+        "if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):",
+        "if not late or all(coming[j, memory] != DISK for j in late):",
+    ),
+    "ahead, launched when its inputs came": (
+        "if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):",
+        "if not late:",
+    ),
+    "ahead, launched before the disk is read": (
+        "if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):",
+        "if not late or self.ahead:",
+    ),
     "launched before the copies that it needs are sent": (
         SENT + LAUNCHED,
         "        if self.ahead:\n            self._launch(i, out)\n" + SENT + LAUNCHED_LATE,
@@ -108,7 +124,7 @@ MUTANTS = {
         "        self.coming",
     ),
     "room for the value not reserved": (
-        "        self._use(d, self.nbytes[i])\n        self.busy[d] += 1",
+        "        self._use(memory, self.nbytes[i])\n        self.busy[d] += 1",
         "        self.busy[d] += 1",
     ),
     "room for absent inputs not reserved": (
@@ -131,37 +147,37 @@ MUTANTS = {
     ),
     "evicts what is needed next": ("i), reverse=True)", "i))"),
     "evicts the oldest": (
-        "idle.sort(key=lambda i: (self._next_use(i, place), i), reverse=True)",
+        "idle.sort(key=lambda i: (self._next_use(i, memory), i), reverse=True)",
         "idle.sort()",
     ),
     "evicts more than is needed": (
-        "            if room >= need:\n                return\n            room +=",
-        "            room +=",
+        "out)\n            if room >= need:\n                return\n",
+        "out)\n",
     ),
     "room to come is not counted": (
-        "            if dst == HOST and src == place and self.pins[place][i] == 1",
+        "            if dst < 0 and src == memory and pins[i] == 1",
         "            if False",
     ),
     "replicas are copied to the host": (
-        "            if len(self.where[i]) > 1:\n",
-        "            if len(self.where[i]) > 9:\n",
+        "        if len(where) > 1 and not (self.shared and DISK not in where):",
+        "        if self.shared and DISK in where:",
     ),
     "copies come from anywhere": (
-        "src = self.place[j] if self.place[j] in where[j] else max(where[j])",
-        "src = max(where[j])",
+        "            elif self.place[j] in where[j]:\n                src = self.place[j]\n",
+        "",
     ),
     "copies come from the host first": (
-        "src = self.place[j] if self.place[j] in where[j] else max(where[j])",
-        "src = min(where[j])",
+        "            elif self.place[j] in where[j]:\n                src = self.place[j]\n",
+        "            else:\n                src = min(where[j])\n",
     ),
     "a value on its way is sent again": (
-        "absent = [j for j in late if (j, d) not in coming] if late else late",
+        "absent = [j for j in late if (j, memory) not in coming] if late else late",
         "absent = late",
     ),
     # values of the graph
     "values of the graph are launched": ("if not n and i not in self.fixed:", "if not n:"),
     "values of the graph are not counted": (
-        "        self._use(place, self.nbytes[i])\n        for r",
+        "        self._use(memory, self.nbytes[i])\n        for r",
         "        for r",
     ),
     "values of the graph are not found": (
@@ -174,12 +190,12 @@ MUTANTS = {
     ),
     "values of the graph are evicted": ("        if self.fixed:\n", "        if False:\n"),
     "replicas of values of the graph are not evicted": (
-        "if i not in self.fixed or self.place[i] != place]",
+        "if i not in self.fixed or self.memory[self.place[i]] != memory]",
         "if i not in self.fixed]",
     ),
     "a guess counts on the room of values of the graph": (
-        "stays = j in inputs or (j in self.fixed and self.place[j] == d)",
-        "stays = j in inputs",
+        "stays = self._immovable(memory).union(inputs)",
+        "stays = set(inputs)",
     ),
     # delivery
     "results are not delivered": (
@@ -187,11 +203,11 @@ MUTANTS = {
         "if False and HOST not in self.where[i]",
     ),
     "a delivered value leaves though it is read": (
-        "still_read = i in self.plan.deliver and self.unread[i]",
+        "still_read = dst == HOST and i in self.plan.deliver and self.unread[i]",
         "still_read = False",
     ),
     "a delivered value never leaves": (
-        "            if HOST in self.where[i] and i in self.plan.deliver and place != HOST:",
+        "            if HOST in self.where[i] and i in self.plan.deliver and place >= 0:",
         "            if False:",
     ),
     # refusals
@@ -204,16 +220,16 @@ MUTANTS = {
         "event.nbytes)",
     ),
     "NoRoom keeps the reservation": (
-        "        self._use(d, -self.nbytes[i])\n        self.busy[d] -= 1",
+        "        self._use(memory, -self.nbytes[i])\n        self.busy[d] -= 1",
         "        self.busy[d] -= 1",
     ),
     "NoRoom of a copy keeps its room": (
-        "            self._use(place, -self.nbytes[i])\n            self._unpin(i, src, out)",
-        "            self._unpin(i, src, out)",
+        "            self._use(place, -self._counted(i, place))\n",
+        "",
     ),
     "NoRoom of a copy keeps its source pinned": (
-        "            self._use(place, -self.nbytes[i])\n            self._unpin(i, src, out)",
-        "            self._use(place, -self.nbytes[i])",
+        "                self.stays.add(i)\n            self._unpin(i, src, out)",
+        "                self.stays.add(i)",
     ),
     "those that waited for a refused copy wait on": (
         "                self._unreserve(r, out)\n                self._insist(r, 0)\n",
@@ -232,7 +248,7 @@ MUTANTS = {
         "if not self.missing[r]:",
     ),
     "true sizes are not learned": (
-        "            self._use(place, extra)\n",
+        "            self._use(memory, extra)\n",
         "            pass\n",
     ),
     "who is refused again is only tried again": (
@@ -245,7 +261,104 @@ MUTANTS = {
         "patience = 1 if nbytes else PATIENCE",
         "patience = 1",
     ),
-    "a copy that has come makes no room": ("{src, dst} - {HOST}", "{src} - {HOST}"),
+    "a copy that has come makes no room": (
+        "        self.touched |= self.thirsty\n        for r in self.awaited",
+        "        for r in self.awaited",
+    ),
+    # the host, the disk, and memory that is shared
+    "the host has no limit": (
+        "return self.used[HOST] + self.nbytes[i] - self.limit[HOST]",
+        "return -1",
+    ),
+    "the host never lets go for what is needed sooner": (
+        "if not bound and self._next_use(j, HOST) <= mine:",
+        "if not bound:",
+    ),
+    "the host lets go for what is needed later": (
+        "if not bound and self._next_use(j, HOST) <= mine:",
+        "if False:",
+    ),
+    "what stays because it must lets nobody leave": (
+        "if not bound and self._next_use(j, HOST) <= mine:",
+        "if self._next_use(j, HOST) <= mine:",
+    ),
+    "the host lets too much go": (
+        "            if short <= 0:\n                break\n",
+        "",
+    ),
+    "the host keeps what is on a device, too": (
+        "            idle.sort(key=lambda i: len(self.where[i]), reverse=True)",
+        "            pass",
+    ),
+    "room that the host will have is not counted": (
+        "short = self._short(i) - self._leaving(HOST)",
+        "short = self._short(i)",
+    ),
+    "a value is sent to the host before there is room": (
+        "if refuge != HOST or self._short(i) <= 0:",
+        "if True:",
+    ),
+    "what waits for the host is not told": (
+        "            self.touched |= self.thirsty\n        out.append(Free",
+        "            pass\n        out.append(Free",
+    ),
+    "what the disk cannot hold is sent again": (
+        "            if place == DISK:\n                self.stays.add(i)\n",
+        "",
+    ),
+    "what the disk cannot hold is sent there past the host": (
+        "return None if bound else DISK",
+        "return DISK",
+    ),
+    "what the disk cannot hold leaves the host": (
+        "                if j in self.stays:\n                    continue\n",
+        "",
+    ),
+    "what cannot leave is not known in the end": (
+        "home | {i for i in self.stays & there if self.shared or self._short(i) > 0}",
+        "home",
+    ),
+    "results take room on the host": (
+        "return 0 if place == HOST and i in self.plan.deliver else self.nbytes[i]",
+        "return self.nbytes[i]",
+    ),
+    "what comes from the disk leaves it": (
+        "down = dst < 0 and dst < src",
+        "down = dst < 0 or src == DISK",
+    ),
+    "a reader that waits for the disk is not recalled": (
+        "                if r in self.absent:",
+        "                if False:",
+    ),
+    "a result in a shared memory is a replica": (
+        "        if len(where) > 1 and not (self.shared and DISK not in where):",
+        "        if len(where) > 1:",
+    ),
+    "what left a shared memory is read from the result": (
+        "            if self.shared:\n                src = DISK\n            elif",
+        "            if",
+    ),
+    "a shared memory is left for the host": (
+        "        if memory == HOST or self.shared:\n            refuge",
+        "        if memory == HOST:\n            refuge",
+    ),
+    "values of the graph take room in a shared memory": (
+        "self.nbytes = [0 if s.fixed and self.shared else s.nbytes for s in steps]",
+        "self.nbytes = [s.nbytes for s in steps]",
+    ),
+    "in a shared memory only the home device reads": (
+        "        if memory == HOST or self.shared:  # for any device\n",
+        "        if memory == HOST:\n",
+    ),
+    "the host serves one device": (
+        "        if memory == HOST or self.shared:  # for any device\n",
+        "        if self.shared:\n",
+    ),
+    "spilling is not counted": ("            self.spilled[refuge] += self.nbytes[i]\n", ""),
+    "traffic is not counted": (
+        "        self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]\n",
+        "",
+    ),
     # at the end of all means
     "nothing is doubted when something was let go of": (
         "if self.left and self.quiet:",

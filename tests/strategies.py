@@ -9,6 +9,7 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 
 import dask
 from dask._task_spec import Task, TaskRef
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
 from gpuscheduler.graph import from_dask
-from gpuscheduler.machine import HOST, Machine
+from gpuscheduler.machine import DISK, ENDLESS, HOST, Machine
 from gpuscheduler.plan import Plan, Step, make_plan
 from gpuscheduler.pretend import InOrderDevices, ShuffledDevices
 from gpuscheduler.run import run
@@ -82,9 +83,9 @@ def mix(key, *values):
 
 
 @st.composite
-def dags(draw, max_tasks=30):
+def dags(draw, min_tasks=1, max_tasks=30):
     """A Dask graph of numbers, and the keys that are wanted of it."""
-    n = draw(st.integers(1, max_tasks))
+    n = draw(st.integers(min_tasks, max_tasks))
     rows = draw(st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=n, max_size=n))
     dsk = {}
     for i, row in enumerate(rows):
@@ -107,6 +108,7 @@ class Case:
     ahead: bool
     refuse: bool  # whether the allocator keeps to the limit
     rng: object
+    stuck: frozenset  # steps whose values no disk can hold
 
     @property
     def fixed(self):
@@ -118,26 +120,34 @@ class Case:
 
     def devices(self):
         fake = LateDevices if self.ahead else UnorderedDevices
-        return fake(self.plan, self.rng, self.sizes, self.refuse)
+        devices = fake(self.plan, self.rng, self.sizes, self.refuse)
+        devices.stuck = self.stuck
+        return devices
 
 
 @st.composite
-def cases(draw, exact=False, room=True):
+def cases(draw, exact=False, room=True, stuck=False, full=False):
     """Any run. With `exact` all sizes are known; with `room` every step fits by itself.
 
-    Without, some step misses one byte.
+    Without, some step misses one byte. With `stuck` the disk cannot hold some of the values; with
+    `full` there is never room on the devices, seldom on the host, and often a refusal.
     """
-    dsk, keys = draw(dags())
-    devices = draw(st.integers(1, 8))
-    plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices))
+    dsk, keys = draw(dags(min_tasks=15, max_tasks=40) if full else dags())
+    if full:
+        keys = list(dict.fromkeys([max(dsk), *keys]))
+    devices = draw(st.integers(1, 2 if full else 8))
+    shared = draw(st.booleans())
+    plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices, shared=shared))
     n = len(plan.steps)
 
     def each(values):
         return draw(st.lists(values, min_size=n, max_size=n))
 
-    size = st.integers(0, 16).map(lambda s: s * UNIT)
+    size = st.integers(int(full), 16).map(lambda s: s * UNIT)
     sizes = each(size)
     guesses = sizes if exact or draw(st.booleans()) else each(size)
+    if full and not exact:
+        guesses = each(st.integers(0, 3).map(lambda s: s * UNIT))
     known = [True] * n if exact else each(st.booleans())
     if not exact and draw(st.booleans()):  # guesses beyond all measure, which stop nothing
         wild = each(st.booleans())
@@ -156,19 +166,28 @@ def cases(draw, exact=False, room=True):
     most = [max(s.nbytes * s.known, true) for s, true in zip(plan.steps, sizes, strict=True)]
     for i, s in enumerate(plan.steps):
         if s.fixed:
-            held[s.place] += most[i]
+            held[s.place] += 0 if shared else most[i]
             continue
-        there = [j for j in s.inputs if plan.steps[j].fixed and plan.steps[j].place == s.place]
+        there = [
+            j
+            for j in s.inputs
+            if plan.steps[j].fixed and (shared or plan.steps[j].place == s.place)
+        ]
         one = most[i] + sum(most[j] for j in s.inputs if j not in there)
         need[s.place] = max(need[s.place], one)
+    if shared:
+        need = [max(need), *[0] * (devices - 1)]
     if room:
-        spare = st.one_of(st.integers(0, 20), st.integers(0, 400)).map(lambda s: s * UNIT)
-        need = [n + draw(spare) for n in need]
+        spare = st.integers(0, 20) if full else st.one_of(st.integers(0, 20), st.integers(0, 400))
+        spare = spare.map(lambda s: s * UNIT)
+        need = [n + draw(spare) for n in need] if not shared else [need[0] + draw(spare), *need[1:]]
     else:
         assume(any(need))
         need = [max(0, n - 1) for n in need]
     memory = tuple(h + n for h, n in zip(held, need, strict=True))
-    plan.machine = replace(plan.machine, memory=memory)
+    little = st.integers(0, 40).map(lambda s: s * UNIT)
+    host = draw(little if full else st.one_of(st.just(ENDLESS), little))
+    plan.machine = replace(plan.machine, memory=memory, host_memory=host)
     plan.deliver = frozenset(i for i in plan.outputs if draw(st.booleans()))
     return Case(
         dsk,
@@ -178,8 +197,9 @@ def cases(draw, exact=False, room=True):
         window=draw(st.integers(1, 6)),
         deep_window=draw(st.sampled_from([1, 8, 64])),
         ahead=draw(st.booleans()),
-        refuse=draw(st.booleans()),
+        refuse=full or draw(st.booleans()),
         rng=draw(st.randoms(use_true_random=False)),
+        stuck=frozenset(i for i in range(n) if stuck and draw(st.booleans())),
     )
 
 
@@ -193,6 +213,7 @@ class StrictDevices(ShuffledDevices):
         super().__init__(plan, rng, nbytes, refuse)
         self.refused = 0  # times that memory was refused, or what was launched behind it
         self.log = []  # every verb, in order
+        self.stuck = frozenset()  # steps whose values no disk can hold
 
     def launch(self, step, place):
         self.log.append(("launch", step, place))
@@ -210,8 +231,12 @@ class StrictDevices(ShuffledDevices):
     def free(self, step, place):
         self.log.append(("free", step, place))
         s = self.plan.steps[step]
-        assert not (s.fixed and s.place == place), f"step {step} is the caller's: it stays"
+        home = self.memory_of(s.place)
+        assert not (s.fixed and home == place), f"step {step} is the caller's: it stays"
         super().free(step, place)
+
+    def _refuses(self, step, place):
+        return place == DISK and step in self.stuck or super()._refuses(step, place)
 
 
 class LateDevices(StrictDevices):
@@ -231,7 +256,8 @@ class LateDevices(StrictDevices):
         super().copy(step, src, dst)
 
     def free(self, step, place):
-        for i in self.running[place]:
+        here = [steps for p, steps in self.running.items() if self.memory_of(p) == place]
+        for i in chain.from_iterable(here):
             assert step != i, f"step {step} freed before it is done"
             assert step not in self.plan.steps[i].inputs, f"step {step} freed while {i} reads it"
         for e in self.landed:
@@ -266,7 +292,8 @@ class UnorderedDevices(StrictDevices):
 
     def launch(self, step, place):
         for j in self.plan.steps[step].inputs:
-            assert (j, place) in self.values, f"step {step}: its input {j} is not on {place}"
+            here = (j, self.memory_of(place)) in self.values
+            assert here, f"step {step}: its input {j} is not on {place}"
         super().launch(step, place)
 
     def wait(self):

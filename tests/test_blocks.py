@@ -133,9 +133,16 @@ def check(kernel, arrays, block_bytes=TINY, rtol=0.0):
             np.testing.assert_allclose(f, e, rtol=rtol, atol=rtol)
         else:
             np.testing.assert_array_equal(f, e)
-            if f.dtype.kind == "f":
+            if f.dtype.kind == "f" and not zeros_tie(kernel):
                 np.testing.assert_array_equal(np.signbit(f), np.signbit(e))
     return found
+
+
+def zeros_tie(kernel):
+    """Which of 0 and -0 is the smaller NumPy itself decides by the length of an array."""
+    choose = {"maximum", "minimum", "fmax", "fmin", "max", "min"}
+    trees = [*kernel.outputs, *(r.arg for r in kernel.reductions)]
+    return not choose.isdisjoint([n.op for n in nodes(trees)] + [r.op for r in kernel.reductions])
 
 
 def some(shape, dtype="f8", seed=0):

@@ -139,11 +139,12 @@ def test_info_shows_what_is_free_where_the_hardware_knows():
 # ---- run
 
 
-def test_run_prints_one_line_and_checks_against_numpy(call):
+def test_run_prints_two_lines_and_checks_against_numpy(call):
     out = call("run", "haversine_mesh", "--size", "100")
     assert re.fullmatch(
         r"haversine_mesh 100x100 on 2 cpu devices: [\d.]+ m?s \(first run [\d.]+ m?s\), "
-        r"[\d.]+ [kM] points/s, [\d.]+ [kMG]B/s, [\d.]+ [kMG]FLOP/s, equals NumPy [\w -]+\n",
+        r"[\d.]+ [kM] points/s, [\d.]+ [kMG]B/s, [\d.]+ [kMG]FLOP/s, equals NumPy [\w -]+\n"
+        r"memory: peak [\d.]+ kiB \(predicted [\d.]+ kiB\)\n",
         out,
     )
 
@@ -161,6 +162,12 @@ def test_there_are_reference_workloads():
 def test_run_takes_chunks_and_a_memory_limit(call):
     out = call("run", "standardize", "--size", "80,30", "--chunks", "20", "--memory-limit", "0.25")
     assert "standardize 80x30 on 2 cpu devices" in out
+
+
+def test_run_says_what_was_spilled_and_what_was_predicted(call):
+    out = call("run", "transpose_sum", "--size", "small", "--memory-limit", "150000")
+    assert re.search(r"peak [\d.]+ kiB \(predicted .* spilled to the disk .* \(predicted", out)
+    assert "equals NumPy" in out
 
 
 def test_run_draws_fields(call, tmp_path):
@@ -191,7 +198,7 @@ def test_progress_goes_to_stderr(call, tmp_path):
         ["run", "haversine_mesh", "--size", "50", "--devices", "cpu:2", "--progress"],
     )
     assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) == 1
+    assert len(result.stdout.splitlines()) == 2
     done, total = re.search(r"(\d+)/(\d+)", result.stderr).groups()
     assert done == total
     assert "haversine_mesh" in result.stderr
@@ -242,6 +249,13 @@ def test_plan_predicts_for_gpus_that_are_not_there(call):
 def test_plan_is_the_same_each_time(call):
     words = ("plan", "standardize", "--size", "small", "--pretend", "3")
     assert call(*words) == call(*words)
+
+
+def test_plan_says_what_will_be_spilled(call):
+    words = ("plan", "transpose_sum", "--size", "small", "--memory-limit", "150000")
+    assert re.search(r"disk .* spilled", call(*words))
+    out = call("plan", "matmul", "--size", "65536", "--pretend", "2", "--memory-limit", "16 GiB")
+    assert re.search(r"host .* GiB spilled", out)
 
 
 def test_plan_computes_nothing(call, mine):

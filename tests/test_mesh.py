@@ -296,7 +296,7 @@ def test_expressions_behind_a_mesh_are_part_of_its_kernel(cpu):
     values = at_each_point(with_helper, X, Y)
     assert above.compute() == (values > 3).sum()
     np.testing.assert_allclose(chosen.compute(), np.where(values > 1, np.sin(values), 0).mean())
-    assert max(s.nbytes for s in cpu.plan(chosen).steps) <= 16
+    assert max(s.nbytes for s in cpu.plan(chosen).steps) <= 32  # one number; a tile has 200 bytes
 
 
 def collatz(n):

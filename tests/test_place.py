@@ -199,9 +199,8 @@ GOLDEN = {
     # one partial float32 from each of three devices, to where the tree puts the next sum: 1 and 0
     # meet on 0, 3 and 2 on 2, and the two of them on 2, for the last sum comes late in the plan
     "gauss_sum": {(1, 0): 4, (3, 2): 4, (0, 2): 4},
-    # the longitudes (four pieces of 63 or 61 float64, one made on each device) go to the other
-    # three, for each block of rows needs them all; the field itself never moves
-    "haversine_mesh": {(a, b): 488 if a == 3 else 504 for a, b in LINKS},
+    # a mesh: each tile knows its own coordinates
+    "haversine_mesh": {},
     # the weights, 25 float32, from 0 to the three others, and three partial gradients to where
     # they are added: on 2, by its position in the plan. It goes to 0, to the old weights: 100
     # bytes more than if it had been added there.

@@ -233,7 +233,7 @@ def test_a_failure_does_not_wait_for_what_else_is_running():
 
 def test_a_step_that_can_never_fit_is_refused_before_anything_runs():
     ran = []
-    with Scheduler("cpu:2", memory_limit="1 MiB"):
+    with Scheduler("cpu:2", memory_limit="512 kiB"):
         x = da.ones((1024, 1024), chunks=512).map_blocks(
             lambda b: ran.append(1) or b, meta=np.empty((0, 0))
         )

@@ -136,7 +136,7 @@ def test_programs_of_several_values_run_alone_as_well():
 GOLDEN = {
     "black_scholes": (16, 0),
     "gauss_sum": (31, 15),
-    "haversine_mesh": (24, 20),
+    "haversine_mesh": (16, 16),
     "heat_stencil": (448, 48),
     "hillshade": (160, 16),
     "logistic_step": (88, 22),

@@ -1,0 +1,228 @@
+"""Where values go that fit in no memory: files in a private folder, one for each value.
+
+The bytes of arrays are written from where they are and read to where they will be, with no copy
+between. A store makes its folder when the first value comes, and removes it when it is closed and
+at exit. A process that was killed leaves its folder behind: the next store in the same directory
+finds that nobody holds its lock any more, and removes it. Knows no device and no plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dask import config
+
+try:
+    import fcntl
+except ImportError:  # not on this system: folders of processes that were killed stay
+    fcntl = None  # type: ignore[assignment]
+
+PREFIX = "gpuscheduler-spill-"
+LOCK = "lock"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class SpillError(OSError):
+    """A file of evicted values could not be made, written or read."""
+
+
+class NotSpillable(Exception):
+    """A value that cannot be pickled: it has to stay in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A value on disk: a pickle, and behind it the buffers of its arrays."""
+
+    path: str
+    sizes: tuple[int, ...]  # bytes of the pickle, then of each buffer
+    fixed: tuple[bool, ...]  # whether each buffer is read-only
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes)
+
+
+def empty_bytes(nbytes: int) -> Any:
+    return np.empty(nbytes, np.uint8)
+
+
+class Store:
+    """Values in files under `directory`; `opened` opens them.
+
+    >>> store = Store()
+    >>> file = store.write({"x": np.arange(3), "n": 5}, key="a")
+    >>> store.read(file, key="a")
+    {'x': array([0, 1, 2]), 'n': 5}
+    >>> store.remove(file)
+    >>> store.close()
+    """
+
+    def __init__(self, directory: str | None = None, opened: Callable[..., Any] = open):
+        self.directory, self.opened = directory, opened
+        self.nbytes = self.peak = 0  # in files now, and at most
+        self._folder: str | None = None
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._end: Any = None
+
+    @property
+    def base(self) -> str:
+        """The directory under which the folder is made."""
+        temporary = config.get("temporary-directory", None)
+        return str(self.directory or temporary or tempfile.gettempdir())
+
+    def write(self, value: Any, key: Any) -> File:
+        """A new file of a value; none where `NotSpillable` or `SpillError` is raised."""
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            parts = [memoryview(head), *(b.raw() for b in buffers)]
+        except Exception as error:  # user code: whatever it raises means that it cannot be done
+            raise NotSpillable(f"{key!r} cannot be pickled: {error}") from error
+        path = os.path.join(self.base, f"{PREFIX}*")
+        try:
+            path = os.path.join(self._place(), str(next(self._numbers)))
+            with self.opened(path, "wb", buffering=0) as f:
+                for part in parts:
+                    _write_all(f, part)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise self._failed("written to", key, error) from error
+        file = File(path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts))
+        with self._lock:
+            self.nbytes += file.nbytes
+            self.peak = max(self.peak, self.nbytes)
+        return file
+
+    def read(self, file: File, key: Any, empty: Callable[[int], Any] = empty_bytes) -> Any:
+        """The value again; `empty(nbytes)` gives the memory for each of its arrays."""
+        buffers = []
+        try:
+            with self.opened(file.path, "rb", buffering=0) as f:
+                for size in file.sizes:
+                    buffers.append(empty(size))
+                    _read_all(f, memoryview(buffers[-1]).cast("B"))
+        except OSError as error:
+            raise self._failed("read from", key, error) from error
+        views = [
+            memoryview(b).toreadonly() if fixed else b
+            for b, fixed in zip(buffers, file.fixed, strict=True)
+        ]
+        return pickle.loads(views[0], buffers=views[1:])
+
+    def remove(self, file: File) -> None:
+        with contextlib.suppress(OSError):  # the store may be closed, its folder gone
+            os.unlink(file.path)
+        with self._lock:
+            self.nbytes -= file.nbytes
+
+    def close(self) -> None:
+        """Remove the folder and all that is in it. The next write makes a new one."""
+        with self._lock:
+            end, self._folder, self._end = self._end, None, None
+        if end is not None:
+            end()
+
+    def _place(self) -> str:
+        with self._lock:
+            if self._folder is None:
+                base = self.base
+                remove_abandoned(base)
+                self._folder, lock = _private_folder(base)
+                self._end = weakref.finalize(self, _remove, self._folder, lock, os.getpid())
+            return self._folder
+
+    def _failed(self, what: str, key: Any, error: OSError) -> SpillError:
+        remedy = "free space there, or name another" if error.errno in FULL else "name another"
+        out = SpillError(
+            f"{key!r} does not fit in memory and could not be {what} {self.base}: "
+            f"{error.strerror or error}: {remedy} directory with spill_directory, "
+            "or raise memory_limit"
+        )
+        out.errno = error.errno
+        return out
+
+
+def _write_all(f: Any, view: memoryview) -> None:
+    view = view.cast("B") if view.nbytes else memoryview(b"")
+    while view:  # one call writes 2 GiB at most
+        view = view[f.write(view) :]
+
+
+def _read_all(f: Any, view: memoryview) -> None:
+    while view:
+        n = f.readinto(view)
+        if not n:
+            raise OSError(errno.EIO, "the file is shorter than what was written")
+        view = view[n:]
+
+
+# ---- folders
+
+
+def _private_folder(base: str) -> tuple[str, int]:
+    """A new folder that only this user may enter, and its lock, which this process holds.
+
+    Somebody who removes abandoned folders may come between any two lines of this:
+    1. the folder has no lock file yet: it is empty, so it may be removed; opening the file fails.
+    2. the file is there and not locked: the folder may be removed; then the file is another one,
+       or none, when the lock is ours.
+    In both cases another folder is made.
+    """
+    while True:
+        folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base)
+        path = os.path.join(folder, LOCK)
+        try:
+            lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        except FileNotFoundError:
+            continue
+        if fcntl is None:
+            return folder, lock
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return folder, lock
+        os.close(lock)
+
+
+def _remove(folder: str, lock: int, pid: int) -> None:
+    if os.getpid() != pid:  # a child has the finalizers of its parent, and not its files
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def remove_abandoned(base: str) -> None:
+    """Remove the folders of this user whose processes are gone."""
+    if fcntl is None:
+        return
+    for folder in sorted(Path(base).glob(f"{PREFIX}*")):
+        with contextlib.suppress(OSError):  # somebody else's, or just removed by somebody else
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            try:
+                lock = os.open(folder / LOCK, os.O_RDWR)
+            except FileNotFoundError:
+                folder.rmdir()  # only where it is empty
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,89 @@
+"""What is predicted before a run, beside what the run takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+
+from gpuscheduler import Scheduler, cli
+from gpuscheduler.machine import DISK, HOST, Machine
+from gpuscheduler.plan import Footprint, OutOfMemory
+from gpuscheduler.pretend import predict
+from tests.strategies import cases, plan_of, thorough
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6])
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("name", cli.workload_names())
+def test_no_workload_takes_more_than_was_predicted(name, devices, share):
+    """In memory for all of it, and for less. The first run tells the sizes that Dask cannot."""
+    work = cli.load(name)
+    x = work.build(work.size("small"), None, "numpy")
+    with Scheduler(f"cpu:{devices}", memory_limit="1 GiB", fuse=False) as s:
+        x.compute()
+        plan = s.plan(x)
+    steps = plan.steps
+    least = max(s.nbytes + sum(steps[j].nbytes for j in s.inputs) for s in steps)
+    limit = max(int(share * plan.predicted.peak[0]), least) // devices + 1
+    with Scheduler(f"cpu:{devices}", memory_limit=limit, fuse=False) as s:
+        x.compute()
+        foreseen = s.plan(x).predicted
+        for _ in range(3):
+            x.compute()
+            assert foreseen.peak[0] >= s.last.peak[0]
+
+
+@thorough
+@given(cases(exact=True))
+def test_no_run_takes_more_than_its_memory_whatever_is_predicted(case):
+    foreseen = predict(case.plan, case.window, case.deep_window, case.ahead)
+    state = case.run(case.devices())
+    limit = case.plan.machine.limit
+    assert all(foreseen.peak[p] <= limit(p) and n <= limit(p) for p, n in state.peak.items())
+
+
+def test_the_clock_foresees_what_is_spilled():
+    """a, b and c are made before a is read again, and two fit: one goes to the host, or, where that
+    has no room, to the disk."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "b", 0), ("d", "ac", 0, 0)
+    plan = plan_of(*steps, memory=(16,))
+    assert predict(plan).spilled == {HOST: 8, DISK: 0}
+    plan.machine = replace(plan.machine, host_memory=0)
+    foreseen = predict(plan)
+    assert foreseen.spilled == {HOST: 0, DISK: 8}
+    assert foreseen.moved == {(0, DISK): 8, (DISK, 0): 8}
+    assert foreseen.seconds > predict(plan_of(*steps, memory=(99,))).seconds
+
+
+def test_a_plan_that_cannot_work_is_refused_before_anything_starts():
+    ran = []
+    with Scheduler("cpu:2", memory_limit=1000):
+        x = da.ones(1000, chunks=500).map_blocks(lambda b: ran.append(1) or b, meta=np.empty(0))
+        with pytest.raises(OutOfMemory, match="lambda.* needs 4,000 bytes .* is 2,000 bytes"):
+            x.compute()
+        with Scheduler("cpu:2", memory_limit=1000) as s, pytest.raises(OutOfMemory, match="lambda"):
+            s.plan(x)
+    assert not ran
+
+
+def test_scheduler_plan_prints_it():
+    with Scheduler("cpu:2", memory_limit="1 MiB", fuse=False) as s:
+        x = da.random.default_rng(0).random((1000, 500), chunks=100)
+        text = str(s.plan((x - x.mean()).sum()))
+    assert "predicted: " in text
+    assert "bytes on device 0" in text
+    assert "bytes to the disk" in text
+
+
+def test_a_footprint_in_words():
+    machine = Machine.uniform(2)
+    assert list(machine.memories) == [0, 1]
+    footprint = Footprint(2.0, {DISK: 0, HOST: 8, 0: 8, 1: 0}, {(0, HOST): 8}, {HOST: 8, DISK: 0})
+    assert str(footprint) == (
+        "2 s; peak memory 0 bytes on device 1, 8 bytes on device 0, 8 bytes on the host; "
+        "moved 8 bytes from 0 to the host; spilled 8 bytes to the host"
+    )

@@ -1,0 +1,332 @@
+"""Values in files: what comes back, who may see it, and what is left behind (nothing)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import tracemalloc
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask import config, delayed
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from gpuscheduler import Scheduler
+from gpuscheduler.machine import DISK
+from gpuscheduler.spill import PREFIX, NotSpillable, SpillError, Store, remove_abandoned
+from tests.strategies import thorough
+
+
+@pytest.fixture
+def store(tmp_path):
+    s = Store(str(tmp_path))
+    yield s
+    s.close()
+    assert not list(tmp_path.iterdir())
+
+
+def back(store, value):
+    file = store.write(value, "k")
+    out = store.read(file, "k")
+    store.remove(file)
+    return out
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        np.testing.assert_array_equal(a, b)
+        assert a.flags.f_contiguous == b.flags.f_contiguous or not a.flags.c_contiguous
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for k in a:
+            same(a[k], b[k])
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    else:
+        assert a == b
+
+
+RECORD = np.dtype([("a", "i4"), ("b", "f8", (2,))])
+VALUES = {
+    "0-d": np.array(3.5),
+    "empty": np.empty((0, 3)),
+    "fortran": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+    "strided": np.arange(24).reshape(4, 6)[::2, ::3],
+    "objects": np.array([1, "two", None], dtype=object),
+    "records": np.ones(3, RECORD),
+    "dates": np.array(["2026-11-21"], dtype="M8[D]"),
+    "masked": np.ma.masked_less(np.arange(5.0), 2),
+    "many": {"total": np.ones(4), "n": (np.ones(2), [3, "x"])},
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back_as_it_was(store, name):
+    same(VALUES[name], back(store, VALUES[name]))
+
+
+@thorough
+@given(hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0)))
+def test_any_array_comes_back(value):
+    """Its bytes in this machine's order, that is: NumPy turns dates round when it pickles them."""
+    store = Store()
+    got = back(store, value)
+    assert got.shape == value.shape
+    assert got.dtype.newbyteorder("=") == value.dtype.newbyteorder("=")
+    assert got.astype(value.dtype).tobytes() == value.tobytes()
+    store.close()
+
+
+def test_an_array_that_comes_back_can_be_written_to_if_it_could_be_before(store):
+    fixed = np.arange(4)
+    fixed.flags.writeable = False
+    assert back(store, np.arange(4)).flags.writeable
+    assert not back(store, fixed).flags.writeable
+
+
+def test_no_byte_of_an_array_is_copied_on_the_way(store):
+    """32 MiB go out in less than one more, and come in in 32 MiB and less than one more."""
+    value = np.ones(2**22)
+    tracemalloc.start()
+    try:
+        file = store.write(value, "k")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+        got = store.read(file, "k")
+        assert tracemalloc.get_traced_memory()[1] < value.nbytes + 2**20
+    finally:
+        tracemalloc.stop()
+    same(value, got)
+
+
+def test_what_cannot_be_pickled_leaves_no_file(store, tmp_path):
+    with pytest.raises(NotSpillable, match="'k' cannot be pickled"):
+        store.write(threading.Lock(), "k")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- folders
+
+
+def test_nobody_else_may_look(store, tmp_path):
+    file = store.write(np.ones(3), "k")
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert Path(file.path).parent == folder
+    assert os.path.getsize(file.path) == file.nbytes == store.nbytes
+    store.remove(file)
+    assert not os.path.exists(file.path)
+    assert (store.nbytes, store.peak) == (0, file.nbytes)
+
+
+def test_there_is_no_folder_before_the_first_value(tmp_path):
+    Store(str(tmp_path)).close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_forgotten_or_left_at_exit_leaves_nothing(tmp_path):
+    Store(str(tmp_path)).write(1, "k")
+    assert not list(tmp_path.iterdir())
+    code = f"from gpuscheduler.spill import Store; s = Store({str(tmp_path)!r}); s.write(1, 'k')"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1])
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import sys, os, time
+from gpuscheduler.spill import Store
+store = Store(sys.argv[1])
+store.write(b"x" * 1000, "k")
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_process_left_goes_when_the_next_one_comes(tmp_path):
+    """While it lives its folder is its own: it holds the lock. SIGKILL takes the lock from it."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        (theirs,) = tmp_path.iterdir()
+        store = Store(str(tmp_path))
+        store.write(1, "k")
+        assert theirs in tmp_path.iterdir()
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    assert theirs.exists()
+    another = Store(str(tmp_path))
+    another.write(1, "k")
+    assert not theirs.exists()
+    assert len(list(tmp_path.iterdir())) == 2  # the two that live
+    store.close()
+    another.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_abandoned_folders_are_removed(tmp_path):
+    """An empty one was left between two lines; one with files and no lock is not ours to judge."""
+    (tmp_path / f"{PREFIX}1").mkdir()
+    (tmp_path / f"{PREFIX}2").mkdir()
+    (tmp_path / f"{PREFIX}2" / "file").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / f"{PREFIX}3").symlink_to(tmp_path / "other")
+    remove_abandoned(str(tmp_path))
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left == {f"{PREFIX}2", f"{PREFIX}3", "other"}
+
+
+def test_a_child_process_does_not_remove_the_files_of_its_parent(store, tmp_path):
+    file = store.write(5, "k")
+    child = os.fork() if hasattr(os, "fork") else None
+    if child == 0:
+        store.close()
+        os._exit(0)
+    if child:
+        os.waitpid(child, 0)
+    assert store.read(file, "k") == 5
+
+
+def test_the_directory_is_the_option_or_dasks_or_the_systems(tmp_path):
+    assert Store("here").base == "here"
+    with config.set(temporary_directory="there"):
+        assert Store().base == "there"
+    with config.set(temporary_directory=None):
+        assert Store().base == tempfile.gettempdir()
+    with config.set({"gpuscheduler.spill-directory": str(tmp_path)}), Scheduler("cpu:1") as s:
+        assert s.hardware.store.base == str(tmp_path)
+
+
+# ---- disks that are full, or not there
+
+
+class FullFile:
+    """A file on a disk that takes 1000 bytes."""
+
+    def __init__(self, path, *args, **kwargs):
+        self.file = open(path, *args, **kwargs)  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.file.close()
+
+    def write(self, view):
+        if self.file.tell() >= 1000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(view[: 1000 - self.file.tell()])
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do_and_leaves_no_file(tmp_path):
+    store = Store(str(tmp_path), opened=FullFile)
+    with pytest.raises(SpillError) as error:
+        store.write(np.ones(1000), ("x", 3))
+    text = str(error.value)
+    for fact in ("('x', 3)", str(tmp_path), "No space left", "spill_directory", "free space"):
+        assert fact in text
+    assert error.value.errno == errno.ENOSPC
+    (folder,) = tmp_path.iterdir()
+    assert [p.name for p in folder.iterdir()] == ["lock"]
+    store.close()
+
+
+def test_a_directory_that_is_not_there_or_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    for name, reason in (("none", "No such file"), ("file", "Not a directory")):
+        store = Store(str(tmp_path / name))
+        with pytest.raises(SpillError, match=f"'k' .*{name}: {reason}.*spill_directory"):
+            store.write(5, "k")
+        store.close()
+
+
+def test_a_file_that_lost_its_end_is_an_error(store):
+    file = store.write(np.ones(100), "k")
+    os.truncate(file.path, 500)
+    with pytest.raises(SpillError, match="'k' .*shorter"):
+        store.read(file, "k")
+
+
+# ---- in a computation
+
+
+def blocks(n=16, side=100):
+    """n blocks of 80 kB that are all read twice, far apart."""
+    return da.random.default_rng(0).random((n * side, side), chunks=(side, side))
+
+
+def test_a_computation_in_little_memory_gives_the_same(tmp_path):
+    """matmul and x + x.T of 1.3 MB in 400 kB, where three blocks of 80 kB must be at once."""
+    x = da.random.default_rng(0).random((400, 400), chunks=100)
+    for y in (x @ x.T, x + x.T, x - x.mean(axis=0)):
+        with Scheduler("cpu:2", fuse=False):
+            expected = y.compute()
+        options = {"fuse": False, "check": True, "spill_directory": str(tmp_path)}
+        with Scheduler("cpu:2", memory_limit=200_000, **options) as s:
+            np.testing.assert_allclose(y.compute(), expected)
+            assert s.hardware.store.peak > 0
+            assert s.hardware.store.nbytes == 0
+            assert s.last.peak[0] <= 400_000
+        assert not list(tmp_path.iterdir())
+
+
+def test_results_that_were_written_to_the_disk_come_back(tmp_path):
+    """Sixteen blocks that the caller wants, in the memory of four."""
+    x = blocks()
+    with Scheduler("cpu:1", memory_limit=4 * 80_000, spill_directory=str(tmp_path)) as s:
+        kept = x.persist()
+        assert s.last.spilled[DISK] >= 12 * 80_000
+        assert s.hardware.store.nbytes == 0
+        np.testing.assert_array_equal(kept.compute(), x.compute())
+
+
+def test_what_cannot_be_pickled_stays_and_the_rest_goes():
+    """A lock and its array stay in memory; the arrays beside it leave, and come back."""
+
+    def locked():
+        return [threading.Lock(), np.ones(10_000)]
+
+    def add(*arrays):
+        return sum(a[1].sum() if isinstance(a, list) else a.sum() for a in arrays)
+
+    parts = [
+        delayed(locked, pure=False)() if i % 3 == 0 else delayed(np.ones)(10_000 + i)
+        for i in range(9)
+    ]
+    first = [delayed(add)(p) for p in parts]
+    total = delayed(sum)(
+        [*first, *[delayed(add)(p, f) for p, f in zip(parts[::-1], first, strict=True)]]
+    )
+    expected = total.compute(scheduler="sync")
+    with Scheduler("cpu:1", memory_limit=500_000, window=1, check=True):
+        assert total.compute() == expected
+
+
+def test_a_full_disk_ends_the_run_and_the_next_one_works(tmp_path):
+    x = blocks()
+    y = (x - x.mean(axis=0)).sum()
+    with Scheduler("cpu:2", fuse=False, memory_limit=200_000, spill_directory=str(tmp_path)) as s:
+        s.hardware.store.opened = FullFile
+        with pytest.raises(SpillError, match="No space left on device: free space there"):
+            y.compute()
+        s.hardware.store.opened = open
+        assert abs(y.compute()) < 1e-6
+        assert s.hardware.store.nbytes == 0
+        (folder,) = tmp_path.iterdir()
+        assert [p.name for p in folder.iterdir()] == ["lock"]
+    assert not list(tmp_path.iterdir())

@@ -37,7 +37,7 @@ from .sizes import sizeof
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from .node import Facts
+    from .node import Facts, Payload
 
 Key = Any
 
@@ -169,8 +169,7 @@ class Work:
     """A computation, cut and pickled: what is sent each time that it is asked for."""
 
     cut: Cut
-    payloads: list[bytes]
-    tokens: list[str]
+    payloads: list[Payload]  # by stage
     answer: Answer
     workers: tuple[str, ...]  # addresses, by number
     shared: Shared
@@ -346,6 +345,8 @@ class Attached:
     def _cut(self, dsk: Any, keys: Any, workers: tuple[str, ...]) -> Work:
         from distributed.protocol.pickle import dumps
 
+        from .node import Payload
+
         number = {a: n for n, a in enumerate(workers)}
 
         def holder(value: Any) -> tuple[Any, int] | None:
@@ -368,11 +369,13 @@ class Attached:
         payloads = []
         for n, (stage, portion) in enumerate(zip(work.stages, portions, strict=True)):
             reads = {k: _name(work, k) for read in stage.reads.values() for k in read}
-            payloads.append(dumps((portion, reads, shared.uses[n])))
-        tokens = [uuid.uuid4().hex for _ in payloads]
+            payload = Payload(
+                uuid.uuid4().hex, len(stage.tasks), reads, shared.uses[n], dumps(portion)
+            )
+            payloads.append(payload)
         names = {k: _name(work, k) for k in work.held_by}
         answer = Answer(graph.wanted, graph.alias, graph.gathers, graph.data, names)
-        return Work(work, payloads, tokens, answer, workers, shared)
+        return Work(work, payloads, answer, workers, shared)
 
     def _machine(self, workers: Iterable[str]) -> Machine:
         facts = [self.workers[a] for a in workers]
@@ -598,9 +601,7 @@ class Attached:
             n = stage.number
             reads = [TaskRef(parcels[p]) for p in plan.parcels_of(stage)]
             reads += [TaskRef(data[v]) for v in dict.fromkeys(work.shared.uses[n].values())]
-            tasks[key] = Task(
-                key, run_stage, self.name, key, work.tokens[n], work.payloads[n], List(*reads)
-            )
+            tasks[key] = Task(key, run_stage, self.name, key, work.payloads[n], List(*reads))
             where[key] = [work.workers[stage.worker]]
         return parcels, tasks, where
 

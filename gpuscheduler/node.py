@@ -22,6 +22,7 @@ from distributed import Reschedule, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, off_device, put_back
+from .graph import Graph
 from .run import Devices, Interrupted, Watch, noted
 from .scheduler import Scheduler, without_garbage_collection
 
@@ -51,6 +52,17 @@ class Facts:
     kind: str  # "cpu" or "cuda"
     memory: tuple[int, ...]  # bytes that values may take, per device
     bandwidth: float  # bytes/s, of one device
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What a stage's worker is sent."""
+
+    token: str  # the same for the same stage of the same collection
+    tasks: int
+    reads: dict[Key, Key]  # values that it is given -> their names in what it is given
+    shared: dict[tuple[Key, Key], int]  # (task, name there) -> which of the shared values
+    graph: bytes  # pickled
 
 
 class Node(WorkerPlugin):  # type: ignore[misc]
@@ -112,7 +124,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         hardware = self.scheduler.hardware
         return Facts(hardware.kind, tuple(hardware.machine.memory), hardware.machine.bandwidth)
 
-    def run(self, key: Key, token: str, payload: bytes, cargos: Iterable[Cargo]) -> Cargo:
+    def run(self, key: Key, payload: Payload, cargos: Iterable[Cargo]) -> Cargo:
         """Run a stage: its outputs."""
         assert self.scheduler is not None
         scheduler = self.scheduler
@@ -122,14 +134,18 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 run.interrupt()
             with self.lock, _computing_on(scheduler):
                 run.check()
-                with without_garbage_collection():
-                    graph, reads, shared = loads(payload)
                 found = {k: v for cargo in cargos for k, v in cargo.values.items()}
-                for (task, name), number in shared.items():
-                    graph.constants.setdefault(task, {})[name] = found[DATA, number]
-                given = self._brought({k: found[name] for k, name in reads.items()})
-                known = token if len(payload) <= KEPT else None
-                watch = Counter(self.tell, key, len(graph.tasks))
+
+                def graph() -> Graph:
+                    with without_garbage_collection():
+                        out: Graph = loads(payload.graph)
+                    for (task, name), number in payload.shared.items():
+                        out.constants.setdefault(task, {})[name] = found[DATA, number]
+                    return out
+
+                given = self._brought({k: found[name] for k, name in payload.reads.items()})
+                known = payload.token if len(payload.graph) <= KEPT else None
+                watch = Counter(self.tell, key, payload.tasks)
                 values = scheduler.run_graph(graph, given, run.begun, watch, known)
                 watch.tell(1.0)
                 return Cargo(values)
@@ -236,9 +252,9 @@ class _Run:
                 self.devices.interrupt()
 
 
-def run_stage(name: str, key: Key, token: str, payload: bytes, cargos: list[Cargo]) -> Cargo:
+def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Cargo:
     """The task that a stage is for the cluster."""
-    return _node(get_worker(), name).run(key, token, payload, cargos)
+    return _node(get_worker(), name).run(key, payload, cargos)
 
 
 def take(cargo: Cargo, keys: tuple[Key, ...]) -> Cargo:

@@ -197,7 +197,7 @@ class Scheduler:
 
     def run_graph(
         self,
-        graph: Graph,
+        graph: Callable[[], Graph],
         given: Mapping[Any, Any],
         begun: Callable[[Devices], None] = lambda devices: None,
         watch: Watch | None = None,
@@ -206,7 +206,8 @@ class Scheduler:
         """The values of a graph's outputs; `given` are those that it reads and does not make.
 
         `begun` sees the devices before they run anything, and may hand them to a thread that
-        interrupts them. What is `known` under the same name is planned once. Changes the graph.
+        interrupts them. What is `known` under the same name is planned once: `graph` is only called
+        where it is not. Changes the graph that it gives.
         """
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
@@ -215,19 +216,19 @@ class Scheduler:
             name = (known, homes)
             found = self._graphs.get(name) if known is not None else None
             if found is None:
-                found = self._planned_graph(graph, given, lease)
+                found = self._planned_graph(graph(), given, lease)
                 if known is not None:
                     self._graphs[name] = found
                     while len(self._graphs) > KEPT_GRAPHS:
                         self._graphs.pop(next(iter(self._graphs)), None)
-            graph, plan = found
+            planned, plan = found
             plan = copy(plan)
             plan.steps = list(plan.steps)
             for key, value in given.items():
                 i = plan.index[key]
                 plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
-            values = self._run(graph, plan, lease, None, False, watch, begun)
-            return dict(zip(graph.wanted, values, strict=True))
+            values = self._run(planned, plan, lease, None, False, watch, begun)
+            return dict(zip(planned.wanted, values, strict=True))
 
     def _planned_graph(
         self, graph: Graph, given: Mapping[Any, Any], lease: Lease

@@ -23,7 +23,7 @@ def main() -> None:
         halves = range(half), range(half, options.gpus)
         devices = {n: f"cuda:{','.join(map(str, ids))}" for n, ids in enumerate(halves)}
     with (
-        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
         gpuscheduler.attach(client, devices=devices) as attached,
     ):

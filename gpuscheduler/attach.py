@@ -82,7 +82,7 @@ def attach(
     >>> import dask.array as da
     >>> from distributed import Client
     >>> with (
-    ...     Client(n_workers=1, processes=False, dashboard_address=None) as client,
+    ...     Client(n_workers=1, processes=False, dashboard_address=":0") as client,
     ...     attach(client, devices="cpu:2"),
     ... ):
     ...     int(da.arange(10, chunks=5).sum().compute())
@@ -256,12 +256,12 @@ class Attached:
 
     def _meet(self, strict: bool = False) -> list[str]:
         """The addresses of the workers that can take part, in their order; new ones are asked."""
+        from .node import facts
+
         info = self.client.scheduler_info(n_workers=-1)["workers"]
         there = [a for a, facts in info.items() if facts.get("status", "running") == "running"]
         for gone in set(self.workers) - set(there):
             del self.workers[gone]
-        from .node import facts
-
         new = [a for a in there if a not in self.workers and a not in self._left_out]
         if new:
             answers = self.client.run(facts, self.name, workers=new, on_error="return")
@@ -269,7 +269,8 @@ class Attached:
             if failed and strict:
                 raise RuntimeError("; ".join(map(str, failed.values())))
             self._left_out |= set(failed)
-            self.workers |= {a: f for a, f in answers.items() if a not in failed}
+            known = {a: f for a, f in answers.items() if a not in failed and f is not None}
+            self.workers |= known  # who is not ready yet is asked again next time
         return sorted(self.workers)
 
     def close(self) -> None:

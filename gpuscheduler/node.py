@@ -81,6 +81,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         self.worker, self.address = worker, worker.address
         self.scheduler: Scheduler | None = None
         self.failure = ""
+        self.ready = threading.Event()  # set when there is a scheduler, or a failure
         try:
             if version() != self.expected:
                 raise RuntimeError(f"it has {version()}, and the client has {self.expected}")
@@ -89,6 +90,8 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         except Exception as error:
             self.failure = str(error)
             raise
+        finally:
+            self.ready.set()
 
     def _devices(self, worker: Worker) -> str | None:
         """The devices of this worker, where each was told its own."""
@@ -267,17 +270,21 @@ def wrap(key: Key, value: Any) -> Cargo:
     return Cargo({key: value})
 
 
-def facts(name: str, dask_worker: Worker) -> Facts:
-    """What a worker has, for the client to ask."""
+def facts(name: str, dask_worker: Worker) -> Facts | None:
+    """What a worker has, for the client to ask; None while it is set up."""
+    node: Any = dask_worker.plugins.get(name)
+    if node is None or not node.ready.is_set():
+        return None
     return _node(dask_worker, name).facts()
 
 
 def _node(worker: Worker, name: str) -> Node:
     node: Any = worker.plugins.get(name)
+    if node is not None:
+        node.ready.wait()
     if node is None or node.scheduler is None:
-        why = node.failure if node is not None else "it has not been set up, as its log says"
+        why = node.failure if node is not None else "it was detached, or its log says why"
         raise RuntimeError(
-            f"worker {worker.address} has no gpuscheduler {version()} over its devices: {why}; "
-            "mend that, or let the worker leave"
+            f"worker {worker.address} has no gpuscheduler {version()} over its devices: {why}"
         )
     return node  # type: ignore[no-any-return]

@@ -41,7 +41,7 @@ def tasks(count: int, repeat: int) -> None:
 
     print(f"{len(small_tasks(count // 4, 0).__dask_graph__()):,} tasks")
     with (
-        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         for turn in range(repeat):

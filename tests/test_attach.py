@@ -43,7 +43,7 @@ def client():
             n_workers=2,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address=":0",
             memory_limit=0,
         ) as cluster,
         Client(cluster) as client,

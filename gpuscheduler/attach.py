@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -45,6 +46,9 @@ Key = Any
 NETWORK = 1e9
 #: Bytes of a value of the graph from which on it is sent once for all stages that read it.
 LARGE = 2**20
+#: Seconds after which it is asked again which workers there are. Stages for one that has left
+#: meanwhile run elsewhere.
+MEET_EVERY = 0.5
 
 
 def attach(
@@ -196,6 +200,7 @@ class Attached:
         self._blocks: WeakValueDictionary[Key, Block] = WeakValueDictionary()
         self._plans = Plans()
         self._closed = False
+        self._met = 0.0  # when it was asked last which workers there are
         self._check_versions()
         self._register()
         try:
@@ -258,6 +263,9 @@ class Attached:
         """The addresses of the workers that can take part, in their order; new ones are asked."""
         from .node import facts
 
+        if self.workers and monotonic() < self._met + MEET_EVERY:
+            return sorted(self.workers)
+        self._met = monotonic()
         info = self.client.scheduler_info(n_workers=-1)["workers"]
         there = [a for a, facts in info.items() if facts.get("status", "running") == "running"]
         for gone in set(self.workers) - set(there):

@@ -1,5 +1,5 @@
-"""What belongs to a cluster, measured here, or simulated: `python graphs/_cluster.py tasks`, or
-`simulate`. Prints the rows of RESULTS.md.
+"""What belongs to a cluster, measured here, or simulated: `python graphs/_cluster.py tasks`,
+`again` or `simulate`. Prints the figures of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import gpuscheduler
 from gpuscheduler.simulate import simulate
-from graphs import haversine_mesh, matmul, transpose_sum
+from graphs import gauss_sum, haversine_mesh, matmul, transpose_sum
 
 
 def small_tasks(chunks: int, first: float) -> da.Array:
@@ -53,6 +54,37 @@ def tasks(count: int, repeat: int) -> None:
     print(f"ratio {median(times['without']) / median(times['with attach']):.1f}")
 
 
+def again(repeat: int) -> None:
+    """Collections that were computed before: two workers with two CPU devices, and one process."""
+    from distributed import Client, LocalCluster
+
+    works = {
+        "gauss_sum": gauss_sum.build(gauss_sum.SMALL),
+        "mesh_sum": haversine_mesh.build_sum(1000),
+    }
+
+    def timed(name: str, call: Callable[[], Any]) -> None:
+        seconds = []
+        for turn in range(repeat + 2):
+            begin = time.perf_counter()
+            call()
+            if turn >= 2:
+                seconds.append(time.perf_counter() - begin)
+        print(f"{name}: median {1e3 * median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
+
+    with gpuscheduler.Scheduler("cpu:4"):
+        for name, x in works.items():
+            timed(f"{name}, one process", x.compute)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices="cpu:2"),
+    ):
+        timed("submit and back", lambda: client.submit(abs, 1, pure=False).result())
+        for name, x in works.items():
+            timed(f"{name}, two workers", x.compute)
+
+
 def simulated(workers: int, devices: int) -> None:
     """Three workloads, of a few blocks for each device."""
     n = workers * devices
@@ -70,7 +102,7 @@ def simulated(workers: int, devices: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "simulate"])
+    parser.add_argument("what", choices=["tasks", "again", "simulate"])
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--workers", type=int, default=128)
@@ -78,5 +110,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.what == "tasks":
         tasks(options.count, options.repeat)
+    elif options.what == "again":
+        again(5 * options.repeat)
     else:
         simulated(options.workers, options.devices)

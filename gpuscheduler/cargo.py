@@ -156,9 +156,8 @@ def _repeats(leaf: Any) -> bool:
 
 
 def _on_device(leaf: Any) -> bool:
-    return type(leaf).__module__.partition(".")[0] == "cupy" and hasattr(
-        leaf, "__cuda_array_interface__"
-    )
+    kind = type(leaf)
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 
 def _slots(arrays: list[Any], device: bool) -> list[Slot]:

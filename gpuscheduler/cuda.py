@@ -24,7 +24,6 @@ from time import perf_counter
 from typing import Any
 
 import cupy
-import cupyx
 import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
 from dask.array.core import finalize
@@ -242,10 +241,14 @@ class Links:
     staged: set[tuple[int, int]]
 
 
+#: Pinned memory of what goes to other processes.
+CROSSING = PinnedBlocks()
+
+
 def gathered_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
     """Arrays on any devices as bytes of one pinned host buffer, where each starts: one batch of
     copies, and one wait for each device."""
-    buffer = cupyx.empty_pinned((nbytes,), np.uint8)
+    buffer = CROSSING.array((nbytes,), np.uint8)
     devices = sorted({a.device.id for a in arrays})
     held = []
     for device in devices:
@@ -342,8 +345,8 @@ class CudaHardware:
                 held = cupy.empty(end - first, np.uint8)
                 runtime.memcpy(held.data.ptr, first, end - first, runtime.memcpyHostToDevice)
                 for n in together:
-                    a = arrays[n]
-                    out[n] = cupy.ndarray(a.shape, a.dtype, held.data + (a.ctypes.data - first))
+                    a, at = arrays[n], arrays[n].ctypes.data - first
+                    out[n] = held[at : at + a.nbytes].view(a.dtype).reshape(a.shape)
         return out
 
     def join(self, blocks: Any) -> Any:

@@ -1,0 +1,114 @@
+"""Blocks on GPUs that go to another process, and stages that are given such blocks."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask.array as da  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+from gpuscheduler.cargo import Cargo, OffDevice, off_device, put_back  # noqa: E402
+from gpuscheduler.graph import from_dask  # noqa: E402
+from gpuscheduler.sizes import leaves  # noqa: E402
+from tests.strategies import received  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def on(device, array):
+    with cupy.cuda.Device(device):
+        return cupy.asarray(array)
+
+
+def arrived(cargo):
+    buffers = []
+    text = pickle.dumps(cargo, protocol=5, buffer_callback=buffers.append)
+    sent = [bytearray(b.raw()) for b in buffers if b.raw().nbytes]
+    assert len(sent) <= 2  # one for what is small, one for what was on devices
+    return pickle.loads(text, buffers=[bytearray(b.raw()) for b in buffers])
+
+
+@pytest.mark.gpus(2)
+def test_blocks_of_two_devices_cross_in_one_buffer_and_go_back_to_two():
+    x = np.random.default_rng(0).random((6, 50, 70))
+    values = {("x", i): on(i % 2, x[i]) for i in range(6)}
+    values["mean"] = {"total": on(1, x[0].sum(axis=0)), "n": np.arange(3)}
+    values["odd"] = on(0, x[1]).T[3:9]
+    values["empty"] = on(0, np.empty((0, 3), "f4"))
+    got = arrived(Cargo(values)).values
+    assert type(got["x", 0]) is OffDevice
+    np.testing.assert_array_equal(got["odd"].array, x[1].T[3:9])
+    assert got["empty"].array.shape == (0, 3)
+    with gpuscheduler.Scheduler("cuda:0,1") as s:
+        for place in (0, 1):
+            arrays = [leaf.array for v in got.values() for leaf in off_device(v)]
+            back = iter(s.hardware.brought_in(arrays, place))
+            again = {k: put_back(v, lambda _, back=back: next(back)) for k, v in got.items()}
+            for leaf in leaves(list(again.values())):
+                assert type(leaf) is np.ndarray or leaf.device.id == place
+            for i in range(6):
+                np.testing.assert_array_equal(again["x", i].get(), x[i])
+            np.testing.assert_array_equal(again["mean"]["total"].get(), x[0].sum(axis=0))
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_a_stage_reads_blocks_that_are_on_its_devices(devices):
+    x = np.random.default_rng(1).random((4, 30, 30))
+    given = {("x", i, 0): on(0, x[i]) for i in range(4)}
+    dsk = {("y", i, 0): (np.add, ("x", i, 0), ("x", (i + 1) % 4, 0)) for i in range(4)}
+    keys, names = list(dsk), dict.fromkeys(given, 0)
+    with gpuscheduler.Scheduler(devices) as s:
+        for _ in range(2):  # the second time it is planned already
+
+            def graph():
+                out = from_dask(dsk, keys, cache=names, compiled=False)
+                for key in keys:  # what `cut` leaves of them: names of what it is given
+                    i = key[1]
+                    reads = ("x", i, 0), ("x", (i + 1) % 4, 0)
+                    out.needs[key] = out.names[key] = reads
+                out.constants.clear()
+                return out
+
+            values = s.run_graph(graph, given, known="this stage")
+            for i in range(4):
+                np.testing.assert_array_equal(values["y", i, 0].get(), x[i] + x[(i + 1) % 4])
+            given = {k: on(0, v.get()) for k, v in given.items()}
+
+
+def test_a_whole_computation_cut_in_two_and_carried_over():
+    """Two schedulers stand for two workers; what goes from one to the other is pickled."""
+    from gpuscheduler.cut import CALLER, cut
+    from gpuscheduler.machine import Machine
+
+    a = np.random.default_rng(2).random((80, 80))
+    with gpuscheduler.Scheduler("cuda:0"), gpuscheduler.Scheduler("cuda:0") as other:
+        x = da.from_array(a, chunks=20).map_blocks(cupy.asarray, meta=cupy.empty((0, 0)))
+        y = ((x + x.T) @ x).to_backend("numpy")
+        graph = from_dask(*received(y), compiled=False)
+        plan = cut(graph, Machine.uniform(2, peer=1e9))
+        assert len(plan.stages) > 2
+        made = {}
+        for stage in plan.stages:
+            found = {}
+            for n in plan.parcels_of(stage):
+                parcel = plan.parcels[n]
+                cargo = made[parcel.source].take(parcel.keys)
+                far = plan.worker_of(parcel.source) != stage.worker
+                found |= (arrived(cargo) if far else cargo).values
+            reads = [k for keys in stage.reads.values() for k in keys]
+            off = [leaf.array for k in reads for leaf in off_device(found[k])]
+            back = iter(other.hardware.brought_in(off, 0))
+            given = {k: put_back(found[k], lambda _, back=back: next(back)) for k in reads}
+            portion = plan.portion(stage)
+            made[stage.number] = Cargo(other.run_graph(lambda p=portion: p, given))
+        blocks = {}
+        for (source, worker), n in plan.readers.items():
+            if worker == CALLER:
+                blocks |= made[source].take(plan.parcels[n].keys).values
+        (gather,) = graph.gathers.values()
+        rows = [[blocks[graph.alias.get(k, k)] for k in row] for row in gather.blocks]
+        host = [[b.get() if isinstance(b, cupy.ndarray) else b for b in row] for row in rows]
+        np.testing.assert_allclose(np.block(host), (a + a.T) @ a)

@@ -1,0 +1,85 @@
+"""A cluster of two worker processes, each with a scheduler of its own over two places on GPUs."""
+
+import time
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask.array as da  # noqa: E402
+from distributed import Client, LocalCluster, wait  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+
+try:
+    from cupy import _device as fake
+except ImportError:
+    fake = None
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def attached():
+    # kernels cannot be compiled in processes whose devices are the host
+    options = {"fuse": False, "random": "dask"} if fake else {}
+    devices = dict.fromkeys(range(2), "cuda:0,0")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices, "1 GiB", **options) as attached,
+    ):
+        yield attached
+
+
+@pytest.fixture(scope="module")
+def a():
+    return np.random.default_rng(0).random((400, 400))
+
+
+def on_gpus(a):
+    x = da.from_array(a, chunks=100)
+    return x.map_blocks(cupy.asarray, meta=cupy.empty((0, 0)))
+
+
+def no_races(client):
+    if fake:
+        races = client.run(lambda: __import__("cupy")._device.races)
+        assert not any(races.values()), races
+
+
+def test_blocks_cross_between_workers_and_results_come_as_what_they_are(attached, a):
+    assert repr(attached).endswith("2 workers of 2 cuda devices>")
+    x = on_gpus(a)
+    y = (x + x.T) @ x
+    assert attached.plan(y).traffic()
+    host = y.to_backend("numpy").compute()
+    assert type(host) is np.ndarray
+    np.testing.assert_allclose(host, (a + a.T) @ a)
+    device = y.compute()
+    assert type(device) is cupy.ndarray
+    np.testing.assert_allclose(device.get(), (a + a.T) @ a)
+    no_races(attached.client)
+
+
+def test_persisted_blocks_stay_on_their_gpus_and_let_go_of_them(attached, a):
+    client = attached.client
+
+    def used():
+        pool = __import__("cupy").get_default_memory_pool()
+        return pool.used_bytes()
+
+    x = on_gpus(a).persist()
+    wait(x)
+    held = client.run(used)
+    assert sum(held.values()) >= a.nbytes
+    assert attached.plan(x + 1).traffic() == {}
+    total = (x + x.T).sum().to_backend("numpy").compute()
+    np.testing.assert_allclose(float(total), 2 * a.sum())
+    del x
+    end = time.monotonic() + 60
+    while sum(client.run(used).values()) > sum(held.values()) - a.nbytes:
+        assert time.monotonic() < end, "the memory did not come back"
+        time.sleep(0.05)
+    no_races(client)

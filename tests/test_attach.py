@@ -30,7 +30,8 @@ from tests.strategies import dags
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["tests.strategies"])
 
-PATIENCE = 60  # seconds: a slow machine may take long, a lost signal takes for ever
+pytestmark = pytest.mark.timeout(400)
+PATIENCE = 100  # seconds: a slow machine may take long, a lost signal takes for ever
 GRAPHS = sorted(p.stem for p in (Path(__file__).parents[1] / "graphs").glob("[!_]*.py"))
 #: As Dask computes: bit for bit the same.
 EXACT = {"devices": "cpu:2", "memory_limit": "1 GiB", "fuse": False, "random": "dask"}
@@ -39,6 +40,7 @@ EXACT = {"devices": "cpu:2", "memory_limit": "1 GiB", "fuse": False, "random": "
 @pytest.fixture(scope="module")
 def client():
     with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),  # it will come back
         LocalCluster(
             n_workers=2,
             threads_per_worker=1,
@@ -70,6 +72,7 @@ def shared(client):
 @pytest.fixture
 def attached(client, shared):
     """The cluster with all its workers."""
+    client.cluster.scale(2)
     client.wait_for_workers(2, timeout=PATIENCE)
     return shared
 
@@ -339,7 +342,7 @@ def test_a_worker_that_joins_later_takes_part_and_one_that_leaves_does_not(attac
     assert int((x + 2).sum().compute()) == sum(range(2, 62))
 
 
-def test_another_version_on_a_worker_is_named(client, shared, monkeypatch):
+def test_another_version_on_a_worker_is_named(client, attached, monkeypatch):
     monkeypatch.setattr(gpuscheduler, "__version__", "99.0")
     with pytest.raises(RuntimeError) as caught:
         gpuscheduler.attach(client, devices="cpu:1")
@@ -349,7 +352,7 @@ def test_another_version_on_a_worker_is_named(client, shared, monkeypatch):
     assert "the client has gpuscheduler 99.0: install this version everywhere" in text
 
 
-def test_a_worker_without_the_package_is_named(client, shared):
+def test_a_worker_without_the_package_is_named(client, attached):
     worker, other = client.scheduler_info(n_workers=-1)["workers"]
 
     def hide():
@@ -367,7 +370,7 @@ def test_a_worker_without_the_package_is_named(client, shared):
         client.run(show, workers=[worker])
 
 
-def test_devices_that_a_worker_has_not_are_an_error_that_names_it(client, shared):
+def test_devices_that_a_worker_has_not_are_an_error_that_names_it(client, attached):
     with pytest.raises(RuntimeError, match="worker tcp://.*cuda|worker tcp://.*CUDA"):
         gpuscheduler.attach(client, devices="cuda:77")
 
@@ -380,7 +383,7 @@ def test_a_wrong_option_is_refused_at_once(client):
 # ---- leaving
 
 
-def test_closing_gives_everything_back(client):
+def test_closing_gives_everything_back(client, attached):
     """Also while another one is attached: that one is in place again."""
     before = client.compute, dask.config.get("scheduler", None)
     attached = gpuscheduler.attach(client, devices="cpu:1", memory_limit="100 MiB")

@@ -33,7 +33,7 @@ run: $(VENV)/.run
 	$(BIN)/gpuscheduler run haversine_mesh --png haversine_mesh.png
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 	PYTHONPATH=tests/fake_cuda:. $(BIN)/python -m pytest -n $(JOBS) tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 

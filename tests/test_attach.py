@@ -30,7 +30,8 @@ from tests.strategies import dags
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["tests.strategies"])
 
-pytestmark = pytest.mark.timeout(400)
+# one process runs them all, with one cluster
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("cluster")]
 PATIENCE = 100  # seconds: a slow machine may take long, a lost signal takes for ever
 GRAPHS = sorted(p.stem for p in (Path(__file__).parents[1] / "graphs").glob("[!_]*.py"))
 #: As Dask computes: bit for bit the same.

@@ -19,6 +19,7 @@ from dask.array.core import finalize
 
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
+from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
 from .run import DeviceLost, Lease
 from .sizes import sizeof
@@ -86,6 +87,16 @@ class CpuHardware:
     def home(self, value: Any) -> int | None:
         return None  # every thread reads all of the host's memory
 
+    def shown(self, places: Places) -> Any:
+        return places.get(0)
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        return places[0] if 0 in places else self.store.read(places[DISK], key)
+
+    def forget(self, places: Places) -> None:
+        if DISK in places:
+            self.store.remove(places[DISK])
+
     def settings(self) -> dict[str, Any]:
         return {}
 
@@ -125,7 +136,7 @@ class CpuHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
-        self.store.close()
+        self.store.retire()
 
 
 def cpu_team(devices: int) -> Team:
@@ -151,14 +162,26 @@ class CpuDevices:
         self.files: dict[int, File] = {}  # of values on the disk
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
+        self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         for i, step in enumerate(plan.steps):
-            if step.fixed:
-                self.values[i], self.held[i] = step.task({}), 1
+            if i in self.chunks:
+                self._take_over(i, self.chunks[i])
+            elif step.fixed:
+                value = step.task({})
+                self.values[i] = value() if type(value) is Chunk else value
+                self.held[i] = 1
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
         team.begin()
+
+    def _take_over(self, step: int, chunk: Chunk) -> None:
+        places = chunk.places
+        if 0 in places:
+            self.values[step], self.held[step] = places[0], 1
+        if DISK in places:
+            self.files[step] = places[DISK]
 
     def launch(self, step: int, place: int) -> None:
         self._launches[place].append(step)
@@ -176,6 +199,8 @@ class CpuDevices:
             self._soon.append(Copied(step, src, dst))
 
     def free(self, step: int, place: int) -> None:
+        if step in self.chunks:
+            self.chunks[step].left(place)
         if place == DISK:
             self.store.remove(self.files.pop(step))
             return
@@ -205,9 +230,19 @@ class CpuDevices:
             return self.store.read(self.files[step], self.plan.steps[step].key)
         return self.values[step]
 
+    def keep(self, step: int) -> dict[int, Any]:
+        places = {}
+        if self.held[step]:
+            places[0] = self.values[step]
+        if step in self.files:
+            places[DISK] = self.files.pop(step)
+        return places
+
     def close(self) -> None:
         self.stopped = True
         self.values = []
+        for step in self.chunks:
+            self.files.pop(step, None)
         for step in list(self.files):
             self._forget(step)
 
@@ -291,6 +326,8 @@ class CpuDevices:
             event = Failed(step, error)
         if self.stopped:  # after `close` has looked for files, maybe
             self._forget(step)
+        elif type(event) is Copied and step in self.chunks:
+            self.chunks[step].came(DISK, self.files[step])
         self._events.put([event])
 
     def _read(self, copy: tuple[int, int]) -> None:
@@ -299,7 +336,10 @@ class CpuDevices:
             return
         event: Event = Copied(step, DISK, dst)
         try:
-            self.values[step] = self.store.read(self.files[step], self.plan.steps[step].key)
+            value = self.store.read(self.files[step], self.plan.steps[step].key)
+            self.values[step] = value
+            if step in self.chunks:
+                self.chunks[step].came(0, value)
         except MemoryError:
             self.held[step] -= 1
             event = NoRoom(step, dst, self.files[step].nbytes)

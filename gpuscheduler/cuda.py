@@ -409,7 +409,7 @@ class CudaHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
-        self.store.close()
+        self.store.retire()
         self.pinned.clear()
         for i in sorted(set(self.ids)):
             with Device(i):

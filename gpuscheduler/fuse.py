@@ -23,6 +23,7 @@ from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, rebuilt
 from .graph import RANDOM, Draw, Graph
 from .grid import Tile
+from .persisted import Chunk
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain
 from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
@@ -254,7 +255,7 @@ class Fuser:
                 self.readers[d] = self.readers.get(d, 0) + 1
         for key, task in list(graph.tasks.items()):
             if isinstance(task, DataNode):
-                self._foresee(key, _abstract(task.value))
+                self._foresee(key, self._given(key, task.value))
             elif not ((self.follow or self._placed(task)) and self._task(key, task)):
                 self._split(key, task)
                 if self.follow and self._pairs(task):
@@ -288,6 +289,16 @@ class Fuser:
         graph.names[key], graph.needs[key] = (name,), (drawn,)
         self.readers[drawn] = 1
         self.before[key] = drawn
+
+    def _given(self, key: Key, value: Any) -> Any:
+        """What is known of a value of the graph; of a persisted chunk, also while it is away."""
+        if type(value) is not Chunk:
+            return _abstract(value)
+        shown = value.shown()
+        if shown is not None:
+            return _abstract(shown)
+        block = self.graph.blocks.get(key)
+        return None if block is None else Abstract(block.shape, block.dtype)
 
     def _foresee(self, key: Key, structure: Any) -> None:
         if structure is not None:

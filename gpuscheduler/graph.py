@@ -41,14 +41,16 @@ from dask.array.optimization import optimize as optimize_array
 from dask.array.random import _apply_random, _apply_random_func
 from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from .persisted import Chunk
 from .subgraph import Chain, Compiler
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
 
 PIN = "device"  # dask.annotate(device=k)
+APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 RANDOM = (_apply_random_func, _apply_random)
 
@@ -183,7 +185,7 @@ def _from_hlg_expr(expr: Any) -> Lowered:
         optimizer = op.low_level_optimizer
         if optimizer is optimize_array:
             output_keys = list(flatten(op.__dask_keys__()))
-            hlg = spread_pins(op.hlg)
+            hlg = set_apart(spread_pins(op.hlg))
             named = dict(hlg.layers)
             hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
             part = _from_layers(hlg.cull(set(output_keys)))
@@ -298,6 +300,23 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     return HighLevelGraph(layers, hlg.dependencies)
 
 
+def set_apart(hlg: HighLevelGraph) -> HighLevelGraph:
+    """Keep Dask from fusing persisted chunks into the tasks that read them: layers whose
+    annotations differ are not fused."""
+    apart = [name for name, layer in hlg.layers.items() if _holds_chunks(layer)]
+    if not apart:
+        return hlg
+    layers = dict(hlg.layers)
+    for name in apart:
+        layers[name] = copy(layers[name])
+        layers[name].annotations = {**(layers[name].annotations or {}), APART: name}
+    return HighLevelGraph(layers, hlg.dependencies)
+
+
+def _holds_chunks(layer: Layer) -> bool:
+    return isinstance(layer, MaterializedLayer) and _is_chunk(next(iter(layer.values()), None))
+
+
 # ---- from one dictionary to a Graph
 
 
@@ -364,6 +383,8 @@ class _Builder:
             if gather is None:
                 outputs[target] = None
             else:
+                if self.home is not None:
+                    gather = replace(gather, blocks=self._brought_back(gather.blocks))
                 self.gathers[target] = gather
                 outputs.update((self._resolve(b, target), None) for b in flatten(gather.blocks))
         tasks, dsk = self.tasks, self.dsk
@@ -373,7 +394,7 @@ class _Builder:
             if key in tasks or key in self.data:
                 continue
             task = dsk.get(key)
-            if type(task) is not Task:
+            if type(task) is not Task or type(task.func) is Chunk:
                 task = self._node(key)
                 if task is None:
                     continue
@@ -395,13 +416,35 @@ class _Builder:
         task = self.dsk[key]
         if not isinstance(task, GraphNode):
             task = convert_legacy_task(key, task, self.all_keys)
-        if isinstance(task, GraphNode) and not isinstance(task, DataNode):
+        if _is_chunk(task):
+            value = task.func if self._is_here(task) else task.func.shown()
+            if value is None:  # another scheduler's, and not in memory: the task reads it
+                return task
+        elif isinstance(task, GraphNode) and not isinstance(task, DataNode):
             return task
-        value = task.value if isinstance(task, DataNode) else task
+        else:
+            value = task.value if isinstance(task, DataNode) else task
         if self.home is not None and self.home(value) is not None:
             return DataNode(key, value)
         self.data[key] = value
         return None
+
+    def _is_here(self, task: Any) -> bool:
+        return self.home is not None and self.home(task.func) is not None
+
+    def _brought_back(self, blocks: Any) -> Any:
+        """Keys of blocks that are gathered. A persisted chunk gets a task that reads it, so that it
+        is brought back when its turn comes, and written into the result by its device."""
+        if isinstance(blocks, list):
+            return [self._brought_back(b) for b in blocks]
+        target = self._resolve(blocks, None)
+        chunk = self.dsk.get(target)
+        if not (_is_chunk(chunk) and self._is_here(chunk)):
+            return blocks
+        name, *index = target
+        block = (f"{name}-block", *index)
+        self.dsk[block] = Task(block, _same, TaskRef(target))
+        return block
 
     def _resolve(self, key: Key, reader: Key) -> Key:
         """Follow aliases to a key with a task or a value."""
@@ -610,6 +653,10 @@ def _without_conversion(task: Any) -> Any:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _is_chunk(task: Any) -> bool:
+    return type(task) is Task and type(task.func) is Chunk
 
 
 def _numblocks(blocks: Any) -> list[int]:

@@ -29,7 +29,10 @@ class InOrderDevices:
         self.plan, self.nbytes = plan, nbytes
         self.memory_of = plan.machine.memory_of
         self.values: dict[tuple[int, int], Any] = {
-            (i, self.memory_of(s.place)): s.task({}) for i, s in enumerate(plan.steps) if s.fixed
+            (i, place): s.task({})
+            for i, s in enumerate(plan.steps)
+            if s.fixed
+            for place in sorted(plan.there.get(i) or {self.memory_of(s.place)})
         }  # by step and memory
         self.events: list[Event] = []
         self.moved: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
@@ -62,6 +65,9 @@ class InOrderDevices:
 
     def value(self, step: int) -> Any:
         return next(v for (i, _), v in self.values.items() if i == step)
+
+    def keep(self, step: int) -> dict[int, Any]:
+        return {place: value for (i, place), value in self.values.items() if i == step}
 
     def close(self) -> None:
         self.values.clear()
@@ -146,9 +152,14 @@ class ShuffledDevices(InOrderDevices):
         held = sum(
             self.nbytes[i]
             for i, p in self.values
-            if p == memory and not (machine.shared and self.plan.steps[i].fixed)
+            if p == memory and not (machine.shared and is_callers(self.plan, i))
         )
         return held + self.nbytes[step] <= machine.limit(memory)
+
+
+def is_callers(plan: Plan, step: int) -> bool:
+    """Whether a step is a value of the graph that no run moves."""
+    return plan.steps[step].fixed and step not in plan.there
 
 
 def _arguments(flying: tuple[Callable[..., None], tuple[int, ...]]) -> tuple[int, ...]:
@@ -173,9 +184,9 @@ class ClockDevices:
         self.memory_of = plan.machine.memory_of
         for i, s in enumerate(plan.steps):
             if s.fixed:
-                memory = self.memory_of(s.place)
-                self.exists[i, memory] = 0.0
-                self._hold(i, memory)
+                for memory in sorted(plan.there.get(i) or {self.memory_of(s.place)}):
+                    self.exists[i, memory] = 0.0
+                    self._hold(i, memory)
         self.moved: dict[tuple[int, int], int] = defaultdict(int)
         self.spans: list[tuple[Any, float, float, Any]] = []  # (engine, start, end, key)
         self._queue: list[tuple[float, int, Event]] = []
@@ -219,6 +230,9 @@ class ClockDevices:
     def value(self, step: int) -> Any:
         raise TypeError("a clock has no values")
 
+    def keep(self, step: int) -> dict[int, Any]:
+        raise TypeError("a clock has no values")
+
     def close(self) -> None:
         self.exists.clear()
 
@@ -232,7 +246,7 @@ class ClockDevices:
 
     def _counted(self, step: int, place: int) -> int:
         """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
-        given = self.plan.machine.shared and self.plan.steps[step].fixed
+        given = self.plan.machine.shared and is_callers(self.plan, step)
         delivered = place == HOST and step in self.plan.deliver
         return 0 if given or delivered else self.nbytes[step]
 
@@ -307,8 +321,8 @@ def _everything(plan: Plan) -> dict[int, int]:
     """Bytes of all that is made in a memory or comes there."""
     memory_of = plan.machine.memory_of
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    for step, readers in zip(plan.steps, plan.readers, strict=True):
-        if not (step.fixed and plan.machine.shared):
+    for i, (step, readers) in enumerate(zip(plan.steps, plan.readers, strict=True)):
+        if not (plan.machine.shared and is_callers(plan, i)):
             for memory in {
                 memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
             }:

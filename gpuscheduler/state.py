@@ -141,8 +141,12 @@ class State:
         self.readers = plan.readers
         self.missing = [len(s.inputs) for s in steps]  # inputs that a launch would not find yet
         self.unread = [len(r) for r in plan.readers]  # readers that are not done yet
-        # the graph's own values: where devices read the host's memory, they take none of it
-        self.nbytes = [0 if s.fixed and self.shared else s.nbytes for s in steps]
+        self.given = {i for i, s in enumerate(steps) if s.fixed}  # there before the run
+        self.fixed = self.given.difference(plan.there)  # ... and it may not move them
+        self.nbytes = [s.nbytes for s in steps]
+        if self.shared:  # the caller's own values take none of the memory
+            for i in self.fixed:
+                self.nbytes[i] = 0
         self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
         self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
         self.pins = {p: [0] * n for p in places}  # uses under way, per place
@@ -164,8 +168,7 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
-        self.fixed = {i for i, s in enumerate(steps) if s.fixed}
-        self.keep = self.fixed.union(plan.outputs)
+        self.keep = self.given.union(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
         self.launched = bytearray(n)
         self.issued = bytearray(n)
@@ -184,21 +187,21 @@ class State:
         return not self.coming and not any(self.busy.values())
 
     def start(self) -> list[Instruction]:
-        for i in sorted(self.fixed):
+        for i in sorted(self.given):
             self._exists(i)
         for i, n in enumerate(self.missing):
-            if not n and i not in self.fixed:
+            if not n and i not in self.given:
                 self._is_ready(i)
         return self.handle()
 
     def _exists(self, i: int) -> None:
-        """A value of the graph, on its device before the run begins."""
-        memory = self.memory[self.place[i]]
+        """A value of the graph, on its device before the run begins; a chunk, wherever it is."""
         self.launched[i] = self.issued[i] = self.done[i] = 1
         self.left -= 1
-        self.where[i] = {memory}
-        self.resident[memory].add(i)
-        self._use(memory, self.nbytes[i])
+        self.where[i] = self.plan.there.get(i) or {self.memory[self.place[i]]}
+        for place in sorted(self.where[i]):
+            self.resident[place].add(i)
+            self._use(place, self._counted(i, place))
         for r in self.readers[i]:
             self.missing[r] -= 1
 

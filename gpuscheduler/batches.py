@@ -15,6 +15,7 @@ from dask.core import flatten
 
 from .fuse import Fused
 from .graph import Graph, depth_first
+from .persisted import Chunk
 from .plan import Plan
 from .siblings import Together, forget, read_together, rewire
 
@@ -35,12 +36,25 @@ SHARE, FETCHED = 20, 8
 class Batch:
     """Tasks that are the same program on different arrays; its value is the tuple of theirs."""
 
-    __slots__ = ("fixed", "key", "members", "ready")
+    __slots__ = ("_moved", "chunks", "fixed", "key", "members", "ready")
 
-    def __init__(self, key: Together, members: list[Fused], fixed: bool):
+    def __init__(
+        self, key: Together, members: list[Fused], fixed: bool, chunks: tuple[Chunk, ...] = ()
+    ):
         self.key, self.members = key, members
         self.fixed = fixed  # whether they read the same arrays at every run of the plan
+        self.chunks = chunks  # ... unless one of these has been moved since
         self.ready: dict[Any, Any] = {}  # what a device has prepared for such
+        self._moved = -1
+
+    def known(self) -> bool:
+        """Whether what was prepared still holds: where the arrays are is known by heart."""
+        if self.chunks:
+            moved = sum([c.moved for c in self.chunks])
+            if moved != self._moved:
+                self.ready.clear()
+                self._moved = moved
+        return bool(self.ready)
 
     def __call__(self, values: Values) -> tuple[Any, ...]:
         return tuple([task(values) for task in self.members])
@@ -68,7 +82,10 @@ def batched(graph: Graph, plan: Plan) -> bool:
             for d in graph.needs[k]
         )
         holder = read_together(graph, group)
-        made[holder] = Batch(holder, members, fixed and holder not in graph.constants)
+        given = [getattr(graph.tasks[d], "value", None) for k in group for d in graph.needs[k]]
+        chunks = tuple(v for v in given if type(v) is Chunk)
+        fixed = fixed and holder not in graph.constants
+        made[holder] = Batch(holder, members, fixed, chunks)
         where.update({key: (holder, n) for n, key in enumerate(group)})
     forget(graph, where)
     rewire(graph, where)

@@ -419,7 +419,7 @@ class _Builder:
         if _is_chunk(task):
             value = task.func if self._is_here(task) else task.func.shown()
             if value is None:  # another scheduler's, and not in memory: the task reads it
-                return task
+                return task  # type: ignore[no-any-return]
         elif isinstance(task, GraphNode) and not isinstance(task, DataNode):
             return task
         else:

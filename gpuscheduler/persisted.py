@@ -8,7 +8,7 @@ that read it bring it back. Decides nothing and moves nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -39,13 +39,23 @@ class Chunk:
     ...     def forget(self, places):
     ...         print("gone from", sorted(places))
     >>> chunk = Chunk("x", 0, 32, {0: 5}, Memory())
-    >>> chunk(), chunk
-    (5, <Chunk 'x', 32 bytes>)
+    >>> print(chunk(), chunk)
+    5 <Chunk 'x', 32 bytes>
     >>> del chunk
     gone from [0]
     """
 
-    __slots__ = ("__weakref__", "_lock", "keeper", "key", "moved", "mover", "nbytes", "place", "places")
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "keeper",
+        "key",
+        "moved",
+        "mover",
+        "nbytes",
+        "place",
+        "places",
+    )
 
     def __init__(self, key: Key, place: int, nbytes: int, places: Places, keeper: Keeper):
         self.key, self.place, self.nbytes = key, place, nbytes
@@ -140,10 +150,12 @@ class Persisted:
             for chunk in mine:
                 chunk.mover = None
 
-    def nbytes(self, memory_of: Callable[[int], int] = lambda place: place) -> dict[int, int]:
-        """Bytes in each memory; what is in several counts where it is fastest."""
+    def nbytes(self) -> dict[int, int]:
+        """Bytes on each device, on the host and on the disk; what is in several places counts where
+        it is fastest."""
         out: dict[int, int] = {}
         for chunk in self.every():
-            place = memory_of(max(chunk.places, default=chunk.place))
+            place = max(chunk.places, default=chunk.place)
+            place = chunk.place if place >= 0 else place
             out[place] = out.get(place, 0) + chunk.nbytes
         return out

@@ -105,7 +105,7 @@ class Plan:
     index: dict[Key, int] = field(default_factory=dict)
     predicted: Footprint | None = None
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
-    there: dict[int, Set[int]] = field(default_factory=dict)
+    there: Mapping[int, Set[int]] = field(default_factory=dict)
 
     @cached_property
     def chunks(self) -> dict[int, Chunk]:

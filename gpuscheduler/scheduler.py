@@ -175,8 +175,8 @@ class Scheduler:
         )
 
     def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> list[Any]:
-        """Dask calls this for `x.persist()` and `dask.persist(x, y)`: compute these collections, and
-        leave their chunks where they were made.
+        """Compute these collections and leave their chunks where they were made. Dask calls this
+        for `x.persist()` and `dask.persist(x, y)`.
 
         The chunks count against the memory limit of later runs. A run that needs their room sends
         those away that it needs last, or not at all, and one that reads them brings them back.
@@ -423,7 +423,7 @@ class Scheduler:
         machine = self.hardware.machine
         limits = " / ".join(dict.fromkeys(format_bytes(m) for m in machine.memory))
         n = len(machine.devices)
-        held = self._persisted.nbytes(machine.memory_of)
+        held = self._persisted.nbytes()
         persisted = f", persisted {format_bytes(sum(held.values()))}" if held else ""
         away = [f"{format_bytes(held[p])} {where}" for p, where in AWAY.items() if p in held]
         if away:
@@ -437,7 +437,7 @@ class Scheduler:
         machine, names = self.hardware.machine, self.hardware.names
         held = self._persisted.nbytes()
         rows = [
-            (d, names[d], format_bytes(machine.memory[d]), format_bytes(held.get(d, 0)))
+            (str(d), names[d], format_bytes(machine.memory[d]), format_bytes(held.get(d, 0)))
             for d in machine.devices
         ]
         rows += [("", where, "", format_bytes(held[p])) for p, where in AWAY.items() if p in held]

@@ -106,7 +106,9 @@ class Store:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise self._failed("written to", key, error) from error
-        file = File(path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts), os.getpid())
+        file = File(
+            path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts), os.getpid()
+        )
         with self._lock:
             self.nbytes += file.nbytes
             self.peak = max(self.peak, self.nbytes)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 Key = Any
 Places = Mapping[int, Any]  # place -> what the hardware keeps there
@@ -55,6 +55,7 @@ class Chunk:
         "nbytes",
         "place",
         "places",
+        "step",
     )
 
     def __init__(self, key: Key, place: int, nbytes: int, places: Places, keeper: Keeper):
@@ -63,6 +64,7 @@ class Chunk:
         self.keeper = keeper
         self.mover: object | None = None  # the run that may move it
         self.moved = 0  # how often it came back to its device, at another address
+        self.step: Any = None  # what stands for it in the plans of runs that do not read it
         self._lock = threading.RLock()
 
     def __call__(self) -> Any:
@@ -118,20 +120,16 @@ class Persisted:
     """All chunks of one scheduler that somebody still holds."""
 
     def __init__(self) -> None:
-        self._chunks: WeakSet[Chunk] = WeakSet()
+        self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
         self._lock = threading.RLock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
-        with self._lock:
-            self._chunks.add(chunk)
+        known = id(chunk)
+        self._chunks[known] = ref(chunk, lambda _: self._chunks.pop(known, None))
 
     def every(self) -> list[Chunk]:
-        """In the order of their keys' text: sets have no order, plans do."""
-        if not self._chunks:
-            return []
-        with self._lock:
-            chunks = list(self._chunks)
-        return sorted(chunks, key=lambda c: str(c.key))
+        refs = list(self._chunks.values())  # one step, for chunks may go at any time
+        return [c for r in refs if (c := r()) is not None]
 
     @contextmanager
     def lent(self) -> Iterator[list[Chunk]]:

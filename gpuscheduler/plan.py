@@ -191,11 +191,13 @@ def chunk_of(step: Step) -> Chunk | None:
 
 
 def _step_of(chunk: Chunk, place: int) -> Step:
-    """A step for a chunk that the plan does not read."""
-    task = DataNode(chunk.key, chunk)
-    return Step(
-        chunk.key, task, (), (), (), {}, place, chunk.nbytes, True, 0.0, kind=-1, fixed=True
-    )
+    """A step for a chunk that the plan does not read. It does not hold the chunk."""
+    step: Step | None = chunk.step
+    if step is None or step.place != place:
+        key, nbytes, none = chunk.key, chunk.nbytes, DataNode(chunk.key, None)
+        step = Step(key, none, (), (), (), {}, place, nbytes, True, 0.0, kind=-1, fixed=True)
+        chunk.step = step
+    return step
 
 
 def make_plan(

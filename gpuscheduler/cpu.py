@@ -184,14 +184,19 @@ class CpuDevices:
             self.files[step] = places[DISK]
 
     def launch(self, step: int, place: int) -> None:
-        self._launches[place].append(step)
+        if self.plan.steps[step].aside and isinstance(self.team, Team):
+            self.team.send_to_any(self._run, [step])
+        else:
+            self._launches[place].append(step)
 
     def copy(self, step: int, src: int, dst: int) -> None:
         if dst == DISK:
             self.team.send_aside("writes", self._write, (step, src))
             return
         self.held[step] += 1
-        if src == DISK:
+        if src == DISK and self.plan.steps[step].again and isinstance(self.team, Team):
+            self.team.send_to_any(self._read, (step, dst))
+        elif src == DISK:
             self.team.send_aside("reads", self._read, (step, dst))
         elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
             self.team.send(src, self._deliver, [(step, src)])
@@ -202,7 +207,7 @@ class CpuDevices:
         if step in self.chunks:
             self.chunks[step].left(place)
         if place == DISK:
-            self.store.remove(self.files.pop(step))
+            self._forget(step)
             return
         self.held[step] -= 1
         if self.held[step] <= (step in self.written):
@@ -226,8 +231,12 @@ class CpuDevices:
             return out
 
     def value(self, step: int) -> Any:
-        if step in self.files and self.held[step] <= (step in self.written):
-            return self.store.read(self.files[step], self.plan.steps[step].key)
+        if self.held[step] <= (step in self.written):
+            s = self.plan.steps[step]
+            if step in self.files:
+                return self.store.read(self.files[step], s.key)
+            if s.again:
+                return s.task(s.values({}.get))
         return self.values[step]
 
     def keep(self, step: int) -> dict[int, Any]:
@@ -236,7 +245,7 @@ class CpuDevices:
             places[0] = self.values[step]
         if step in self.files:
             places[DISK] = self.files.pop(step)
-        return places
+        return places or {0: self.value(step)}
 
     def close(self) -> None:
         self.stopped = True
@@ -275,6 +284,8 @@ class CpuDevices:
                 continue
             try:
                 value = step.task(step.values(values.__getitem__))
+                if step.aside:
+                    value = _contiguous(value)
                 held[i] = 1
                 values[i] = value
                 events += (Issued(i, size(value)), Done(i))
@@ -336,13 +347,16 @@ class CpuDevices:
             return
         event: Event = Copied(step, DISK, dst)
         try:
-            value = self.store.read(self.files[step], self.plan.steps[step].key)
+            s = self.plan.steps[step]
+            value = (
+                s.task(s.values({}.get)) if s.again else self.store.read(self.files[step], s.key)
+            )
             self.values[step] = value
             if step in self.chunks:
                 self.chunks[step].came(0, value)
         except MemoryError:
             self.held[step] -= 1
-            event = NoRoom(step, dst, self.files[step].nbytes)
+            event = NoRoom(step, dst, self.plan.steps[step].nbytes)
         except BaseException as error:
             event = Failed(step, error)
         self._events.put([event])
@@ -350,6 +364,13 @@ class CpuDevices:
     def _only_delivered(self, step: int) -> bool:
         """Nobody wants the value itself: what is wanted of it is in the result."""
         return not self.plan.readers[step] and step not in self.plan.direct
+
+
+def _contiguous(value: Any) -> Any:
+    """A block of a memory map as programs expect blocks; as it is, where it is so in the file."""
+    if isinstance(value, np.memmap) and not value.flags.c_contiguous:
+        return np.ascontiguousarray(value)
+    return value
 
 
 def _asked_for(error: MemoryError, least: int) -> int:

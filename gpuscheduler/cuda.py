@@ -54,6 +54,8 @@ TOGETHER = 2e-4
 #: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
 #: takes the interpreter from the threads that launch.
 REPORT_EVERY = 0.002
+#: Threads for each device that read and write files beside it, at most.
+FILES = 4
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -411,7 +413,7 @@ class CudaHardware:
             Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
             for lane in lanes
         ]
-        return Team(workers, lanes)
+        return Team(workers, lanes, FILES)
 
     def free(self) -> list[int]:
         """Bytes that are free on each place's GPU now."""
@@ -693,7 +695,10 @@ class CudaDevices:
     # ---- verbs, in the loop's thread
 
     def launch(self, step: int, place: int) -> None:
-        self._todo[place].append(("launch", step, place))
+        if self.plan.steps[step].aside:
+            self.team.send_to_any(self._aside, (step, place))
+        else:
+            self._todo[place].append(("launch", step, place))
 
     def copy(self, step: int, src: int, dst: int) -> None:
         if dst == HOST:
@@ -753,6 +758,9 @@ class CudaDevices:
             value = self.hardware.store.read(self.files[step], self.plan.steps[step].key)
             with Device(self.lanes[self.plan.steps[step].place].device):
                 return map_leaves(_off_host, value)
+        s = self.plan.steps[step]
+        if s.again:
+            return s.task(s.values({}.get))
         raise KeyError(step)
 
     def keep(self, step: int) -> dict[int, Any]:
@@ -763,7 +771,7 @@ class CudaDevices:
                 places[place] = held
         if step in self.files:
             places[DISK] = self.files.pop(step)
-        return places
+        return places or {self.plan.steps[step].place: _Held(self.value(step))}
 
     def close(self) -> None:
         self.stopped = True
@@ -814,15 +822,54 @@ class CudaDevices:
         if self.stopped:
             return
         try:
-            value = self.hardware.store.read(
-                self.files[step],
-                self.plan.steps[step].key,
-                lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
-            )
+            s = self.plan.steps[step]
+            if s.again:
+                value = map_leaves(self._pinned, s.task(s.values({}.get)))
+            else:
+                value = self.hardware.store.read(
+                    self.files[step],
+                    s.key,
+                    lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
+                )
             self.held[DISK][step] = _Held(value)
             self._events.put([_Read(step, dst)])  # type: ignore[list-item]
         except BaseException as error:
             self._events.put([Failed(step, error)])
+
+    def _aside(self, launch: tuple[int, int]) -> None:
+        """Run a step that reads a file or writes one, in a thread that may wait for it. It gets
+        arrays of the host, and what it makes goes to pinned memory, from where a copy is fast."""
+        i, place = launch
+        if self.stopped:
+            return
+        lane, step = self.lanes[place], self.plan.steps[i]
+        try:
+            Device(lane.device).use()
+            value = step.task(step.values(lambda j: self._brought_home(lane, self.held[place][j])))
+            value = map_leaves(self._pinned, value)
+            self.held[place][i] = _Held(value)
+            self._events.put([Issued(i, device_bytes(value)), Done(i)])
+        except BaseException as error:
+            self._events.put([Failed(i, error)])
+
+    def _brought_home(self, lane: _Lane, held: _Held) -> Any:
+        """A value with arrays of the host, which have arrived."""
+        if not device_bytes(held.value):
+            return held.value
+        stream = lane.outgoing
+        if held.ready is not None:
+            stream.wait_event(held.ready)
+        with stream:
+            out = map_leaves(lambda v: self._on_host(v, stream), _solid(held.value))
+        lane.mark(stream, block=True).synchronize()
+        return map_leaves(_host_array, out)
+
+    def _pinned(self, v: Any) -> Any:
+        if type(v) is not np.ndarray or v.dtype.hasobject:
+            return v
+        out = self.hardware.pinned.array(v.shape, v.dtype)
+        out[...] = v
+        return out
 
     # ---- in the workers
 

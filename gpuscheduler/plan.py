@@ -40,6 +40,8 @@ class Step:
     kind: int  # steps that do the same to different blocks have the same kind
     fixed: bool = False  # the value is the graph's own: letting go of it would free nothing
     picks: tuple[tuple[int, ...], ...] = ()  # where in each source's value what it reads is
+    aside: bool = False  # it reads a file or writes one, while its device works
+    again: bool = False  # ... and what it has read can be read again
 
     def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
         """What the task is called with, given the value of each step that it reads."""
@@ -143,10 +145,10 @@ class Plan:
 
     @cached_property
     def crossing(self) -> bytearray:
-        """Which steps are read on other devices than their own."""
+        """Which steps are read on other devices than their own, or by a step that runs aside."""
         steps = self.steps
         return bytearray(
-            any(steps[r].place != step.place for r in self.readers[i])
+            any(steps[r].place != step.place or steps[r].aside for r in self.readers[i])
             for i, step in enumerate(steps)
         )
 
@@ -225,6 +227,8 @@ def make_plan(
             kinds[i],
             key in given,
             picks.get(key, ()),
+            key in graph.aside,
+            key in graph.again,
         )
         for i, key in enumerate(keys)
     ]

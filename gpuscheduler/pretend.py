@@ -48,6 +48,8 @@ class InOrderDevices:
             self.events.append(Failed(step, error))
             return
         self.values[step, memory] = value
+        if s.again:
+            self.values[step, DISK] = value
         self.events += [Issued(step, self.size(step, value)), Done(step)]
 
     def copy(self, step: int, src: int, dst: int) -> None:
@@ -96,9 +98,11 @@ class ShuffledDevices(InOrderDevices):
             i
             for i, *places in map(_arguments, self.flying)
             if places[0] != DISK and places[-1] == (place if len(places) == 1 else memory)
+            if not (len(places) == 1 and self.plan.steps[i].aside)
         }
+        aside = self.plan.steps[step].aside
         for j in self.plan.steps[step].inputs:
-            here = (j, memory) in self.values or j in queued
+            here = (j, memory) in self.values or (j in queued and not aside)
             assert here, f"step {step}: its input {j} is not on {place}"
         self.flying.append((super().launch, (step, place)))
 
@@ -129,13 +133,14 @@ class ShuffledDevices(InOrderDevices):
         return [self.events.pop(0)]  # Issued and Done may be far apart too
 
     def _possible(self) -> list[int]:
-        """What may land next: the first thing on its way to each device, any copy to the host, and
-        any to or from the disk."""
+        """What may land next: the first thing on its way to each device, any copy to the host, any
+        to or from the disk, and any step that runs aside."""
         seen: set[int] = set()
         out = []
         for n, (_, args) in enumerate(self.flying):
             place = args[-1]
-            if place < 0 or args[1] == DISK:
+            aside = len(args) == 2 and self.plan.steps[args[0]].aside
+            if place < 0 or args[1] == DISK or aside:
                 out.append(n)
                 continue
             if place not in seen:
@@ -197,8 +202,11 @@ class ClockDevices:
         s = self.plan.steps[step]
         memory = self.memory_of(place)
         begin = max([self.now, *(self.exists[j, memory] for j in s.inputs)])
-        end = self._occupy(place, begin, s.seconds, s.key)
+        engine = ("aside", place) if s.aside else place
+        end = self._occupy(engine, begin, s.seconds, s.key)
         self.exists[step, memory] = end
+        if s.again:
+            self.exists[step, DISK] = end
         self._hold(step, memory)
         self._later(self.now, Issued(step, self.nbytes[step]))
         self._later(end, Done(step))
@@ -248,6 +256,7 @@ class ClockDevices:
         """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
         given = self.plan.machine.shared and is_callers(self.plan, step)
         delivered = place == HOST and step in self.plan.deliver
+        delivered = delivered or (place == DISK and self.plan.steps[step].again)
         return 0 if given or delivered else self.nbytes[step]
 
     def _occupy(self, engine: Any, begin: float, seconds: float, key: Any) -> float:

@@ -79,11 +79,13 @@ class Worker:
 class Team:
     """One worker for each device of a run."""
 
-    def __init__(self, workers: list[Worker], lanes: Any = None):
+    def __init__(self, workers: list[Worker], lanes: Any = None, files: int = 1):
         self.workers = workers
+        self.files = files  # threads for each worker that read and write files, at most
         self.lanes = lanes  # what the hardware keeps for each of them
         self.aside: dict[str, Worker] = {}  # for what must not wait behind tasks
         self.contexts: list[Context] = []
+        self.caller = Context()
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -107,7 +109,8 @@ class Team:
 
     def begin(self) -> None:
         """Let tasks see the caller's context variables. A context serves one thread at a time."""
-        self.contexts = [copy_context() for _ in self.workers]
+        self.caller = copy_context()
+        self.contexts = [self.caller.copy() for _ in self.workers]
 
     def send(self, place: int, job: Job, argument: Any) -> None:
         self.workers[place].send(self.contexts[place], job, argument)
@@ -118,6 +121,23 @@ class Team:
         if worker is None:
             worker = self.aside[name] = Worker(f"gpuscheduler-{name}")
         worker.send(Context(), job, argument)
+
+    def send_to_any(self, job: Job, argument: Any) -> None:
+        """To one of a few threads that wait for files: to one with nothing to do, or a new one, or
+        the one with least to do. Only the run's thread may."""
+        names = [f"files-{n}" for n in range(self.files * len(self.workers))]
+        least, chosen = None, names[0]
+        for name in names:
+            worker = self.aside.get(name)
+            waiting = 0 if worker is None else worker.sent - worker.finished
+            if least is None or waiting < least:
+                least, chosen = waiting, name
+            if not waiting:
+                break
+        worker = self.aside.get(chosen)
+        if worker is None:
+            worker = self.aside[chosen] = Worker(f"gpuscheduler-{chosen}")
+        worker.send(self.caller.copy(), job, argument)
 
     def stop(self) -> None:
         for w in self.every:
@@ -183,7 +203,7 @@ class Teams:
         finally:
             with self._lock:
                 self.leased.remove(team)
-                team.contexts = []
+                team.contexts, team.caller = [], Context()
                 fit = (clean or not team.busy) and len(self.idle) < self.keep and not self.closed
                 (self.idle if fit else self.retired).append(team)
                 self.retired = [t for t in self.retired if t.alive]

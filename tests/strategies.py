@@ -167,11 +167,17 @@ def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True)
         step.place, step.nbytes, step.known = place, guess, k
     for step, kind in zip(plan.steps, each(st.integers(0, 3)), strict=True):
         step.kind = kind
+    if draw(st.booleans()):  # some that read files or write them
+        for step, aside in zip(plan.steps, each(st.booleans()), strict=True):
+            step.aside = aside
+            step.again = aside and not step.inputs and draw(st.booleans())
     if draw(st.booleans()):
         for step, true, fixed in zip(plan.steps, sizes, each(st.booleans()), strict=True):
             if fixed and not step.inputs:  # the value is there, so its size is no secret
                 step.fixed, step.nbytes, step.known = True, true, True
     fixed = [i for i, s in enumerate(plan.steps) if s.fixed]
+    for i in fixed:
+        plan.steps[i].aside = plan.steps[i].again = False
     chunks = {i for i in fixed if persisted and draw(st.booleans())}
     held, need = [0] * devices, [0] * devices
     most = [max(s.nbytes * s.known, true) for s, true in zip(plan.steps, sizes, strict=True)]

@@ -236,7 +236,7 @@ class CpuDevices:
             if step in self.files:
                 return self.store.read(self.files[step], s.key)
             if s.again:
-                return s.task(s.values({}.get))
+                return s.read()
         return self.values[step]
 
     def keep(self, step: int) -> dict[int, Any]:
@@ -348,9 +348,7 @@ class CpuDevices:
         event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
-            value = (
-                s.task(s.values({}.get)) if s.again else self.store.read(self.files[step], s.key)
-            )
+            value = s.read() if s.again else self.store.read(self.files[step], s.key)
             self.values[step] = value
             if step in self.chunks:
                 self.chunks[step].came(0, value)

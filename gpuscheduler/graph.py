@@ -332,11 +332,11 @@ def _uses_files(layer: Layer, layers: Mapping[str, Layer]) -> bool:
         return True
     if function not in SLICERS or not layer.indices:
         return False
-    array, index = layer.indices[0]
-    if index is not None:
+    array: Any = layer.indices[0][0]
+    if layer.indices[0][1] is not None:
         return False  # blocks of another array
     if isinstance(array, (TaskRef, Alias)):
-        name = array.key if isinstance(array, TaskRef) else array.target
+        name: Any = array.key if isinstance(array, TaskRef) else array.target
         array = layers[name].get(name) if name in layers else None
     return _is_in_file(array.value if isinstance(array, DataNode) else array)
 

@@ -62,7 +62,7 @@ class Chunk:
         self.key, self.place, self.nbytes = key, place, nbytes
         self.places: Places = places  # never changed: a new one takes its place
         self.keeper = keeper
-        self.mover: object | None = None  # the run that may move it
+        self.mover: ref[_Run] | None = None  # the run that may move it, while that goes on
         self.moved = 0  # how often it came back to its device, at another address
         self.step: Any = None  # what stands for it in the plans of runs that do not read it
         self._lock = threading.RLock()
@@ -116,6 +116,12 @@ class Given:
         return self.value
 
 
+class _Run:
+    """Stands for a run. It is held by nobody else, so it goes with the run, whatever ends that."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Persisted:
     """All chunks of one scheduler that somebody still holds."""
 
@@ -137,11 +143,11 @@ class Persisted:
         if not self._chunks:
             yield []
             return
-        run = object()
+        run = _Run()
         with self._lock:
-            mine = [c for c in self.every() if c.mover is None]
+            mine = [c for c in self.every() if c.mover is None or c.mover() is None]
             for chunk in mine:
-                chunk.mover = run
+                chunk.mover = ref(run)
         try:
             yield mine
         finally:

@@ -43,6 +43,10 @@ class Step:
     aside: bool = False  # it reads a file or writes one, while its device works
     again: bool = False  # ... and what it has read can be read again
 
+    def read(self) -> Any:
+        """The value, read from its file; of a step that can be read `again`."""
+        return self.task(dict(self.constants))
+
     def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
         """What the task is called with, given the value of each step that it reads."""
         if self.picks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ Job = Callable[[Any], None]  # called with what was sent with it
 class Worker:
     """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last.
 
-    `idle` runs while the inbox is empty, until it says that there was nothing to do.
+    `idle` runs while the inbox is empty, until it says that there was nothing to do. The thread
+    does not hold its worker: it ends also when nobody else does, wherever a Ctrl-C came between.
     """
 
     def __init__(
@@ -34,25 +36,43 @@ class Worker:
         teardown: Callable[[], None] | None = None,
         idle: Callable[[], bool] | None = None,
     ):
-        self.setup, self.teardown, self.idle = setup, teardown, idle
-        self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
-        self.sent = self.finished = 0  # each is written by one thread only
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._desk = _Desk(setup, teardown, idle)
+        self.sent = 0  # written by one thread only
+        weakref.finalize(self, self._desk.inbox.put, None).atexit = False
+        self.thread = threading.Thread(target=self._desk.work, name=name, daemon=True)
         self.thread.start()
 
     @property
+    def finished(self) -> int:
+        return self._desk.finished
+
+    @property
     def busy(self) -> bool:
-        return self.sent != self.finished
+        return self.sent != self._desk.finished
 
     def send(self, context: Context, job: Job, argument: Any) -> None:
         self.sent += 1
-        self.inbox.put((context, job, argument))
+        self._desk.inbox.put((context, job, argument))
 
     def stop(self) -> None:
         """End after what has been sent."""
-        self.inbox.put(None)
+        self._desk.inbox.put(None)
 
-    def _work(self) -> None:
+
+class _Desk:
+    """What a worker's thread knows."""
+
+    def __init__(
+        self,
+        setup: Callable[[], None] | None,
+        teardown: Callable[[], None] | None,
+        idle: Callable[[], bool] | None,
+    ):
+        self.setup, self.teardown, self.idle = setup, teardown, idle
+        self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
+        self.finished = 0  # written by the thread only
+
+    def work(self) -> None:
         if self.setup is not None:
             self.setup()
         get, empty, idle = self.inbox.get, self.inbox.empty, self.idle

@@ -177,7 +177,7 @@ def _numbered(leaf: Expr, number: Callable[[int], int]) -> Expr:
 # ---- what is known of values before they are there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen would take three times as long to make, for each block
 class Source:
     """A value that a task makes and its readers may compute for themselves instead."""
 
@@ -192,6 +192,14 @@ class Source:
     far: bool  # it reads much more than it makes
     number: int  # among all structures that were foreseen
 
+    def of(self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None) -> Source:
+        """The same of another block."""
+        free = not names and not positions
+        return Source(
+            self.shape, self.expr, names, self.expects, self.leaves, positions, kind, free,
+            self.far, self.number,
+        )  # fmt: skip
+
 
 @dataclass(slots=True)
 class Followed:
@@ -201,9 +209,11 @@ class Followed:
     reason: str = ""
     makes: Any = None  # the structure of its value
     number: int = -1  # ... among all that were foreseen
-    expects: tuple[Abstract | None, ...] = ()  # of the values under the task's own names
+    expects: tuple[Abstract | None, ...] = ()  # of the values that it reads
     leaves: tuple[int, ...] = ()  # how many each of these has
     view: Any = None  # its value, where that is only a view of what it reads
+    pairs: bool = False  # whether it gives pairs of a value and its place
+    offer: Source | None = None  # its value as readers may compute it, but for where a block lies
 
 
 # ---- the pass
@@ -238,6 +248,8 @@ class Fuser:
         self.impure: dict[int, str | None] = {}
         self.pairing: dict[int, bool] = {}
         self.drawn: dict[Any, tuple[Expr | None, int]] = {}
+        self.given: dict[Any, tuple[int, Any] | None] = {}  # what arrays that are there are like
+        self.lengths: dict[int, tuple[Expr, int]] = {}  # the numbers along one axis of a tile
         self.alive: list[Any] = []  # what is known by its id must live on
         self.before: dict[Key, Key] = {}  # tasks that were put in front of others
         self.globals: list[Any] = []
@@ -255,7 +267,9 @@ class Fuser:
                 self.readers[d] = self.readers.get(d, 0) + 1
         for key, task in list(graph.tasks.items()):
             if isinstance(task, DataNode):
-                self._foresee(key, self._given(key, task.value))
+                known = self._value_of(key, task)
+                if known is not None:
+                    self.foreseen[key] = known
             elif not ((self.follow or self._placed(task)) and self._task(key, task)):
                 self._split(key, task)
                 if self.follow and self._pairs(task):
@@ -290,19 +304,31 @@ class Fuser:
         self.readers[drawn] = 1
         self.before[key] = drawn
 
-    def _given(self, key: Key, value: Any) -> Any:
-        """What is known of a value of the graph; of a persisted chunk, also while it is away."""
-        if type(value) is not Chunk:
-            return _abstract(value)
-        shown = value.shown()
-        if shown is not None:
-            return _abstract(shown)
+    def _value_of(self, key: Key, node: DataNode) -> tuple[int, Any] | None:
+        """Number and structure of a value; of a persisted chunk, also while it is away."""
+        value = node.value.shown() if type(node.value) is Chunk else node.value
+        if value is not None:
+            return self._given(value)
         block = self.graph.blocks.get(key)
-        return None if block is None else Abstract(block.shape, block.dtype)
+        structure = None if block is None else Abstract(block.shape, block.dtype)
+        return None if structure is None else (self._number(structure), structure)
 
     def _foresee(self, key: Key, structure: Any) -> None:
         if structure is not None:
             self.foreseen[key] = self._number(structure), structure
+
+    def _given(self, value: Any) -> tuple[int, Any] | None:
+        """Number and structure of a value that is there."""
+        alike = None
+        if type(value).__name__ == "ndarray":  # of which many lie in memory alike
+            alike = type(value), value.dtype, value.shape, value.strides
+            if alike in self.given:
+                return self.given[alike]
+        structure = _abstract(value)
+        known = None if structure is None else (self._number(structure), structure)
+        if alike is not None:
+            self.given[alike] = known
+        return known
 
     def _number(self, structure: Any) -> int:
         return self.numbers.setdefault(_words(structure), len(self.numbers))
@@ -318,25 +344,24 @@ class Fuser:
             return False
         constants = graph.constants.get(key, {})
         targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
-        if not recipe.draws and self._touched(key, targets, constants) < self.least:
+        large = not self.least or bool(recipe.draws)
+        if not large and self._touched(key, targets, constants) < self.least:
             self.reasons[key] = f"it touches less than {self.least:,} bytes"
             return False
         plain: list[tuple[int, Any]] = []
-        for name in recipe.names:
+        inlined: dict[int, Source] = {}
+        for n, name in enumerate(recipe.names):
             if name in constants:
-                structure = _abstract(constants[name])
-                known = None if structure is None else (self._number(structure), structure)
+                known = self._given(constants[name])
             else:
-                known = self.foreseen.get(targets[name])
+                target = targets[name]
+                known = self.foreseen.get(target)
+                if target in self.sources and self._may_inline(target, key):
+                    inlined[n] = self.sources[target]
             if known is None:
                 self.reasons[key] = f"what {name!r} will be like is not known before it is there"
                 return False
             plain.append(known)
-        inlined = {
-            n: self.sources[targets[name]]
-            for n, name in enumerate(recipe.names)
-            if self.merge and name in targets and self._may_inline(targets[name], key)
-        }
         found = self._follow(recipe, plain, inlined)
         if inlined and found.program is not None:
             worth = _worth(found.program, inlined)
@@ -361,8 +386,8 @@ class Fuser:
         return total + sum([getattr(c, "nbytes", 0) for c in constants.values()])
 
     def _may_inline(self, target: Key, reader: Key) -> bool:
-        source = self.sources.get(target)
-        if source is None or not (source.free or self.readers[target] == 1):
+        source = self.sources[target]
+        if not (source.free or self.readers[target] == 1):
             return False
         if not source.far:
             return True
@@ -373,9 +398,9 @@ class Fuser:
     def _follow(
         self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
     ) -> Followed:
-        numbers = [
-            -1 - inlined[n].number if n in inlined else known[0] for n, known in enumerate(plain)
-        ]
+        numbers = [number for number, _ in plain]
+        for n, source in inlined.items():
+            numbers[n] = -1 - source.number
         words = (recipe.key, tuple(numbers), tuple([d.number for d in recipe.draws]))
         found = self.structures.get(words)
         if found is None:
@@ -428,10 +453,15 @@ class Fuser:
             return Abstract(v.shape, dtypes[v.array]) if isinstance(v, Out) else v
 
         makes = map_leaves(foreseen, program.result)
-        expects = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
-        flat = tuple(e for part in expects for e in part)
-        counts = tuple(map(len, expects))
-        return Followed(program, "", makes, self._number(makes), flat, counts)
+        each = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
+        expects = sum([list(s.expects) for s in borrowed], sum(each, []))
+        sizes = sum([list(s.leaves) for s in borrowed], list(map(len, each)))
+        found = Followed(
+            program, "", makes, self._number(makes), tuple(expects), tuple(sizes),
+            pairs=self._pairs(recipe.task),
+        )  # fmt: skip
+        found.offer = self._offered(found)
+        return found
 
     def _settle(
         self,
@@ -446,18 +476,11 @@ class Fuser:
         graph, program = self.graph, found.program
         assert program is not None
         names = [name for n, name in enumerate(recipe.names) if n not in inlined]
-        expects, sizes = list(found.expects), list(found.leaves)
         positions = [p for d in recipe.draws for p in d.positions]
-        kinds = [d.kind for d in recipe.draws]
         for source in inlined.values():
             names += source.names
-            expects += source.expects
-            sizes += source.leaves
             positions += source.positions
-            kinds.append(source.kind)
-        steps = [graph.blocks.get(k) for k in (key, *recipe.steps)]
-        kinds += [b.kind for b in steps if b is not None]
-        kind = next((k for k in kinds if k), None)
+        kind = self._kind(key, recipe, inlined)
         if not names and kind not in ("numpy.ndarray", "cupy.ndarray"):
             self.reasons[key] = "whose arrays it makes is not known"
             return
@@ -465,15 +488,27 @@ class Fuser:
         if inlined:
             original = self._with_sources(task, recipe, inlined, targets)
             self._rewire(key, recipe, inlined, targets)
-        if self._pairs(task):
+        if found.pairs:
             original = _Pairs(original)
-        fused = Fused(
-            key, program, tuple(names), tuple(expects), tuple(sizes), tuple(positions), kind,
+        fused = graph.tasks[key] = Fused(
+            key, program, tuple(names), found.expects, found.leaves, tuple(positions), kind,
             original,
         )  # fmt: skip
-        graph.tasks[key] = fused
         self.foreseen[key] = found.number, found.makes
-        self._offer(key, fused, found)
+        if found.offer is not None and key not in graph.pins and key not in self.outputs:
+            self.sources[key] = found.offer.of(fused.names, fused.positions, kind)
+
+    def _kind(self, key: Key, recipe: _Recipe, inlined: dict[int, Source]) -> str | None:
+        """The type of the arrays that a task makes: what they are drawn or made as, or what their
+        collection says."""
+        for source in (*recipe.draws, *inlined.values()):
+            if source.kind:
+                return source.kind
+        for k in (key, *recipe.steps):
+            block = self.graph.blocks.get(k)
+            if block is not None and block.kind:
+                return block.kind
+        return None
 
     def _view(
         self,
@@ -540,28 +575,25 @@ class Fuser:
         for facts in (graph.tasks, graph.needs, graph.names, graph.constants, graph.pins):
             facts.pop(key, None)
 
-    def _offer(self, key: Key, fused: Fused, found: Followed) -> None:
-        """Let readers have what a task makes as an expression, where that may save its memory."""
-        program = fused.program
+    def _offered(self, found: Followed) -> Source | None:
+        """What a task makes as an expression for its readers, where that may save its memory."""
+        program, made = found.program, found.makes
+        assert program is not None
         if not self.merge or len(program.kernels) != 1 or not isinstance(program.result, Out):
-            return
+            return None
         (kernel,) = program.kernels
         if kernel.reductions or len(kernel.outputs) != 1 or program.result.scalar:
-            return
-        made = found.makes
-        if key in self.graph.pins or made.shape != kernel.shape:
-            return
-        if any(e is None for e in fused.expects) or key in self.outputs:
-            return
-        far = sum(e.nbytes for e in fused.expects if e is not None) > 2 * made.nbytes
-        free = not fused.names and not fused.positions
-        expects = tuple(e for e in fused.expects if e is not None)
-        words = ("source", kernel.outputs[0], made, expects)
+            return None
+        expects = tuple(e for e in found.expects if e is not None)
+        if made.shape != kernel.shape or len(expects) < len(found.expects):
+            return None
+        far = sum(e.nbytes for e in expects) > 2 * made.nbytes
+        # readers of alike ones have one program, and that what each reads has as many leaves
+        words = ("source", kernel.outputs[0], made, expects, found.leaves)
         number = self.numbers.setdefault(words, len(self.numbers))
-        self.sources[key] = Source(
-            made.shape, kernel.outputs[0], fused.names, expects, fused.leaves, fused.positions,
-            fused.kind, free, far, number,
-        )  # fmt: skip
+        return Source(
+            made.shape, kernel.outputs[0], (), expects, found.leaves, (), None, False, far, number
+        )
 
     # ---- blocks that depend on where they lie
 
@@ -600,9 +632,12 @@ class Fuser:
 
     def numbers_of(self, start: int, length: int) -> Source:
         """The numbers of a tile's elements along one of its axes."""
-        axis = Expr("index", (), np.int64, View(0, (1,)))
-        expr = Expr("add", (axis, _placeholder(0)), np.int64)
-        number = self.numbers.setdefault(("tile", length), len(self.numbers))
+        if length not in self.lengths:
+            axis = Expr("index", (), np.int64, View(0, (1,)))
+            expr = Expr("add", (axis, _placeholder(0)), np.int64)
+            number = self.numbers.setdefault(("tile", length), len(self.numbers))
+            self.lengths[length] = expr, number
+        expr, number = self.lengths[length]
         return Source((length,), expr, (), (), (), (start,), None, False, False, number)
 
     def _seed(self, where: Draw) -> int:
@@ -776,10 +811,12 @@ def _expected(structure: Any) -> list[Abstract | None]:
 class _Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
-    __slots__ = ("_fuser", "_numbers", "_parts", "_tiles", "draws", "key", "names", "reason")
+    __slots__ = (
+        "_fuser", "_numbers", "_parts", "_tiles", "draws", "key", "names", "reason", "task",
+    )  # fmt: skip
 
     def __init__(self, fuser: Fuser, task: Any):
-        self._fuser = fuser
+        self._fuser, self.task = fuser, task
         self.draws: list[Source] = []  # what depends on where the block lies, and on nothing else
         self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
         self.reason: str | None = None
@@ -814,10 +851,12 @@ class _Recipe:
                 number = self._numbers[name] = len(self.names)
                 self.names.append(name)
             return TaskRef, number
-        if (tile := _tile(node)) is not None:
-            return Tile, self._number(tile)
         if kind is DataNode:
+            if type(node.value) is Tile:
+                return Tile, self._number(node.value)
             return self._fuser.literal(node, node.value)
+        if kind is Tile:
+            return Tile, self._number(node)
         if isinstance(node, NestedContainer):
             return node.klass, tuple([self._walk(a) for a in node.args])
         if isinstance(node, Task):
@@ -834,11 +873,11 @@ class _Recipe:
 
     def _number(self, tile: Tile) -> int:
         """Which of the task's tiles it is. Their shapes are in those of `draws`."""
-        if tile not in self._tiles:
-            self._tiles[tile] = len(self.draws)
+        number = self._tiles.setdefault(tile, len(self.draws))
+        if number == len(self.draws):
             sides = zip(tile.start, tile.shape, strict=True)
             self.draws += [self._fuser.numbers_of(*side) for side in sides]
-        return self._tiles[tile]
+        return number
 
     def _check(self, function: Any) -> None:
         if self.reason is None:

@@ -277,15 +277,15 @@ class LateClock(ClockDevices):
         self.first = first
 
     def wait(self) -> list[Event]:
-        next_one = min(self._queue, key=self._rank)
-        self._queue.remove(next_one)
-        return [next_one[2]]
+        return [heappop(self._queue)[2]]
 
-    def _rank(self, queued: tuple[float, int, Event]) -> tuple[bool, int]:
-        _, number, event = queued
+    def _later(self, at: float, event: Event) -> None:
+        """By who is ahead instead of by time."""
         if self.first is None:
-            return type(event) is not Issued, number
-        return self.plan.steps[event.step].place != self.first, number
+            last = type(event) is not Issued
+        else:
+            last = self.plan.steps[event.step].place != self.first
+        super()._later(float(last), event)
 
 
 def predict(

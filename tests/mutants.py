@@ -486,8 +486,8 @@ FUSION = {
     ),
     "wanted values are swallowed": (
         FUSE,
-        "if any(e is None for e in fused.expects) or key in self.outputs:",
-        "if any(e is None for e in fused.expects):",
+        "key not in graph.pins and key not in self.outputs:",
+        "key not in graph.pins:",
     ),
     "impure functions are followed": (
         FUSE,

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 from dask import delayed
 from dask._task_spec import Task
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.machine import DISK
 from gpuscheduler.persisted import Chunk
-from tests.strategies import thorough
+from tests.strategies import EXAMPLES, thorough
 
 SIDE = 50  # elements of a block; 20 kB of float64
 BLOCK = SIDE * SIDE * 8
@@ -320,7 +320,7 @@ def performed(program, get):
     return out
 
 
-@thorough
+@settings(thorough, max_examples=max(1, EXAMPLES // 6))  # each takes a third of a second
 @given(programs(), st.integers(5, 12), st.integers(1, 3))
 def test_any_program_gives_the_same_in_little_memory(program, blocks, devices):
     """Never more than the limit, the values of Dask itself, and nothing left behind."""

@@ -34,6 +34,7 @@ run: $(VENV)/.run
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS)
+	PYTHONPATH=tests/fake_cuda:. $(BIN)/python -m pytest -n $(JOBS) tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 
 lint: $(VENV)/.test

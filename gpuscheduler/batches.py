@@ -26,10 +26,11 @@ Values = dict[Any, Any]
 MOST = 16
 #: Bytes of a result that is small.
 SMALL = 2**16
-#: Bytes that a task may read of what others have made: they stay until the whole batch has run.
+#: Bytes that a task may read of what others have made.
 LITTLE = 2**24
-#: A batch makes and fetches no more than this part of a device's memory; what it fetches counts
-#: for more, as it has to be there before the first of the batch begins.
+#: A batch makes, fetches and reads of what others have made, which stays until all of it has run,
+#: no more than this part of a device's memory. What it fetches counts for more, as it has to be
+#: there before the first of the batch begins.
 SHARE, FETCHED = 20, 8
 
 
@@ -108,7 +109,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
     room = min(plan.machine.memory) // SHARE
     height: dict[Key, int] = {}
     open_: dict[Any, list[Key]] = {}
-    weight: dict[Any, int] = {}  # bytes that an open group makes and fetches
+    weight: dict[Any, int] = {}  # bytes that an open group makes, fetches and keeps
     out = []
     for key, task in graph.tasks.items():
         needs = graph.needs[key]
@@ -118,10 +119,11 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         if key not in outputs and not _small(task):
             continue  # its readers let go of it one by one
         made = [d for d in needs if not isinstance(graph.tasks[d], DataNode)]
-        if sum([graph.sizes.get(d, LITTLE) for d in made]) > LITTLE:
+        read = sum([graph.sizes.get(d, LITTLE) for d in made])
+        if read > LITTLE:
             continue  # what it reads should be let go of as soon as it is read
         fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
-        nbytes = FETCHED * fetched + (0 if _small(task) else graph.sizes.get(key, 0))
+        nbytes = FETCHED * fetched + read + (0 if _small(task) else graph.sizes.get(key, 0))
         words = id(task.program), place[key], height[key], task.leaves, task.kind
         group = open_.get(words)
         if group is None or len(group) == MOST or weight[words] + nbytes > room:

@@ -575,6 +575,7 @@ def _peer_rate(source: int, destination: int) -> float:
         runtime.deviceSynchronize()
     with Device(destination):
         here = cupy.zeros(MEASURED_BYTES, dtype=np.uint8)
+        runtime.deviceSynchronize()
         stream = Stream(non_blocking=True)
 
         def copy() -> None:
@@ -630,14 +631,13 @@ class CudaDevices:
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
         self.exact = exact  # `Done` means that the device is done, not that the step is queued
         self.lanes: list[_Lane] = team.lanes
-        self.held: dict[int, dict[int, _Held]] = {
-            p: {} for p in (DISK, HOST, *range(len(self.lanes)))
-        }
+        self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
         self.crossing = plan.crossing
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self.files: dict[int, File] = {}  # of values on the disk
+        self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
@@ -831,7 +831,7 @@ class CudaDevices:
                     s.key,
                     lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
                 )
-            self.held[DISK][step] = _Held(value)
+            self.read[step, dst] = _Held(value)
             self._events.put([_Read(step, dst)])  # type: ignore[list-item]
         except BaseException as error:
             self._events.put([Failed(step, error)])
@@ -1009,7 +1009,7 @@ class CudaDevices:
 
     def _fetch(self, lane: _Lane, i: int, src: int) -> StateEvent:
         """Copy a value here, from another device or from the host, on the in stream."""
-        source = self.held[src].pop(i) if src == DISK else self.held[src][i]
+        source = self.read.pop((i, lane.place)) if src == DISK else self.held[src][i]
         stream = lane.incoming
         if source.ready is not None:
             stream.wait_event(source.ready)

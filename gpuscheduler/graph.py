@@ -401,7 +401,9 @@ class _Builder:
             if (nbytes := _stored_bytes(self.tasks[key])) is not None:
                 sizes[key] = nbytes
         kept, compiler = set(outputs), self.compiler
-        self._leave_on_device(needs)
+        for k in self._leave_on_device(needs):
+            if k in blocks:  # what Dask converts to NumPy is of its other library
+                blocks[k] = replace(blocks[k], kind="cupy.ndarray")
         sources = {k: a for k in order if (a := self._source(k, constants)) is not None}
         stores = [k for k in order if _stores(self.tasks[k])]
         targets = [self._argument(k, 1, constants) for k in stores]
@@ -566,14 +568,16 @@ class _Builder:
         facts = (layer.collection_annotations if layer is not None else None) or {}
         return Gather(key, blocks, chunks, facts.get("chunk_type") == "numpy.ndarray")
 
-    def _leave_on_device(self, needs: Mapping[Key, tuple[Key, ...]]) -> None:
+    def _leave_on_device(self, needs: Mapping[Key, tuple[Key, ...]]) -> list[Key]:
         """Take `.to_backend("numpy")` off the blocks of a gather: the gather copies them itself.
+        Which blocks these are.
 
         Each device then writes its blocks straight into the result, all at once, where the task
         would have waited for its own copy first.
         """
         read = {d for inputs in needs.values() for d in inputs}
         read.update(self.alias.get(k, k) for k in self.wanted)
+        out: list[Key] = []
         for key, gather in self.gathers.items():
             blocks = [self.alias.get(b, b) for b in flatten(gather.blocks)]
             if gather.chunks is None or any(b in read or b not in self.tasks for b in blocks):
@@ -582,6 +586,8 @@ class _Builder:
             if all(t is not None for t in bare):
                 self.tasks.update(zip(blocks, bare, strict=True))
                 self.gathers[key] = replace(gather, to_host=True)
+                out += blocks
+        return out
 
     def _edges(self) -> tuple[dict[Key, Any], dict[Key, Any], dict[Key, Any]]:
         needs: dict[Key, tuple[Key, ...]] = {}

@@ -267,12 +267,16 @@ class Host:
             if m.counters is not None:
                 alive.append(np.zeros(m.counters[1], np.uint32))
                 row[m.counters[0]] = alive[-1].ctypes.data
-        blocks = max(m.blocks for m in made)
-        with self.one_at_a_time:
-            assert self.function(made[0])(items.ctypes.data_as(ctypes.c_void_p), blocks,
-                                          len(kernels), one, self.stacks) == 0  # fmt: skip
+        self.launched(made[0], items, max(m.blocks for m in made), len(kernels), one)
         assert not any(a.any() for a in alive if a.dtype == np.uint32)  # counters are left zero
         return outs
+
+    def launched(self, made, items, blocks, count, one):
+        with self.one_at_a_time:
+            failed = self.function(made)(
+                items.ctypes.data_as(ctypes.c_void_p), blocks, count, one, self.stacks
+            )
+        assert not failed, "threads of a block wait at different barriers"
 
 
 def aligned(array, shift=0):

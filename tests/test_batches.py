@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuscheduler
-from gpuscheduler.batches import MOST, Batch
+from gpuscheduler.batches import MOST, SHARE, Batch
 from gpuscheduler.fuse import Fused
 from gpuscheduler.graph import from_dask
 from gpuscheduler.machine import Machine
@@ -96,3 +96,20 @@ def test_what_only_fits_fused_is_not_refused():
         make_plan(from_dask(*received(x)), machine)
     _, plan = plan_graph(from_dask(*received(x)), machine, None, "cuda", Options())
     assert max(s.nbytes for s in plan.steps) < 1000
+
+
+def test_what_a_batch_reads_fits_beside_what_it_makes():
+    """Inputs that tasks have made stay until the whole batch has run."""
+    x = da.from_array(X, chunks=16).map_blocks(np.array)  # 1 KiB each
+    y = (x - x.mean()).sum(axis=0)
+    for memory in (30 * 2**10, 2**30):
+        _, plan = plan_graph(
+            from_dask(*received(y)), Machine.uniform(1, memory), None, "cuda", Options(fuse_least=0)
+        )
+        read = [
+            sum(plan.steps[i].nbytes for i in s.inputs if not plan.steps[i].fixed)
+            for s in plan.steps
+            if type(s.task) is Batch
+        ]
+        assert all(n <= memory // SHARE for n in read)
+    assert max(read) >= 8 * 2**10  # where there is room, they are put together

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dask.array as da
+import numpy as np
 import pytest
 from dask._task_spec import DataNode, Task, TaskRef
+from dask.array.dispatch import to_numpy_dispatch
+from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscheduler.graph import from_dask
 from gpuscheduler.machine import Machine
 from gpuscheduler.plan import OutOfMemory, make_plan
-from tests.strategies import cases, dags, graph_of, mix, plan_of, thorough
+from tests.strategies import cases, dags, graph_of, mix, plan_of, received, thorough
 
 
 def blocks():
@@ -138,3 +141,14 @@ def test_readers_are_the_inverse_of_inputs(case):
     pairs = {(j, i) for i, s in enumerate(case.plan.steps) for j in s.inputs}
     assert {(j, i) for j, rs in enumerate(case.plan.readers) for i in rs} == pairs
     assert all(rs == sorted(set(rs)) for rs in case.plan.readers)
+
+
+def test_blocks_that_the_gather_converts_are_made_on_the_device():
+    """`.to_backend("numpy")` says what the result is to be, not where it is computed."""
+    x = da.from_array(np.ones((8, 8)), chunks=4)
+    ones = da.ones((8, 8), chunks=4)
+    y = (ones * 2 + x).map_blocks(to_numpy_dispatch, meta=np.empty((0, 0)))
+    graph = from_dask(*received(y))
+    (gather,) = graph.gathers.values()
+    assert gather.to_host
+    assert {graph.blocks[b].kind for b in flatten(gather.blocks)} == {"cupy.ndarray"}

@@ -1,12 +1,24 @@
-"""Tests here need CUDA devices; one marked `gpus(n)` needs n. Without them they are skipped."""
+"""Tests here need CUDA devices; one marked `gpus(n)` needs n. Without them they are skipped.
+
+With tests/fake_cuda first on PYTHONPATH the devices are the host, kernels are compiled as C++, and
+each test fails that leaves a race; what needs a real one is marked `real`.
+"""
+
+import shutil
 
 import pytest
 
 from gpuscheduler.scheduler import cuda_devices
 
+try:
+    from cupy import _device as fake
+except ImportError:
+    fake = None
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpus(n): needs at least n CUDA devices")
+    config.addinivalue_line("markers", "real: needs a real CUDA device")
 
 
 def pytest_collection_modifyitems(items):
@@ -18,3 +30,55 @@ def pytest_collection_modifyitems(items):
         need = asked.args[0] if asked else 1
         if here < need:
             item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA devices, there are {here}"))
+        elif fake and item.get_closest_marker("real"):
+            item.add_marker(pytest.mark.skip(reason="needs a real CUDA device"))
+        elif fake and shutil.which("g++") is None:
+            item.add_marker(pytest.mark.skip(reason="there is no g++ to compile kernels with"))
+
+
+if fake:
+
+    @pytest.fixture(autouse=True)
+    def no_races():
+        fake.races.clear()
+        yield
+        assert not fake.races, fake.races[0]
+
+    @pytest.fixture(scope="session", autouse=True)
+    def kernels_for_the_host(tmp_path_factory):
+        """Sources are what is 'compiled'; the host runs them, and what they touch is looked at."""
+        import cupy
+        import numpy as np
+
+        from gpuscheduler import launch
+        from tests.cuda_on_host import Host
+
+        host = Host(tmp_path_factory.mktemp("kernels"))
+        function = launch.Kernels._function
+
+        def found(kernels, made, name, device):
+            function(kernels, made, name, device)  # as on a GPU: found, or compiled, and loaded
+
+            def run(grid, block, args):
+                stream = cupy.cuda.get_current_stream()
+                items = np.frombuffer(args[0].tobytes(), np.uint64).reshape(-1, len(made.slots))
+                for row in items[: grid[1]].tolist():
+                    for slot, _, offset in made.inputs:
+                        _touched((row[slot] - offset) % 2**64).read(stream)
+                    own = [s[0] for s in (made.scratch, made.counters) if s]
+                    for slot in (*made.outputs, *own):
+                        _touched(row[slot]).write(stream)
+                host.launched(made, items, grid[0], grid[1], name.endswith("_one"))
+
+            return run
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+            patch.setattr(launch, "compiled", lambda source, arch, calls=(): source.encode())
+            patch.setattr(launch.Kernels, "_function", found)
+            yield
+
+    def _touched(address):
+        found = fake.memory_at(address)
+        assert found is not None, "a kernel was given an address that is no memory of a device"
+        return found

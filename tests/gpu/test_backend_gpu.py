@@ -13,7 +13,7 @@ from scipy import stats
 
 from gpuscheduler import backend
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.real]
 cupy = pytest.importorskip("cupy")
 
 TABLES = runpy.run_path(str(Path(__file__).parents[1] / "test_backend.py"))

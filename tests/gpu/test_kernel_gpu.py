@@ -18,7 +18,7 @@ from tests.test_device_code import ORDINARY, numbers, wanted  # noqa: E402
 from tests.test_device_code import of as called  # noqa: E402
 from tests.test_kernel import CASES, GROUPS, LOOSE, OPS, of_loop, operands, x_size  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.real]
 #: CUDA's functions are right but for the last places; these have more of them than others.
 PLACES = {"F": 1e-4, "D": 1e-11, "e": 3e-3, "f": 2e-5, "d": 1e-12}
 loaded = {}

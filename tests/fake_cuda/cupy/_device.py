@@ -1,0 +1,441 @@
+"""What a GPU's runtime does, on the host: memory, streams, events and copies.
+
+Work is done at once, in the order of the calls; what a GPU would have been free to do in another
+order is found by its clocks. Each stream counts its work, and knows how much of each other stream's
+lies before its own (Lamport, 1978; Fidge and Mattern, 1988): by events, and by what the host has
+waited for. An access to memory that is not behind the last one of another kind is a race. Copies to
+pinned memory arrive when the host has waited for them, and not before: until then there is noise.
+"""
+
+import bisect
+import ctypes
+import os
+import random
+import threading
+import traceback
+from typing import NamedTuple
+
+import numpy as np
+
+DEVICES = int(os.environ.get("FAKE_CUDA_DEVICES", "2"))
+MEMORY = int(os.environ.get("FAKE_CUDA_MEMORY", str(2**30)))
+PEERS = os.environ.get("FAKE_CUDA_PEERS", "1") != "0"
+PROCESSORS = 2
+
+lock = threading.RLock()
+chance = random.Random(0)
+races: list[str] = []  # what tests look at, for a thread may swallow what is raised in it
+completed: dict[int, int] = {}  # stream -> how much of its work the host knows to be over
+streams: dict[int, "Stream"] = {}
+
+
+class Race(AssertionError):
+    """Two accesses to memory that may take place in either order."""
+
+
+def race(words):
+    races.append(words + "\n" + "".join(traceback.format_stack(limit=14)[:-2]))
+    raise Race(words)
+
+
+# ---- threads: the current device, and each device's current stream
+
+
+class _Here(threading.local):
+    def __init__(self):
+        self.device = 0
+        self.streams = {}
+
+
+here = _Here()
+
+
+def current_stream(device=None):
+    device = here.device if device is None else device
+    return here.streams.get(device) or null(device)
+
+
+class Stream:
+    """In order; `non_blocking` or not, it waits for the null stream only where it is told to."""
+
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, ptr=None):
+        with lock:
+            self.device_id = here.device
+            self.ptr = 4096 + 16 * len(streams) if ptr is None else ptr
+            self.number = len(streams)
+            streams[self.number] = self
+            self.clock = {self.number: 0}
+            self.pending = []  # (count, address, bytes, keep): to pinned memory
+            self.sources = []  # (count, address, bytes): from pinned memory
+        self.previous = []
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and self.number == other.number
+
+    def __hash__(self):
+        return hash(self.number)
+
+    def work(self):
+        self.clock[self.number] += 1
+        return self.clock[self.number]
+
+    def use(self):
+        if self.device_id != here.device:
+            raise RuntimeError(
+                f"a stream of device {self.device_id} cannot be used on device {here.device}"
+            )
+        here.streams[self.device_id] = self
+        return self
+
+    def __enter__(self):
+        before = here.streams.get(self.device_id)
+        self.use()
+        self.previous.append(before)
+        return self
+
+    def __exit__(self, *_):
+        before = self.previous.pop()
+        if before is None:
+            here.streams.pop(self.device_id, None)
+        else:
+            here.streams[self.device_id] = before
+
+    def record(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        with lock:
+            merge(self.clock, event.clock)
+
+    @property
+    def done(self):
+        with lock:
+            return over(self.clock)
+
+    def synchronize(self):
+        with lock:
+            finish(self.clock)
+
+
+_null: dict[int, Stream] = {}
+
+
+def null(device=None):
+    device = here.device if device is None else device
+    with lock:
+        if device not in _null:
+            before, here.device = here.device, device
+            _null[device] = Stream(ptr=0)
+            here.device = before
+        return _null[device]
+
+
+class Event:
+    def __init__(self, block=False, disable_timing=False, interprocess=False):
+        self.clock = {}
+        self.device_id = here.device
+
+    def record(self, stream=None):
+        stream = stream or current_stream()
+        if stream.device_id != self.device_id:
+            raise RuntimeError("an event of one device was recorded on a stream of another")
+        with lock:
+            self.clock = dict(stream.clock)
+
+    @property
+    def done(self):
+        with lock:
+            return over(self.clock)
+
+    def synchronize(self):
+        with lock:
+            finish(self.clock)
+
+
+def merge(into, clock):
+    for number, count in clock.items():
+        if into.get(number, 0) < count:
+            into[number] = count
+
+
+def over(clock):
+    """Whether all that lies before is over; what nobody has waited for may be, or may not."""
+    if all(completed.get(n, 0) >= c for n, c in clock.items()):
+        return True
+    if chance.random() < 0.3:
+        finish(clock)
+        return True
+    return False
+
+
+def finish(clock):
+    for number, count in clock.items():
+        if completed.get(number, 0) >= count:
+            continue
+        completed[number] = count
+        stream = streams[number]
+        stream.pending = [p for p in stream.pending if not _arrive(p, count)]
+        stream.sources = [s for s in stream.sources if not _unchanged(s, count)]
+
+
+def _arrive(pending, count):
+    at, rows, content, _ = pending
+    if at <= count:
+        rows.write(content)
+    return at <= count
+
+
+def _unchanged(source, count):
+    at, rows, content, _ = source
+    if at <= count and rows.read() != content:
+        race("pinned memory was written while a copy from it was under way")
+    return at <= count
+
+
+def before(access, stream):
+    number, count = access
+    return (
+        number == stream.number
+        or stream.clock.get(number, 0) >= count
+        or completed.get(number, 0) >= count
+    )
+
+
+# ---- memory
+
+
+class Memory:
+    """A piece of a device's memory, or of the host's that is pinned (device -1)."""
+
+    def __init__(self, nbytes, device, stream=None):
+        self.raw = np.empty(nbytes + 512, np.uint8)
+        self.ptr = self.raw.ctypes.data + (-self.raw.ctypes.data) % 512
+        self.size, self.device, self.stream = nbytes, device, stream
+        self.written = None  # by which stream, as its how many-th work
+        self.reads = {}
+        self.ranges = []  # of pinned memory: (low, high, writes, stream, count)
+        register(self)
+
+    def read(self, stream):
+        with lock:
+            count = stream.work()
+            if self.written is not None and not before(self.written, stream):
+                self._race("read", "written", self.written, stream)
+            self.reads[stream.number] = count
+
+    def write(self, stream):
+        with lock:
+            count = stream.work()
+            if self.written is not None and not before(self.written, stream):
+                self._race("written", "written", self.written, stream)
+            for access in self.reads.items():
+                if not before(access, stream):
+                    self._race("written", "read", access, stream)
+            self.written, self.reads = (stream.number, count), {}
+
+    def touch(self, rows, writes, stream):
+        """Pinned memory: parts of it are written by several devices at once."""
+        count = stream.clock[stream.number]
+        kept = []
+        for other in self.ranges:
+            if before(other[2:], stream):
+                if other[0] != rows:  # not hidden by this one
+                    kept.append(other)
+                continue
+            if (writes or other[1]) and rows.meets(other[0]):
+                self._race("used", "used", other[2:], stream)
+            kept.append(other)
+        self.ranges = [r for r in kept if completed.get(r[2], 0) < r[3]]
+        self.ranges.append((rows, writes, stream.number, count))
+
+    def _race(self, now, then, access, stream):
+        where = "pinned memory" if self.device < 0 else f"memory of device {self.device}"
+        race(
+            f"{self.size} bytes of {where} are {now} on stream {stream.number} of device "
+            f"{stream.device_id}, and were {then} on stream {access[0]} of device "
+            f"{streams[access[0]].device_id} with nothing in between"
+        )
+
+
+class Rows(NamedTuple):
+    """Bytes that are `pitch` apart."""
+
+    start: int
+    width: int
+    count: int
+    pitch: int
+
+    def meets(self, other):
+        if self.start >= other.end or other.start >= self.end:
+            return False
+        if self.pitch != other.pitch or not self.pitch:
+            return True
+        ahead = (other.start - self.start) % self.pitch
+        return ahead < self.width or self.pitch - ahead < other.width
+
+    @property
+    def end(self):
+        return self.start + (self.count - 1) * self.pitch + self.width
+
+    def read(self):
+        starts = range(self.start, self.end, self.pitch or self.width)
+        return [ctypes.string_at(at, self.width) for at in starts]
+
+    def write(self, content):
+        for n, row in enumerate(content):
+            ctypes.memmove(self.start + n * self.pitch, row, self.width)
+
+
+_starts: list[int] = []
+_found: dict[int, Memory] = {}
+
+
+def register(memory):
+    with lock:
+        bisect.insort(_starts, memory.ptr)
+        _found[memory.ptr] = memory
+
+
+def unregister(memory):
+    with lock:
+        _starts.remove(memory.ptr)
+        del _found[memory.ptr]
+
+
+def memory_at(address):
+    """The piece of memory that has an address; None for what is pageable."""
+    with lock:
+        n = bisect.bisect_right(_starts, address) - 1
+        found = _found[_starts[n]] if n >= 0 else None
+        return found if found is not None and address < found.ptr + max(found.size, 1) else None
+
+
+class Pooled:
+    """Memory in use; it goes back to the stream that it was allocated on."""
+
+    def __init__(self, memory, pool):
+        self.memory, self.pool = memory, pool
+
+    def __del__(self):
+        self.pool.back(self.memory)
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+class Pool:
+    """Of one device: what was let go of is used again on the same stream, the latest first."""
+
+    def __init__(self, device):
+        self.device = device
+        self.free = {}
+        self.used = self.held = 0
+        self.limit = 0
+
+    def allocate(self, nbytes):
+        size = max(512, -(-nbytes // 512) * 512)
+        with lock:
+            stream = current_stream(self.device)
+            kept = self.free.setdefault(stream.number, [])
+            fitting = [m for m in kept if size <= m.size <= 2 * size]
+            if fitting:
+                kept.remove(fitting[-1])
+                self.used += fitting[-1].size
+                return Pooled(fitting[-1], self)
+            most = min(self.limit or MEMORY, MEMORY)
+            if self.held + size > most:
+                self.free_all_blocks()
+            if self.held + size > most:
+                raise OutOfMemoryError(
+                    f"Out of memory allocating {size:,} bytes (allocated so far: {self.held:,} "
+                    f"bytes, limit set to: {most:,} bytes)."
+                )
+            self.held += size
+            self.used += size
+            return Pooled(Memory(size, self.device, stream.number), self)
+
+    def back(self, memory):
+        with lock:
+            self.used -= memory.size
+            self.free.setdefault(memory.stream, []).append(memory)
+
+    def free_all_blocks(self):
+        with lock:
+            for number, kept in self.free.items():
+                for memory in kept:
+                    # giving memory back to the driver waits for the device
+                    finish(streams[number].clock)
+                    for n in (*memory.reads, *([memory.written[0]] if memory.written else [])):
+                        finish(streams[n].clock)
+                    self.held -= memory.size
+                    unregister(memory)
+                kept.clear()
+
+
+pools = [Pool(d) for d in range(DEVICES)]
+
+
+class PinnedMemory:
+    def __init__(self, size, flags=0):
+        self.memory = Memory(size, -1)
+        self.ptr, self.size = self.memory.ptr, size
+
+    def __del__(self):
+        with lock:
+            for stream in streams.values():
+                for at, rows, *_ in stream.pending:
+                    if rows.start < self.ptr + self.size and self.ptr < rows.end:
+                        races.append(f"pinned memory went while copy {at} to it was under way")
+            unregister(self.memory)
+
+
+class _Part(np.ndarray):
+    """Of pinned memory, which lives as long as this does."""
+
+
+def pinned_buffer(memory, offset):
+    start = memory.memory.ptr - memory.memory.raw.ctypes.data + offset
+    part = memory.memory.raw[start : start + memory.size - offset].view(_Part)
+    part.owner = memory
+    # not an array, which NumPy would put in place of its views' own base
+    return memoryview(part)
+
+
+# ---- copies
+
+
+def copy(to, source, width, stream, count=1, pitch=0, source_pitch=0):
+    """What `memcpy2DAsync` does, with addresses as it has them."""
+    if not width or not count:
+        return
+    source, to = Rows(source, width, count, source_pitch), Rows(to, width, count, pitch)
+    with lock:
+        a, b = memory_at(source.start), memory_at(to.start)
+        if a is not None and a.device >= 0:
+            a.read(stream)
+        if b is not None and b.device >= 0:
+            b.write(stream)
+        at = stream.work()
+        if a is not None and a.device < 0:
+            a.touch(source, False, stream)
+            for other in list(streams.values()):  # what is ordered before is there by now
+                for pending in list(other.pending):
+                    if source.meets(pending[1]):
+                        if not before((other.number, pending[0]), stream):
+                            race("pinned memory is read before a copy to it is sure to be there")
+                        other.pending.remove(pending)
+                        pending[1].write(pending[2])
+        content = source.read()
+        if a is not None and a.device < 0:
+            stream.sources.append((at, source, content, a))
+        if b is not None and b.device < 0:
+            b.touch(to, True, stream)
+            to.write([b"\xa5" * width] * count)
+            stream.pending.append((at, to, content, b))
+        else:
+            to.write(content)
+            if b is None or a is None:  # pageable memory: the host waits
+                finish(stream.clock)

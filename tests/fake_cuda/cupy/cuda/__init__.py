@@ -1,0 +1,72 @@
+"""Devices, streams, events and memory."""
+
+from .. import _device as d
+from .._device import Event, PinnedMemory, Stream  # noqa: F401
+from . import function, memory, nvrtc, runtime  # noqa: F401
+
+
+class _Null:
+    """`Stream.null` is the current device's."""
+
+    def __get__(self, instance, owner):
+        return d.null()
+
+
+Stream.null = _Null()
+
+
+def get_current_stream(device_id=-1):
+    return d.current_stream(None if device_id < 0 else device_id)
+
+
+def PinnedMemoryPointer(mem, offset):
+    return d.pinned_buffer(mem, offset)
+
+
+class Device:
+    def __init__(self, device=None):
+        self.id = d.here.device if device is None else int(device)
+        if not 0 <= self.id < d.DEVICES:
+            raise runtime.CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+        self._before = []
+
+    def __int__(self):
+        return self.id
+
+    def __eq__(self, other):
+        return isinstance(other, Device) and other.id == self.id
+
+    def __hash__(self):
+        return hash(self.id)
+
+    def __repr__(self):
+        return f"<CUDA Device {self.id}>"
+
+    def use(self):
+        runtime.setDevice(self.id)
+        return self
+
+    def __enter__(self):
+        self._before.append(d.here.device)
+        return self.use()
+
+    def __exit__(self, *_):
+        runtime.setDevice(self._before.pop())
+
+    def synchronize(self):
+        with self:
+            runtime.deviceSynchronize()
+
+    @property
+    def attributes(self):
+        return {"MultiProcessorCount": d.PROCESSORS}
+
+    @property
+    def compute_capability(self):
+        return "90"
+
+
+class MemoryPointer:
+    def __init__(self, mem, ptr, device_id):
+        self.mem, self.ptr, self.device_id = mem, ptr, device_id
+        self.device = Device(device_id)

@@ -1,0 +1,1 @@
+from .._device import OutOfMemoryError  # noqa: F401

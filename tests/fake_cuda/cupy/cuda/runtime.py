@@ -1,0 +1,114 @@
+"""The few functions of the CUDA runtime that are called."""
+
+from types import SimpleNamespace
+
+from .. import _device as d
+
+memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = range(4)
+memcpyDefault = 4
+hostAllocDefault, hostAllocPortable = 0, 1
+memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice, memoryTypeManaged = range(4)
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def getDeviceCount():
+    return d.DEVICES
+
+
+def getDevice():
+    return d.here.device
+
+
+def setDevice(device):
+    if not 0 <= device < d.DEVICES:
+        raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+    d.here.device = device
+
+
+def deviceSynchronize():
+    with d.lock:
+        for stream in list(d.streams.values()):
+            if stream.device_id == d.here.device:
+                d.finish(stream.clock)
+
+
+def getDeviceProperties(device):
+    return {"name": f"Fake GPU {device}".encode(), "totalGlobalMem": d.MEMORY}
+
+
+def memGetInfo():
+    return d.MEMORY - d.pools[d.here.device].held, d.MEMORY
+
+
+def driverGetVersion():
+    return 13000
+
+
+def runtimeGetVersion():
+    return 13000
+
+
+def deviceCanAccessPeer(device, peer):
+    return int(d.PEERS)
+
+
+def deviceEnablePeerAccess(peer):
+    return None
+
+
+def _stream(ptr):
+    if not ptr:
+        return d.null()
+    return next(s for s in d.streams.values() if s.ptr == ptr)
+
+
+def memcpy(to, source, nbytes, kind):
+    d.copy(to, source, nbytes, d.null())
+    d.null().synchronize()
+
+
+def memcpyAsync(to, source, nbytes, kind, stream):
+    d.copy(to, source, nbytes, _stream(stream))
+
+
+def memcpy2DAsync(to, pitch, source, source_pitch, width, rows, kind, stream):
+    d.copy(to, source, width, _stream(stream), rows, pitch, source_pitch)
+
+
+def memcpyPeerAsync(to, to_device, source, source_device, nbytes, stream):
+    for address, device in ((to, to_device), (source, source_device)):
+        found = d.memory_at(address)
+        if nbytes and (found is None or found.device != device):
+            raise CUDARuntimeError("cudaErrorInvalidValue: not memory of this device")
+    if to_device != source_device and not d.PEERS:
+        raise CUDARuntimeError("cudaErrorPeerAccessNotEnabled")
+    d.copy(to, source, nbytes, _stream(stream))
+
+
+def memcpyPeer(to, to_device, source, source_device, nbytes):
+    memcpyPeerAsync(to, to_device, source, source_device, nbytes, 0)
+    d.null().synchronize()
+
+
+def memsetAsync(to, value, nbytes, stream):
+    import ctypes
+
+    found = d.memory_at(to)
+    if found is not None:
+        found.write(_stream(stream))
+    ctypes.memset(to, value, nbytes)
+
+
+def streamSynchronize(stream):
+    _stream(stream).synchronize()
+
+
+def pointerGetAttributes(pointer):
+    found = d.memory_at(pointer)
+    kind = memoryTypeUnregistered
+    if found is not None:
+        kind = memoryTypeHost if found.device < 0 else memoryTypeDevice
+    return SimpleNamespace(type=kind, device=getattr(found, "device", 0))

@@ -1,0 +1,107 @@
+"""Memory of GPUs that runs out: to pinned memory, to files, and back."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask.array as da  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+from gpuscheduler.machine import DISK, HOST  # noqa: E402
+from gpuscheduler.spill import SpillError  # noqa: E402
+
+from .test_cuda import DEVICES, cupy_array, host, used_bytes  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+SIDE = 256
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).random((SIDE, SIDE))
+
+
+def tight(scheduler, host_memory):
+    """Let no more than so many bytes be spilled to the host."""
+    hardware = scheduler.hardware
+    hardware.machine = replace(hardware.machine, host_memory=host_memory)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("host_blocks", [0, 2, 100])
+def test_more_than_fits(devices, host_blocks, x, tmp_path):
+    """Sixteen blocks, all needed twice, where five fit, and few or none on the host."""
+    before = used_bytes()
+    block = x.nbytes // 16
+    with gpuscheduler.Scheduler(
+        devices=devices, memory_limit=5 * block, spill_directory=str(tmp_path), check=True
+    ) as s:
+        tight(s, host_blocks * block)
+        a = cupy_array(x, SIDE // 4)
+        b = a - a.mean()
+        total = (b @ b.T).sum()
+        centred = x - x.mean()
+        np.testing.assert_allclose(float(total.compute()), (centred @ centred.T).sum(), atol=1e-9)
+        if len(s.hardware.machine.devices) == 1:
+            spilled = s.last.spilled
+            assert spilled[DISK] > 0 if host_blocks < 3 else spilled[HOST] > 0
+            assert all(p <= 5 * block for place, p in s.last.peak.items() if place >= 0)
+        result = (b + b.T).to_backend("numpy").compute()
+        np.testing.assert_allclose(result, centred + centred.T, atol=1e-12)
+    del a, b, total, result
+    assert not list(tmp_path.iterdir())
+    assert used_bytes() == before
+
+
+@pytest.mark.parametrize("devices", DEVICES[:3])
+def test_results_wait_on_the_disk(devices, x, tmp_path):
+    block = x.nbytes // 16
+    with gpuscheduler.Scheduler(
+        devices=devices, memory_limit=3 * block, spill_directory=str(tmp_path), check=True
+    ) as s:
+        tight(s, 0)
+        lazy = cupy_array(x, SIDE // 4)
+        keys = [k for row in lazy.__dask_keys__() for k in row]
+        found = gpuscheduler.get(dict(lazy.__dask_graph__()), keys)
+        assert len(found) == 16
+        for n, value in enumerate(found):
+            i, j = divmod(n, 4)
+            q = SIDE // 4
+            np.testing.assert_array_equal(host(value), x[i * q : i * q + q, j * q : j * q + q])
+
+
+def test_a_task_that_is_refused_memory_runs_again(x):
+    """What a library allocates on its way is not foreseen: room is made, and it runs once more."""
+    times = Counter()
+
+    def greedy(block, block_info=None):
+        where = block_info[0]["chunk-location"]
+        times[where] += 1
+        if times[where] < 3:
+            cupy.empty(2**46, np.uint8)
+        return block + 1
+
+    with gpuscheduler.Scheduler(devices="cuda:0", check=True):
+        a = cupy_array(x, SIDE // 4)
+        b = a.map_blocks(greedy, meta=cupy.empty((0, 0)))
+        result = (b + a.mean()).to_backend("numpy").compute()
+    np.testing.assert_allclose(result, x + 1 + x.mean())
+    assert set(times.values()) == {3}
+
+
+def test_a_spill_directory_that_cannot_be_written(x, tmp_path):
+    missing = tmp_path / "file"
+    missing.write_text("in the way")
+    block = x.nbytes // 16
+    with gpuscheduler.Scheduler(
+        devices="cuda:0", memory_limit=5 * block, spill_directory=str(missing)
+    ) as s:
+        tight(s, 0)
+        a = cupy_array(x, SIDE // 4)
+        with pytest.raises(SpillError, match="spill"):
+            ((a - a.mean()) @ a.T).compute()
+        assert float(da.ones(8, chunks=4).sum().compute()) == 8

@@ -32,6 +32,8 @@ LITTLE = 2**24
 #: no more than this part of a device's memory. What it fetches counts for more, as it has to be
 #: there before the first of the batch begins.
 SHARE, FETCHED = 20, 8
+#: ... and reads no more persisted chunks than one of so many parts of it: they may be elsewhere.
+CHUNKS = 2
 
 
 class Batch:
@@ -123,6 +125,8 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         if read > LITTLE:
             continue  # what it reads should be let go of as soon as it is read
         fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
+        # chunks may be away: all that a batch reads comes back before it begins
+        read += sum([_chunk_bytes(graph.tasks[d]) for d in needs]) * CHUNKS // SHARE
         nbytes = FETCHED * fetched + read + (0 if _small(task) else graph.sizes.get(key, 0))
         words = id(task.program), place[key], height[key], task.leaves, task.kind
         group = open_.get(words)
@@ -133,6 +137,11 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         group.append(key)
         weight[words] += nbytes
     return [g for g in out if len(g) > 1]
+
+
+def _chunk_bytes(task: Any) -> int:
+    value = task.value if isinstance(task, DataNode) else None
+    return value.nbytes if type(value) is Chunk else 0
 
 
 def _small(task: Fused) -> bool:

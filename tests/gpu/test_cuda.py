@@ -265,6 +265,7 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
             np.testing.assert_array_equal(host(p.blocks[0, 0].compute()), x[:100, :100])
             data = pickle.dumps(p)
             del p, q
+            gc.collect()
             assert s._persisted.every() == []
         np.testing.assert_array_equal(host(pickle.loads(data).compute(scheduler="sync")), x)
         assert not list(tmp_path.iterdir())

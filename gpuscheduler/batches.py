@@ -15,6 +15,7 @@ from dask.core import flatten
 
 from .fuse import Fused
 from .graph import Graph, depth_first
+from .persisted import Chunk
 from .plan import Plan
 from .siblings import Together, forget, read_together, rewire
 
@@ -31,17 +32,32 @@ LITTLE = 2**24
 #: no more than this part of a device's memory. What it fetches counts for more, as it has to be
 #: there before the first of the batch begins.
 SHARE, FETCHED = 20, 8
+#: ... and reads no more persisted chunks than one of so many parts of it: they may be elsewhere.
+CHUNKS = 2
 
 
 class Batch:
     """Tasks that are the same program on different arrays; its value is the tuple of theirs."""
 
-    __slots__ = ("fixed", "key", "members", "ready")
+    __slots__ = ("_moved", "chunks", "fixed", "key", "members", "ready")
 
-    def __init__(self, key: Together, members: list[Fused], fixed: bool):
+    def __init__(
+        self, key: Together, members: list[Fused], fixed: bool, chunks: tuple[Chunk, ...] = ()
+    ):
         self.key, self.members = key, members
         self.fixed = fixed  # whether they read the same arrays at every run of the plan
+        self.chunks = chunks  # ... unless one of these has been moved since
         self.ready: dict[Any, Any] = {}  # what a device has prepared for such
+        self._moved = -1
+
+    def known(self) -> bool:
+        """Whether what was prepared still holds: where the arrays are is known by heart."""
+        if self.chunks:
+            moved = sum([c.moved for c in self.chunks])
+            if moved != self._moved:
+                self.ready.clear()
+                self._moved = moved
+        return bool(self.ready)
 
     def __call__(self, values: Values) -> tuple[Any, ...]:
         return tuple([task(values) for task in self.members])
@@ -69,7 +85,10 @@ def batched(graph: Graph, plan: Plan) -> bool:
             for d in graph.needs[k]
         )
         holder = read_together(graph, group)
-        made[holder] = Batch(holder, members, fixed and holder not in graph.constants)
+        given = [getattr(graph.tasks[d], "value", None) for k in group for d in graph.needs[k]]
+        chunks = tuple(v for v in given if type(v) is Chunk)
+        fixed = fixed and holder not in graph.constants
+        made[holder] = Batch(holder, members, fixed, chunks)
         where.update({key: (holder, n) for n, key in enumerate(group)})
     forget(graph, where)
     rewire(graph, where)
@@ -106,6 +125,8 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         if read > LITTLE:
             continue  # what it reads should be let go of as soon as it is read
         fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
+        # chunks may be away: all that a batch reads comes back before it begins
+        read += sum([_chunk_bytes(graph.tasks[d]) for d in needs]) * CHUNKS // SHARE
         nbytes = FETCHED * fetched + read + (0 if _small(task) else graph.sizes.get(key, 0))
         words = id(task.program), place[key], height[key], task.leaves, task.kind
         group = open_.get(words)
@@ -116,6 +137,11 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         group.append(key)
         weight[words] += nbytes
     return [g for g in out if len(g) > 1]
+
+
+def _chunk_bytes(task: Any) -> int:
+    value = task.value if isinstance(task, DataNode) else None
+    return value.nbytes if type(value) is Chunk else 0
 
 
 def _small(task: Fused) -> bool:

@@ -19,6 +19,7 @@ from dask.array.core import finalize
 
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
+from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
 from .run import DeviceLost, Interrupted, Lease
 from .sizes import sizeof
@@ -86,6 +87,16 @@ class CpuHardware:
     def home(self, value: Any) -> int | None:
         return None  # every thread reads all of the host's memory
 
+    def shown(self, places: Places) -> Any:
+        return places.get(0)
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        return places[0] if 0 in places else self.store.read(places[DISK], key)
+
+    def forget(self, places: Places) -> None:
+        if DISK in places:
+            self.store.remove(places[DISK])
+
     def settings(self) -> dict[str, Any]:
         return {}
 
@@ -125,7 +136,7 @@ class CpuHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
-        self.store.close()
+        self.store.retire()
 
 
 def cpu_team(devices: int) -> Team:
@@ -151,24 +162,41 @@ class CpuDevices:
         self.files: dict[int, File] = {}  # of values on the disk
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
+        self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         for i, step in enumerate(plan.steps):
-            if step.fixed:
-                self.values[i], self.held[i] = step.task({}), 1
+            if i in self.chunks:
+                self._take_over(i, self.chunks[i])
+            elif step.fixed:
+                value = step.task({})
+                self.values[i] = value() if type(value) is Chunk else value
+                self.held[i] = 1
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
         team.begin()
 
+    def _take_over(self, step: int, chunk: Chunk) -> None:
+        places = chunk.places
+        if 0 in places:
+            self.values[step], self.held[step] = places[0], 1
+        if DISK in places:
+            self.files[step] = places[DISK]
+
     def launch(self, step: int, place: int) -> None:
-        self._launches[place].append(step)
+        if self.plan.steps[step].aside and isinstance(self.team, Team):
+            self.team.send_to_any(self._run, [step])
+        else:
+            self._launches[place].append(step)
 
     def copy(self, step: int, src: int, dst: int) -> None:
         if dst == DISK:
             self.team.send_aside("writes", self._write, (step, src))
             return
         self.held[step] += 1
-        if src == DISK:
+        if src == DISK and self.plan.steps[step].again and isinstance(self.team, Team):
+            self.team.send_to_any(self._read, (step, dst))
+        elif src == DISK:
             self.team.send_aside("reads", self._read, (step, dst))
         elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
             self.team.send(src, self._deliver, [(step, src)])
@@ -176,8 +204,10 @@ class CpuDevices:
             self._soon.append(Copied(step, src, dst))
 
     def free(self, step: int, place: int) -> None:
+        if step in self.chunks:
+            self.chunks[step].left(place)
         if place == DISK:
-            self.store.remove(self.files.pop(step))
+            self._forget(step)
             return
         self.held[step] -= 1
         if self.held[step] <= (step in self.written):
@@ -204,13 +234,27 @@ class CpuDevices:
         self._events.put([Failed(-1, Interrupted())])
 
     def value(self, step: int) -> Any:
-        if step in self.files and self.held[step] <= (step in self.written):
-            return self.store.read(self.files[step], self.plan.steps[step].key)
+        if self.held[step] <= (step in self.written):
+            s = self.plan.steps[step]
+            if step in self.files:
+                return self.store.read(self.files[step], s.key)
+            if s.again:
+                return s.read()
         return self.values[step]
+
+    def keep(self, step: int) -> dict[int, Any]:
+        places = {}
+        if self.held[step]:
+            places[0] = self.values[step]
+        if step in self.files:
+            places[DISK] = self.files.pop(step)
+        return places or {0: self.value(step)}
 
     def close(self) -> None:
         self.stopped = True
         self.values = []
+        for step in self.chunks:
+            self.files.pop(step, None)
         for step in list(self.files):
             self._forget(step)
 
@@ -243,6 +287,8 @@ class CpuDevices:
                 continue
             try:
                 value = step.task(step.values(values.__getitem__))
+                if step.aside:
+                    value = _contiguous(value)
                 held[i] = 1
                 values[i] = value
                 events += (Issued(i, size(value)), Done(i))
@@ -294,6 +340,8 @@ class CpuDevices:
             event = Failed(step, error)
         if self.stopped:  # after `close` has looked for files, maybe
             self._forget(step)
+        elif type(event) is Copied and step in self.chunks:
+            self.chunks[step].came(DISK, self.files[step])
         self._events.put([event])
 
     def _read(self, copy: tuple[int, int]) -> None:
@@ -302,10 +350,14 @@ class CpuDevices:
             return
         event: Event = Copied(step, DISK, dst)
         try:
-            self.values[step] = self.store.read(self.files[step], self.plan.steps[step].key)
+            s = self.plan.steps[step]
+            value = s.read() if s.again else self.store.read(self.files[step], s.key)
+            self.values[step] = value
+            if step in self.chunks:
+                self.chunks[step].came(0, value)
         except MemoryError:
             self.held[step] -= 1
-            event = NoRoom(step, dst, self.files[step].nbytes)
+            event = NoRoom(step, dst, self.plan.steps[step].nbytes)
         except BaseException as error:
             event = Failed(step, error)
         self._events.put([event])
@@ -313,6 +365,13 @@ class CpuDevices:
     def _only_delivered(self, step: int) -> bool:
         """Nobody wants the value itself: what is wanted of it is in the result."""
         return not self.plan.readers[step] and step not in self.plan.direct
+
+
+def _contiguous(value: Any) -> Any:
+    """A block of a memory map as programs expect blocks; as it is, where it is so in the file."""
+    if isinstance(value, np.memmap) and not value.flags.c_contiguous:
+        return np.ascontiguousarray(value)
+    return value
 
 
 def _asked_for(error: MemoryError, least: int) -> int:

@@ -37,6 +37,7 @@ from .fuse import Fused
 from .gather import Gathering, strips
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
+from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
 from .run import Interrupted, Lease
 from .sizes import leaves, map_leaves
@@ -53,6 +54,8 @@ TOGETHER = 2e-4
 #: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
 #: takes the interpreter from the threads that launch.
 REPORT_EVERY = 0.002
+#: Threads for each device that read and write files beside it, at most.
+FILES = 4
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -319,6 +322,32 @@ class CudaHardware:
         device = found.device.id
         return self.ids.index(device) if device in self.ids else None
 
+    def shown(self, places: Places) -> Any:
+        held = next((held for place, held in places.items() if place >= 0), None)
+        return None if held is None else held.value
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        """The value, on the GPU where it belongs, ordered behind its making on the caller's stream
+        there."""
+        device = self.ids[place]
+        if place in places:
+            return self._behind(places[place], device)
+        value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
+        with Device(device):
+            return map_leaves(_off_host, value)
+
+    def _behind(self, held: _Held, device: int) -> Any:
+        if held.ready is not None:
+            with Device(device):
+                current = cupy.cuda.get_current_stream()
+                current.wait_event(held.ready)
+                self.lend(device, current)
+        return held.value
+
+    def forget(self, places: Places) -> None:
+        if DISK in places:
+            self.store.remove(places[DISK])
+
     def front(self) -> int | None:
         device = runtime.getDevice()
         return self.ids.index(device) if device in self.ids else None
@@ -434,7 +463,7 @@ class CudaHardware:
             Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
             for lane in lanes
         ]
-        return Team(workers, lanes)
+        return Team(workers, lanes, FILES)
 
     def free(self) -> list[int]:
         """Bytes that are free on each place's GPU now."""
@@ -459,7 +488,7 @@ class CudaHardware:
             every, self._teams = list(self._teams.values()), {}
         for teams in every:
             teams.close()
-        self.store.close()
+        self.store.retire()
         self.pinned.clear()
         for i in sorted(set(self.ids)):
             with Device(i):
@@ -661,12 +690,32 @@ class CudaDevices:
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
+        self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
+        self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
         for i, step in enumerate(plan.steps):
-            if step.fixed:
+            if i in self.chunks:
+                self._take_over(i, self.chunks[i].places)
+            elif step.fixed:
                 value = step.task({})
-                self.held[step.place][i] = _Held(value)
+                self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
         team.begin()
         self._follow_caller()
+
+    def _take_over(self, step: int, places: Places) -> None:
+        """A chunk that an earlier run made, on other streams maybe."""
+        for place, held in places.items():
+            if place == DISK:
+                self.files[step] = held
+            else:
+                held.unseen = held.ready is not None
+                held.reads = [e for e in held.reads if not e.done]
+                self.held[place][step] = held
+
+    def _came(self, step: int, place: int, held: Any) -> None:
+        """A chunk is in one more place, from where later runs can take it."""
+        chunk = self.chunks.get(step)
+        if chunk is not None and not self.stopped and place in (chunk.place, HOST, DISK):
+            chunk.came(place, held)
 
     def _follow_caller(self) -> None:
         """Order this run behind what the caller has queued: arrays of the graph may be in the
@@ -696,7 +745,10 @@ class CudaDevices:
     # ---- verbs, in the loop's thread
 
     def launch(self, step: int, place: int) -> None:
-        self._todo[place].append(("launch", step, place))
+        if self.plan.steps[step].aside:
+            self.team.send_to_any(self._aside, (step, place))
+        else:
+            self._todo[place].append(("launch", step, place))
 
     def copy(self, step: int, src: int, dst: int) -> None:
         if dst == HOST:
@@ -711,6 +763,8 @@ class CudaDevices:
             self._todo[dst].append(("fetch", step, src))
 
     def free(self, step: int, place: int) -> None:
+        if step in self.chunks:
+            self.chunks[step].left(place)
         if place == HOST:
             self._free_host(step)
         elif place == DISK:
@@ -752,24 +806,33 @@ class CudaDevices:
                     return map_leaves(_host_array, held.value)
                 with Device(self.lanes[self.plan.steps[step].place].device):
                     return map_leaves(_off_host, held.value)
-            if held.ready is not None:
-                device = self.lanes[place].device
-                with Device(device):
-                    current = cupy.cuda.get_current_stream()
-                    current.wait_event(held.ready)
-                    self.hardware.lend(device, current)
-            return held.value
+            return self.hardware._behind(held, self.lanes[place].device)
         if step in self.files:
             value = self.hardware.store.read(self.files[step], self.plan.steps[step].key)
             with Device(self.lanes[self.plan.steps[step].place].device):
                 return map_leaves(_off_host, value)
+        s = self.plan.steps[step]
+        if s.again:
+            return s.read()
         raise KeyError(step)
+
+    def keep(self, step: int) -> dict[int, Any]:
+        places: dict[int, Any] = {}
+        for place in (self.plan.steps[step].place, HOST):
+            held = self.held[place].get(step)
+            if held is not None:
+                places[place] = held
+        if step in self.files:
+            places[DISK] = self.files.pop(step)
+        return places or {self.plan.steps[step].place: _Held(self.value(step))}
 
     def close(self) -> None:
         self.stopped = True
         for place in range(len(self.lanes)):
             self.team.send(place, self._clear, place)
         self.held[HOST] = {}
+        for step in self.chunks:
+            self.files.pop(step, None)
         for step in list(self.files):
             self._forget(step)
 
@@ -802,6 +865,8 @@ class CudaDevices:
             return Failed(step, error)
         if self.stopped:  # after `close` has looked for files, maybe
             self._forget(step)
+        else:
+            self._came(step, DISK, self.files[step])
         return Copied(step, src, DISK)
 
     def _read_file(self, copy: tuple[int, int]) -> None:
@@ -810,15 +875,54 @@ class CudaDevices:
         if self.stopped:
             return
         try:
-            value = self.hardware.store.read(
-                self.files[step],
-                self.plan.steps[step].key,
-                lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
-            )
+            s = self.plan.steps[step]
+            if s.again:
+                value = map_leaves(self._pinned, s.read())
+            else:
+                value = self.hardware.store.read(
+                    self.files[step],
+                    s.key,
+                    lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
+                )
             self.read[step, dst] = _Held(value)
             self._events.put([_Read(step, dst)])  # type: ignore[list-item]
         except BaseException as error:
             self._events.put([Failed(step, error)])
+
+    def _aside(self, launch: tuple[int, int]) -> None:
+        """Run a step that reads a file or writes one, in a thread that may wait for it. It gets
+        arrays of the host, and what it makes goes to pinned memory, from where a copy is fast."""
+        i, place = launch
+        if self.stopped:
+            return
+        lane, step = self.lanes[place], self.plan.steps[i]
+        try:
+            Device(lane.device).use()
+            value = step.task(step.values(lambda j: self._brought_home(lane, self.held[place][j])))
+            value = map_leaves(self._pinned, value)
+            self.held[place][i] = _Held(value)
+            self._events.put([Issued(i, device_bytes(value)), Done(i)])
+        except BaseException as error:
+            self._events.put([Failed(i, error)])
+
+    def _brought_home(self, lane: _Lane, held: _Held) -> Any:
+        """A value with arrays of the host, which have arrived."""
+        if not device_bytes(held.value):
+            return held.value
+        stream = lane.outgoing
+        if held.ready is not None:
+            stream.wait_event(held.ready)
+        with stream:
+            out = map_leaves(lambda v: self._on_host(v, stream), _solid(held.value))
+        lane.mark(stream, block=True).synchronize()
+        return map_leaves(_host_array, out)
+
+    def _pinned(self, v: Any) -> Any:
+        if type(v) is not np.ndarray or v.dtype.hasobject:
+            return v
+        out = self.hardware.pinned.array(v.shape, v.dtype)
+        out[...] = v
+        return out
 
     # ---- in the workers
 
@@ -889,7 +993,9 @@ class CudaDevices:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
         task = step.task
-        by_heart = type(task) is Batch and task.ready  # it knows where its arrays are
+        by_heart = (
+            type(task) is Batch and self.alone and task.known()
+        )  # it knows where its arrays are
         values = {} if by_heart else step.values(lambda j: held[j].value)
         if step.constants:
             for name in step.constants:
@@ -927,7 +1033,9 @@ class CudaDevices:
             if type(task) is Fused:
                 value = self.hardware.kernels.run(task, values, lane.device, lane.work)
             elif type(task) is Batch:
-                value = self.hardware.kernels.run_batch(task, values, lane.device, lane.work)
+                value = self.hardware.kernels.run_batch(
+                    task, values, lane.device, lane.work, self.alone
+                )
             else:
                 value = task(values)
             if runtime.getDevice() != lane.device:
@@ -972,7 +1080,8 @@ class CudaDevices:
         source.reads.append(done)
         if keep:
             lane.later.append(([done], keep))
-        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
+        here = self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
+        self._came(i, lane.place, here)
         return Copied(i, src, lane.place)
 
     def _received(self, lane: _Lane, src: int, source: _Held, keep: list[Any]) -> tuple[Any, int]:
@@ -1089,7 +1198,8 @@ class CudaDevices:
                     target.written.add(key)
             elif i in self.gathering.slots and not device_bytes(kept):
                 self.gathering.write(i, kept)
-            self.held[HOST][i] = _Held(kept)
+            there = self.held[HOST][i] = _Held(kept)
+            self._came(i, HOST, there)
             self._events.put([Copied(i, place, HOST)])
         except BaseException as error:
             self._events.put([Failed(i, error)])
@@ -1103,8 +1213,12 @@ class CudaDevices:
 
     def _clear(self, place: int) -> None:
         lane, held = self.lanes[place], self.held[place]
-        for h in list(held.values()):
-            lane.abandon(h)
+        for i, h in list(held.items()):
+            if i in self.chunks:  # it stays, and may be read here still when it goes
+                h.reads = [e for e in (*h.reads, lane.mark(lane.home)) if not e.done]
+                lane.later.append((h.reads, h.value))
+            else:
+                lane.abandon(h)
         held.clear()
         lane.sweep()
 

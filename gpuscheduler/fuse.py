@@ -23,6 +23,7 @@ from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, rebuilt
 from .graph import RANDOM, Draw, Graph
 from .grid import Tile
+from .persisted import Chunk
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain
 from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
@@ -266,7 +267,7 @@ class Fuser:
                 self.readers[d] = self.readers.get(d, 0) + 1
         for key, task in list(graph.tasks.items()):
             if isinstance(task, DataNode):
-                known = self._given(task.value)
+                known = self._value_of(key, task)
                 if known is not None:
                     self.foreseen[key] = known
             elif not ((self.follow or self._placed(task)) and self._task(key, task)):
@@ -302,6 +303,15 @@ class Fuser:
         graph.names[key], graph.needs[key] = (name,), (drawn,)
         self.readers[drawn] = 1
         self.before[key] = drawn
+
+    def _value_of(self, key: Key, node: DataNode) -> tuple[int, Any] | None:
+        """Number and structure of a value; of a persisted chunk, also while it is away."""
+        value = node.value.shown() if type(node.value) is Chunk else node.value
+        if value is not None:
+            return self._given(value)
+        block = self.graph.blocks.get(key)
+        structure = None if block is None else Abstract(block.shape, block.dtype)
+        return None if structure is None else (self._number(structure), structure)
 
     def _foresee(self, key: Key, structure: Any) -> None:
         if structure is not None:

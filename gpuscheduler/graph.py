@@ -34,15 +34,17 @@ from dask._task_spec import (
     convert_legacy_task,
 )
 from dask._task_spec import _execute_subgraph as execute_subgraph
-from dask.array.core import finalize
+from dask.array.core import finalize, load_store_chunk
 from dask.array.dispatch import to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices
 from dask.array.optimization import optimize as optimize_array
 from dask.array.random import _apply_random, _apply_random_func
 from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from .persisted import Chunk
+from .sizes import FILES, sizeof
 from .subgraph import Chain, Compiler
 
 Key = Any
@@ -50,6 +52,7 @@ Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
 PIN = "device"  # dask.annotate(device=k)
+APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 RANDOM = (_apply_random_func, _apply_random)
 
@@ -108,6 +111,8 @@ class Graph:
     picks: dict[Key, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     #: Outputs that are made with others, in one task: that task, and where in its value they are.
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
+    aside: set[Key] = field(default_factory=set)  # tasks that read a file or write one
+    again: set[Key] = field(default_factory=set)  # ... and those that may read it twice
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
 
@@ -271,7 +276,7 @@ def _from_hlg_expr(expr: Any) -> Lowered:
         optimizer = op.low_level_optimizer
         if optimizer is optimize_array:
             output_keys = list(flatten(op.__dask_keys__()))
-            hlg = spread_pins(op.hlg)
+            hlg = set_apart(spread_pins(op.hlg))
             named = dict(hlg.layers)
             hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
             part = _from_layers(hlg.cull(set(output_keys)))
@@ -386,6 +391,63 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     return HighLevelGraph(layers, hlg.dependencies)
 
 
+def set_apart(hlg: HighLevelGraph) -> HighLevelGraph:
+    """Keep Dask from fusing some layers with others: layers whose annotations differ it leaves.
+
+    Persisted chunks could not be sent away inside the tasks that read them, and what reads a file
+    or writes one could not do it while a device works.
+    """
+    layers = dict(hlg.layers)
+    apart = [n for n, layer in layers.items() if _holds_chunks(layer) or _uses_files(layer, layers)]
+    if not apart:
+        return hlg
+    for name in apart:
+        layers[name] = copy(layers[name])
+        layers[name].annotations = {**(layers[name].annotations or {}), APART: name}
+    return HighLevelGraph(layers, hlg.dependencies)
+
+
+def _holds_chunks(layer: Layer) -> bool:
+    return isinstance(layer, MaterializedLayer) and _is_chunk(next(iter(layer.values()), None))
+
+
+def _uses_files(layer: Layer, layers: Mapping[str, Layer]) -> bool:
+    """Whether a layer takes the blocks of an array out of a file, or puts them into something."""
+    if not isinstance(layer, Blockwise):
+        return False
+    function = getattr(layer.task, "func", None)
+    if function is load_store_chunk:
+        return True
+    if function not in SLICERS or not layer.indices:
+        return False
+    array: Any = layer.indices[0][0]
+    if layer.indices[0][1] is not None:
+        return False  # blocks of another array
+    if isinstance(array, (TaskRef, Alias)):
+        name: Any = array.key if isinstance(array, TaskRef) else array.target
+        array = layers[name].get(name) if name in layers else None
+    return _is_in_file(array.value if isinstance(array, DataNode) else array)
+
+
+def _is_in_file(array: Any) -> bool:
+    """Whether indexing it takes its time: it has the shape of an array, and is none in memory."""
+    if isinstance(array, np.memmap):
+        return True
+    if isinstance(array, (np.ndarray, GraphNode)) or not hasattr(array, "shape"):
+        return False
+    return type(array).__module__.partition(".")[0] != "cupy"
+
+
+def _may_be_one(source: Any, target: Any) -> bool:
+    """Whether what is written to a target may change a source."""
+    kinds = [type(a).__module__.partition(".")[0] for a in (source, target)]
+    if set(kinds) == {"zarr"}:
+        return bool(source.store_path == target.store_path)
+    if set(kinds) == {"h5py"}:
+        return bool(source == target)
+    return not (kinds[0] in FILES and kinds[1] in {"numpy", *FILES} - {kinds[0]})
+
+
 # ---- from one dictionary to a Graph
 
 
@@ -423,12 +485,22 @@ class _Builder:
         blocks = {k: b for k in order if (b := self._block(k)) is not None}
         sizes = {k: math.prod(b.shape) * b.dtype.itemsize for k, b in blocks.items()}
         draws = self._draws(order)
+        for key in order:
+            if (nbytes := _stored_bytes(self.tasks[key])) is not None:
+                sizes[key] = nbytes
         kept, compiler = set(outputs), self.compiler
         for k in self._leave_on_device(needs):
             if k in blocks:  # what Dask converts to NumPy is of its other library
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
+        sources = {k: a for k in order if (a := self._source(k, constants)) is not None}
+        stores = [k for k in order if _stores(self.tasks[k])]
+        targets = [self._argument(k, 1, constants) for k in stores]
+        fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
+        again = {k for k, a in sources.items() if fresh[id(a)]}
+        aside = {*sources, *stores}
         if self.lowered.fusable:
-            order = _chain(order, self.tasks, needs, names, constants, pins, kept, compiler)
+            files = aside, again
+            order = _chain(order, self.tasks, needs, names, constants, pins, kept, files, compiler)
         return Graph(
             {k: compiler(self.tasks[k]) for k in order},
             {k: needs[k] for k in order},
@@ -443,7 +515,24 @@ class _Builder:
             self.gathers,
             blocks,
             draws,
+            aside=aside,
+            again=again,
         )
+
+    def _source(self, key: Key, constants: Mapping[Key, dict[Key, Any]]) -> Any:
+        """The array in a file of which a task takes a block; None for other tasks."""
+        task = self.tasks[key]
+        if type(task) is not Task or task.func not in SLICERS or not task.args:
+            return None
+        array = self._argument(key, 0, constants)
+        return array if _is_in_file(array) else None
+
+    def _argument(self, key: Key, n: int, constants: Mapping[Key, dict[Key, Any]]) -> Any:
+        """The n-th argument of a task, if it is a value of the graph."""
+        value = self.tasks[key].args[n]
+        if isinstance(value, (TaskRef, Alias)):
+            value = constants[key].get(value.key if isinstance(value, TaskRef) else value.target)
+        return value.value if isinstance(value, DataNode) else value
 
     def _discover(self) -> tuple[Key, ...]:
         """Everything that is wanted, directly or not; the keys to compute for it."""
@@ -454,6 +543,8 @@ class _Builder:
             if gather is None:
                 outputs[target] = None
             else:
+                if self.home is not None:
+                    gather = replace(gather, blocks=self._brought_back(gather.blocks))
                 self.gathers[target] = gather
                 outputs.update((self._resolve(b, target), None) for b in flatten(gather.blocks))
         tasks, dsk = self.tasks, self.dsk
@@ -463,7 +554,7 @@ class _Builder:
             if key in tasks or key in self.data:
                 continue
             task = dsk.get(key)
-            if type(task) is not Task:
+            if type(task) is not Task or type(task.func) is Chunk:
                 task = self._node(key)
                 if task is None:
                     continue
@@ -482,13 +573,36 @@ class _Builder:
         task = self.dsk[key] if key in self.dsk else DataNode(key, self.cache[key])
         if not isinstance(task, GraphNode):
             task = convert_legacy_task(key, task, self.all_keys)
-        if isinstance(task, GraphNode) and not isinstance(task, DataNode):
+        if _is_chunk(task):
+            chunk: Chunk = task.func  # type: ignore[union-attr]
+            value = chunk if self._is_here(task) else chunk.shown()
+            if value is None:  # another scheduler's, and not in memory: the task reads it
+                return task
+        elif isinstance(task, GraphNode) and not isinstance(task, DataNode):
             return task
-        value = task.value if isinstance(task, DataNode) else task
+        else:
+            value = task.value if isinstance(task, DataNode) else task
         if self.home is not None and self.home(value) is not None:
             return DataNode(key, value)
         self.data[key] = value
         return None
+
+    def _is_here(self, task: Any) -> bool:
+        return self.home is not None and self.home(task.func) is not None
+
+    def _brought_back(self, blocks: Any) -> Any:
+        """Keys of blocks that are gathered. A persisted chunk gets a task that reads it, so that it
+        is brought back when its turn comes, and written into the result by its device."""
+        if isinstance(blocks, list):
+            return [self._brought_back(b) for b in blocks]
+        target = self._resolve(blocks, None)
+        chunk = self.dsk.get(target)
+        if not (_is_chunk(chunk) and self._is_here(chunk)):
+            return blocks
+        name, *index = target
+        block = (f"{name}-block", *index)
+        self.dsk[block] = Task(block, _same, TaskRef(target))
+        return block
 
     def _resolve(self, key: Key, reader: Key) -> Key:
         """Follow aliases to a key with a task or a value."""
@@ -594,6 +708,8 @@ class _Builder:
         if not self.lowered.layers:
             return None
         task = self.tasks.get(key)
+        if _stored_bytes(task) is not None:
+            return None
         if _selects(task):  # Dask says of the result that it has the chunks of the whole
             return None
         if type(key) is tuple:
@@ -701,6 +817,25 @@ def _without_conversion(task: Any) -> Any:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _stores(task: Any) -> bool:
+    return type(task) is Task and task.func is load_store_chunk
+
+
+def _stored_bytes(task: Any) -> int | None:
+    """Bytes of what a task which stores a block gives back: `None`, unless it reads it again."""
+    if not _stores(task):
+        return None
+    load, given = (
+        v.value if isinstance(v, DataNode) else v
+        for v in (task.kwargs.get("load_stored"), task.kwargs.get("return_stored"))
+    )
+    return None if load and given else sizeof(None)
+
+
+def _is_chunk(task: Any) -> bool:
+    return type(task) is Task and type(task.func) is Chunk
 
 
 def _numblocks(blocks: Any) -> list[int]:
@@ -947,12 +1082,16 @@ def _chain(
     constants: dict[Key, dict[Key, Any]],
     pins: dict[Key, int],
     kept: set[Key],
+    files: tuple[set[Key], set[Key]],
     compiler: Compile,
 ) -> list[Key]:
     """Make each linear run of tasks one step, as Dask's `fuse_linear` would, without rewriting it.
 
-    A run does not cross from one pin to another, and does not swallow what the caller wants.
+    A run does not cross from one pin to another, and does not swallow what the caller wants. What
+    reads a file may only be sliced in the same run, and what writes one is a run by itself; a run
+    that reads a file is put into the sets in `files`.
     """
+    aside, again = files
     readers: dict[Key, int] = {}
     for key in order:
         for d in needs[key]:
@@ -966,8 +1105,13 @@ def _chain(
             agree = own is None or pin[d] is None or own == pin[d]
             fits = agree and readers[d] == 1 and d not in kept
             fits = fits and not isinstance(tasks[d], DataNode)  # a value is not a task to run
+            fits = fits and key not in aside
+            fits = fits and (d not in aside or getattr(tasks[key], "func", None) in SLICERS)
             if fits and not tasks[key].block_fusion and not tasks[d].block_fusion:
                 below[key] = d
+                for kind in files:
+                    if d in kind:
+                        kind.add(key)
                 own = pin[d] if own is None else own
         pin[key] = own
     if not below:

@@ -118,11 +118,19 @@ class Kernels:
         return computed(ready.program, evaluate, arrays, scalars=False)
 
     def run_batch(
-        self, batch: Batch, values: dict[Any, Any], device: int, work: Workspace
+        self,
+        batch: Batch,
+        values: dict[Any, Any],
+        device: int,
+        work: Workspace,
+        remember: bool = True,
     ) -> tuple[Any, ...]:
-        """The values of alike tasks, by one launch for each kernel of their program."""
+        """The values of alike tasks, by one launch for each kernel of their program.
+
+        Without `remember`, the arrays are others than those of the plan's other runs.
+        """
         first = batch.members[0]
-        known = batch.ready.get((device, id(self)))
+        known = batch.ready.get((device, id(self))) if remember else None
         if known is not None:
             ready, inputs = known
         else:
@@ -135,7 +143,7 @@ class Kernels:
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return tuple([f.original(values) for f in batch.members])
-            if batch.fixed:
+            if batch.fixed and remember:
                 batch.ready[device, id(self)] = ready, inputs
         pointers = [list(p) for p in inputs]
         positions = [f.positions for f in batch.members]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from dask.core import flatten
 
 from .graph import Gather, Graph, PlanError
 from .machine import DISK, HOST, Machine
+from .persisted import Chunk
 from .place import place_tasks
 from .sizes import sizeof
 
@@ -39,6 +40,12 @@ class Step:
     kind: int  # steps that do the same to different blocks have the same kind
     fixed: bool = False  # the value is the graph's own: letting go of it would free nothing
     picks: tuple[tuple[int, ...], ...] = ()  # where in each source's value what it reads is
+    aside: bool = False  # it reads a file or writes one, while its device works
+    again: bool = False  # ... and what it has read can be read again
+
+    def read(self) -> Any:
+        """The value, read from its file; of a step that can be read `again`."""
+        return self.task(dict(self.constants))
 
     def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
         """What the task is called with, given the value of each step that it reads."""
@@ -103,6 +110,34 @@ class Plan:
     gathers: dict[Key, Gather] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
     predicted: Footprint | None = None
+    #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
+    there: Mapping[int, Set[int]] = field(default_factory=dict)
+
+    @cached_property
+    def chunks(self) -> dict[int, Chunk]:
+        """The fixed steps that are persisted chunks."""
+        return {i: c for i, s in enumerate(self.steps) if (c := chunk_of(s)) is not None}
+
+    def beside(self, chunks: Iterable[Chunk]) -> Plan:
+        """The same plan for a run that may move these chunks, be they in the plan or not."""
+        index = {id(c): i for i, c in self.chunks.items()}
+        steps, there = list(self.steps), {}
+        held = dict(self.chunks)
+        devices = len(self.machine.devices)
+        for chunk in chunks:
+            i = index.get(id(chunk), len(steps))
+            if i == len(steps):
+                if chunk.place >= devices and not self.machine.shared:
+                    continue
+                steps.append(_step_of(chunk, chunk.place % devices))
+                held[i] = chunk
+            there[i] = frozenset(chunk.places)
+        out = replace(self, steps=steps, there=there)
+        more = len(steps) - len(self.steps)
+        out.__dict__["readers"] = self.readers + [[] for _ in range(more)]
+        out.__dict__["crossing"] = self.crossing + bytearray(more)
+        out.__dict__["chunks"] = held
+        return out
 
     @cached_property
     def readers(self) -> list[list[int]]:
@@ -114,16 +149,16 @@ class Plan:
 
     @cached_property
     def crossing(self) -> bytearray:
-        """Which steps are read on other devices than their own."""
+        """Which steps are read on other devices than their own, or by a step that runs aside."""
         steps = self.steps
         return bytearray(
-            any(steps[r].place != step.place for r in self.readers[i])
+            any(steps[r].place != step.place or steps[r].aside for r in self.readers[i])
             for i, step in enumerate(steps)
         )
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of the same plan."""
-        for step, true in zip(self.steps, nbytes, strict=True):
+        for step, true in zip(self.steps, nbytes, strict=False):  # there may be chunks behind
             if not step.fixed:
                 step.nbytes = true
 
@@ -154,6 +189,23 @@ class Plan:
         return "\n".join(lines)
 
 
+def chunk_of(step: Step) -> Chunk | None:
+    """The persisted chunk that a step stands for."""
+    if step.fixed and type(step.task) is DataNode and type(step.task.value) is Chunk:
+        return step.task.value
+    return None
+
+
+def _step_of(chunk: Chunk, place: int) -> Step:
+    """A step for a chunk that the plan does not read. It does not hold the chunk."""
+    step: Step | None = chunk.step
+    if step is None or step.place != place:
+        key, nbytes, none = chunk.key, chunk.nbytes, DataNode(chunk.key, None)
+        step = Step(key, none, (), (), (), {}, place, nbytes, True, 0.0, kind=-1, fixed=True)
+        chunk.step = step
+    return step
+
+
 def make_plan(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
 ) -> Plan:
@@ -179,6 +231,8 @@ def make_plan(
             kinds[i],
             key in given,
             picks.get(key, ()),
+            key in graph.aside,
+            key in graph.again,
         )
         for i, key in enumerate(keys)
     ]
@@ -300,8 +354,8 @@ def _refuse_what_cannot_fit(steps: Iterable[Step], machine: Machine) -> None:
         if not step.known:
             continue
         involved = [step, *(everything[j] for j in step.inputs)]
-        if machine.shared:  # the graph's own values are in the caller's own memory
-            involved = [s for s in involved if not s.fixed]
+        if machine.shared:  # the graph's own values are in the caller's own memory; chunks are not
+            involved = [s for s in involved if not s.fixed or chunk_of(s) is not None]
         need = sum(s.nbytes for s in involved if s.known)
         if need > machine.limit(machine.memory_of(step.place)):
             raise OutOfMemory(does_not_fit(step.key, need, step.place, machine))

@@ -29,7 +29,10 @@ class InOrderDevices:
         self.plan, self.nbytes = plan, nbytes
         self.memory_of = plan.machine.memory_of
         self.values: dict[tuple[int, int], Any] = {
-            (i, self.memory_of(s.place)): s.task({}) for i, s in enumerate(plan.steps) if s.fixed
+            (i, place): s.task({})
+            for i, s in enumerate(plan.steps)
+            if s.fixed
+            for place in sorted(plan.there.get(i) or {self.memory_of(s.place)})
         }  # by step and memory
         self.events: list[Event] = []
         self.moved: dict[tuple[int, int], int] = defaultdict(int)  # bytes over each link
@@ -45,6 +48,8 @@ class InOrderDevices:
             self.events.append(Failed(step, error))
             return
         self.values[step, memory] = value
+        if s.again:
+            self.values[step, DISK] = value
         self.events += [Issued(step, self.size(step, value)), Done(step)]
 
     def copy(self, step: int, src: int, dst: int) -> None:
@@ -65,6 +70,9 @@ class InOrderDevices:
 
     def value(self, step: int) -> Any:
         return next(v for (i, _), v in self.values.items() if i == step)
+
+    def keep(self, step: int) -> dict[int, Any]:
+        return {place: value for (i, place), value in self.values.items() if i == step}
 
     def close(self) -> None:
         self.values.clear()
@@ -93,9 +101,11 @@ class ShuffledDevices(InOrderDevices):
             i
             for i, *places in map(_arguments, self.flying)
             if places[0] != DISK and places[-1] == (place if len(places) == 1 else memory)
+            if not (len(places) == 1 and self.plan.steps[i].aside)
         }
+        aside = self.plan.steps[step].aside
         for j in self.plan.steps[step].inputs:
-            here = (j, memory) in self.values or j in queued
+            here = (j, memory) in self.values or (j in queued and not aside)
             assert here, f"step {step}: its input {j} is not on {place}"
         self.flying.append((super().launch, (step, place)))
 
@@ -126,13 +136,14 @@ class ShuffledDevices(InOrderDevices):
         return [self.events.pop(0)]  # Issued and Done may be far apart too
 
     def _possible(self) -> list[int]:
-        """What may land next: the first thing on its way to each device, any copy to the host, and
-        any to or from the disk."""
+        """What may land next: the first thing on its way to each device, any copy to the host, any
+        to or from the disk, and any step that runs aside."""
         seen: set[int] = set()
         out = []
         for n, (_, args) in enumerate(self.flying):
             place = args[-1]
-            if place < 0 or args[1] == DISK:
+            aside = len(args) == 2 and self.plan.steps[args[0]].aside
+            if place < 0 or args[1] == DISK or aside:
                 out.append(n)
                 continue
             if place not in seen:
@@ -149,9 +160,14 @@ class ShuffledDevices(InOrderDevices):
         held = sum(
             self.nbytes[i]
             for i, p in self.values
-            if p == memory and not (machine.shared and self.plan.steps[i].fixed)
+            if p == memory and not (machine.shared and is_callers(self.plan, i))
         )
         return held + self.nbytes[step] <= machine.limit(memory)
+
+
+def is_callers(plan: Plan, step: int) -> bool:
+    """Whether a step is a value of the graph that no run moves."""
+    return plan.steps[step].fixed and step not in plan.there
 
 
 def _arguments(flying: tuple[Callable[..., None], tuple[int, ...]]) -> tuple[int, ...]:
@@ -176,9 +192,9 @@ class ClockDevices:
         self.memory_of = plan.machine.memory_of
         for i, s in enumerate(plan.steps):
             if s.fixed:
-                memory = self.memory_of(s.place)
-                self.exists[i, memory] = 0.0
-                self._hold(i, memory)
+                for memory in sorted(plan.there.get(i) or {self.memory_of(s.place)}):
+                    self.exists[i, memory] = 0.0
+                    self._hold(i, memory)
         self.moved: dict[tuple[int, int], int] = defaultdict(int)
         self.spans: list[tuple[Any, float, float, Any]] = []  # (engine, start, end, key)
         self._queue: list[tuple[float, int, Event]] = []
@@ -189,8 +205,11 @@ class ClockDevices:
         s = self.plan.steps[step]
         memory = self.memory_of(place)
         begin = max([self.now, *(self.exists[j, memory] for j in s.inputs)])
-        end = self._occupy(place, begin, s.seconds, s.key)
+        engine = ("aside", place) if s.aside else place
+        end = self._occupy(engine, begin, s.seconds, s.key)
         self.exists[step, memory] = end
+        if s.again:
+            self.exists[step, DISK] = end
         self._hold(step, memory)
         self._later(self.now, Issued(step, self.nbytes[step]))
         self._later(end, Done(step))
@@ -225,6 +244,9 @@ class ClockDevices:
     def value(self, step: int) -> Any:
         raise TypeError("a clock has no values")
 
+    def keep(self, step: int) -> dict[int, Any]:
+        raise TypeError("a clock has no values")
+
     def close(self) -> None:
         self.exists.clear()
 
@@ -238,8 +260,9 @@ class ClockDevices:
 
     def _counted(self, step: int, place: int) -> int:
         """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
-        given = self.plan.machine.shared and self.plan.steps[step].fixed
+        given = self.plan.machine.shared and is_callers(self.plan, step)
         delivered = place == HOST and step in self.plan.deliver
+        delivered = delivered or (place == DISK and self.plan.steps[step].again)
         return 0 if given or delivered else self.nbytes[step]
 
     def _occupy(self, engine: Any, begin: float, seconds: float, key: Any) -> float:
@@ -313,8 +336,8 @@ def _everything(plan: Plan) -> dict[int, int]:
     """Bytes of all that is made in a memory or comes there."""
     memory_of = plan.machine.memory_of
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    for step, readers in zip(plan.steps, plan.readers, strict=True):
-        if not (step.fixed and plan.machine.shared):
+    for i, (step, readers) in enumerate(zip(plan.steps, plan.readers, strict=True)):
+        if not (plan.machine.shared and is_callers(plan, i)):
             for memory in {
                 memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
             }:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from .gather import Gathering
 from .machine import Machine
+from .persisted import Keeper
 from .plan import Plan, Step
 from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
 
@@ -53,8 +54,12 @@ class Devices(Protocol):
     def value(self, step: int) -> Any:
         """An output of the run, where the caller can use it."""
 
+    def keep(self, step: int) -> dict[int, Any]:
+        """An output of the run, handed over as it is: what there is of it, by place."""
+
     def close(self) -> None:
-        """Let go of everything that this run holds; what is still running is abandoned."""
+        """Let go of everything that this run holds; what is still running is abandoned. Chunks that
+        were there before it stay where they are now."""
 
 
 @dataclass
@@ -68,7 +73,7 @@ class Lease:
     threads: int | None = None  # of a borrowed pool, which runs as many steps at once, in any order
 
 
-class Hardware(Protocol):
+class Hardware(Keeper, Protocol):
     """What lives longer than a run: threads, streams, links that have been tried."""
 
     kind: str  # "cpu" or "cuda"

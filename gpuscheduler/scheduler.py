@@ -20,8 +20,9 @@ from time import perf_counter
 from typing import Any
 
 from dask import config
-from dask._task_spec import DataNode
+from dask._task_spec import DataNode, Task
 from dask.base import compute
+from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
 from dask.local import MultiprocessingPoolExecutor
 from dask.utils import format_bytes, parse_bytes
@@ -33,12 +34,14 @@ from .cpu import CpuHardware, available_memory, cpu_count
 from .fuse import Fuser
 from .gather import Gathering
 from .graph import SLICERS, Graph, compile_tasks, from_dask, wanted_keys
-from .machine import Machine
+from .machine import DISK, HOST, Machine
+from .persisted import Chunk, Persisted
 from .plan import Footprint, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
 from .run import Devices, Hardware, Lease, Watch, run
-from .state import DEEP_WINDOW, WINDOW
+from .sizes import sizeof
+from .state import DEEP_WINDOW, WINDOW, State
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
@@ -46,6 +49,10 @@ FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
 FUSE_FEWEST = {"cpu": 2, "cuda": 0}
 #: Plans that `run_graph` keeps.
 KEPT_GRAPHS = 32
+#: Where persisted chunks are when they are on no device.
+AWAY = {HOST: "on the host", DISK: "on disk"}
+#: What Dask's schedulers are called with, beside a graph and keys.
+PARAMETERS = ("cache", "callbacks", "num_workers", "pool", "rerun_exceptions_locally")
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ class Scheduler:
         self.last: Footprint | None = None  # what the latest run took
         self._plans = Plans()
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
+        self._persisted = Persisted()
         self._entered: list[Any] = []
         self._closed = False
 
@@ -166,6 +174,46 @@ class Scheduler:
 
         Keyword arguments that other schedulers know and this one does not are ignored.
         """
+        return self._get(
+            dsk, keys, _results, cache, callbacks, num_workers, pool, rerun_exceptions_locally
+        )
+
+    def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> list[Any]:
+        """Compute these collections and leave their chunks where they were made. Dask calls this
+        for `x.persist()` and `dask.persist(x, y)`.
+
+        The chunks count against the memory limit of later runs. A run that needs their room sends
+        those away that it needs last, or not at all, and one that reads them brings them back.
+        They go when the last collection that holds them does. Other schedulers get them as values,
+        and so does another process. When this scheduler is closed, they stay with the collections.
+
+        >>> import dask.array as da
+        >>> with Scheduler("cpu:2", memory_limit="1 GiB") as s:
+        ...     x = da.ones((1000, 1000), chunks=500).persist()
+        ...     print(s)
+        <Scheduler on 2 cpu devices, memory limit 1.00 GiB each, persisted 7.63 MiB>
+        >>> float(x.sum().compute(scheduler="threads"))
+        1000000.0
+        """
+
+        def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+            known = {n: kwargs.get(n) for n in PARAMETERS}
+            return self._get(dsk, keys, self._chunks, **known)
+
+        options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
+        return list(dask_persist(*collections, **options, **kwargs))
+
+    def _get(
+        self,
+        dsk: Any,
+        keys: Any,
+        results: Results,
+        cache: MutableMapping[Any, Any] | None = None,
+        callbacks: Iterable[Any] | None = None,
+        num_workers: int | None = None,
+        pool: Any = None,
+        rerun_exceptions_locally: bool | None = None,
+    ) -> Any:
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
         cache = config.get("cache", None) if cache is None else cache
@@ -183,7 +231,8 @@ class Scheduler:
                         graph, plan = self._planned(dsk, keys, lease, cache, watch)
                     else:
                         graph, plan = self._known(dsk, keys, lease)
-                    values = self._run(graph, plan, lease, watch, bool(rerun_exceptions_locally))
+                    rerun = bool(rerun_exceptions_locally)
+                    values = self._run(graph, plan, lease, watch, rerun, results)
                 if cache is not None:  # Dask's own schedulers leave results in it
                     cache.update(zip(graph.wanted, values, strict=True))
                 out = _packed(keys, iter(values))
@@ -227,7 +276,7 @@ class Scheduler:
             for key, value in given.items():
                 i = plan.index[key]
                 plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
-            values = self._run(planned, plan, lease, None, False, watch, begun)
+            values = self._run(planned, plan, lease, None, False, _results, watch, begun)
             return dict(zip(planned.wanted, values, strict=True))
 
     def _planned_graph(
@@ -259,7 +308,12 @@ class Scheduler:
         n = len(lease.machine.devices)
 
         def home(value: Any) -> int | None:
-            place = self.hardware.home(value)
+            if type(value) is Chunk:
+                place = value.place if value.keeper is self.hardware else None
+                if place is not None and lease.machine.shared:
+                    return place % n
+            else:
+                place = self.hardware.home(value)
             return place if place is not None and place < n else None
 
         with without_garbage_collection():
@@ -294,7 +348,8 @@ class Scheduler:
 
         compute(*collections, scheduler=keep)
         (plan,) = plans
-        plan.predicted = predict(plan, self.options.window, self.options.deep_window)
+        now = self._beside(plan, self._persisted.every())
+        plan.predicted = predict(now, self.options.window, self.options.deep_window)
         return plan
 
     def _front(self, lease: Lease) -> int | None:
@@ -313,17 +368,39 @@ class Scheduler:
             self._plans.keep(known, *where, graph=graph, plan=plan)
         return found
 
+    def _beside(self, plan: Plan, chunks: list[Chunk]) -> Plan:
+        """The plan for a run that may move these chunks."""
+        return plan.beside(chunks) if chunks else plan
+
     def _run(
+        self,
+        graph: Graph,
+        known: Plan,
+        lease: Lease,
+        watch: Callbacks | None,
+        rerun: bool,
+        results: Results,
+        counter: Watch | None = None,
+        begun: Callable[[Devices], None] = lambda devices: None,
+    ) -> list[Any]:
+        """The values of the wanted keys, in their order."""
+        with self._persisted.lent() as chunks:
+            plan = self._beside(known, chunks)
+            state, values = self._obeyed(graph, plan, lease, watch, rerun, results, counter, begun)
+        known.learn(state.nbytes)
+        return values
+
+    def _obeyed(
         self,
         graph: Graph,
         plan: Plan,
         lease: Lease,
         watch: Callbacks | None,
         rerun: bool,
-        counter: Watch | None = None,
-        begun: Callable[[Devices], None] = lambda devices: None,
-    ) -> list[Any]:
-        """The values of the wanted keys, in their order."""
+        results: Results,
+        counter: Watch | None,
+        begun: Callable[[Devices], None],
+    ) -> tuple[State, list[Any]]:
         hardware = self.hardware
         gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
         devices = lease.devices(plan, gathering, watch is not None)
@@ -340,10 +417,43 @@ class Scheduler:
             told = watch or counter
             state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
             self.last = state.footprint(perf_counter() - begin)
-            plan.learn(state.nbytes)
-            return _results(graph, plan, devices, gathering)
+            return state, results(graph, plan, devices, gathering, state)
         finally:
             devices.close()
+
+    def _chunks(
+        self, graph: Graph, plan: Plan, devices: Devices, gathering: Gathering, state: State
+    ) -> list[Any]:
+        """Tasks for the wanted keys that give the values which are now persisted."""
+        known: dict[Any, Any] = {}
+
+        def chunk(key: Any) -> Any:
+            target = graph.alias.get(key, key)
+            i = plan.index.get(target)
+            if target in graph.gathers or target in graph.data or i is None:
+                (value,) = _results(graph, plan, devices, gathering, state, [key])
+                return value
+            if target not in known:
+                if i in plan.chunks:
+                    known[target] = plan.chunks[i]
+                else:
+                    known[target] = self._chunk(graph, plan, devices, target, i, state.nbytes[i])
+            return Task(key, known[target])
+
+        return [chunk(key) for key in graph.wanted]
+
+    def _chunk(
+        self, graph: Graph, plan: Plan, devices: Devices, key: Any, i: int, nbytes: int
+    ) -> Chunk:
+        place = plan.steps[i].place
+        if key in graph.parts:  # one of several values that were made together
+            value = _part(graph, key, devices.value(i))
+            places, nbytes = {plan.machine.memory_of(place): value}, sizeof(value)
+        else:
+            places = devices.keep(i)
+        chunk = Chunk(key, place, nbytes, places, self.hardware)
+        self._persisted.add(chunk)
+        return chunk
 
     # ---- as a context manager
 
@@ -362,7 +472,8 @@ class Scheduler:
             self.close()
 
     def close(self) -> None:
-        """Free every device byte and join every thread. A closed scheduler runs nothing."""
+        """Join every thread, and free every byte but those of persisted collections, which stay as
+        they are until these go. A closed scheduler runs nothing."""
         if not self._closed:
             self._closed = True
             self._plans.clear()
@@ -375,21 +486,29 @@ class Scheduler:
         machine = self.hardware.machine
         limits = " / ".join(dict.fromkeys(format_bytes(m) for m in machine.memory))
         n = len(machine.devices)
+        held = self._persisted.nbytes()
+        persisted = f", persisted {format_bytes(sum(held.values()))}" if held else ""
+        away = [f"{format_bytes(held[p])} {where}" for p, where in AWAY.items() if p in held]
+        if away:
+            persisted += f" ({', '.join(away)})"
         return (
             f"<Scheduler on {n} {self.hardware.kind} device{'s'[: n > 1]}, "
-            f"memory limit {limits} each{', closed' if self._closed else ''}>"
+            f"memory limit {limits} each{persisted}{', closed' if self._closed else ''}>"
         )
 
     def _repr_html_(self) -> str:
         machine, names = self.hardware.machine, self.hardware.names
-        rows = "".join(
-            f"<tr><td>{d}</td><td>{names[d]}</td><td>{format_bytes(machine.memory[d])}</td></tr>"
+        held = self._persisted.nbytes()
+        rows = [
+            (str(d), names[d], format_bytes(machine.memory[d]), format_bytes(held.get(d, 0)))
             for d in machine.devices
-        )
+        ]
+        rows += [("", where, "", format_bytes(held[p])) for p, where in AWAY.items() if p in held]
+        table = "".join(f"<tr>{''.join(f'<td>{v}</td>' for v in row)}</tr>" for row in rows)
         return (
             f"<b>gpuscheduler.Scheduler</b>{' (closed)' if self._closed else ''}"
-            "<table><tr><th>device</th><th>name</th><th>memory limit</th></tr>"
-            f"{rows}</table>"
+            "<table><tr><th>device</th><th>name</th><th>memory limit</th><th>persisted</th></tr>"
+            f"{table}</table>"
         )
 
 
@@ -400,6 +519,14 @@ def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     (2, (1,))
     """
     return current().get(dsk, keys, **kwargs)
+
+
+def persist(collections: Any, **kwargs: Any) -> list[Any]:
+    """The same for Dask's `persist`."""
+    return current().persist(collections, **kwargs)
+
+
+get.persist = persist  # type: ignore[attr-defined]  # where Dask looks for it
 
 
 def current() -> Scheduler:
@@ -530,21 +657,39 @@ def _limit(limit: int | str | float | None, free: int) -> int:
     return int(nbytes)
 
 
-def _results(graph: Graph, plan: Plan, devices: Devices, gathering: Gathering) -> list[Any]:
-    """The value of each wanted key."""
+Results = Callable[[Graph, Plan, Devices, Gathering, State], list[Any]]
 
+
+def _results(
+    graph: Graph,
+    plan: Plan,
+    devices: Devices,
+    gathering: Gathering,
+    state: State,
+    keys: Iterable[Any] | None = None,
+) -> list[Any]:
+    """The value of each wanted key, or of these."""
+
+    # no function here calls itself: it would hold the graph, and chunks in it, until garbage is
+    # collected
     def value(key: Any) -> Any:
         target = graph.alias.get(key, key)
-        if target in graph.gathers:
-            return gathering.result(graph.gathers[target], value)
         if target in graph.data:
             return graph.data[target]
-        found = devices.value(plan.index[target])
-        for n in graph.parts[target][1] if target in graph.parts else ():
-            found = found[n]
-        return found
+        return _part(graph, target, devices.value(plan.index[target]))
 
-    return [value(key) for key in graph.wanted]
+    def wanted(key: Any) -> Any:
+        gather = graph.gathers.get(graph.alias.get(key, key))
+        return value(key) if gather is None else gathering.result(gather, value)
+
+    return [wanted(key) for key in (graph.wanted if keys is None else keys)]
+
+
+def _part(graph: Graph, key: Any, value: Any) -> Any:
+    """The value of a key, of several that were made together."""
+    for n in graph.parts[key][1] if key in graph.parts else ():
+        value = value[n]
+    return value
 
 
 def _packed(keys: Any, values: Iterator[Any]) -> Any:

@@ -50,6 +50,7 @@ class File:
     path: str
     sizes: tuple[int, ...]  # bytes of the pickle, then of each buffer
     fixed: tuple[bool, ...]  # whether each buffer is read-only
+    pid: int  # of the process that wrote it
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +77,10 @@ class Store:
         self.nbytes = self.peak = 0  # in files now, and at most
         self._folder: str | None = None
         self._numbers = count()
-        self._lock = threading.Lock()
+        # collecting garbage may remove a file of a persisted collection while the lock is held
+        self._lock = threading.RLock()
         self._end: Any = None
+        self._retired = False
 
     @property
     def base(self) -> str:
@@ -103,7 +106,9 @@ class Store:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise self._failed("written to", key, error) from error
-        file = File(path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts))
+        file = File(
+            path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts), os.getpid()
+        )
         with self._lock:
             self.nbytes += file.nbytes
             self.peak = max(self.peak, self.nbytes)
@@ -126,10 +131,24 @@ class Store:
         return pickle.loads(views[0], buffers=views[1:])
 
     def remove(self, file: File) -> None:
+        if os.getpid() != file.pid:  # a child has its parent's chunks, and not their files
+            return
         with contextlib.suppress(OSError):  # the store may be closed, its folder gone
             os.unlink(file.path)
         with self._lock:
             self.nbytes -= file.nbytes
+            last = self._retired and not self.nbytes
+        if last:
+            self.close()
+
+    def retire(self) -> None:
+        """Close as soon as there is no file any more: those of persisted collections stay as long
+        as these do, and at most until the process ends."""
+        with self._lock:
+            self._retired = True
+            last = not self.nbytes
+        if last:
+            self.close()
 
     def close(self) -> None:
         """Remove the folder and all that is in it. The next write makes a new one."""

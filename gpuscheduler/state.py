@@ -9,6 +9,9 @@ A device obeys in order, so a reader is launched right behind what it reads on t
 behind the copies that it needs: neither waits for the way to the host and back, and a device works
 through its part of the plan in the plan's own order, which is what keeps its memory small.
 
+Some steps are in no queue: those that read a file or write one. They run aside, when all that they
+read is there, and what reads them waits until they are issued.
+
 What does not fit for now leaves: from a device to the host, from there to the disk, that first
 which is needed last. Where all devices share the host's memory there is only the disk to go to.
 """
@@ -30,6 +33,8 @@ WINDOW = 4
 DEEP_WINDOW = 64
 #: What "small beside the memory" is.
 SHARE = 1 / 20
+#: What part of a memory may be full when more is read ahead: what was read needs room for work.
+AHEAD = 3 / 4
 #: Refusals that a step may have because of others before it is given the device to itself.
 PATIENCE = 100
 
@@ -132,6 +137,8 @@ class State:
         self.window, self.deep_window = window, max(window, deep_window)
         self.ahead = ahead  # devices run in order: readers may be launched behind what they read
         self.place = [s.place for s in steps]
+        self.aside = bytearray(s.aside for s in steps)  # whether it is in no device's queue
+        self.again = bytearray(s.again for s in steps)  # whether it can be read again
         machine = plan.machine
         self.shared = machine.shared
         self.memory = [machine.memory_of(d) for d in devices]  # where each device has its values
@@ -141,8 +148,12 @@ class State:
         self.readers = plan.readers
         self.missing = [len(s.inputs) for s in steps]  # inputs that a launch would not find yet
         self.unread = [len(r) for r in plan.readers]  # readers that are not done yet
-        # the graph's own values: where devices read the host's memory, they take none of it
-        self.nbytes = [0 if s.fixed and self.shared else s.nbytes for s in steps]
+        self.given = {i for i, s in enumerate(steps) if s.fixed}  # there before the run
+        self.fixed = self.given.difference(plan.there)  # ... and it may not move them
+        self.nbytes = [s.nbytes for s in steps]
+        if self.shared:  # the caller's own values take none of the memory
+            for i in self.fixed:
+                self.nbytes[i] = 0
         self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
         self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
         self.pins = {p: [0] * n for p in places}  # uses under way, per place
@@ -164,8 +175,7 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
-        self.fixed = {i for i, s in enumerate(steps) if s.fixed}
-        self.keep = self.fixed.union(plan.outputs)
+        self.keep = self.given.union(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
         self.launched = bytearray(n)
         self.issued = bytearray(n)
@@ -184,21 +194,21 @@ class State:
         return not self.coming and not any(self.busy.values())
 
     def start(self) -> list[Instruction]:
-        for i in sorted(self.fixed):
+        for i in sorted(self.given):
             self._exists(i)
         for i, n in enumerate(self.missing):
-            if not n and i not in self.fixed:
+            if not n and i not in self.given:
                 self._is_ready(i)
         return self.handle()
 
     def _exists(self, i: int) -> None:
-        """A value of the graph, on its device before the run begins."""
-        memory = self.memory[self.place[i]]
+        """A value of the graph, on its device before the run begins; a chunk, wherever it is."""
         self.launched[i] = self.issued[i] = self.done[i] = 1
         self.left -= 1
-        self.where[i] = {memory}
-        self.resident[memory].add(i)
-        self._use(memory, self.nbytes[i])
+        self.where[i] = self.plan.there.get(i) or {self.memory[self.place[i]]}
+        for place in sorted(self.where[i]):
+            self.resident[place].add(i)
+            self._use(place, self._counted(i, place))
         for r in self.readers[i]:
             self.missing[r] -= 1
 
@@ -236,12 +246,16 @@ class State:
         self.issued[i] = 1
         self.where[i] = {memory}
         self.resident[memory].add(i)
+        if self.again[i]:  # it is where it was read, too
+            self.where[i] = {memory, DISK}
+            self.resident[DISK].add(i)
         kind = self.kind[i]
         if nbytes > self.seen.get(kind, -1):
             self.seen[kind] = nbytes
-        where = self.place
+        where, aside = self.place, self.aside
+        ahead = self.ahead and not aside[i]
         for r in self.readers[i]:
-            if not self.ahead or where[r] != place:
+            if not ahead or where[r] != place or aside[r]:
                 self._found(r)
 
     def _found(self, r: int) -> None:
@@ -261,9 +275,9 @@ class State:
         d = self.place[i]
         self.launched[i] = 1
         out.append(Launch(i, d))
-        if self.ahead:
+        if self.ahead and not self.aside[i]:
             for r in self.readers[i]:
-                if self.place[r] == d:
+                if self.place[r] == d and not self.aside[r]:
                     self._found(r)
 
     def _done(self, i: int, out: list[Instruction]) -> None:
@@ -362,10 +376,10 @@ class State:
     def _recall(self, i: int, out: list[Instruction]) -> None:
         """A launch was refused: steps queued behind it that read it will be refused, too."""
         self.launched[i] = 0
-        if not self.ahead:
+        if not self.ahead or self.aside[i]:
             return
         for r in self.readers[i]:
-            if self.place[r] == self.place[i]:
+            if self.place[r] == self.place[i] and not self.aside[r]:
                 self.missing[r] += 1  # it leaves the heap when it comes to the top
                 if r in self.absent:  # reserved, and not in the queue: nobody would refuse it
                     self._unreserve(r, out)
@@ -434,7 +448,10 @@ class State:
         out.append(Copy(i, src, dst))
 
     def _counted(self, i: int, place: int) -> int:
-        """Bytes of i that count in a place: results that go to the host are the caller's."""
+        """Bytes of i that count in a place: results that go to the host are the caller's, and so
+        are the files from which values are read."""
+        if place == DISK and self.again[i]:
+            return 0
         return 0 if place == HOST and i in self.plan.deliver else self.nbytes[i]
 
     def _next_use(self, i: int, memory: int) -> float:
@@ -447,12 +464,14 @@ class State:
             return readers[c] if c < len(readers) else inf
         return next((r for r in readers[c:] if self.place[r] == memory and not self.done[r]), inf)
 
-    def _make_room(self, memory: int, need: int, out: list[Instruction]) -> None:
-        """Evict what is needed latest, until `need` more bytes would fit."""
+    def _make_room(self, memory: int, need: int, out: list[Instruction], after: float = -1) -> None:
+        """Evict what is needed latest, and behind `after`, until `need` more bytes would fit."""
         room = self.limit[memory] - self.used[memory] + self._leaving(memory)
         if room >= need:
             return
         for i in self._idle(memory):
+            if self._next_use(i, memory) <= after:
+                return
             room += self._evict(i, memory, out)
             if room >= need:
                 return
@@ -614,12 +633,16 @@ class State:
         for j in inputs:
             pins[j] += 1  # or making room could take them away
         limit = self.limit[memory]
+        ahead = self._is_ahead(i)
+        if ahead and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
+            limit = -1  # there is other work: it can wait until there is room
+        elif self.used[memory] + need > limit:
+            # and it sends nothing away that is needed before it
+            self._make_room(memory, need, out, self._next_use(i, memory) if ahead else -1)
         if self.used[memory] + need > limit:
-            self._make_room(memory, need, out)
-            if self.used[memory] + need > limit:
-                for j in inputs:
-                    pins[j] -= 1
-                return False
+            for j in inputs:
+                pins[j] -= 1
+            return False
         self._use(memory, self.nbytes[i])
         self.busy[d] += 1
         self.bytes[i] = max(need, self.seen.get(self.kind[i], 0))
@@ -635,13 +658,18 @@ class State:
                 src = self.place[j]
             self._send(j, src, memory, out)
         # copies into a device are in its queue, but not those from the disk
-        if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):
+        ahead = self.ahead and not self.aside[i]
+        if not late or (ahead and all(coming[j, memory] != DISK for j in late)):
             self._launch(i, out)
         else:
             self.absent[i] = len(late)
             for j in late:
                 self.awaited.setdefault((j, memory), []).append(i)
         return True
+
+    def _is_ahead(self, i: int) -> bool:
+        """Whether a step only reads a file, while there is something else to do."""
+        return bool(self.aside[i]) and not self.plan.steps[i].inputs and not self.quiet
 
     def _force(self, out: list[Instruction]) -> None:
         """Nothing is under way and nothing fits: believe no guess, or give up."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ Job = Callable[[Any], None]  # called with what was sent with it
 class Worker:
     """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last.
 
-    `idle` runs while the inbox is empty, until it says that there was nothing to do.
+    `idle` runs while the inbox is empty, until it says that there was nothing to do. The thread
+    does not hold its worker: it ends also when nobody else does, wherever a Ctrl-C came between.
     """
 
     def __init__(
@@ -34,25 +36,43 @@ class Worker:
         teardown: Callable[[], None] | None = None,
         idle: Callable[[], bool] | None = None,
     ):
-        self.setup, self.teardown, self.idle = setup, teardown, idle
-        self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
-        self.sent = self.finished = 0  # each is written by one thread only
-        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._desk = _Desk(setup, teardown, idle)
+        self.sent = 0  # written by one thread only
+        weakref.finalize(self, self._desk.inbox.put, None).atexit = False
+        self.thread = threading.Thread(target=self._desk.work, name=name, daemon=True)
         self.thread.start()
 
     @property
+    def finished(self) -> int:
+        return self._desk.finished
+
+    @property
     def busy(self) -> bool:
-        return self.sent != self.finished
+        return self.sent != self._desk.finished
 
     def send(self, context: Context, job: Job, argument: Any) -> None:
         self.sent += 1
-        self.inbox.put((context, job, argument))
+        self._desk.inbox.put((context, job, argument))
 
     def stop(self) -> None:
         """End after what has been sent."""
-        self.inbox.put(None)
+        self._desk.inbox.put(None)
 
-    def _work(self) -> None:
+
+class _Desk:
+    """What a worker's thread knows."""
+
+    def __init__(
+        self,
+        setup: Callable[[], None] | None,
+        teardown: Callable[[], None] | None,
+        idle: Callable[[], bool] | None,
+    ):
+        self.setup, self.teardown, self.idle = setup, teardown, idle
+        self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
+        self.finished = 0  # written by the thread only
+
+    def work(self) -> None:
         if self.setup is not None:
             self.setup()
         get, empty, idle = self.inbox.get, self.inbox.empty, self.idle
@@ -79,11 +99,13 @@ class Worker:
 class Team:
     """One worker for each device of a run."""
 
-    def __init__(self, workers: list[Worker], lanes: Any = None):
+    def __init__(self, workers: list[Worker], lanes: Any = None, files: int = 1):
         self.workers = workers
+        self.files = files  # threads for each worker that read and write files, at most
         self.lanes = lanes  # what the hardware keeps for each of them
         self.aside: dict[str, Worker] = {}  # for what must not wait behind tasks
         self.contexts: list[Context] = []
+        self.caller = Context()
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -107,7 +129,8 @@ class Team:
 
     def begin(self) -> None:
         """Let tasks see the caller's context variables. A context serves one thread at a time."""
-        self.contexts = [copy_context() for _ in self.workers]
+        self.caller = copy_context()
+        self.contexts = [self.caller.copy() for _ in self.workers]
 
     def send(self, place: int, job: Job, argument: Any) -> None:
         self.workers[place].send(self.contexts[place], job, argument)
@@ -118,6 +141,23 @@ class Team:
         if worker is None:
             worker = self.aside[name] = Worker(f"gpuscheduler-{name}")
         worker.send(Context(), job, argument)
+
+    def send_to_any(self, job: Job, argument: Any) -> None:
+        """To one of a few threads that wait for files: to one with nothing to do, or a new one, or
+        the one with least to do. Only the run's thread may."""
+        names = [f"files-{n}" for n in range(self.files * len(self.workers))]
+        least, chosen = None, names[0]
+        for name in names:
+            worker = self.aside.get(name)
+            waiting = 0 if worker is None else worker.sent - worker.finished
+            if least is None or waiting < least:
+                least, chosen = waiting, name
+            if not waiting:
+                break
+        worker = self.aside.get(chosen)
+        if worker is None:
+            worker = self.aside[chosen] = Worker(f"gpuscheduler-{chosen}")
+        worker.send(self.caller.copy(), job, argument)
 
     def stop(self) -> None:
         for w in self.every:
@@ -183,7 +223,7 @@ class Teams:
         finally:
             with self._lock:
                 self.leased.remove(team)
-                team.contexts = []
+                team.contexts, team.caller = [], Context()
                 fit = (clean or not team.busy) and len(self.idle) < self.keep and not self.closed
                 (self.idle if fit else self.retired).append(team)
                 self.retired = [t for t in self.retired if t.alive]

@@ -33,7 +33,8 @@ SENT = """        for j in absent:
             self._send(j, src, memory, out)
 """
 LAUNCHED = """        # copies into a device are in its queue, but not those from the disk
-        if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):
+        ahead = self.ahead and not self.aside[i]
+        if not late or (ahead and all(coming[j, memory] != DISK for j in late)):
             self._launch(i, out)
 """
 LAUNCHED_LATE = """        if self.ahead:
@@ -52,28 +53,28 @@ LAUNCHED_LATE = """        if self.ahead:
 MUTANTS = {
     # launching
     "readers on other devices are not woken": (
-        "if not self.ahead or where[r] != place:",
-        "if not self.ahead:",
+        "if not ahead or where[r] != place or aside[r]:",
+        "if not ahead or aside[r]:",
     ),
     "readers here are woken at Issued too": (
-        "if not self.ahead or where[r] != place:",
+        "if not ahead or where[r] != place or aside[r]:",
         "if True:",
     ),
     "ahead on a pool of threads": (
-        "        if self.ahead:\n            for r in self.readers[i]:",
-        "        if True:\n            for r in self.readers[i]:",
+        "        if self.ahead and not self.aside[i]:\n            for r in self.readers[i]:",
+        "        if not self.aside[i]:\n            for r in self.readers[i]:",
     ),
     "without ahead, launched before its inputs came": (
-        "if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):",
+        "if not late or (ahead and all(coming[j, memory] != DISK for j in late)):",
         "if not late or all(coming[j, memory] != DISK for j in late):",
     ),
     "ahead, launched when its inputs came": (
-        "if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):",
+        "if not late or (ahead and all(coming[j, memory] != DISK for j in late)):",
         "if not late:",
     ),
     "ahead, launched before the disk is read": (
-        "if not late or (self.ahead and all(coming[j, memory] != DISK for j in late)):",
-        "if not late or self.ahead:",
+        "if not late or (ahead and all(coming[j, memory] != DISK for j in late)):",
+        "if not late or ahead:",
     ),
     "launched before the copies that it needs are sent": (
         SENT + LAUNCHED,
@@ -132,8 +133,8 @@ MUTANTS = {
         "",
     ),
     "half a reservation is kept": (
-        "                    pins[j] -= 1\n                return",
-        "                    pins[j] -= 0\n                return",
+        "                pins[j] -= 1\n            return False",
+        "                pins[j] -= 0\n            return False",
     ),
     "frees outputs": ("        if i in self.keep:\n", "        if False:\n"),
     "frees outputs that are read": ("if left or j in keep:", "if left:"),
@@ -175,9 +176,9 @@ MUTANTS = {
         "absent = late",
     ),
     # values of the graph
-    "values of the graph are launched": ("if not n and i not in self.fixed:", "if not n:"),
+    "values of the graph are launched": ("if not n and i not in self.given:", "if not n:"),
     "values of the graph are not counted": (
-        "        self._use(memory, self.nbytes[i])\n        for r",
+        "            self._use(place, self._counted(i, place))\n        for r",
         "        for r",
     ),
     "values of the graph are not found": (
@@ -185,13 +186,62 @@ MUTANTS = {
         "            pass\n\n    def handle",
     ),
     "values of the graph are let go of": (
-        "self.keep = self.fixed.union(plan.outputs)",
+        "self.keep = self.given.union(plan.outputs)",
         "self.keep = set(plan.outputs)",
     ),
     "values of the graph are evicted": ("        if self.fixed:\n", "        if False:\n"),
     "replicas of values of the graph are not evicted": (
         "if i not in self.fixed or self.memory[self.place[i]] != memory]",
         "if i not in self.fixed]",
+    ),
+    "persisted chunks stay where they are": (
+        "self.fixed = self.given.difference(plan.there)",
+        "self.fixed = set(self.given)",
+    ),
+    "persisted chunks are all at home": (
+        "self.where[i] = self.plan.there.get(i) or {self.memory[self.place[i]]}",
+        "self.where[i] = {self.memory[self.place[i]]}",
+    ),
+    # files
+    "what reads a file is in the queue": (
+        "        ahead = self.ahead and not aside[i]\n",
+        "        ahead = self.ahead\n",
+    ),
+    "readers are launched behind what reads a file": (
+        "        if self.ahead and not self.aside[i]:\n            for r in self.readers[i]:",
+        "        if self.ahead:\n            for r in self.readers[i]:",
+    ),
+    "what writes a file is launched behind what it reads": (
+        "if self.place[r] == d and not self.aside[r]:",
+        "if self.place[r] == d:",
+    ),
+    "what writes a file is launched before its copies have come": (
+        "        ahead = self.ahead and not self.aside[i]\n        if not late",
+        "        ahead = self.ahead\n        if not late",
+    ),
+    "what was read from a file is not there any more": (
+        "        if self.again[i]:  # it is where it was read, too\n",
+        "        if False:\n",
+    ),
+    "files that are read take room": (
+        "        if place == DISK and self.again[i]:\n            return 0\n",
+        "",
+    ),
+    "reading ahead fills the memory": (
+        "if ahead and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):",
+        "if False:",
+    ),
+    "reading ahead stops where a part of the memory is full": (
+        "if ahead and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):",
+        "if ahead and self.used[memory] + need > int(AHEAD * limit):",
+    ),
+    "reading ahead sends anything away": (
+        "self._make_room(memory, need, out, self._next_use(i, memory) if ahead else -1)",
+        "self._make_room(memory, need, out)",
+    ),
+    "reading sends nothing away": (
+        "        return bool(self.aside[i]) and not self.plan.steps[i].inputs and not self.quiet\n",
+        "        return bool(self.aside[i]) and not self.plan.steps[i].inputs\n",
     ),
     "a guess counts on the room of values of the graph": (
         "stays = self._immovable(memory).union(inputs)",
@@ -343,8 +393,8 @@ MUTANTS = {
         "        if memory == HOST:\n            refuge",
     ),
     "values of the graph take room in a shared memory": (
-        "self.nbytes = [0 if s.fixed and self.shared else s.nbytes for s in steps]",
-        "self.nbytes = [s.nbytes for s in steps]",
+        "                self.nbytes[i] = 0\n",
+        "                pass\n",
     ),
     "in a shared memory only the home device reads": (
         "        if memory == HOST or self.shared:  # for any device\n",

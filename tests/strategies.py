@@ -40,15 +40,16 @@ UNIT = 2**10  # bytes; sizes are 0 to 16 of these, and a window may hold up to 2
 # ---- plans by hand
 
 
-def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), fixed=(), kinds=None):
+def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), fixed=(), kinds=None, there=None):
     """A plan from `(name, "inputs", place)` or `(name, "inputs", place, nbytes)`, in this order.
 
     Names have one letter; values have 8 bytes unless told. `memory` is that of each device.
     `wanted` are the outputs (by default the last step), `guessed` those of unknown size, `fixed`
-    the values of the graph that live on their device from the start, and `kinds` gives each step a
-    letter: the same letter, the same kind of step.
+    the values of the graph that live on their device from the start, `there` those that are in the
+    places it says, and may be moved; `kinds` gives each step a letter: the same letter, the same
+    kind of step.
     """
-    names = [name for name, *_ in steps]
+    names, there = [name for name, *_ in steps], there or {}
     index = {name: i for i, name in enumerate(names)}
     out = []
     for i, (name, reads, place, *nbytes) in enumerate(steps):
@@ -66,12 +67,14 @@ def plan_of(*steps, memory, wanted=(), deliver=(), guessed=(), fixed=(), kinds=N
                 known=name not in guessed,
                 seconds=1e-3,
                 kind=ord(kinds[i]) if kinds else i,
-                fixed=name in fixed,
+                fixed=name in fixed or name in there,
             )
         )
     outputs = tuple(index[k] for k in wanted or names[-1])
     machine = replace(Machine.uniform(len(memory)), memory=tuple(memory))
-    return Plan(out, outputs, machine, frozenset(index[k] for k in deliver), index=index)
+    delivered = frozenset(index[k] for k in deliver)
+    places = {index[k]: frozenset(p) for k, p in there.items()}
+    return Plan(out, outputs, machine, delivered, index=index, there=places)
 
 
 def mix(key, *values):
@@ -112,8 +115,13 @@ class Case:
 
     @property
     def fixed(self):
-        """Steps that are values of the graph, on their device from the start."""
+        """Steps that are there from the start: values of the graph, and persisted chunks."""
         return {i for i, s in enumerate(self.plan.steps) if s.fixed}
+
+    @property
+    def rooted(self):
+        """... and those of them that stay on their device."""
+        return self.fixed.difference(self.plan.there)
 
     def run(self, devices):
         return run(self.plan, devices, None, self.window, self.deep_window, self.ahead, check=True)
@@ -126,8 +134,9 @@ class Case:
 
 
 @st.composite
-def cases(draw, exact=False, room=True, stuck=False, full=False):
-    """Any run. With `exact` all sizes are known; with `room` every step fits by itself.
+def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True):
+    """Any run. With `exact` all sizes are known; with `room` every step fits by itself; with
+    `persisted` some values are there from the start, in any place, and may be moved.
 
     Without, some step misses one byte. With `stuck` the disk cannot hold some of the values; with
     `full` there is never room on the devices, seldom on the host, and often a refusal.
@@ -158,20 +167,30 @@ def cases(draw, exact=False, room=True, stuck=False, full=False):
         step.place, step.nbytes, step.known = place, guess, k
     for step, kind in zip(plan.steps, each(st.integers(0, 3)), strict=True):
         step.kind = kind
+    if draw(st.booleans()):  # some that read files or write them
+        for step, aside in zip(plan.steps, each(st.booleans()), strict=True):
+            step.aside = aside
+            step.again = aside and not step.inputs and draw(st.booleans())
     if draw(st.booleans()):
         for step, true, fixed in zip(plan.steps, sizes, each(st.booleans()), strict=True):
             if fixed and not step.inputs:  # the value is there, so its size is no secret
                 step.fixed, step.nbytes, step.known = True, true, True
+    fixed = [i for i, s in enumerate(plan.steps) if s.fixed]
+    for i in fixed:
+        plan.steps[i].aside = plan.steps[i].again = False
+    chunks = {i for i in fixed if persisted and draw(st.booleans())}
     held, need = [0] * devices, [0] * devices
     most = [max(s.nbytes * s.known, true) for s, true in zip(plan.steps, sizes, strict=True)]
     for i, s in enumerate(plan.steps):
         if s.fixed:
-            held[s.place] += 0 if shared else most[i]
+            held[s.place] += 0 if shared or i in chunks else most[i]
             continue
         there = [
             j
             for j in s.inputs
-            if plan.steps[j].fixed and (shared or plan.steps[j].place == s.place)
+            if plan.steps[j].fixed
+            and j not in chunks
+            and (shared or plan.steps[j].place == s.place)
         ]
         one = most[i] + sum(most[j] for j in s.inputs if j not in there)
         need[s.place] = max(need[s.place], one)
@@ -188,7 +207,9 @@ def cases(draw, exact=False, room=True, stuck=False, full=False):
     little = st.integers(0, 40).map(lambda s: s * UNIT)
     host = draw(little if full else st.one_of(st.just(ENDLESS), little))
     plan.machine = replace(plan.machine, memory=memory, host_memory=host)
-    plan.deliver = frozenset(i for i in plan.outputs if draw(st.booleans()))
+    places = st.sets(st.sampled_from([DISK, 0] if shared else [DISK, HOST, 0]), min_size=1)
+    plan.there = _fitting({i: draw(places) for i in sorted(chunks)}, plan)
+    plan.deliver = frozenset(i for i in plan.outputs if i not in chunks and draw(st.booleans()))
     return Case(
         dsk,
         keys,
@@ -201,6 +222,23 @@ def cases(draw, exact=False, room=True, stuck=False, full=False):
         rng=draw(st.randoms(use_true_random=False)),
         stuck=frozenset(i for i in range(n) if stuck and draw(st.booleans())),
     )
+
+
+def _fitting(wanted, plan):
+    """Where chunks are at the start: places that were drawn (0 is home), as long as there is room
+    for them beside what stays there, else the disk."""
+    machine, out = plan.machine, {}
+    room = {p: machine.limit(p) for p in (DISK, HOST, *machine.memories)}
+    for i, s in enumerate(plan.steps):
+        if s.fixed and i not in wanted and not machine.shared:
+            room[s.place] -= s.nbytes
+    for i, places in wanted.items():
+        s = plan.steps[i]
+        there = {p if p < 0 else machine.memory_of(s.place) for p in places}
+        out[i] = frozenset(p for p in there if room[p] >= s.nbytes) or frozenset({DISK})
+        for p in out[i]:
+            room[p] -= s.nbytes
+    return out
 
 
 # ---- harsher fakes
@@ -232,7 +270,8 @@ class StrictDevices(ShuffledDevices):
         self.log.append(("free", step, place))
         s = self.plan.steps[step]
         home = self.memory_of(s.place)
-        assert not (s.fixed and home == place), f"step {step} is the caller's: it stays"
+        stays = s.fixed and step not in self.plan.there and home == place
+        assert not stays, f"step {step} is the caller's: it stays"
         super().free(step, place)
 
     def _refuses(self, step, place):

@@ -277,7 +277,7 @@ def test_a_wide_graph_over_both_devices(make):
 
 
 @thorough
-@given(cases())
+@given(cases(persisted=False))
 def test_any_graph_on_threads(case):
     """The one implementation here with real races, as often as time allows."""
     with cpu(case.plan) as devices:

@@ -13,6 +13,7 @@ import threading
 import tracemalloc
 from pathlib import Path
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -291,8 +292,12 @@ def test_results_that_were_written_to_the_disk_come_back(tmp_path):
     with Scheduler("cpu:1", memory_limit=4 * 80_000, spill_directory=str(tmp_path)) as s:
         kept = x.persist()
         assert s.last.spilled[DISK] >= 12 * 80_000
-        assert s.hardware.store.nbytes == 0
         np.testing.assert_array_equal(kept.compute(), x.compute())
+        got = dask.compute(*(x + 1).to_delayed().ravel())
+        assert s.last.spilled[DISK] > 0
+        np.testing.assert_array_equal(np.concatenate(got), x.compute() + 1)
+        del kept
+        assert s.hardware.store.nbytes == 0
 
 
 def test_what_cannot_be_pickled_stays_and_the_rest_goes():

@@ -19,6 +19,7 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 ORDER = [
     "machine",
     "sizes",
+    "persisted",
     "grid",
     "subgraph",
     "graph",

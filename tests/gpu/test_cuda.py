@@ -2,7 +2,9 @@
 
 import gc
 import importlib
+import pickle
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -242,6 +244,52 @@ def test_persisted_blocks_stay_and_work_follows(scheduler, x):
     }
     assert devices <= set(range(cuda_devices()))
     np.testing.assert_array_equal((p + 1).to_backend("numpy").compute(), x + 1)
+
+
+def test_persisted_blocks_leave_and_come_back(tmp_path, x):
+    """Twelve blocks of 80 kB in room for six: in pinned memory, where that is full in files, and
+    back; prepared launches notice that their arrays have moved."""
+    before = used_bytes()
+    options = {"memory_limit": 3 * 80_000, "check": True, "spill_directory": str(tmp_path)}
+    for host_memory in (2**30, 200_000):
+        with gpuscheduler.Scheduler(devices="cuda:0,0", **options) as s:
+            s.hardware.machine = replace(s.hardware.machine, host_memory=host_memory)
+            p = cupy_array(x, 100).persist()
+            for _ in range(3):
+                np.testing.assert_array_equal((p + 1).to_backend("numpy").compute(), x + 1)
+                np.testing.assert_allclose(host(p.sum().compute()), x.sum())
+                assert max(n for d, n in s.last.peak.items() if d >= 0) <= 3 * 80_000
+            assert ("on the host" in repr(s)) or ("on disk" in repr(s))
+            q = (p * 2).persist()
+            np.testing.assert_allclose(host((p + q).sum().compute()), 3 * x.sum())
+            np.testing.assert_array_equal(host(p.blocks[0, 0].compute()), x[:100, :100])
+            data = pickle.dumps(p)
+            del p, q
+            gc.collect()
+            assert s._persisted.every() == []
+        np.testing.assert_array_equal(host(pickle.loads(data).compute(scheduler="sync")), x)
+        assert not list(tmp_path.iterdir())
+    assert used_bytes() == before
+
+
+def test_persisted_blocks_outlive_their_scheduler(x):
+    with gpuscheduler.Scheduler(devices="cuda:0,0"):
+        p = cupy_array(x, 100).persist()
+    np.testing.assert_array_equal(host(p.compute(scheduler="sync")), x)
+    with gpuscheduler.Scheduler(devices="cuda:0"):
+        np.testing.assert_array_equal(host((p + 1).compute()), x + 1)
+
+
+def test_files_are_read_and_written_beside_the_device(scheduler, tmp_path, x):
+    """Zarr to CuPy and back, without a word about pinned memory."""
+    zarr = pytest.importorskip("zarr")
+    z = zarr.create_array(tmp_path / "in", shape=x.shape, chunks=(100, 100), dtype="f8")
+    z[:] = x
+    out = zarr.create_array(tmp_path / "out", shape=x.shape, chunks=(100, 100), dtype="f8")
+    y = da.from_zarr(z).map_blocks(cupy.asarray) * 2 + 1
+    da.store(y, out, lock=False)
+    np.testing.assert_array_equal(out[:], x * 2 + 1)
+    np.testing.assert_allclose(host(y.sum().compute()), (x * 2 + 1).sum())
 
 
 def test_annotations_pin(scheduler):

@@ -1,0 +1,165 @@
+"""Chunks of persisted collections: where each of them is, and which run may move it.
+
+A chunk belongs to the collections whose graphs hold it, and goes with the last of them. Until then
+its value is on a device, on the host, or in a file: runs that need the room send it away, and those
+that read it bring it back. Decides nothing and moves nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+from weakref import ref
+
+Key = Any
+Places = Mapping[int, Any]  # place -> what the hardware keeps there
+
+
+class Keeper(Protocol):
+    """The hardware that a chunk is on."""
+
+    def shown(self, places: Places) -> Any:
+        """The value, where it is in a device's memory; None where it is not."""
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        """The value where the caller can use it."""
+
+    def forget(self, places: Places) -> None:
+        """Nobody will ask for the value any more."""
+
+
+class Chunk:
+    """A value and its places. Called, it gives the value: any Dask scheduler can run it as a task.
+
+    >>> class Memory:
+    ...     def taken(self, key, place, places):
+    ...         return places[place]
+    ...     def forget(self, places):
+    ...         print("gone from", sorted(places))
+    >>> chunk = Chunk("x", 0, 32, {0: 5}, Memory())
+    >>> print(chunk(), chunk)
+    5 <Chunk 'x', 32 bytes>
+    >>> del chunk
+    gone from [0]
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "keeper",
+        "key",
+        "moved",
+        "mover",
+        "nbytes",
+        "place",
+        "places",
+        "step",
+    )
+
+    def __init__(self, key: Key, place: int, nbytes: int, places: Places, keeper: Keeper):
+        self.key, self.place, self.nbytes = key, place, nbytes
+        self.places: Places = places  # never changed: a new one takes its place
+        self.keeper = keeper
+        self.mover: ref[_Run] | None = None  # the run that may move it, while that goes on
+        self.moved = 0  # how often it came back to its device, at another address
+        self.step: Any = None  # what stands for it in the plans of runs that do not read it
+        self._lock = threading.RLock()
+
+    def __call__(self) -> Any:
+        while True:
+            places = self.places
+            try:
+                return self.keeper.taken(self.key, self.place, places)
+            except OSError:
+                if self.places is places:
+                    raise
+                # a run has just brought it back and removed the file
+
+    def shown(self) -> Any:
+        """The value if it is in a device's memory, else None. Moves nothing."""
+        return self.keeper.shown(self.places)
+
+    def came(self, place: int, held: Any) -> None:
+        with self._lock:
+            self.places = {**self.places, place: held}
+            self.moved += place == self.place
+
+    def left(self, place: int) -> None:
+        with self._lock:
+            self.places = {p: held for p, held in self.places.items() if p != place}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Given, (self(),)
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.key
+
+    def __repr__(self) -> str:
+        return f"<Chunk {self.key!r}, {self.nbytes:,} bytes>"
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the process its parts go in any order
+            self.keeper.forget(self.places)
+
+
+class Given:
+    """What a chunk is elsewhere, in another process or as a copy: the value itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+class _Run:
+    """Stands for a run. It is held by nobody else, so it goes with the run, whatever ends that."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Persisted:
+    """All chunks of one scheduler that somebody still holds."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
+        self._lock = threading.RLock()  # collecting garbage may come back here
+
+    def add(self, chunk: Chunk) -> None:
+        known = id(chunk)
+        self._chunks[known] = ref(chunk, lambda _: self._chunks.pop(known, None))
+
+    def every(self) -> list[Chunk]:
+        refs = list(self._chunks.values())  # one step, for chunks may go at any time
+        return [c for r in refs if (c := r()) is not None]
+
+    @contextmanager
+    def lent(self) -> Iterator[list[Chunk]]:
+        """The chunks that a run may move: those that no other run may."""
+        if not self._chunks:
+            yield []
+            return
+        run = _Run()
+        with self._lock:
+            mine = [c for c in self.every() if c.mover is None or c.mover() is None]
+            for chunk in mine:
+                chunk.mover = ref(run)
+        try:
+            yield mine
+        finally:
+            for chunk in mine:
+                chunk.mover = None
+
+    def nbytes(self) -> dict[int, int]:
+        """Bytes on each device, on the host and on the disk; what is in several places counts where
+        it is fastest."""
+        out: dict[int, int] = {}
+        for chunk in self.every():
+            place = max(chunk.places, default=chunk.place)
+            place = chunk.place if place >= 0 else place
+            out[place] = out.get(place, 0) + chunk.nbytes
+        return out

@@ -835,7 +835,7 @@ def _stored_bytes(task: Any) -> int | None:
 
 
 def _is_chunk(task: Any) -> bool:
-    return type(task) is Task and type(task.func) is Chunk
+    return isinstance(task, Task) and type(task.func) is Chunk
 
 
 def _numblocks(blocks: Any) -> list[int]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from weakref import ref
 
+from dask._task_spec import Task
+
 Key = Any
 Places = Mapping[int, Any]  # place -> what the hardware keeps there
 
@@ -102,6 +104,15 @@ class Chunk:
     def __del__(self) -> None:
         with suppress(Exception):  # at the end of the process its parts go in any order
             self.keeper.forget(self.places)
+
+
+class Kept(Task):
+    """The task of a persisted chunk. `result` gives its value, as that of Dask's futures does."""
+
+    __slots__ = ()
+
+    def result(self) -> Any:
+        return self.func()
 
 
 class Given:

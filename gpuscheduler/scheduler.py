@@ -19,8 +19,9 @@ from dataclasses import dataclass, fields, replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from dask import config
-from dask._task_spec import DataNode, Task
+from dask._task_spec import DataNode
 from dask.base import compute
 from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
@@ -35,7 +36,7 @@ from .fuse import Fuser
 from .gather import Gathering
 from .graph import SLICERS, Graph, compile_tasks, from_dask, wanted_keys
 from .machine import DISK, HOST, Machine
-from .persisted import Chunk, Persisted
+from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
@@ -438,7 +439,8 @@ class Scheduler:
                     known[target] = plan.chunks[i]
                 else:
                     known[target] = self._chunk(graph, plan, devices, target, i, state.nbytes[i])
-            return Task(key, known[target])
+            found = known[target]
+            return found.shown() if _is_number(found) else Kept(key, found)
 
         return [chunk(key) for key in graph.wanted]
 
@@ -655,6 +657,11 @@ def _limit(limit: int | str | float | None, free: int) -> int:
             f"memory_limit={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
         )
     return int(nbytes)
+
+
+def _is_number(chunk: Chunk) -> bool:
+    """Whether it is not worth to be kept track of."""
+    return isinstance(chunk.shown(), (bool, int, float, complex, str, np.generic))
 
 
 Results = Callable[[Graph, Plan, Devices, Gathering, State], list[Any]]

@@ -1,7 +1,8 @@
 """Devices made of host threads: NumPy on every core, the default on a machine without GPUs.
 
 All of them read the same memory, so nothing is copied between devices: a value is one object. What
-does not fit there goes to files, which two more threads write and read while tasks run.
+does not fit there goes to files, which two more threads write and read while tasks run, and more
+threads read and write those that the graph names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -21,16 +22,14 @@ from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
-from .run import DeviceLost, Interrupted, Lease
+from .run import Interrupted, Lease
 from .sizes import sizeof
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
-from .workers import Borrowed, Team, Teams, Worker
+from .workers import Borrowed, Team, Teams, Worker, awaited, reported
 
 #: A worker with more to do reports at least this often, in seconds.
 REPORT_EVERY = 0.0005
-#: Seconds without any news after which it is asked whether the threads live.
-PATIENCE = 0.5
 
 
 def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
@@ -184,7 +183,7 @@ class CpuDevices:
             self.files[step] = places[DISK]
 
     def launch(self, step: int, place: int) -> None:
-        if self.plan.steps[step].aside and isinstance(self.team, Team):
+        if self.plan.steps[step].aside:
             self.team.send_to_any(self._run, [step])
         else:
             self._launches[place].append(step)
@@ -194,7 +193,7 @@ class CpuDevices:
             self.team.send_aside("writes", self._write, (step, src))
             return
         self.held[step] += 1
-        if src == DISK and self.plan.steps[step].again and isinstance(self.team, Team):
+        if src == DISK and self.plan.steps[step].again:
             self.team.send_to_any(self._read, (step, dst))
         elif src == DISK:
             self.team.send_aside("reads", self._read, (step, dst))
@@ -219,16 +218,10 @@ class CpuDevices:
                 self._launches[place] = []
                 self.team.send(place, self._run, steps)
         out, self._soon = self._soon, []
-        while not out:
-            try:
-                out = self._events.get(timeout=PATIENCE)
-            except Empty:
-                self._check_threads()
-        try:
-            while True:
-                out += self._events.get_nowait()
-        except Empty:
-            return out
+        if not out:
+            return awaited(self._events, self.team)
+        out += reported(self._events)
+        return out
 
     def interrupt(self) -> None:
         self._events.put([Failed(-1, Interrupted())])
@@ -257,13 +250,6 @@ class CpuDevices:
             self.files.pop(step, None)
         for step in list(self.files):
             self._forget(step)
-
-    def _check_threads(self) -> None:
-        if lost := self.team.lost:
-            raise DeviceLost(
-                f"the thread {lost[0]} has ended in the middle of its work: something that a task "
-                "called has ended it; the next computation gets new threads"
-            )
 
     def _forget(self, step: int) -> None:
         file = self.files.pop(step, None)

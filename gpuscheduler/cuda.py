@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
@@ -44,7 +44,7 @@ from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
-from .workers import Borrowed, Team, Teams, Worker
+from .workers import Borrowed, Team, Teams, Worker, awaited
 
 Refused = cupy.cuda.memory.OutOfMemoryError
 
@@ -368,14 +368,17 @@ class CudaHardware:
             buffers.setdefault(id(_root(a)), []).append(n)
         out: list[Any] = [None] * len(arrays)
         with Device(self.ids[place]):
+            stream = cupy.cuda.get_current_stream()  # on which the memory may have been in use
             for together in buffers.values():
                 first = min(arrays[n].ctypes.data for n in together)
                 end = max(arrays[n].ctypes.data + arrays[n].nbytes for n in together)
                 held = cupy.empty(end - first, np.uint8)
-                runtime.memcpy(held.data.ptr, first, end - first, runtime.memcpyHostToDevice)
+                kind = runtime.memcpyHostToDevice
+                runtime.memcpyAsync(held.data.ptr, first, end - first, kind, stream.ptr)
                 for n in together:
                     a, at = arrays[n], arrays[n].ctypes.data - first
                     out[n] = held[at : at + a.nbytes].view(a.dtype).reshape(a.shape)
+            stream.synchronize()
         return out
 
     def join(self, blocks: Any) -> Any:
@@ -778,13 +781,8 @@ class CudaDevices:
                 if todo:
                     self._todo[place] = []
                     self.team.send(place, self._obey, [place, todo])
-            out = self._events.get()
-            try:
-                while True:
-                    out += self._events.get_nowait()
-            except Empty:
-                pass
-            if self.files:
+            out = awaited(self._events, self.team)
+            if self.read:
                 out = [e for e in out if not self._goes_on(e)]
             if out:
                 return out
@@ -993,9 +991,8 @@ class CudaDevices:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
         task = step.task
-        by_heart = (
-            type(task) is Batch and self.alone and task.known()
-        )  # it knows where its arrays are
+        # such a batch knows where its arrays are
+        by_heart = type(task) is Batch and self.alone and task.known()
         values = {} if by_heart else step.values(lambda j: held[j].value)
         if step.constants:
             for name in step.constants:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import import_module, metadata
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,8 @@ from .trace import names_read
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.
 LINK = ("-lto", "-fma=0", "-O3")
+#: Of what Numba has compiled: the function's name, and the text of each module.
+NAME_AND_TEXTS = attrgetter("fndesc.llvm_func_name", "library.llvm_strs")
 NVVM = {"opt": 3, "fma": 0, "gen-lto": None}
 INSTALL = 'pip install "gpuscheduler[cuda12]", or cuda13, brings it'
 
@@ -75,8 +78,8 @@ def llvm(call: Call, arch: str) -> list[str]:
                 abi="numba",
                 nvvm_options=NVVM,
             )
-            name = f'"{made.fndesc.llvm_func_name}"'  # another in each process
-            return [t.replace(name, f'"{call.symbol}"') for t in made.library.llvm_strs]
+            name, texts = NAME_AND_TEXTS(made)  # the name is another in each process
+            return [t.replace(f'"{name}"', f'"{call.symbol}"') for t in texts]
     except NoDeviceCode:
         raise
     except Exception as error:

@@ -485,7 +485,8 @@ class _Builder:
         blocks = {k: b for k in order if (b := self._block(k)) is not None}
         sizes = {k: math.prod(b.shape) * b.dtype.itemsize for k, b in blocks.items()}
         draws = self._draws(order)
-        for key in order:
+        stores = [k for k in order if _stores(self.tasks[k])]
+        for key in stores:
             if (nbytes := _stored_bytes(self.tasks[key])) is not None:
                 sizes[key] = nbytes
         kept, compiler = set(outputs), self.compiler
@@ -493,7 +494,6 @@ class _Builder:
             if k in blocks:  # what Dask converts to NumPy is of its other library
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
         sources = {k: a for k in order if (a := self._source(k, constants)) is not None}
-        stores = [k for k in order if _stores(self.tasks[k])]
         targets = [self._argument(k, 1, constants) for k in stores]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}

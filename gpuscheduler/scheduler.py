@@ -52,8 +52,6 @@ FUSE_FEWEST = {"cpu": 2, "cuda": 0}
 KEPT_GRAPHS = 32
 #: Where persisted chunks are when they are on no device.
 AWAY = {HOST: "on the host", DISK: "on disk"}
-#: What Dask's schedulers are called with, beside a graph and keys.
-PARAMETERS = ("cache", "callbacks", "num_workers", "pool", "rerun_exceptions_locally")
 
 
 @dataclass(frozen=True)
@@ -198,8 +196,7 @@ class Scheduler:
         """
 
         def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-            known = {n: kwargs.get(n) for n in PARAMETERS}
-            return self._get(dsk, keys, self._chunks, **known)
+            return self._get(dsk, keys, self._chunks, **kwargs)
 
         options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
         return list(dask_persist(*collections, **options, **kwargs))
@@ -214,6 +211,7 @@ class Scheduler:
         num_workers: int | None = None,
         pool: Any = None,
         rerun_exceptions_locally: bool | None = None,
+        **_: Any,
     ) -> Any:
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")

@@ -633,12 +633,12 @@ class State:
         for j in inputs:
             pins[j] += 1  # or making room could take them away
         limit = self.limit[memory]
-        ahead = self._is_ahead(i)
-        if ahead and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
+        early = self.aside[i] and self._is_early(i)
+        if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
             limit = -1  # there is other work: it can wait until there is room
         elif self.used[memory] + need > limit:
             # and it sends nothing away that is needed before it
-            self._make_room(memory, need, out, self._next_use(i, memory) if ahead else -1)
+            self._make_room(memory, need, out, self._next_use(i, memory) if early else -1)
         if self.used[memory] + need > limit:
             for j in inputs:
                 pins[j] -= 1
@@ -667,9 +667,9 @@ class State:
                 self.awaited.setdefault((j, memory), []).append(i)
         return True
 
-    def _is_ahead(self, i: int) -> bool:
-        """Whether a step only reads a file, while there is something else to do."""
-        return bool(self.aside[i]) and not self.plan.steps[i].inputs and not self.quiet
+    def _is_early(self, i: int) -> bool:
+        """Whether a step that runs aside only reads a file, while there is something else to do."""
+        return not self.plan.steps[i].inputs and not self.quiet
 
     def _force(self, out: list[Instruction]) -> None:
         """Nothing is under way and nothing fits: believe no guess, or give up."""

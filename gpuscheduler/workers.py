@@ -13,13 +13,17 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
+from .run import DeviceLost
+
 Job = Callable[[Any], None]  # called with what was sent with it
+#: Seconds without any news after which it is asked whether the threads live.
+PATIENCE = 0.5
 
 
 class Worker:
@@ -137,10 +141,7 @@ class Team:
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         """To a thread of that name, started when it is first needed. Only the run's thread may."""
-        worker = self.aside.get(name)
-        if worker is None:
-            worker = self.aside[name] = Worker(f"gpuscheduler-{name}")
-        worker.send(Context(), job, argument)
+        self._beside(name).send(Context(), job, argument)
 
     def send_to_any(self, job: Job, argument: Any) -> None:
         """To one of a few threads that wait for files: to one with nothing to do, or a new one, or
@@ -154,10 +155,12 @@ class Team:
                 least, chosen = waiting, name
             if not waiting:
                 break
-        worker = self.aside.get(chosen)
-        if worker is None:
-            worker = self.aside[chosen] = Worker(f"gpuscheduler-{chosen}")
-        worker.send(self.caller.copy(), job, argument)
+        self._beside(chosen).send(self.caller.copy(), job, argument)
+
+    def _beside(self, name: str) -> Worker:
+        if name not in self.aside:
+            self.aside[name] = Worker(f"gpuscheduler-{name}")
+        return self.aside[name]
 
     def stop(self) -> None:
         for w in self.every:
@@ -191,11 +194,42 @@ class Borrowed:
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         self.executor.submit(job, argument)
 
+    def send_to_any(self, job: Job, argument: Any) -> None:
+        self.executor.submit(copy_context().run, job, argument)
+
     def stop(self) -> None:
         pass
 
     def join(self, timeout: float | None = None) -> None:
         pass
+
+
+def awaited(events: SimpleQueue[list[Any]], team: Team | Borrowed) -> list[Any]:
+    """All that a team's threads have reported, at least one event; waits for it.
+
+    Raises `DeviceLost` where a thread has ended that had work left to do.
+    """
+    out: list[Any] = []
+    while not out:
+        try:
+            out = events.get(timeout=PATIENCE)
+        except Empty:
+            if lost := team.lost:
+                raise DeviceLost(
+                    f"the thread {lost[0]} has ended in the middle of its work: something that a "
+                    "task called has ended it; the next computation gets new threads"
+                ) from None
+    out += reported(events)
+    return out
+
+
+def reported(events: SimpleQueue[list[Any]]) -> list[Any]:
+    """All that there is by now."""
+    out: list[Any] = []
+    with suppress(Empty):
+        while True:
+            out += events.get_nowait()
+    return out
 
 
 class Teams:

@@ -4,6 +4,7 @@ import gc
 import importlib
 import pickle
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
+from gpuscheduler.run import DeviceLost  # noqa: E402
 from gpuscheduler.scheduler import cuda_devices  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -265,7 +267,9 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
             np.testing.assert_array_equal(host(p.blocks[0, 0].compute()), x[:100, :100])
             data = pickle.dumps(p)
             del p, q
-            gc.collect()
+            end = time.monotonic() + 20  # the threads let go of them when they come to it
+            while s._persisted.every() and time.monotonic() < end:
+                time.sleep(0.01)
             assert s._persisted.every() == []
         np.testing.assert_array_equal(host(pickle.loads(data).compute(scheduler="sync")), x)
         assert not list(tmp_path.iterdir())
@@ -388,6 +392,18 @@ def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do():
         finally:
             pool.set_limit(size=0)
         assert bool((lazy.compute() == 2).all())
+
+
+def test_a_thread_that_dies_is_an_error_and_the_next_run_has_another():
+    with gpuscheduler.Scheduler(devices="cuda:0") as s:
+        lazy = da.ones(8, chunks=4).sum()
+        assert int(lazy.compute()) == 8
+        ((team,),) = [teams.idle for teams in s.hardware._teams.values()]
+        team.workers[0].stop()
+        team.workers[0].thread.join(10)
+        with pytest.raises(DeviceLost, match="thread gpuscheduler-cuda-0 has ended"):
+            lazy.compute()
+        assert int(lazy.compute()) == 8
 
 
 def test_nested_and_from_many_threads(scheduler):

@@ -55,7 +55,20 @@ def current_stream(device=None):
     return here.streams.get(device) or null(device)
 
 
-class Stream:
+class Timed:
+    """Its clock says what lies before it."""
+
+    @property
+    def done(self):
+        with lock:
+            return over(self.clock)
+
+    def synchronize(self):
+        with lock:
+            finish(self.clock)
+
+
+class Stream(Timed):
     """In order; `non_blocking` or not, it waits for the null stream only where it is told to."""
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, ptr=None):
@@ -109,15 +122,6 @@ class Stream:
         with lock:
             merge(self.clock, event.clock)
 
-    @property
-    def done(self):
-        with lock:
-            return over(self.clock)
-
-    def synchronize(self):
-        with lock:
-            finish(self.clock)
-
 
 _null: dict[int, Stream] = {}
 
@@ -132,7 +136,7 @@ def null(device=None):
         return _null[device]
 
 
-class Event:
+class Event(Timed):
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         self.clock = {}
         self.device_id = here.device
@@ -143,15 +147,6 @@ class Event:
             raise RuntimeError("an event of one device was recorded on a stream of another")
         with lock:
             self.clock = dict(stream.clock)
-
-    @property
-    def done(self):
-        with lock:
-            return over(self.clock)
-
-    def synchronize(self):
-        with lock:
-            finish(self.clock)
 
 
 def merge(into, clock):

@@ -814,15 +814,19 @@ class CudaDevices:
             return s.read()
         raise KeyError(step)
 
-    def keep(self, step: int) -> dict[int, Any]:
+    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
+        home = self.plan.steps[step].place
+        if part is not None:
+            whole = self.held[home].get(step)
+            return {home: _Held(part, whole and whole.ready)}
         places: dict[int, Any] = {}
-        for place in (self.plan.steps[step].place, HOST):
+        for place in (home, HOST):
             held = self.held[place].get(step)
             if held is not None:
                 places[place] = held
         if step in self.files:
             places[DISK] = self.files.pop(step)
-        return places or {self.plan.steps[step].place: _Held(self.value(step))}
+        return places or {home: _Held(self.value(step))}
 
     def close(self) -> None:
         self.stopped = True

@@ -54,6 +54,10 @@ TOGETHER = 2e-4
 #: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
 #: takes the interpreter from the threads that launch.
 REPORT_EVERY = 0.002
+#: Tasks that are launched in little time.
+KERNELS = {Fused, Batch}
+#: Seconds that a run may wait for the workers before it launches kernels itself.
+A_MOMENT = 0.001
 #: Threads for each device that read and write files beside it, at most.
 FILES = 4
 #: Bytes of the buffers with which links are tried and measured.
@@ -695,12 +699,21 @@ class CudaDevices:
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
-        for i, step in enumerate(plan.steps):
+        steps = list(enumerate(plan.steps))
+        for i, step in steps:
             if i in self.chunks:
                 self._take_over(i, self.chunks[i].places)
             elif step.fixed:
                 value = step.task({})
                 self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
+        #: Kernels that are compiled are launched by the caller's thread: that takes it less time
+        #: than to wake others, which could only do it one after the other.
+        self.light = (
+            plan.tried
+            and not exact
+            and all(type(s.task) in KERNELS or s.fixed or i in self.chunks for i, s in steps)
+            and team.rests(A_MOMENT)  # from what an earlier run has left behind
+        )
         team.begin()
         self._follow_caller()
 
@@ -780,7 +793,10 @@ class CudaDevices:
             for place, todo in enumerate(self._todo):
                 if todo:
                     self._todo[place] = []
-                    self.team.send(place, self._obey, [place, todo])
+                    if self.light:
+                        self._obey_here(place, todo)
+                    else:
+                        self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
             if self.read:
                 out = [e for e in out if not self._goes_on(e)]
@@ -830,8 +846,12 @@ class CudaDevices:
 
     def close(self) -> None:
         self.stopped = True
-        for place in range(len(self.lanes)):
-            self.team.send(place, self._clear, place)
+        for place, lane in enumerate(self.lanes):
+            if self.light:
+                with Device(lane.device):
+                    self._clear(place)
+            else:
+                self.team.send(place, self._clear, place)
         self.held[HOST] = {}
         for step in self.chunks:
             self.files.pop(step, None)
@@ -934,6 +954,14 @@ class CudaDevices:
         except BaseException as error:  # of the device itself, between two steps
             self._events.put([Failed(order[1][0][1], error)])
 
+    def _obey_here(self, place: int, todo: list[tuple[str, int, int]]) -> None:
+        """In the caller's thread; the worker waits for what was queued."""
+        lane = self.lanes[place]
+        with Device(lane.device), lane.home:
+            self.team.contexts[place].run(self._obey, [place, todo])
+        if lane.queued:
+            self.team.wake(place)
+
     def _obey_all(self, place: int, todo: list[tuple[str, int, int]]) -> None:
         lane = self.lanes[place]
         events: list[StateEvent] = []
@@ -977,7 +1005,7 @@ class CudaDevices:
             self._events.put(events)
         if steps:
             lane.queued.append((lane.mark(lane.home, block=True), self, steps))
-        while lane.settle(wait=False):
+        while not self.light and lane.settle(wait=False):
             pass
 
     def tell(self, events: list[StateEvent]) -> None:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import cupy
@@ -58,6 +58,11 @@ REPORT_EVERY = 0.002
 KERNELS = {Fused, Batch}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
+#: Orders that a device gets before the next has its turn.
+AT_ONCE = 2
+#: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
+#: long to wake, and one that asks does not see Ctrl-C.
+SPIN = 0.02
 #: Threads for each device that read and write files beside it, at most.
 FILES = 4
 #: Bytes of the buffers with which links are tried and measured.
@@ -790,12 +795,12 @@ class CudaDevices:
 
     def wait(self) -> list[StateEvent]:
         while True:
-            for place, todo in enumerate(self._todo):
-                if todo:
-                    self._todo[place] = []
-                    if self.light:
-                        self._obey_here(place, todo)
-                    else:
+            if self.light:
+                self._obey_here()
+            else:
+                for place, todo in enumerate(self._todo):
+                    if todo:
+                        self._todo[place] = []
                         self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
             if self.read:
@@ -954,13 +959,26 @@ class CudaDevices:
         except BaseException as error:  # of the device itself, between two steps
             self._events.put([Failed(order[1][0][1], error)])
 
-    def _obey_here(self, place: int, todo: list[tuple[str, int, int]]) -> None:
-        """In the caller's thread; the worker waits for what was queued."""
-        lane = self.lanes[place]
-        with Device(lane.device), lane.home:
-            self.team.contexts[place].run(self._obey, [place, todo])
-        if lane.queued:
-            self.team.wake(place)
+    def _obey_here(self) -> None:
+        """In the caller's thread: a few orders to each device in turn, so that all of them have
+        work soon. Then it looks for what is done; what takes longer, the workers wait for."""
+        while any(self._todo):
+            for place, todo in enumerate(self._todo):
+                if todo:
+                    self._todo[place] = todo[AT_ONCE:]
+                    lane = self.lanes[place]
+                    with Device(lane.device), lane.home:
+                        self.team.contexts[place].run(self._obey, [place, todo[:AT_ONCE]])
+        end = perf_counter() + SPIN
+        while self._events.empty():
+            for lane in self.lanes:
+                lane.settle(wait=False)
+            if perf_counter() > end:
+                for place, lane in enumerate(self.lanes):
+                    if lane.queued:
+                        self.team.wake(place)
+                return
+            sleep(0)
 
     def _obey_all(self, place: int, todo: list[tuple[str, int, int]]) -> None:
         lane = self.lanes[place]

@@ -27,7 +27,6 @@ from gpuscheduler.fuse import PLACEHOLDER, Fused, changed, computed
 from gpuscheduler.grid import Tile, Tiles
 from gpuscheduler.hoist import hoisted
 from gpuscheduler.mesh import MOST_TILES
-from gpuscheduler.scalar import ScalarFunction
 from tests.cuda_on_host import COMPILER, Host, aligned
 
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
@@ -78,6 +77,10 @@ def helped(x):
 
 def with_helper(x, y):
     return helped(x) + helped(y)
+
+
+def decides_by_factor(x, y):
+    return x * FACTOR if x > y else y
 
 
 @numba.njit
@@ -545,6 +548,18 @@ def test_kernels_for_gpus_compute_the_same(emulated, f):
     assert any(k.shape == (40,) for k in emulated) is (f is with_constants)
 
 
+@pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+def test_a_function_is_settled_before_it_is_compiled_for_a_gpu(emulated, monkeypatch):
+    """That is when its kernel first runs."""
+    pytest.importorskip("cuda.bindings.nvjitlink", reason="numba-cuda is not installed")
+    z = mesh(decides_by_factor, AXES, backend="numpy")
+    before = at_each_point(decides_by_factor, X, Y)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 100.0)
+    np.testing.assert_allclose(z.compute(), before)
+    after = mesh(decides_by_factor, AXES, backend="numpy")
+    np.testing.assert_allclose(after.compute(), at_each_point(decides_by_factor, X, Y))
+
+
 # ---- any function, any grid
 
 
@@ -609,19 +624,6 @@ def test_a_tile_is_where_its_block_lies():
     assert tiles.numblocks == (2, 3)
     assert tiles[1, 2] == Tile((3, 8), (2, 1))
     np.testing.assert_array_equal(tiles[1, 2].numbers(0), [3, 4])
-
-
-def test_functions_are_equal_that_compute_the_same():
-    def first(x):
-        return x * FACTOR if x > 0 else x
-
-    def other(x):
-        return x * FACTOR if x > 1 else x
-
-    again = type(first)(first.__code__, first.__globals__, "first")
-    assert ScalarFunction(first) == ScalarFunction(again)
-    assert ScalarFunction(first) != ScalarFunction(other)
-    assert len({ScalarFunction(first), ScalarFunction(again), ScalarFunction(other)}) == 2
 
 
 def test_the_package_has_them():

@@ -36,7 +36,20 @@ from dask.array.optimization import GETTERS
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .expr import LEAVES, REDUCTIONS, DType, Expr, Kernel, Out, Program, Reduction, View, nodes
+from .expr import (
+    LEAVES,
+    REDUCTIONS,
+    DType,
+    Expr,
+    Kernel,
+    Out,
+    Program,
+    Reduction,
+    View,
+    nodes,
+    view_of,
+    with_view,
+)
 from .grid import Axis
 from .sizes import map_leaves
 
@@ -302,28 +315,17 @@ def _seen(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[View, Sh
     return View(view.offset + moved, tuple(seen.strides)), tuple(seen.shape)
 
 
-def _view_of(leaf: Expr) -> View | None:
-    if leaf.op == "input":
-        return leaf.data[1]  # type: ignore[no-any-return]
-    return leaf.data if leaf.op == "index" else None
-
-
-def _with_view(leaf: Expr, view: View) -> Expr:
-    data = (leaf.data[0], view) if leaf.op == "input" else view
-    return _node(leaf.op, (), leaf.dtype, data)
-
-
 def _reviewed(expr: Expr, change: Callable[[View], View]) -> Expr:
     """The expression with `change` done to each leaf's view."""
     memo: dict[View, View] = {}
 
     def changed(leaf: Expr) -> Expr:
-        view = _view_of(leaf)
+        view = view_of(leaf)
         if view is None:
             return leaf
         if view not in memo:
             memo[view] = change(view)
-        return _with_view(leaf, memo[view])
+        return with_view(leaf, memo[view])
 
     return _changed(expr, changed)
 
@@ -2929,7 +2931,7 @@ class _Assembly:
         memo: dict[Expr, Expr] = {}
 
         def put(old: Expr) -> Expr:
-            view = _view_of(old)
+            view = view_of(old)
             if view is None:
                 return old
             if old.op == "input" and (number := old.data[0]) >= MADE:
@@ -2939,8 +2941,9 @@ class _Assembly:
                     return _node("reduced", (), old.dtype, (which, array.which))
                 if self.home[number] is group:
                     return self._built(self.body[number], array.shape, group)
-                old = _node("input", (), old.dtype, (self.numbers[number], view))
-            return _with_view(old, _over(view, shape, group.kept))
+                old = Expr("input", (), old.dtype, (self.numbers[number], view))
+            leaf = with_view(old, _over(view, shape, group.kept))
+            return _node(leaf.op, (), leaf.dtype, leaf.data)
 
         def changed(leaf: Expr) -> Expr:
             if leaf not in memo:

@@ -18,8 +18,10 @@ from .sizes import map_leaves
 LEAST_COST = 30
 #: ... in kernels of so many points, for which a launch takes no time ...
 LEAST_POINTS = 2**18
-#: ... and by how many times fewer its own must be.
+#: ... by how many times fewer its own must be ...
 FEWER = 16
+#: ... and what it may take: nobody has planned for this memory.
+MOST_BYTES = 2**24
 
 
 def hoisted(program: Program) -> Program:
@@ -104,8 +106,9 @@ def _outermost(
             continue
         seen.add((id(node), always))
         axes = along[id(node)]
-        fewer = axes and FEWER * math.prod(shape[k] for k in axes) <= points
-        if fewer and (always or free[id(node)]) and _cost(node) >= LEAST_COST:
+        own = math.prod(shape[k] for k in axes)
+        small = axes and FEWER * own <= points and own * node.dtype.itemsize <= MOST_BYTES
+        if small and (always or free[id(node)]) and _cost(node) >= LEAST_COST:
             if id(node) not in taken:
                 taken.add(id(node))
                 yield node

@@ -106,8 +106,8 @@ def _outermost(
             continue
         seen.add((id(node), always))
         axes = along[id(node)]
-        own = math.prod(shape[k] for k in axes)
-        small = axes and FEWER * own <= points and own * node.dtype.itemsize <= MOST_BYTES
+        length = math.prod(shape[k] for k in axes)
+        small = axes and FEWER * length <= points and length * node.dtype.itemsize <= MOST_BYTES
         if small and (always or free[id(node)]) and _cost(node) >= LEAST_COST:
             if id(node) not in taken:
                 taken.add(id(node))

@@ -3,7 +3,9 @@ two steps of a graph. The only module that imports CuPy at import time.
 
 Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
 other devices and from the host, and what they are written to) and an *out* stream (copies to the
-host). Memory goes back to the stream that it was allocated on, and is reused there in order.
+host). Memory goes back to the stream that it was allocated on, and is reused there in order. What a
+task launches on CUDA's default stream, as Numba does and other libraries, is in order with its home
+stream, by CUDA's own rule for streams that are not made `non_blocking`.
 
 `Issued`, and `Copied` between devices, are reported when the work is queued: readers are queued
 behind it. `Done`, and `Copied` to the host, are reported when it has happened, by a thread that
@@ -133,7 +135,8 @@ class _Lane:
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
         with Device(device):
-            home, incoming, outgoing = (Stream(non_blocking=True) for _ in range(3))
+            home = Stream()  # blocking: in order with what tasks launch on the default stream
+            incoming, outgoing = (Stream(non_blocking=True) for _ in range(2))
         watch = Worker(f"gpuscheduler-cuda-{place}-copies")
         return cls(place, device, home, incoming, outgoing, watch)
 

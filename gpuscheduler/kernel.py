@@ -596,15 +596,12 @@ class _Generator:
     def _call(self, node: _Node, types: list[str]) -> str:
         """The symbol of a function that is called."""
         function, part = node.data
-        for short in (*types, node.code):
-            if short == "f2":
-                raise NotGenerated(f"{function.name} of float16")
-        words = [function.digest[:16], *types, "gives", node.code]
-        if part is not None:
-            words.append(f"item{part}")
-        symbol = "_".join(words)
-        self.calls[symbol] = Call(f"f_{symbol}", function, part, tuple(types), node.code)
-        return f"f_{symbol}"
+        if "f2" in (*types, node.code):
+            raise NotGenerated(f"{function.name} of float16")
+        item = [] if part is None else [f"item{part}"]
+        symbol = "_".join(["f", function.digest[:16], *types, "gives", node.code, *item])
+        self.calls[symbol] = Call(symbol, function, part, tuple(types), node.code)
+        return symbol
 
     @staticmethod
     def _draw(node: _Node) -> str | None:

@@ -493,7 +493,7 @@ class _Generator:
             _size(tree.nodes[k].code) * (width if self._fast(self.layout_of[letter, k]) else 1)
             for k in tree.inputs
         )
-        times = 4
+        times = 8 if columns and each <= 8 else 4
         while times > 1 and (times * each > 64 or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1

@@ -18,7 +18,7 @@ import gpuscheduler  # noqa: E402
 from .test_cuda import DEVICES, cupy_array, host  # noqa: E402
 
 pytestmark = [
-    pytest.mark.gpu, pytest.mark.real, pytest.mark.filterwarnings("ignore:Grid size"),
+    pytest.mark.gpu, pytest.mark.real, pytest.mark.filterwarnings("ignore:.*Grid size"),
 ]  # fmt: skip
 N = 1000
 GRID = N // 100, 100

@@ -61,7 +61,7 @@ KERNELS = {Fused, Batch}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
 #: Orders that a device gets before the next has its turn.
-AT_ONCE = 2
+AT_ONCE = 1
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02

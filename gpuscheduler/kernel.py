@@ -1090,7 +1090,8 @@ class _Generator:
             side = _power_above(max(results_, 1))
             lanes = THREADS // side
         groups = max(1, -(-results_ // side))
-        room = self.processors * COLUMN_WAVES // groups
+        slots = self.processors * COLUMN_WAVES
+        room = slots // groups or _evenly(groups, slots)
         share = max(1, min(room, -(-steps // (lanes * 8))))
         long = -(-max(steps, 1) // share)
         return side, lanes, max(1, -(-steps // long)), long
@@ -1427,6 +1428,13 @@ __device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
   if ({symbol}({", ".join(["&y", *passed])})) return {NOT_A_NUMBER[call.gives]};
   return {loaded(call.gives, "y")};
 }}""".strip("\n")
+
+
+def _evenly(groups: int, slots: int) -> int:
+    """In how many parts to do each group so that, of `slots` at a time, the last ones are no small
+    rest."""
+    waste = {n: -groups * n % slots / (groups * n) for n in range(1, 5)}
+    return min(waste, key=lambda n: (waste[n] > 0.05, waste[n] if waste[n] > 0.05 else n))
 
 
 def _dtype(short: str) -> np.dtype[Any]:

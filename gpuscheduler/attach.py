@@ -28,11 +28,11 @@ from dask.utils import format_bytes, key_split
 from .cargo import Cargo, put_back
 from .cut import CALLER, Cut, Stage, cut
 from .gather import Gathering
-from .graph import Graph, PlanError, from_dask, wanted_keys
+from .graph import Graph, PlanError, from_dask, received, wanted_keys
 from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
-from .scheduler import Options, cuda_devices, without_garbage_collection
+from .scheduler import Options, cuda_devices, nested, without_garbage_collection
 from .sizes import sizeof
 
 if TYPE_CHECKING:
@@ -324,14 +324,7 @@ class Attached:
 
         Print it: the stages, the bytes between workers, the memory that each needs.
         """
-        cuts: list[Cut] = []
-
-        def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-            cuts.append(self._work(dsk, keys).cut)
-            return [None for _ in keys]
-
-        dask.compute(*collections, scheduler=keep)
-        return cuts[0]
+        return self._work(*received(*collections)).cut
 
     def _work(self, dsk: Any, keys: Any) -> Work:
         """The computation of these keys, as it was cut before if it was."""
@@ -445,7 +438,7 @@ class Attached:
                 for future in futures.values():
                     future.release()
         values = iter(work.answer.values(cargos, on_device=bool(cuda_devices())))
-        return _packed(keys, values)
+        return nested(keys, values)
 
     def compute(
         self,
@@ -719,10 +712,6 @@ def _name(plan: Cut, key: Key) -> Key:
         return key
     block = plan.graph.tasks[key].value  # type: ignore[attr-defined]
     return key if block.inner is None else block.inner
-
-
-def _packed(keys: Any, values: Any) -> Any:
-    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else next(values)
 
 
 def _worker(who: str) -> str:

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from dask import config
 from dask._task_spec import DataNode
-from dask.base import compute
 from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
 from dask.local import MultiprocessingPoolExecutor
@@ -34,7 +33,7 @@ from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
 from .fuse import Fuser
 from .gather import Gathering
-from .graph import SLICERS, Graph, compile_tasks, from_dask, wanted_keys
+from .graph import SLICERS, Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, Plan, make_plan, places_of
@@ -234,7 +233,7 @@ class Scheduler:
                     values = self._run(graph, plan, lease, watch, rerun, results)
                 if cache is not None:  # Dask's own schedulers leave results in it
                     cache.update(zip(graph.wanted, values, strict=True))
-                out = _packed(keys, iter(values))
+                out = nested(keys, iter(values))
             except BaseException:
                 if watch:
                     watch.finish(failed=True)
@@ -282,9 +281,7 @@ class Scheduler:
         self, graph: Graph, given: Mapping[Any, Any], lease: Lease
     ) -> tuple[Graph, Plan]:
         compile_tasks(graph.tasks)
-        graph.tasks = {**{k: DataNode(k, v) for k, v in given.items()}, **graph.tasks}
-        graph.needs = {**dict.fromkeys(given, ()), **graph.needs}
-        graph.names = {**dict.fromkeys(given, ()), **graph.names}
+        graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
         with without_garbage_collection():
             graph, plan = plan_graph(
                 graph, lease.machine, self.hardware.home, self.hardware.kind, self.options
@@ -338,15 +335,9 @@ class Scheduler:
           1 -> 0: 16 bytes
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
-        plans: list[Plan] = []
-
-        def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-            with self.hardware.lease(None, None) as lease:
-                plans.append(self._known(dsk, keys, lease)[1])
-            return [None for _ in keys]
-
-        compute(*collections, scheduler=keep)
-        (plan,) = plans
+        dsk, keys = received(*collections)
+        with self.hardware.lease(None, None) as lease:
+            _, plan = self._known(dsk, keys, lease)
         now = self._beside(plan, self._persisted.every())
         plan.predicted = predict(now, self.options.window, self.options.deep_window)
         return plan
@@ -697,8 +688,9 @@ def _part(graph: Graph, key: Any, value: Any) -> Any:
     return value
 
 
-def _packed(keys: Any, values: Iterator[Any]) -> Any:
-    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else next(values)
+def nested(keys: Any, values: Iterator[Any]) -> Any:
+    """Values as their keys are in lists, as Dask wants them."""
+    return tuple(nested(k, values) for k in keys) if isinstance(keys, list) else next(values)
 
 
 @contextmanager

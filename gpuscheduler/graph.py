@@ -227,7 +227,7 @@ def from_dask(
 def _put_in(held: Callable[[Key, Any], Any], dsk: dict[Key, Any]) -> None:
     """Values in place of references to them: futures, and aliases of what the graph has not."""
     for key, task in dsk.items():
-        future = getattr(task, "__dask_future__", False)
+        future = isinstance(task, TaskRef) or getattr(task, "__dask_future__", False)
         if future or (type(task) is Alias and (task.target == key or task.target not in dsk)):
             value = held(key, task)
             if value is not None:

@@ -247,14 +247,15 @@ class Scheduler:
         graph: Callable[[], Graph],
         given: Mapping[Any, Any],
         begun: Callable[[Devices], None] = lambda devices: None,
-        watch: Watch | None = None,
+        counter: Callable[[Plan], Watch] | None = None,
         known: Any = None,
     ) -> dict[Any, Any]:
         """The values of a graph's outputs; `given` are those that it reads and does not make.
 
         `begun` sees the devices before they run anything, and may hand them to a thread that
-        interrupts them. What is `known` under the same name is planned once: `graph` is only called
-        where it is not. Changes the graph that it gives.
+        interrupts them. What `counter` makes of the plan is told of its steps. What is `known`
+        under the same name is planned once: `graph` is only called where it is not. Changes the
+        graph that it gives.
         """
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
@@ -274,7 +275,8 @@ class Scheduler:
             for key, value in given.items():
                 i = plan.index[key]
                 plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
-            values = self._run(planned, plan, lease, None, False, _results, watch, begun)
+            told = None if counter is None else counter(plan)
+            values = self._run(planned, plan, lease, None, False, _results, told, begun)
             return dict(zip(planned.wanted, values, strict=True))
 
     def _planned_graph(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from os import PathLike
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -35,6 +36,7 @@ from .plan import Plan
 from .plans import Plans, signature
 from .scheduler import Options, cuda_devices, nested, without_garbage_collection
 from .sizes import sizeof
+from .timeline import write
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -353,11 +355,23 @@ class Attached:
         """
         return self._work(*received(*collections)).cut
 
-    def _work(self, dsk: Any, keys: Any) -> Work:
-        """The computation of these keys, as it was cut before if it was."""
+    def timeline(self, path: str | PathLike[str]) -> None:
+        """Write which step ran where and when, with `timeline=True`, as a file for Perfetto: a
+        process for each worker, a thread for each of its devices. The times are those of the
+        clock of the cluster's scheduler."""
+        from .node import rows
+
+        found = self.client.run(rows, self.name, workers=self._there())
+        write(path, {_worker(address): found[address] for address in sorted(found)})
+
+    def _there(self) -> list[str]:
         if self._closed:
             raise RuntimeError("this cluster is not attached any more: attach(client) again")
-        workers = tuple(self._meet())
+        return self._meet()
+
+    def _work(self, dsk: Any, keys: Any) -> Work:
+        """The computation of these keys, as it was cut before if it was."""
+        workers = tuple(self._there())
         if not workers:
             raise RuntimeError("the cluster has no workers left")
         known = signature(dsk, wanted_keys(keys))

@@ -26,6 +26,7 @@ from .graph import Graph
 from .plan import Plan
 from .run import Devices, Interrupted, Watch, noted
 from .scheduler import Scheduler, without_garbage_collection
+from .timeline import Row
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -313,6 +314,13 @@ def facts(name: str, dask_worker: Worker) -> Facts | None:
     if node is None or not node.ready.is_set():
         return None
     return _node(dask_worker, name).facts()
+
+
+def rows(name: str, dask_worker: Worker) -> list[Row]:
+    """When steps ran on a worker, by the clock of the cluster's scheduler."""
+    scheduler = _node(dask_worker, name).scheduler
+    assert scheduler is not None
+    return [row.later(dask_worker.scheduler_delay) for row in scheduler.rows()]
 
 
 def _node(worker: Worker, name: str) -> Node:

@@ -12,10 +12,12 @@ import multiprocessing.pool
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from os import PathLike
 from time import perf_counter
 from typing import Any
 
@@ -42,6 +44,7 @@ from .pretend import predict
 from .run import Devices, Hardware, Lease, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
+from .timeline import LATEST, Recorder, Row, write
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
@@ -60,7 +63,7 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, random='philox', spill_directory=None, check=False)
+fuse_least=None, random='philox', spill_directory=None, timeline=False, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -71,6 +74,7 @@ fuse_least=None, random='philox', spill_directory=None, check=False)
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     spill_directory: str | None = None  # where files of evicted values are made
+    timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
 
     @classmethod
@@ -119,6 +123,8 @@ class Scheduler:
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
+    timeline
+        Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -151,6 +157,7 @@ class Scheduler:
             self.options.devices, self.options.memory_limit, self.options.spill_directory
         )
         self.last: Footprint | None = None  # what the latest run took
+        self._rows: deque[Row] = deque(maxlen=LATEST)
         self._plans = Plans()
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
@@ -407,6 +414,8 @@ class Scheduler:
             ahead = lease.threads is None and watch is None
             begin = perf_counter()
             told = watch or counter
+            if self.options.timeline:
+                told = Recorder(plan, self._rows, told)
             state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
             self.last = state.footprint(perf_counter() - begin)
             return state, results(graph, plan, devices, gathering, state)
@@ -474,6 +483,17 @@ class Scheduler:
             self.hardware.close()
 
     # ---- to look at
+
+    def rows(self) -> list[Row]:
+        """The latest steps that have run, with `timeline=True`."""
+        if not self.options.timeline:
+            raise RuntimeError("nothing was kept of when steps ran: say timeline=True before")
+        return list(self._rows.copy())  # other threads may be adding some
+
+    def timeline(self, path: str | PathLike[str]) -> None:
+        """Write the latest steps that have run, with `timeline=True`, as a file for Perfetto: a
+        thread for each device."""
+        write(path, {"gpuscheduler": self.rows()})
 
     def __repr__(self) -> str:
         machine = self.hardware.machine

@@ -21,6 +21,7 @@ from gpuscheduler import node as nodes
 from gpuscheduler.attach import Answer, finish
 from gpuscheduler.cargo import Cargo
 from tests.test_attach import until
+from tests.test_timeline import threads
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["tests.test_attach"])
@@ -223,3 +224,31 @@ def test_a_worker_counts_the_steps_that_it_runs(client, monkeypatch):
     with gpuscheduler.attach(client, devices="cpu:1", fuse_least=0) as attached:
         assert int(y.compute()) == 128
         assert told.count(1.0) == 2 * len(attached.plan(y).stages)
+
+
+# ---- when steps ran
+
+
+def test_the_timelines_of_all_workers_are_brought_to_the_client(client, tmp_path):
+    path = tmp_path / "run.json"
+    with gpuscheduler.attach(client, devices="cpu:2", timeline=True) as attached:
+        x = da.random.default_rng(0).random((40, 40), chunks=10)
+        (x + x.T).sum().compute()
+        attached.timeline(path)
+        workers = sorted(attached.workers)
+    found = threads(path)
+    assert sorted(found) == [(f"worker {w}", f"device {d}") for w in workers for d in (0, 1)]
+    assert min(map(len, found.values())) > 0
+
+
+def test_times_are_those_of_the_clock_of_the_cluster_s_scheduler(client):
+    def measured(name, delay, dask_worker):
+        dask_worker.scheduler_delay = delay  # until its next heartbeat
+        return nodes.rows(name, dask_worker)
+
+    with gpuscheduler.attach(client, devices="cpu:1", timeline=True) as attached:
+        da.ones(8, chunks=2).sum().compute()
+        early, late = (client.run(measured, attached.name, delay) for delay in (0.0, 1000.0))
+    rows = [(a, b) for w in early for a, b in zip(early[w], late[w], strict=True)]
+    assert rows
+    assert all(a.later(1000.0) == b for a, b in rows)

@@ -94,9 +94,9 @@ def spacing(size: tuple[int, int]) -> tuple[float, float]:
 @functools.cache
 def terrain() -> tuple[Any, float, float]:
     """The sample's elevations (float32), and metres between its rows and between its columns."""
-    from matplotlib.cbook import get_sample_data
+    import matplotlib.cbook  # with `from`, another thread could get it before it is whole
 
-    sample: Any = get_sample_data("jacksboro_fault_dem.npz")
+    sample: Any = matplotlib.cbook.get_sample_data("jacksboro_fault_dem.npz")
     with sample:
         dy = METRES * float(sample["dy"])
         dx = METRES * float(sample["dx"]) * math.cos(math.radians(float(sample["ymin"])))

@@ -560,12 +560,17 @@ class Attached:
         Returns at once. What `distributed.wait` and `distributed.progress` see of such a
         collection are the stages that make it.
         """
+        from .node import inside
+
         if workers or any(others.values()):
             return self._client_persist(
                 collections, optimize_graph, workers, retries=retries, priority=priority, **others
             )
         several = isinstance(collections, (list, tuple, set, frozenset))
         every = list(collections) if several else [collections]
+        if (scheduler := inside.get()) is not None:  # in a task, of a worker in this process
+            kept = scheduler.persist(every, optimize_graph)
+            return kept if several else kept[0]
         lazy = [c for c in every if dask.is_dask_collection(c)]
         expr = collections_to_expr(lazy, optimize_graph).optimize()
         keys = list(dict.fromkeys(flatten([c.__dask_keys__() for c in lazy])))

@@ -50,6 +50,10 @@ def computes():
     return delayed(lambda: threading.current_thread().name, pure=False)().compute()
 
 
+def persists():
+    return int(da.ones(4, chunks=2).persist().sum().compute())
+
+
 def waits(begun, go, n=0):
     begun.write_text("begun")
     until(go.exists)
@@ -77,6 +81,7 @@ def test_what_a_task_computes_beside_a_running_stage_goes_to_the_cluster(tmp_pat
             go.write_text("go")
         assert future.result(PATIENCE) == "gpuscheduler-cpu-0"
         assert delayed(computes)().compute() == "gpuscheduler-cpu-0"
+        assert delayed(persists)().compute() == client.submit(persists).result(PATIENCE) == 4
         assert "Dask" in client.submit(computes, pure=False).result(PATIENCE)
 
 
@@ -90,6 +95,10 @@ def test_closing_while_a_stage_runs_in_this_process_gives_the_configuration_back
     go.write_text("go")
     wait(futures_of(kept), PATIENCE)
     assert config.get("scheduler", None) == before
+
+
+def test_what_a_task_persists_in_this_process_stays_on_its_worker(attached):
+    assert delayed(persists)().compute() == 4
 
 
 # ---- results

@@ -6,6 +6,7 @@ device makes the coordinates that it needs.
 
     python examples/haversine.py haversine.png
     python examples/haversine.py --points 1e10     # the mean of ten thousand million distances
+    python examples/haversine.py --variants        # beside what people write with Numba; on a GPU
 """
 
 import argparse
@@ -50,14 +51,75 @@ def draw(field, file):
     figure.savefig(file)
 
 
+def variants(n):
+    """Three ways to compute the same field with Numba's CUDA target, and this package's, timed.
+
+    Each leaves an array on the GPU; the time is that of a call that is not the first, in ms.
+    """
+    import cupy
+    import numpy as np
+    from numba import cuda, float64, vectorize
+
+    on_gpu = cuda.jit(device=True)(distance)
+    (south, north), (west, east) = LATITUDES, LONGITUDES
+
+    @vectorize([float64(float64, float64)], target="cuda")
+    def ufunc(lat, lon):
+        return on_gpu(lat, lon)
+
+    @cuda.jit
+    def kernel(out, dlat, dlon):
+        j, i = cuda.grid(2)
+        if i < out.shape[0] and j < out.shape[1]:
+            out[i, j] = on_gpu(south + i * dlat, west + j * dlon)
+
+    def on_full_meshes():
+        lat, lon = np.linspace(south, north, n), np.linspace(west, east, n)
+        return ufunc(*(cuda.to_device(a.copy()) for a in np.meshgrid(lat, lon, indexing="ij")))
+
+    def on_axes():
+        lat, lon = cupy.linspace(south, north, n), cupy.linspace(west, east, n)
+        return ufunc(*(cupy.ascontiguousarray(a) for a in cupy.broadcast_arrays(lat[:, None], lon)))
+
+    def grid_made_in_the_kernel():
+        out = cuda.device_array((n, n))
+        blocks = -(-n // 32), -(-n // 8)
+        kernel[blocks, (32, 8)](out, (north - south) / (n - 1), (east - west) / (n - 1))
+        return out
+
+    field = distances(n)
+    ways = {
+        "ufunc on full meshes, made on the CPU and sent": on_full_meshes,
+        "ufunc on axes broadcast on the GPU": on_axes,
+        "a kernel that makes its grid": grid_made_in_the_kernel,
+        "gpuscheduler.mesh(...).compute()": field.compute,
+    }
+    expected = None
+    for name, way in ways.items():
+        times = []
+        for _ in range(6):
+            began = time.perf_counter()
+            out = way()
+            cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        got = cupy.asnumpy(cupy.asarray(out))
+        expected = got if expected is None else expected
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-6)
+        print(f"{name:48s} {min(times[1:]) * 1e3:8.3f} ms (the first time {times[0]:.2f} s)")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Distances from every point of a mesh to one.")
     parser.add_argument("file", nargs="?", help="draw the field into this PNG")
     parser.add_argument("--points", type=float, default=1e6, help="of the mesh (1e6)")
+    parser.add_argument("--variants", action="store_true", help="time three of Numba's, too")
     options = parser.parse_args()
     n = round(math.sqrt(options.points))
     with gpuscheduler.Scheduler() as scheduler:
         print(scheduler)
+        if options.variants:
+            variants(n)
+            raise SystemExit
         field = distances(n)
         began = time.perf_counter()
         farthest, mean = float(field.max().compute()), float(field.mean().compute())

@@ -181,7 +181,7 @@ def _eye(tile: Tile, *, xp: str, k: int, dtype: Any) -> Any:
            [0, 0, 1]])
     """
     rows, columns = tile.numbers(0, xp), tile.numbers(1, xp)
-    return (columns[None, :] - rows[:, None] == k).astype(dtype)
+    return (columns == rows[:, None] + k).astype(dtype)
 
 
 def _diag(v: Any, *, xp: str, k: int) -> Any:

@@ -20,7 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import philox
-from .expr import DType, Expr, Kernel, Reduction, View, nodes, rebuilt
+from .expr import (
+    DType,
+    Expr,
+    Kernel,
+    Reduction,
+    View,
+    nodes,
+    rebuilt,
+    substituted,
+    view_of,
+    with_view,
+)
 
 Array = np.ndarray[Any, Any]
 Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
@@ -293,18 +304,6 @@ def _cut(condition: Expr, box: Box) -> tuple[int, list[int]] | None:
     return None
 
 
-def _replaced(roots: list[Expr], old: Expr, new: Expr) -> list[Expr]:
-    done: dict[int, Expr] = {}
-    for node in nodes(roots):
-        if node is old:
-            done[id(node)] = new
-            continue
-        args = tuple([done[id(a)] for a in node.args])
-        same = all(a is b for a, b in zip(args, node.args, strict=True))
-        done[id(node)] = node if same else Expr(node.op, args, node.dtype, node.data)
-    return [done[id(r)] for r in roots]
-
-
 def _regions(
     roots: list[Expr], box: Box, bounds: Bounds
 ) -> Iterator[tuple[Box, list[Expr]]]:  # fmt: skip
@@ -335,7 +334,7 @@ def _regions(
             truth = _truth(condition, box)
             if truth is not None:
                 chosen = node.args[1 if truth else 2]
-                yield from _regions(_replaced(roots, node, chosen), box, bounds)
+                yield from _regions(substituted(roots, {id(node): chosen}), box, bounds)
                 return
             cut = _cut(condition, box)
             if cut is not None:
@@ -348,7 +347,7 @@ def _regions(
                 stack += node.args
                 continue
             marked = Expr(GUARDED, node.args, node.dtype)
-            yield from _regions(_replaced(roots, node, marked), box, bounds)
+            yield from _regions(substituted(roots, {id(node): marked}), box, bounds)
             return
         stack += node.args[:1] if node.op == GUARDED else node.args
     yield box, roots
@@ -383,19 +382,13 @@ class _Region:
                  block_bytes: int):  # fmt: skip
         """`views` (of outputs, say) are kept evenly strided too, as collapsing goes."""
         every = [_moved(v, box) for v in views]
-        leaves = [n for n in nodes(roots) if n.op in ("input", "index")]
-        every += [_moved(n.data[1] if n.op == "input" else n.data, box) for n in leaves]
+        leaves = [(n, v) for n in nodes(roots) if (v := view_of(n)) is not None]
+        every += [_moved(v, box) for _, v in leaves]
         lengths = [stop - start for start, stop in box]
         self.shape, self.reduced, every = _collapsed(lengths, every, reduced)
         self.views = every[: len(views)]
-        found = {id(n): v for n, v in zip(leaves, every[len(views) :], strict=True)}
-
-        def change(leaf: Expr) -> Expr:
-            if leaf.op == "input":
-                return Expr("input", (), leaf.dtype, (leaf.data[0], found[id(leaf)]))
-            return Expr("index", (), leaf.dtype, found[id(leaf)]) if leaf.op == "index" else leaf
-
-        self._number(rebuilt(roots, change))
+        moved = zip(leaves, every[len(views) :], strict=True)
+        self._number(substituted(roots, {id(n): with_view(n, v) for (n, _), v in moved}))
         self.block = self._block(block_bytes)
         self.count = math.prod(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
 

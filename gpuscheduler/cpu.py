@@ -235,7 +235,9 @@ class CpuDevices:
                 return s.read()
         return self.values[step]
 
-    def keep(self, step: int) -> dict[int, Any]:
+    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
+        if part is not None:
+            return {0: part}
         places = {}
         if self.held[step]:
             places[0] = self.values[step]

@@ -3,7 +3,9 @@ two steps of a graph. The only module that imports CuPy at import time.
 
 Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
 other devices and from the host, and what they are written to) and an *out* stream (copies to the
-host). Memory goes back to the stream that it was allocated on, and is reused there in order.
+host). Memory goes back to the stream that it was allocated on, and is reused there in order. What a
+task launches on CUDA's default stream, as Numba does and other libraries, is in order with its home
+stream, by CUDA's own rule for streams that are not made `non_blocking`.
 
 `Issued`, and `Copied` between devices, are reported when the work is queued: readers are queued
 behind it. `Done`, and `Copied` to the host, are reported when it has happened, by a thread that
@@ -20,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import cupy
@@ -54,6 +56,15 @@ TOGETHER = 2e-4
 #: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
 #: takes the interpreter from the threads that launch.
 REPORT_EVERY = 0.002
+#: Tasks that are launched in little time.
+KERNELS = {Fused, Batch}
+#: Seconds that a run may wait for the workers before it launches kernels itself.
+A_MOMENT = 0.001
+#: Orders that a device gets before the next has its turn.
+AT_ONCE = 2
+#: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
+#: long to wake, and one that asks does not see Ctrl-C.
+SPIN = 0.02
 #: Threads for each device that read and write files beside it, at most.
 FILES = 4
 #: Bytes of the buffers with which links are tried and measured.
@@ -124,7 +135,8 @@ class _Lane:
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
         with Device(device):
-            home, incoming, outgoing = (Stream(non_blocking=True) for _ in range(3))
+            home = Stream()  # blocking: in order with what tasks launch on the default stream
+            incoming, outgoing = (Stream(non_blocking=True) for _ in range(2))
         watch = Worker(f"gpuscheduler-cuda-{place}-copies")
         return cls(place, device, home, incoming, outgoing, watch)
 
@@ -695,12 +707,21 @@ class CudaDevices:
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
-        for i, step in enumerate(plan.steps):
+        steps = list(enumerate(plan.steps))
+        for i, step in steps:
             if i in self.chunks:
                 self._take_over(i, self.chunks[i].places)
             elif step.fixed:
                 value = step.task({})
                 self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
+        #: Kernels that are compiled are launched by the caller's thread: that takes it less time
+        #: than to wake others, which could only do it one after the other.
+        self.light = (
+            plan.tried
+            and not exact
+            and all(type(s.task) in KERNELS or s.fixed or i in self.chunks for i, s in steps)
+            and team.rests(A_MOMENT)  # from what an earlier run has left behind
+        )
         team.begin()
         self._follow_caller()
 
@@ -777,10 +798,13 @@ class CudaDevices:
 
     def wait(self) -> list[StateEvent]:
         while True:
-            for place, todo in enumerate(self._todo):
-                if todo:
-                    self._todo[place] = []
-                    self.team.send(place, self._obey, [place, todo])
+            if self.light:
+                self._obey_here()
+            else:
+                for place, todo in enumerate(self._todo):
+                    if todo:
+                        self._todo[place] = []
+                        self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
             if self.read:
                 out = [e for e in out if not self._goes_on(e)]
@@ -814,20 +838,28 @@ class CudaDevices:
             return s.read()
         raise KeyError(step)
 
-    def keep(self, step: int) -> dict[int, Any]:
+    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
+        home = self.plan.steps[step].place
+        if part is not None:
+            whole = self.held[home].get(step)
+            return {home: _Held(part, whole and whole.ready)}
         places: dict[int, Any] = {}
-        for place in (self.plan.steps[step].place, HOST):
+        for place in (home, HOST):
             held = self.held[place].get(step)
             if held is not None:
                 places[place] = held
         if step in self.files:
             places[DISK] = self.files.pop(step)
-        return places or {self.plan.steps[step].place: _Held(self.value(step))}
+        return places or {home: _Held(self.value(step))}
 
     def close(self) -> None:
         self.stopped = True
-        for place in range(len(self.lanes)):
-            self.team.send(place, self._clear, place)
+        for place, lane in enumerate(self.lanes):
+            if self.light:
+                with Device(lane.device):
+                    self._clear(place)
+            else:
+                self.team.send(place, self._clear, place)
         self.held[HOST] = {}
         for step in self.chunks:
             self.files.pop(step, None)
@@ -930,6 +962,27 @@ class CudaDevices:
         except BaseException as error:  # of the device itself, between two steps
             self._events.put([Failed(order[1][0][1], error)])
 
+    def _obey_here(self) -> None:
+        """In the caller's thread: a few orders to each device in turn, so that all of them have
+        work soon. Then it looks for what is done; what takes longer, the workers wait for."""
+        while any(self._todo):
+            for place, todo in enumerate(self._todo):
+                if todo:
+                    self._todo[place] = todo[AT_ONCE:]
+                    lane = self.lanes[place]
+                    with Device(lane.device), lane.home:
+                        self.team.contexts[place].run(self._obey, [place, todo[:AT_ONCE]])
+        end = perf_counter() + SPIN
+        while self._events.empty():
+            for lane in self.lanes:
+                lane.settle(wait=False)
+            if perf_counter() > end:
+                for place, lane in enumerate(self.lanes):
+                    if lane.queued:
+                        self.team.wake(place)
+                return
+            sleep(0)
+
     def _obey_all(self, place: int, todo: list[tuple[str, int, int]]) -> None:
         lane = self.lanes[place]
         events: list[StateEvent] = []
@@ -973,7 +1026,7 @@ class CudaDevices:
             self._events.put(events)
         if steps:
             lane.queued.append((lane.mark(lane.home, block=True), self, steps))
-        while lane.settle(wait=False):
+        while not self.light and lane.settle(wait=False):
             pass
 
     def tell(self, events: list[StateEvent]) -> None:

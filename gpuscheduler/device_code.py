@@ -32,7 +32,7 @@ from unittest.mock import patch
 from .cuda_math import FUNCTIONS
 from .kernel import Call
 from .scalar import plain, reason
-from .trace import names_read
+from .trace import names_read, narrowed, replaced
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.
@@ -66,11 +66,11 @@ def llvm(call: Call, arch: str) -> list[str]:
     numba = _numba()
     capability = _capability(arch)
     digits = int(capability[:-1]), int(capability[-1])
-    replaced = _Replaced(numba, call)
+    functions = _Replaced(numba, call)
     try:
         with numba.lock, _pretended(digits):
             made = numba.compile(
-                replaced.entry(),
+                functions.entry(),
                 numba.types[call.gives],
                 tuple(numba.types[a] for a in call.args),
                 cc=digits,
@@ -83,7 +83,7 @@ def llvm(call: Call, arch: str) -> list[str]:
     except NoDeviceCode:
         raise
     except Exception as error:
-        own = [f"{n} calls itself, which a GPU's code cannot; " for n in replaced.recursive[:1]]
+        own = [f"{n} calls itself, which a GPU's code cannot; " for n in functions.recursive[:1]]
         raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{reason(error)}") from error
 
 
@@ -202,24 +202,11 @@ class _Replaced:
     def rebuilt(self, function: Any) -> Any:
         if not isinstance(function, python.FunctionType):
             raise NoDeviceCode(f"{_title(self.call)}: {function!r} is no Python function")
-        self.entered.add(id(function))
         names = names_read(function.__code__)
-        known = {n: v for n, v in function.__globals__.items() if n in names}
-        known = {n: self.value(v, names) for n, v in known.items()}
-        known |= {"__builtins__": __builtins__, "__name__": function.__module__}
-        cells = [self.cell(c, names) for c in function.__closure__ or ()]
-        out = python.FunctionType(
-            function.__code__, known, function.__name__, function.__defaults__, tuple(cells)
-        )
-        out.__kwdefaults__ = function.__kwdefaults__
+        self.entered.add(id(function))
+        out = replaced(function, lambda value: self.value(value, names))
         self.entered.discard(id(function))
         return out
-
-    def cell(self, cell: Any, names: set[str]) -> Any:
-        try:
-            return python.CellType(self.value(cell.cell_contents, names))
-        except ValueError:  # it is empty
-            return cell
 
     def value(self, value: Any, names: set[str]) -> Any:
         """What a value is to be on the GPU. Of a module that is what the function may ask for."""
@@ -230,13 +217,7 @@ class _Replaced:
         if function is not None:
             return self.device(function)
         if isinstance(value, python.ModuleType) and not value.__name__.startswith("numba"):
-            module = python.ModuleType(value.__name__)
-            for name in sorted(names):
-                if name in vars(value) and not isinstance(vars(value)[name], python.ModuleType):
-                    setattr(module, name, self.value(vars(value)[name], set()))
-                elif name in vars(value):
-                    setattr(module, name, self.value(vars(value)[name], names - {name}))
-            return module
+            return narrowed(value, names, self.value)
         return value
 
 

@@ -27,7 +27,7 @@ Nodes (`op`; `args`; `data`):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -145,6 +145,19 @@ def index(view: View) -> Expr:
     return Expr("index", (), np.int64, view)
 
 
+def view_of(node: Expr) -> View | None:
+    """Which elements, or numbers, a leaf gives; None for any other node."""
+    if node.op == "input":
+        return node.data[1]  # type: ignore[no-any-return]
+    return node.data if node.op == "index" else None
+
+
+def with_view(leaf: Expr, view: View) -> Expr:
+    """The same leaf with another view."""
+    data = (leaf.data[0], view) if leaf.op == "input" else view
+    return Expr(leaf.op, (), leaf.dtype, data)
+
+
 def nodes(
     roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] = attrgetter("args")
 ) -> list[Expr]:
@@ -166,18 +179,22 @@ def nodes(
     return out
 
 
-def rebuilt(roots: Iterable[Expr], change: Any) -> list[Expr]:
-    """The same trees with each leaf `x` replaced by `change(x)`, shared nodes shared still."""
+def substituted(roots: Iterable[Expr], new: Mapping[int, Expr]) -> list[Expr]:
+    """The same trees with `new[id(x)]` in place of some nodes, shared nodes shared still."""
     roots = list(roots)
-    new: dict[int, Expr] = {}
-    for node in nodes(roots):
-        if node.op in LEAVES:
-            new[id(node)] = change(node)
-        else:
-            args = tuple(new[id(a)] for a in node.args)
+    done = dict(new)
+    for node in nodes(roots, below=lambda n: () if id(n) in new else n.args):
+        if id(node) not in done:
+            args = tuple([done[id(a)] for a in node.args])
             same = all(a is b for a, b in zip(args, node.args, strict=True))
-            new[id(node)] = node if same else Expr(node.op, args, node.dtype, node.data)
-    return [new[id(r)] for r in roots]
+            done[id(node)] = node if same else Expr(node.op, args, node.dtype, node.data)
+    return [done[id(r)] for r in roots]
+
+
+def rebuilt(roots: Iterable[Expr], change: Callable[[Expr], Expr]) -> list[Expr]:
+    """The same trees with each leaf `x` replaced by `change(x)`."""
+    roots = list(roots)
+    return substituted(roots, {id(n): change(n) for n in nodes(roots) if n.op in LEAVES})
 
 
 @dataclass(frozen=True)

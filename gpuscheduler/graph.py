@@ -676,7 +676,9 @@ class _Builder:
         if blocks is None:
             return None
         flat = list(flatten(blocks))
-        if len(flat) < 2 or not all(type(k) is tuple for k in flat):
+        if not all(type(k) is tuple for k in flat):
+            return None
+        if len(flat) == 1 and not self._is_converted(flat[0]):  # Dask's task makes a copy
             return None
         layer = self.lowered.layers.get(flat[0][0])
         chunks = _known_chunks(layer)
@@ -684,6 +686,11 @@ class _Builder:
             chunks = None
         facts = (layer.collection_annotations if layer is not None else None) or {}
         return Gather(key, blocks, chunks, facts.get("chunk_type") == "numpy.ndarray")
+
+    def _is_converted(self, block: Key) -> bool:
+        """Whether a block, of an array with axes, is fetched to the host by its own task."""
+        task = self.dsk.get(self._resolve(block, None))
+        return len(block) > 1 and isinstance(task, Task) and _without_conversion(task) is not None
 
     def _leave_on_device(self, needs: Mapping[Key, tuple[Key, ...]]) -> list[Key]:
         """Take `.to_backend("numpy")` off the blocks of a gather: the gather copies them itself.

@@ -9,17 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from .expr import Expr, Kernel, Out, Program, View, nodes
+from .expr import Expr, Kernel, Out, Program, View, nodes, rebuilt, substituted, view_of, with_view
 from .fuse import renumbered
 from .kernel import CHEAP, COSTS
 from .sizes import map_leaves
 
 #: What an expression must cost at one point, in additions, to be worth a kernel of its own ...
-LEAST_COST = 30
+LEAST_COST = 10
 #: ... in kernels of so many points, for which a launch takes no time ...
 LEAST_POINTS = 2**18
-#: ... and by how many times fewer its own must be.
+#: ... by how many times fewer its own must be ...
 FEWER = 16
+#: ... and what it may take: nobody has planned for this memory.
+MOST_BYTES = 2**24
 
 
 def hoisted(program: Program) -> Program:
@@ -67,7 +69,7 @@ def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
         before.append(Kernel(small, tuple(_over(list(found), order))))
     if not before:
         return [], kernel
-    changed = _with(roots, new)
+    changed = substituted(roots, new)
     if not kernel.reductions:
         return before, replace(kernel, outputs=tuple(changed))
     reductions = [replace(r, arg=a) for r, a in zip(kernel.reductions, changed, strict=True)]
@@ -78,8 +80,8 @@ def _along(roots: list[Expr], long: frozenset[int]) -> dict[int, frozenset[int]]
     """The axes along which each node's value may differ."""
     out: dict[int, frozenset[int]] = {}
     for node in nodes(roots):
-        if node.op in ("input", "index"):
-            view = node.data if node.op == "index" else node.data[1]
+        view = view_of(node)
+        if view is not None:
             out[id(node)] = frozenset(k for k, s in enumerate(view.strides) if s) & long
         else:
             out[id(node)] = frozenset().union(*[out[id(a)] for a in node.args])
@@ -104,8 +106,9 @@ def _outermost(
             continue
         seen.add((id(node), always))
         axes = along[id(node)]
-        fewer = axes and FEWER * math.prod(shape[k] for k in axes) <= points
-        if fewer and (always or free[id(node)]) and _cost(node) >= LEAST_COST:
+        length = math.prod(shape[k] for k in axes)
+        small = axes and FEWER * length <= points and length * node.dtype.itemsize <= MOST_BYTES
+        if small and (always or free[id(node)]) and _cost(node) >= LEAST_COST:
             if id(node) not in taken:
                 taken.add(id(node))
                 yield node
@@ -127,22 +130,11 @@ def _cost(root: Expr) -> int:
 
 def _over(roots: list[Expr], axes: list[int]) -> list[Expr]:
     """The same expressions over these axes alone."""
-    new: dict[int, Expr] = {}
-    for node in nodes(roots):
-        if node.op in ("input", "index"):
-            view = node.data if node.op == "index" else node.data[1]
-            view = View(view.offset, tuple(view.strides[k] for k in axes))
-            data = view if node.op == "index" else (node.data[0], view)
-            new[id(node)] = Expr(node.op, (), node.dtype, data)
-    return _with(roots, new)
 
+    def change(leaf: Expr) -> Expr:
+        view = view_of(leaf)
+        if view is None:
+            return leaf
+        return with_view(leaf, View(view.offset, tuple([view.strides[k] for k in axes])))
 
-def _with(roots: list[Expr], new: dict[int, Expr]) -> list[Expr]:
-    """The same trees with other nodes in place of some."""
-    done = dict(new)
-    for node in nodes(roots, below=lambda n: () if id(n) in new else n.args):
-        if id(node) not in done:
-            args = tuple(done[id(a)] for a in node.args)
-            same = all(a is b for a, b in zip(args, node.args, strict=True))
-            done[id(node)] = node if same else Expr(node.op, args, node.dtype, node.data)
-    return [done[id(r)] for r in roots]
+    return rebuilt(roots, change)

@@ -493,7 +493,7 @@ class _Generator:
             _size(tree.nodes[k].code) * (width if self._fast(self.layout_of[letter, k]) else 1)
             for k in tree.inputs
         )
-        times = 4
+        times = 8 if columns and each <= 8 else 4
         while times > 1 and (times * each > 64 or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
@@ -596,15 +596,12 @@ class _Generator:
     def _call(self, node: _Node, types: list[str]) -> str:
         """The symbol of a function that is called."""
         function, part = node.data
-        for short in (*types, node.code):
-            if short == "f2":
-                raise NotGenerated(f"{function.name} of float16")
-        words = [function.digest[:16], *types, "gives", node.code]
-        if part is not None:
-            words.append(f"item{part}")
-        symbol = "_".join(words)
-        self.calls[symbol] = Call(f"f_{symbol}", function, part, tuple(types), node.code)
-        return f"f_{symbol}"
+        if "f2" in (*types, node.code):
+            raise NotGenerated(f"{function.name} of float16")
+        item = [] if part is None else [f"item{part}"]
+        symbol = "_".join(["f", function.digest[:16], *types, "gives", node.code, *item])
+        self.calls[symbol] = Call(symbol, function, part, tuple(types), node.code)
+        return symbol
 
     @staticmethod
     def _draw(node: _Node) -> str | None:

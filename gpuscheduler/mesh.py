@@ -308,7 +308,7 @@ def _element(leaf: Expr, shape: tuple[int, ...]) -> Expr:
 
 def _compiled(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
     function = ScalarFunction(f)
-    lesser = types[0].itemsize < 8 and types[0].kind in "fc"
+    lesser = types[0].char in "efF"
     points = [Expr("input", (), t, (k, View(0, ()))) for k, t in enumerate(types)]
     others = [constant(a, _argument_dtype(a, types[0])) for a in args]
     operands = (*points, *others)
@@ -335,7 +335,7 @@ def _as_written(
 ) -> list[Any]:
     """The function itself, for each thing that it gives."""
     result = f(*[np.ones((1,) * count, given) for _ in range(count)], *args)
-    several = isinstance(result, tuple)
+    several = isinstance(result, (tuple, list))
     out = [_AsWritten(f, args, k if several else None, np.asarray(r).dtype)
            for k, r in enumerate(result if several else [result])]  # fmt: skip
     return _Several(out) if several else out
@@ -416,17 +416,19 @@ class MeshTile:
 
     def __call__(self, tile: Tile, *arrays: Any) -> Any:
         points = self.points(tile, arrays)
-        first = points[0]
+        first, spread = points[0], self._spread(points)
         if not isinstance(self.what, Expr):
-            value = np.broadcast_to(self.what(*self._spread(points)), tile.shape)
-            return value.astype(self.what.dtype)
-        if isinstance(first, trace.Traced):
-            return trace.applied(self.what, self._spread(points))
-        if isinstance(first, np.ndarray):
+            value = self.what(*spread)
+        elif isinstance(first, trace.Traced):
+            return trace.applied(self.what, spread)
+        elif isinstance(first, np.ndarray):
             (value,) = blocks.evaluate(self._kernel(tile.shape), points)
             return value
-        value = _by_operations(self.what, self._spread(points))
-        return value if value.shape == tile.shape else np.broadcast_to(value, tile.shape).copy()
+        else:
+            value = _by_operations(self.what, spread)
+        if np.isscalar(value):  # it is of no library
+            return np.full_like(first, value, self.what.dtype, shape=tile.shape)
+        return np.broadcast_to(value, tile.shape).astype(self.what.dtype)
 
     def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
         """The coordinates along each axis, 1-D and of the type that the function gets."""

@@ -125,13 +125,13 @@ def _run(op: str, key: int, starts: Array, step: int, out: Array) -> None:
     from . import philox_loops as loops  # which imports Numba
 
     low, high = np.uint64(key & 0xFFFF_FFFF), np.uint64(key >> 32)
-    single = out.dtype == np.float32
+    shift = np.uint64(40 if out.dtype == np.float32 else 11)
     if op == "bits":
         loops.bits(low, high, starts, step, out)
     elif op == "uniform":
-        (loops.uniform_32 if single else loops.uniform_64)(low, high, starts, step, out)
+        loops.uniform(low, high, starts, step, out, shift)
     elif op == "normal":
-        loops.normal(low, high, starts, step, out, np.uint64(40 if single else 11))
+        loops.normal(low, high, starts, step, out, shift)
     else:
         raise ValueError(f"{op} is no kind of random number")
 

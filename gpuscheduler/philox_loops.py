@@ -99,9 +99,10 @@ def bits(low, high, starts, step, out):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def uniform_64(low, high, starts, step, out):  # type: ignore[no-untyped-def]
+def uniform(low, high, starts, step, out, shift):  # type: ignore[no-untyped-def]
     even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
     words = np.empty(2 * PAIRS, np.uint64)
+    unit = 2.0**-53 if shift == _11 else 2.0**-24
     for row in range(starts.size):
         done, n = 0, out.shape[1]
         while done < n:
@@ -110,23 +111,7 @@ def uniform_64(low, high, starts, step, out):  # type: ignore[no-untyped-def]
             _pairs(low, high, start, stride, even[:pairs], odd[:pairs])
             _spread(start, step, even, odd, words[:m])
             for k in range(m):
-                out[row, done + k] = np.int64(words[k] >> _11) * 2.0**-53
-            done += m
-
-
-@_compiled()
-def uniform_32(low, high, starts, step, out):  # type: ignore[no-untyped-def]
-    even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
-    words = np.empty(2 * PAIRS, np.uint64)
-    for row in range(starts.size):
-        done, n = 0, out.shape[1]
-        while done < n:
-            start = starts[row] + done * step
-            m, stride, pairs = _part(start, step, n - done)
-            _pairs(low, high, start, stride, even[:pairs], odd[:pairs])
-            _spread(start, step, even, odd, words[:m])
-            for k in range(m):
-                out[row, done + k] = np.float32(np.int32(words[k] >> _40)) * np.float32(2.0**-24)
+                out[row, done + k] = np.int64(words[k] >> shift) * unit
             done += m
 
 

@@ -112,6 +112,7 @@ class Plan:
     predicted: Footprint | None = None
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
+    tried: bool = False  # whether it has been run
 
     @cached_property
     def chunks(self) -> dict[int, Chunk]:
@@ -158,6 +159,7 @@ class Plan:
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of the same plan."""
+        self.tried = True
         for step, true in zip(self.steps, nbytes, strict=False):  # there may be chunks behind
             if not step.fixed:
                 step.nbytes = true

@@ -71,7 +71,9 @@ class InOrderDevices:
     def value(self, step: int) -> Any:
         return next(v for (i, _), v in self.values.items() if i == step)
 
-    def keep(self, step: int) -> dict[int, Any]:
+    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
+        if part is not None:
+            return {self.plan.steps[step].place: part}
         return {place: value for (i, place), value in self.values.items() if i == step}
 
     def close(self) -> None:
@@ -244,7 +246,7 @@ class ClockDevices:
     def value(self, step: int) -> Any:
         raise TypeError("a clock has no values")
 
-    def keep(self, step: int) -> dict[int, Any]:
+    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
         raise TypeError("a clock has no values")
 
     def close(self) -> None:

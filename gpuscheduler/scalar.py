@@ -4,19 +4,21 @@ repeat by the values that they are given. Numba compiles it: here for CPU device
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import linecache
 import re
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .expr import DType
-from .trace import names_read, replaced
+from .trace import names_read, narrowed, replaced
 
 
 class NotCompiled(TypeError):
@@ -25,7 +27,8 @@ class NotCompiled(TypeError):
 
 class ScalarFunction:
     """A plain Python function that takes and gives numbers. Equal to another that has the same code
-    and finds the same values under the names that it reads; what these are is settled here.
+    and finds the same values under the names that it reads. What these are is settled here: they
+    may change before it is compiled.
 
     >>> def halvings(n):
     ...     steps = 0
@@ -43,9 +46,10 @@ class ScalarFunction:
         function = plain(python)
         if function is None:
             raise NotCompiled(f"{python!r} is not a Python function: Numba cannot compile it")
-        self.python = function
+        self._given = function
+        self.python = _settled(function, {})
         self.name = function.__name__
-        self.digest = hashlib.sha256(repr(_words(function, [])).encode()).hexdigest()
+        self.digest = hashlib.sha256(repr(_words(self.python, {}, set())).encode()).hexdigest()
         self._lock = threading.RLock()
         self._compiled: Any = None
         self._results: dict[tuple[DType, ...], Any] = {}
@@ -61,7 +65,7 @@ class ScalarFunction:
         return f"<ScalarFunction {self.name}>"
 
     def __reduce__(self) -> Any:
-        return ScalarFunction, (self.python,)
+        return ScalarFunction, (self._given,)
 
     def results(self, types: tuple[DType, ...]) -> DType | tuple[DType, ...]:
         """What it gives for arguments of these types: one dtype, or a tuple of them.
@@ -84,28 +88,21 @@ class ScalarFunction:
                 import numba
 
                 self.results(types)
-                names = [f"a{n}" for n in range(len(types))]
+                names = ", ".join([f"a{n}" for n in range(len(types))])
                 item = "" if part is None else f"[{part}]"
-                space: dict[str, Any] = {"f": self._compiled}
-                text = f"def {self.name_as_word}({', '.join(names)}):\n"
-                exec(f"{text}    return f({', '.join(names)}){item}", space)
+                one = eval(f"lambda {names}: f({names}){item}", {"f": self._compiled})
                 from_dtype = numba.from_dtype
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
-                made = vectorize([signature], nopython=True)(space[self.name_as_word])
-                self._ufuncs[key] = made.ufunc
+                self._ufuncs[key] = vectorize([signature], nopython=True)(one).ufunc
             return self._ufuncs[key]
-
-    @property
-    def name_as_word(self) -> str:
-        return self.name if self.name.isidentifier() else "function"
 
     def _inferred(self, types: tuple[DType, ...]) -> Any:
         import numba
         from numba.core.errors import NumbaError
 
         if self._compiled is None:
-            self._compiled = jitted(self.python, numba.njit(error_model="numpy", nogil=True))
+            self._compiled = jitted(self.python)
         signature = tuple([numba.from_dtype(t) for t in types])
         try:
             self._compiled.compile(signature)
@@ -139,29 +136,50 @@ def plain(function: Any) -> types.FunctionType | None:
     return inner if isinstance(inner, types.FunctionType) else None
 
 
-def jitted(function: types.FunctionType, decorate: Callable[[Any], Any]) -> Any:
+def _settled(function: types.FunctionType, known: dict[Any, Any]) -> types.FunctionType:
+    """A copy for which its names, and those of what it calls, keep what they mean now."""
+
+    def now(value: Any, names: set[str]) -> Any:
+        inner = plain(value)
+        if inner is not None and not _is_library(inner.__globals__):
+            copy = known.get(inner) or _settled(inner, known)
+            if inner is value:
+                return copy
+            return type(value)(copy, targetoptions=value.targetoptions)  # one of Numba's
+        if isinstance(value, types.ModuleType) and not _is_library(vars(value)):
+            return narrowed(value, names, now)
+        return value.copy() if isinstance(value, np.ndarray) else value
+
+    known[function] = function  # should it call itself: that is refused when it is compiled
+    known[function] = replaced(function, partial(now, names=names_read(function.__code__)))
+    return known[function]  # type: ignore[no-any-return]
+
+
+def jitted(function: types.FunctionType) -> Any:
     """The function compiled, with the plain functions that it calls compiled as well."""
+    import numba
+
     done: dict[types.FunctionType, Any] = {}
 
     def other(value: Any) -> Any:
-        if isinstance(value, types.FunctionType) and _is_numbers(value):
-            return compiled(value)
-        return value
+        own = isinstance(value, types.FunctionType) and not _is_library(value.__globals__)
+        return compiled(value) if own else value
 
     def compiled(f: types.FunctionType) -> Any:
-        if f in done:  # it calls itself, by way of others
-            return f
-        done[f] = f
-        done[f] = decorate(replaced(f, other))
+        if f not in done:
+            done[f] = None
+            done[f] = numba.njit(error_model="numpy", nogil=True)(replaced(f, other))
+        if done[f] is None:
+            raise NotCompiled(f"{place(f)}: it calls itself; write a loop")
         return done[f]
 
     return compiled(function)
 
 
-def _is_numbers(function: types.FunctionType) -> bool:
-    """Not a library's: those are Numba's to know."""
-    module = str(function.__globals__.get("__name__")).partition(".")[0]
-    return module not in ("numpy", "numba", "math", "cmath", "operator", "scipy")
+def _is_library(space: Mapping[str, Any]) -> bool:
+    """Whether a module, by its names, is one of which Numba knows what is in it."""
+    libraries = ("numpy", "numba", "math", "cmath", "operator", "scipy")
+    return str(space.get("__name__")).partition(".")[0] in libraries
 
 
 def place(function: types.FunctionType) -> str:
@@ -193,36 +211,42 @@ def _place(text: str) -> str:
     return ""
 
 
-def _words(value: Any, inside: list[Any]) -> Any:
-    """What decides what a function computes: the same in every process."""
+def _words(value: Any, seen: dict[Any, int], names: set[str]) -> Any:
+    """What decides what a function computes: the same in every process. Of a module that is what
+    code that reads these names may ask of it."""
     function = plain(value)
     if function is not None:
-        if any(function is f for f in inside):
-            return "itself"
-        inside = [*inside, function]
+        if function in seen:
+            return "function", seen[function]
+        seen[function] = len(seen)
         code = function.__code__
         outside = function.__globals__
-        named = [(n, outside[n]) for n in sorted(names_read(code)) if n in outside]
+        names = names_read(code)
         around = [_contents(c) for c in function.__closure__ or ()]
         given = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
         return (
             _code_words(code),
-            [(n, _words(v, inside)) for n, v in named],
-            [_words(v, inside) for v in (*around, *given)],
+            [(n, _words(outside[n], seen, names)) for n in sorted(names & outside.keys())],
+            [_words(v, seen, names) for v in (*around, *given)],
         )
     if isinstance(value, types.ModuleType):
-        return value.__name__
+        space = vars(value)
+        own = [] if _is_library(space) else sorted(names & space.keys())
+        return value.__name__, [(n, _words(space[n], seen, names - {n})) for n in own]
     if isinstance(value, types.CodeType):
         return _code_words(value)
+    if isinstance(value, enum.EnumMeta):
+        value = tuple(value.__members__.items())
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, [_words(v, inside) for v in value]
+        return type(value).__name__, [_words(v, seen, names) for v in value]
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
     if isinstance(value, np.generic):
         return value.dtype.str, repr(value)
     if isinstance(value, (int, float, complex, str, bytes, type(None))):
         return type(value).__name__, repr(value)
-    return type(value).__name__, getattr(value, "__module__", ""), getattr(value, "__name__", "")
+    name = getattr(value, "__name__", None) or _UNSAID.sub("", repr(value))
+    return type(value).__name__, getattr(value, "__module__", ""), name
 
 
 def _code_words(code: types.CodeType) -> Any:

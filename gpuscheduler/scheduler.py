@@ -450,7 +450,7 @@ class Scheduler:
         place = plan.steps[i].place
         if key in graph.parts:  # one of several values that were made together
             value = _part(graph, key, devices.value(i))
-            places, nbytes = {plan.machine.memory_of(place): value}, sizeof(value)
+            places, nbytes = devices.keep(i, value), sizeof(value)
         else:
             places = devices.keep(i)
         chunk = Chunk(key, place, nbytes, places, self.hardware)

@@ -36,7 +36,20 @@ from dask.array.optimization import GETTERS
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .expr import LEAVES, REDUCTIONS, DType, Expr, Kernel, Out, Program, Reduction, View, nodes
+from .expr import (
+    LEAVES,
+    REDUCTIONS,
+    DType,
+    Expr,
+    Kernel,
+    Out,
+    Program,
+    Reduction,
+    View,
+    nodes,
+    view_of,
+    with_view,
+)
 from .grid import Axis
 from .sizes import map_leaves
 
@@ -301,28 +314,17 @@ def _seen(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[View, Sh
     return View(view.offset + moved, tuple(seen.strides)), tuple(seen.shape)
 
 
-def _view_of(leaf: Expr) -> View | None:
-    if leaf.op == "input":
-        return leaf.data[1]  # type: ignore[no-any-return]
-    return leaf.data if leaf.op == "index" else None
-
-
-def _with_view(leaf: Expr, view: View) -> Expr:
-    data = (leaf.data[0], view) if leaf.op == "input" else view
-    return _node(leaf.op, (), leaf.dtype, data)
-
-
 def _reviewed(expr: Expr, change: Callable[[View], View]) -> Expr:
     """The expression with `change` done to each leaf's view."""
     memo: dict[View, View] = {}
 
     def changed(leaf: Expr) -> Expr:
-        view = _view_of(leaf)
+        view = view_of(leaf)
         if view is None:
             return leaf
         if view not in memo:
             memo[view] = change(view)
-        return _with_view(leaf, memo[view])
+        return with_view(leaf, memo[view])
 
     return _changed(expr, changed)
 
@@ -2281,7 +2283,7 @@ def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
 # ------------------------------------------------------------------------------------------------
 # The same function with those in place of the ones it calls.
 
-#: Of what `subgraph` compiled: None for a function that is its own.
+#: Of what `subgraph` compiled.
 _adapted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
@@ -2303,15 +2305,14 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
         return function
     if function.__code__.co_filename == FUSED:
         if function not in _adapted:
-            copy = _with_adapted(function, inside)
-            _adapted[function] = None if copy is function else copy
-        return _adapted[function] or function
+            _adapted[function] = _with_adapted(function, inside)
+        return _adapted[function]
     # a user's globals can change: nothing of them is kept
     return _with_adapted(function, inside) if _is_users(function) else function
 
 
 def _with_adapted(function: types.FunctionType, inside: tuple[Any, ...]) -> Any:
-    """A copy that finds adapted functions under its global names; itself if that is the same."""
+    """A copy that finds adapted functions under its global names."""
 
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
@@ -2325,18 +2326,16 @@ def _with_adapted(function: types.FunctionType, inside: tuple[Any, ...]) -> Any:
 
 def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types.FunctionType:
     """A copy that finds `other(value)` under each of its global names and those of functions around
-    it; itself where that is the same."""
+    it, whatever is assigned to these later."""
     outside = ChainMap(function.__globals__, _BUILTINS)  # type: ignore[arg-type]
-    names = [n for n in names_read(function.__code__) if n in outside]
-    space = {n: new for n in names if (new := other(outside[n])) is not outside[n]}
+    names = names_read(function.__code__) & outside.keys()
+    space = {n: other(outside[n]) for n in sorted(names)}
+    space["__name__"] = function.__globals__.get("__name__")
     cells = _Cells(function)
-    around = {n: new for n, v in cells.items() if (new := other(v)) is not v}
-    if not space and not around:
-        return function
-    closure = [types.CellType(around[n]) if n in around else c for n, c in cells.cells.items()]
+    around = {n: types.CellType(other(v)) for n, v in cells.items()}
     copy = types.FunctionType(
-        function.__code__, {**function.__globals__, **space}, function.__name__,
-        function.__defaults__, tuple(closure),
+        function.__code__, space, function.__name__, function.__defaults__,
+        tuple([around.get(n, cell) for n, cell in cells.cells.items()]),
     )  # fmt: skip
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
@@ -2672,6 +2671,17 @@ def functions_in(function: Any) -> Iterator[Any]:
             yield from functions_in(value)
 
 
+def narrowed(
+    module: types.ModuleType, names: set[str], other: Callable[[Any, set[str]], Any]
+) -> types.ModuleType:
+    """A module that has what code with these names may ask of another, `other(value, names)` for
+    each of its values: the names are those that may be asked of the value."""
+    copy = types.ModuleType(module.__name__)
+    for name in sorted(names & vars(module).keys()):
+        setattr(copy, name, other(vars(module)[name], names - {name}))
+    return copy
+
+
 def names_read(code: types.CodeType) -> set[str]:
     """Every name that a code object, or one inside it, may look up as a global."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
@@ -2920,7 +2930,7 @@ class _Assembly:
         memo: dict[Expr, Expr] = {}
 
         def put(old: Expr) -> Expr:
-            view = _view_of(old)
+            view = view_of(old)
             if view is None:
                 return old
             if old.op == "input" and (number := old.data[0]) >= MADE:
@@ -2930,8 +2940,9 @@ class _Assembly:
                     return _node("reduced", (), old.dtype, (which, array.which))
                 if self.home[number] is group:
                     return self._built(self.body[number], array.shape, group)
-                old = _node("input", (), old.dtype, (self.numbers[number], view))
-            return _with_view(old, _over(view, shape, group.kept))
+                old = Expr("input", (), old.dtype, (self.numbers[number], view))
+            leaf = with_view(old, _over(view, shape, group.kept))
+            return _node(leaf.op, (), leaf.dtype, leaf.data)
 
         def changed(leaf: Expr) -> Expr:
             if leaf not in memo:

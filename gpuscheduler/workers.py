@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from .run import DeviceLost
@@ -100,6 +100,9 @@ class _Desk:
             self.teardown()
 
 
+def _nothing(_: Any) -> None: ...
+
+
 class Team:
     """One worker for each device of a run."""
 
@@ -122,6 +125,15 @@ class Team:
     def busy(self) -> bool:
         return any(w.busy for w in self.every)
 
+    def rests(self, seconds: float) -> bool:
+        """Whether all that was sent has been done, after so many seconds at most."""
+        end = monotonic() + seconds
+        while self.busy:
+            if monotonic() > end:
+                return False
+            sleep(seconds / 16)
+        return True
+
     @property
     def alive(self) -> bool:
         return any(w.thread.is_alive() for w in self.every)
@@ -138,6 +150,10 @@ class Team:
 
     def send(self, place: int, job: Job, argument: Any) -> None:
         self.workers[place].send(self.contexts[place], job, argument)
+
+    def wake(self, place: int) -> None:
+        """Have a worker see whether there is anything to wait for."""
+        self.workers[place].send(Context(), _nothing, None)
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         """To a thread of that name, started when it is first needed. Only the run's thread may."""

@@ -94,7 +94,7 @@ def spacing(size: tuple[int, int]) -> tuple[float, float]:
 @functools.cache
 def terrain() -> tuple[Any, float, float]:
     """The sample's elevations (float32), and metres between its rows and between its columns."""
-    import matplotlib.cbook  # with `from`, another thread could get it before it is whole
+    import matplotlib  # not its part: two threads that import a part first block each other
 
     sample: Any = matplotlib.cbook.get_sample_data("jacksboro_fault_dem.npz")
     with sample:

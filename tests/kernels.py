@@ -265,6 +265,8 @@ def _reducing(draw, shape, arrays, sizes):
         types, takes = _results(op, np.zeros(0, arg.dtype).dtype)
         if arg.dtype != takes:
             arg = Expr("cast", (arg,), takes)
+        if op == "prod" and takes.kind in "fc":
+            arg = _small(arg)
         reductions.append(Reduction(op, arg, types))
     results = [
         Expr("reduced", (), d, (j, r))
@@ -280,6 +282,16 @@ def _reducing(draw, shape, arrays, sizes):
             result = Expr(op, (result, other), result.dtype)
         outputs.append(result)
     return Kernel(shape, tuple(outputs), tuple(reductions), axes)
+
+
+def _small(x):
+    """No larger than 1: a product that overflows on its way to zero depends on the way."""
+    if x.dtype.kind == "c":
+        part = _smaller(x.dtype)
+        one = _small(Expr("real", (x,), part))
+        return Expr("complex", (one, constant(0, part)), x.dtype)
+    below = Expr("minimum", (x, constant(1, x.dtype)), x.dtype)
+    return Expr("maximum", (below, constant(-1, x.dtype)), x.dtype)
 
 
 def filled(arrays, sizes, seed):

@@ -389,17 +389,18 @@ def test_one_block_needs_no_gathering():
     assert not graph_of(da.ones(4, chunks=4)).gathers
 
 
-def test_the_conversion_to_numpy_is_left_to_the_gather(monkeypatch):
+@pytest.mark.parametrize("chunks", [5, 10])
+def test_the_conversion_to_numpy_is_left_to_the_gather(monkeypatch, chunks):
     """`.to_backend("numpy")` as the last step of each block: the device copies it itself."""
 
     def convert(block):
         raise ZeroDivisionError("it was called")
 
     monkeypatch.setattr("gpuscheduler.graph.to_numpy_dispatch", convert)
-    x = da.ones(10, chunks=5) + 1
+    x = da.ones(10, chunks=chunks) + 1
     for blocks in (x, materialised(x)):  # at the end of a fused task, and as a task of its own
         y = blocks.map_blocks(convert, dtype=x.dtype, meta=x._meta)
-        assert all(g.to_host for g in graph_of(y).gathers.values())
+        assert [g.to_host for g in graph_of(y).gathers.values()] == [True]
         assert y.compute(scheduler=scheduler_on(2)).tolist() == [2] * 10
         with pytest.raises(ZeroDivisionError):  # who else reads the block reads NumPy's
             dask.compute(y, materialised(y).sum(), scheduler=scheduler_on(2))

@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,7 @@ from gpuscheduler.expr import constant
 from gpuscheduler.fuse import PLACEHOLDER, Fused, changed, computed
 from gpuscheduler.grid import Tile, Tiles
 from gpuscheduler.hoist import hoisted
-from gpuscheduler.mesh import MOST_TILES
-from gpuscheduler.scalar import ScalarFunction
+from gpuscheduler.mesh import MOST_TILES, MeshTile
 from tests.cuda_on_host import COMPILER, Host, aligned
 
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
@@ -78,6 +78,10 @@ def helped(x):
 
 def with_helper(x, y):
     return helped(x) + helped(y)
+
+
+def decides_by_factor(x, y):
+    return x * FACTOR if x > y else y
 
 
 @numba.njit
@@ -186,6 +190,14 @@ def test_float32_coordinates_give_float32(cpu, f):
     assert z.dtype == np.float32
     wanted = at_each_point(lambda x, y: f(x, y, *args), X.astype("f4"), Y.astype("f4"))
     np.testing.assert_allclose(z.compute(), wanted, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("f", [lambda z: z * 2.5 if abs(z) > 1 else z, lambda z: z * 2.5])
+def test_complex64_coordinates_give_complex64(cpu, f):
+    points = np.array([0.5 + 1j, -2j, 0.25, 3], "c8")
+    z = mesh(f, (points,), dtype="c8")
+    assert z.dtype == np.complex64
+    np.testing.assert_allclose(z.compute(), at_each_point(f, points), rtol=1e-6)
 
 
 def test_integer_coordinates(cpu):
@@ -427,10 +439,29 @@ def test_numpys_way_on_request(cpu):
     assert ((5, 1), (1, 10)) in seen
 
 
+@pytest.mark.parametrize("several", [tuple, list])
+def test_numpys_way_gives_as_many_arrays_as_f(cpu, several):
+    first, second = mesh(lambda x, y: several([x + y, x > y]), AXES, chunks=5, how="numpy")
+    x, y = grid(X, Y)
+    assert second.dtype == bool
+    np.testing.assert_array_equal(first.compute(), x + y)
+    np.testing.assert_array_equal(second.compute(), x > y)
+
+
 def test_it_can_be_said_how(cpu):
+    """On symbols no call is left; compiled, one; called with arrays, there is no expression."""
+    what = {}
     for how in ("trace", "numba", "numpy"):
         z = mesh(as_numpy, AXES, how=how)
         np.testing.assert_allclose(z.compute(), as_numpy(*grid(X, Y)), rtol=1e-15)
+        (chunk,) = [f for t in dict(z.dask).values() for f in [t.func] if type(f) is MeshTile]
+        what[how] = getattr(chunk.what, "op", None)
+    assert what == {"trace": "sqrt", "numba": "call", "numpy": None}
+    assert mesh(decides_by_factor, AXES, how="auto").dtype == np.float64
+    with pytest.raises(NotCompiled, match="cannot be run on symbols"):
+        mesh(decides_by_factor, AXES, how="trace")
+    with pytest.raises(ValueError, match="ambiguous"):
+        mesh(decides_by_factor, (X, Y), how="numpy").compute()
 
 
 def uses_a_file(x, y):
@@ -494,8 +525,9 @@ def test_an_exception_of_f_comes_out_with_its_key(cpu):
             raise ValueError("too far")
         return x + y
 
-    with pytest.raises(ValueError, match="too far"):
-        mesh(picky, AXES).compute()
+    with pytest.raises(ValueError, match="too far") as caught:
+        mesh(picky, AXES, chunks=(10, 10)).compute()
+    assert re.search(r"\('picky-\w+', 1, 0\)", "".join(caught.value.__notes__))
     assert mesh(distance, AXES).sum().compute() > 0
 
 
@@ -543,6 +575,18 @@ def test_kernels_for_gpus_compute_the_same(emulated, f):
     np.testing.assert_allclose(z[::7, 3:].compute(), wanted[::7, 3:], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(z.sum().compute(), wanted.sum(), rtol=1e-12)
     assert any(k.shape == (40,) for k in emulated) is (f is with_constants)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+def test_a_function_is_settled_before_it_is_compiled_for_a_gpu(emulated, monkeypatch):
+    """That is when its kernel first runs."""
+    pytest.importorskip("cuda.bindings.nvjitlink", reason="numba-cuda is not installed")
+    z = mesh(decides_by_factor, AXES, backend="numpy")
+    before = at_each_point(decides_by_factor, X, Y)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 100.0)
+    np.testing.assert_allclose(z.compute(), before)
+    after = mesh(decides_by_factor, AXES, backend="numpy")
+    np.testing.assert_allclose(after.compute(), at_each_point(decides_by_factor, X, Y))
 
 
 # ---- any function, any grid
@@ -609,19 +653,6 @@ def test_a_tile_is_where_its_block_lies():
     assert tiles.numblocks == (2, 3)
     assert tiles[1, 2] == Tile((3, 8), (2, 1))
     np.testing.assert_array_equal(tiles[1, 2].numbers(0), [3, 4])
-
-
-def test_functions_are_equal_that_compute_the_same():
-    def first(x):
-        return x * FACTOR if x > 0 else x
-
-    def other(x):
-        return x * FACTOR if x > 1 else x
-
-    again = type(first)(first.__code__, first.__globals__, "first")
-    assert ScalarFunction(first) == ScalarFunction(again)
-    assert ScalarFunction(first) != ScalarFunction(other)
-    assert len({ScalarFunction(first), ScalarFunction(again), ScalarFunction(other)}) == 2
 
 
 def test_the_package_has_them():

@@ -70,13 +70,16 @@ def test_persisted_blocks_stay_on_their_gpus_and_let_go_of_them(attached, a):
         pool = __import__("cupy").get_default_memory_pool()
         return pool.used_bytes()
 
+    def total(x):
+        return (x + x.T).sum().to_backend("numpy").compute()
+
+    total(on_gpus(a).persist())  # kernels keep the memory that they work in
     x = on_gpus(a).persist()
     wait(x)
     held = client.run(used)
     assert sum(held.values()) >= a.nbytes
     assert attached.plan(x + 1).traffic() == {}
-    total = (x + x.T).sum().to_backend("numpy").compute()
-    np.testing.assert_allclose(float(total), 2 * a.sum())
+    np.testing.assert_allclose(float(total(x)), 2 * a.sum())
     del x
     end = time.monotonic() + 60
     while sum(client.run(used).values()) > sum(held.values()) - a.nbytes:

@@ -249,6 +249,16 @@ def test_persisted_blocks_stay_and_work_follows(scheduler, x):
     np.testing.assert_array_equal((p + 1).to_backend("numpy").compute(), x + 1)
 
 
+def test_blocks_that_one_launch_makes_are_persisted_one_by_one(scheduler):
+    rows, columns = gpuscheduler.axis(0, 8, 9), gpuscheduler.axis(0, 70, 8)
+    p = gpuscheduler.mesh(lambda y, x: 100 * y + x, (rows, columns), chunks=4).persist()
+    assert {type(task).__name__ for task in dict(p.dask).values()} == {"Kept"}
+    with gpuscheduler.Scheduler(devices="cuda:0"):  # whose streams wait for those that made them
+        assert float((p + 1).sum().compute()) == 72 * (400 + 35 + 1)
+    expected = 100.0 * np.arange(9)[:, None] + 10 * np.arange(8)
+    np.testing.assert_array_equal(host(p.compute()), expected)
+
+
 def test_persisted_blocks_leave_and_come_back(tmp_path, x):
     """Twelve blocks of 80 kB in room for six: in pinned memory, where that is full in files, and
     back; prepared launches notice that their arrays have moved."""

@@ -85,6 +85,17 @@ def test_several_values(scheduler):
     np.testing.assert_allclose(host(both[1]), wanted[..., 1], rtol=1e-14)
 
 
+@pytest.mark.parametrize("how", ["numpy", "trace"])
+@pytest.mark.parametrize("get", ["gpu", "sync"])
+def test_what_is_the_same_everywhere_is_on_the_device_too(scheduler, how, get):
+    both = mesh(lambda x, y: (2 * x, 3), (axis(-1, 1, 60), axis(-2, 2, 50)), chunks=25, how=how)
+    for z, wanted in zip(both, (np.linspace(-2, 2, 60)[:, None], 3), strict=True):
+        result = z.compute(scheduler=get)
+        assert isinstance(result, cupy.ndarray)
+        assert result.dtype == z.dtype
+        np.testing.assert_array_equal(host(result), np.broadcast_to(wanted, (60, 50)))
+
+
 def test_reductions_and_what_follows(scheduler):
     x, y = np.linspace(-1, 1, ROWS), np.linspace(-2, 2, COLUMNS)
     z = mesh(distance, (axis(-1, 1, ROWS), axis(-2, 2, COLUMNS)), chunks=25)

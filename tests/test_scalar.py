@@ -1,0 +1,210 @@
+"""Functions of numbers: which are the same one, and that they stay what they are."""
+
+from __future__ import annotations
+
+import enum
+import math
+import pickle
+import sys
+import types
+
+import numba
+import numpy as np
+import pytest
+
+from gpuscheduler import NotCompiled
+from gpuscheduler.scalar import ScalarFunction
+
+F8 = np.dtype("f8")
+SCALE = 2.0
+TABLE = np.array([1.0, 2.0])
+settings = types.ModuleType("settings")
+settings.inner = types.ModuleType("settings.inner")
+kind: object = None
+
+
+def scaled(x):
+    return x * SCALE if x > 0 else x
+
+
+def by_module(x):
+    return x * settings.K if x > 0 else x * settings.inner.K
+
+
+def by_kind(x):
+    return x if kind else -x
+
+
+def by_member(x):
+    return x * kind.A.value if x > 0 else x
+
+
+def from_table(x):
+    return TABLE[0] if x > 0 else TABLE[1]
+
+
+@numba.njit
+def compiled_scaled(x):
+    return x * SCALE
+
+
+def compiled_twice(x):
+    return 2 * compiled_scaled(x) if x > 0 else x
+
+
+def twice(x):
+    return 2 * scaled(x)
+
+
+def thrice(x):
+    return 3 * scaled(x)
+
+
+def sum_of_both(x):
+    return twice(x) + thrice(x)
+
+
+def endless(x):
+    return endless(x - 1) if x > 0 else x
+
+
+def odd(n):
+    return even(n - 1) if n > 0 else False
+
+
+def even(n):
+    return odd(n - 1) if n > 0 else True
+
+
+def values(function, x=(1.0, -1.0)):
+    return function.ufunc((F8,), F8)(np.array(x)).tolist()
+
+
+def here(name, value, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], name, value)
+
+
+# ---- which are the same
+
+
+def test_functions_are_equal_that_compute_the_same():
+    def first(x):
+        return x * SCALE if x > 0 else x
+
+    def other(x):
+        return x * SCALE if x > 1 else x
+
+    again = type(first)(first.__code__, first.__globals__, "first")
+    assert ScalarFunction(first) == ScalarFunction(again)
+    assert ScalarFunction(first) != ScalarFunction(other)
+    assert len({ScalarFunction(first), ScalarFunction(again), ScalarFunction(other)}) == 2
+
+
+@pytest.mark.parametrize("where", [settings, settings.inner])
+def test_what_a_module_holds_is_part_of_a_function(where, monkeypatch):
+    monkeypatch.setattr(settings, "K", 1.0, raising=False)
+    monkeypatch.setattr(settings.inner, "K", 1.0, raising=False)
+    before = ScalarFunction(by_module)
+    assert before == ScalarFunction(by_module)
+    monkeypatch.setattr(where, "K", 3.0)
+    assert before != ScalarFunction(by_module)
+    monkeypatch.setattr(settings, "unread", 1.0, raising=False)
+    monkeypatch.setattr(where, "K", 1.0)
+    assert before == ScalarFunction(by_module)
+
+
+def colours(**values):
+    return enum.IntEnum("Colour", values, module=__name__)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(colours(A=1, B=2).A, colours(A=1, B=2).B), (colours(A=1).A, colours(A=2).A),
+     (numba.float32, numba.float64), (range(3), range(4)), (np.float32(1), np.float64(1)),
+     (math.sin, math.cos), (np.zeros(2), np.zeros((2, 1)))],
+)  # fmt: skip
+def test_values_count_by_what_they_are(one, other, monkeypatch):
+    here("kind", one, monkeypatch)
+    before = ScalarFunction(by_kind)
+    here("kind", other, monkeypatch)
+    assert before != ScalarFunction(by_kind)
+
+
+def test_classes_of_constants_count_by_their_members(monkeypatch):
+    found = []
+    for value in (1, 2, 1):
+        here("kind", colours(A=value), monkeypatch)
+        found.append(ScalarFunction(by_member))
+    assert found[0] == found[2] != found[1]
+
+
+# ---- settled
+
+
+def test_a_function_stays_what_it_was_when_it_was_given(monkeypatch):
+    """Compiled late, as on a GPU: its globals, modules, tables and helpers have changed by then."""
+    monkeypatch.setattr(settings, "K", 1.0, raising=False)
+    monkeypatch.setattr(settings.inner, "K", 1.0, raising=False)
+    here("TABLE", TABLE.copy(), monkeypatch)
+    functions = scaled, by_module, from_table, twice, compiled_twice
+    every = [ScalarFunction(f) for f in functions]
+    here("SCALE", 50.0, monkeypatch)
+    monkeypatch.setattr(settings.inner, "K", 50.0)
+    TABLE[:] = 50.0
+    assert [values(f) for f in every] == [[2, -1], [1, -1], [1, 2], [4, -2], [4, -1]]
+    assert [f.python(1.0) for f in every] == [2, 1, 1, 4, 4]
+    assert not any(f == ScalarFunction(g) for f, g in zip(every, functions, strict=True))
+
+
+def test_cells_are_settled():
+    factor = 2.0
+
+    def scaled(x):
+        return x * factor if x > 0 else x
+
+    function = ScalarFunction(scaled)
+    factor = 50.0
+    assert values(function) == [2, -1]
+    assert values(ScalarFunction(scaled)) == [50, -1]
+
+
+def test_what_another_process_gets_is_the_function_itself():
+    """A copy has no place in a module that it could be found by."""
+    function = ScalarFunction(twice)
+    copy = pickle.loads(pickle.dumps(function))
+    assert copy == function
+    assert values(copy) == values(function)
+
+
+# ---- helpers
+
+
+def test_helpers_that_numba_knows_keep_how_they_are_compiled():
+    cuda = pytest.importorskip("numba.cuda")
+
+    @numba.njit(error_model="python")
+    def inverse(x):
+        return 1 / x
+
+    @cuda.jit(device=True)
+    def doubled(x):
+        return 2 * x
+
+    function = ScalarFunction(lambda x: inverse(x) if x > 1 else 0.0)
+    assert values(function, [2.0]) == [0.5]
+    assert function.python.__closure__[0].cell_contents.targetoptions["error_model"] == "python"
+    found = ScalarFunction(lambda x: doubled(x)).python.__closure__[0].cell_contents
+    assert found.targetoptions["device"]
+    assert found.py_func(2) == 4
+
+
+def test_a_helper_of_two_functions_is_compiled_once():
+    assert values(ScalarFunction(sum_of_both)) == [10, -5]
+
+
+@pytest.mark.parametrize("f", [endless, odd])
+def test_functions_that_call_themselves_are_refused(f):
+    with pytest.raises(
+        NotCompiled, match=rf"{f.__name__} \(.*test_scalar.py, line \d+\): it calls"
+    ):
+        ScalarFunction(f).results((F8,))

@@ -1,6 +1,6 @@
 """A Dask cluster on this machine: two worker processes, each with two devices of its own.
 
-With `--gpus 4` each of them has two GPUs instead.
+With `--gpus 4` each of them has two GPUs instead; with `--gpus 1` there is one worker.
 """
 
 import argparse
@@ -18,12 +18,12 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=0, help="share so many among the workers")
     options = parser.parse_args()
     devices: str | dict[int, str] = "cpu:2"
+    workers = 1 if options.gpus == 1 else 2
     if options.gpus:
-        half = options.gpus // 2
-        halves = range(half), range(half, options.gpus)
-        devices = {n: f"cuda:{','.join(map(str, ids))}" for n, ids in enumerate(halves)}
+        ids = [range(options.gpus)[n::workers] for n in range(workers)]
+        devices = {n: f"cuda:{','.join(map(str, mine))}" for n, mine in enumerate(ids)}
     with (
-        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
+        LocalCluster(n_workers=workers, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
         gpuscheduler.attach(client, devices=devices) as attached,
     ):

@@ -8,9 +8,11 @@ goes from worker to worker, runs stages again where a worker was lost, and tells
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from os import PathLike
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -28,12 +30,13 @@ from dask.utils import format_bytes, key_split
 from .cargo import Cargo, put_back
 from .cut import CALLER, Cut, Stage, cut
 from .gather import Gathering
-from .graph import Graph, PlanError, from_dask, wanted_keys
+from .graph import Graph, PlanError, from_dask, received, wanted_keys
 from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
-from .scheduler import Options, cuda_devices, without_garbage_collection
+from .scheduler import Options, cuda_devices, nested, without_garbage_collection
 from .sizes import sizeof
+from .timeline import write
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -46,6 +49,8 @@ Key = Any
 NETWORK = 1e9
 #: Bytes of a value of the graph from which on it is sent once for all stages that read it.
 LARGE = 2**20
+#: Options of Dask's client that mean single tasks.
+OF_TASKS = "workers", "resources", "actors"
 #: Seconds after which it is asked again which workers there are. Stages for one that has left
 #: meanwhile run elsewhere.
 MEET_EVERY = 0.5
@@ -140,17 +145,22 @@ class Answer:
         plan = Plan([], (), Machine.uniform(1), gathers=self.gathers)
         gathering = Gathering(plan, self.alias)
 
-        def value(key: Key, to_host: bool = not on_device) -> Any:
+        # as in `scheduler._results`, no function here calls itself
+        def value(key: Key, to_host: bool) -> Any:
             target = self.alias.get(key, key)
-            if (gather := self.gathers.get(target)) is not None:
-                host = to_host or gather.to_host
-                return gathering.result(gather, lambda k: value(k, host))
             if target in self.data:
                 return self.data[target]
             name = self.names.get(target, target)
             return put_back(found[name], _same if to_host else _to_device)
 
-        return [value(key) for key in self.wanted]
+        def wanted(key: Key) -> Any:
+            gather = self.gathers.get(self.alias.get(key, key))
+            if gather is None:
+                return value(key, not on_device)
+            to_host = gather.to_host or not on_device
+            return gathering.result(gather, lambda k: value(k, to_host))
+
+        return [wanted(key) for key in self.wanted]
 
 
 def _same(value: Any) -> Any:
@@ -163,9 +173,10 @@ def _to_device(array: Any) -> Any:
     return cupy.asarray(array)
 
 
-def finish(answer: Answer, n: int, cargos: list[Cargo]) -> Any:
+def finish(answer: Answer, cargos: list[Cargo]) -> Any:
     """The task that makes one result of what the stages made, for `client.compute`."""
-    return answer.values(cargos, on_device=bool(cuda_devices()))[n]
+    (value,) = answer.values(cargos, on_device=bool(cuda_devices()))
+    return value
 
 
 @dataclass
@@ -176,7 +187,7 @@ class Work:
     payloads: list[Payload]  # by stage
     answer: Answer
     workers: tuple[str, ...]  # addresses, by number
-    shared: Shared
+    shared: list[Any]  # large values of the graph that several stages read, sent once
 
     @property
     def steps(self) -> range:
@@ -186,6 +197,20 @@ class Work:
     def results(self) -> list[int]:
         """The parcels that the caller reads."""
         return sorted({n for (_, worker), n in self.cut.readers.items() if worker == CALLER})
+
+    def part(self, key: Key) -> tuple[Answer, list[int]]:
+        """How one of the results is made, and of which parcels."""
+        whole, plan = self.answer, self.cut
+        target = whole.alias.get(key, key)
+        gather = whole.gathers.get(target)
+        read = [key] if gather is None else list(flatten(gather.blocks))
+        alias = {k: whole.alias[k] for k in (key, *read) if k in whole.alias}
+        made = [alias.get(k, k) for k in read]
+        data = {k: whole.data[k] for k in made if k in whole.data}
+        names = {k: whole.names[k] for k in made if k in whole.names}
+        gathers = {} if gather is None else {target: gather}
+        parcels = {plan.readers[plan.at[k], CALLER] for k in made if k not in data}
+        return Answer((key,), alias, gathers, data, names), sorted(parcels)
 
 
 class Attached:
@@ -205,8 +230,6 @@ class Attached:
         self._register()
         try:
             self._meet(strict=True)
-            if not self.workers:
-                raise RuntimeError("the cluster has no workers: start some, and attach then")
         except BaseException:
             self._unregister()
             raise
@@ -218,7 +241,7 @@ class Attached:
             creation.register()
         self._config: AbstractContextManager[Any] = config.set({"scheduler": self.get, **backend})
         client.subscribe_topic(self.name, self._told)
-        self._client_compute = client.compute
+        self._client_compute, self._client_persist = client.compute, client.persist
         mine = {"compute": self.compute, "persist": self.persist}
         self._replaced = {name: vars(client).get(name) for name in mine}
         vars(client).update(mine)
@@ -279,6 +302,12 @@ class Attached:
             self._left_out |= set(failed)
             known = {a: f for a, f in answers.items() if a not in failed and f is not None}
             self.workers |= known  # who is not ready yet is asked again next time
+        if strict and not self.workers:
+            raise RuntimeError(
+                f"no worker is ready: {', '.join(there)}: their logs say why"
+                if there
+                else "the cluster has no workers: start some, and attach then"
+            )
         return sorted(self.workers)
 
     def close(self) -> None:
@@ -324,20 +353,25 @@ class Attached:
 
         Print it: the stages, the bytes between workers, the memory that each needs.
         """
-        cuts: list[Cut] = []
+        return self._work(*received(*collections)).cut
 
-        def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-            cuts.append(self._work(dsk, keys).cut)
-            return [None for _ in keys]
+    def timeline(self, path: str | PathLike[str]) -> None:
+        """Write which step ran where and when, with `timeline=True`, as a file for Perfetto: a
+        process for each worker, a thread for each of its devices. The times are those of the
+        clock of the cluster's scheduler."""
+        from .node import rows
 
-        dask.compute(*collections, scheduler=keep)
-        return cuts[0]
+        found = self.client.run(rows, self.name, workers=self._there())
+        write(path, {_worker(address): found[address] for address in sorted(found)})
+
+    def _there(self) -> list[str]:
+        if self._closed:
+            raise RuntimeError("this cluster is not attached any more: attach(client) again")
+        return self._meet()
 
     def _work(self, dsk: Any, keys: Any) -> Work:
         """The computation of these keys, as it was cut before if it was."""
-        if self._closed:
-            raise RuntimeError("this cluster is not attached any more: attach(client) again")
-        workers = tuple(self._meet())
+        workers = tuple(self._there())
         if not workers:
             raise RuntimeError("the cluster has no workers left")
         known = signature(dsk, wanted_keys(keys))
@@ -371,20 +405,29 @@ class Attached:
             held=lambda key, reference: self._held(reference),
             compiled=False,
         )
+        self._find([v for v in _values(graph) if type(v) is Block and not v.worker], workers)
         pins, local = self._pins(graph, workers)
         work = cut(graph, self._machine(workers), holder, pins)
         portions = [work.portion(stage, local) for stage in work.stages]
-        shared = _shared(portions)
+        shared, uses = _shared(portions)
         payloads = []
-        for n, (stage, portion) in enumerate(zip(work.stages, portions, strict=True)):
+        for stage, portion, use in zip(work.stages, portions, uses, strict=True):
             reads = {k: _name(work, k) for read in stage.reads.values() for k in read}
-            payload = Payload(
-                uuid.uuid4().hex, len(stage.tasks), reads, shared.uses[n], dumps(portion)
-            )
-            payloads.append(payload)
+            payloads.append(Payload(uuid.uuid4().hex, reads, use, dumps(portion)))
         names = {k: _name(work, k) for k in work.held_by}
         answer = Answer(graph.wanted, graph.alias, graph.gathers, graph.data, names)
         return Work(work, payloads, answer, workers, shared)
+
+    def _find(self, loose: list[Block], workers: tuple[str, ...]) -> None:
+        """Where the values of a user's own futures are; what is not there yet is spread evenly."""
+        if not loose:
+            return
+        there = self.client.who_has([b.future for b in loose])
+        nbytes = self.client.nbytes([k for k, held in there.items() if held], summary=False)
+        for rank, block in enumerate(loose):
+            somewhere = workers[rank * len(workers) // len(loose)]
+            block.worker = next((a for a in there.get(block.key, ()) if a in workers), somewhere)
+            block.nbytes = max(0, nbytes.get(block.key, 0))
 
     def _machine(self, workers: Iterable[str]) -> Machine:
         facts = [self.workers[a] for a in workers]
@@ -427,7 +470,15 @@ class Attached:
 
     # ---- running
 
-    def get(self, dsk: Any, keys: Any, callbacks: Any = None, **_: Any) -> Any:
+    def get(
+        self,
+        dsk: Any,
+        keys: Any,
+        callbacks: Any = None,
+        retries: int | None = None,
+        priority: int = 0,
+        **others: Any,
+    ) -> Any:
         """Compute `keys` of `dsk`, as Dask's `get`.
 
         Of Dask's callbacks those see it that only look at how much is done, as `ProgressBar`.
@@ -436,16 +487,18 @@ class Attached:
 
         if (scheduler := inside.get()) is not None:  # in a task, of a worker in this process
             return scheduler.get(dsk, keys)
+        if any(others.get(name) for name in OF_TASKS):
+            return self.client.get(dsk, keys, retries=retries, priority=priority, **others)
         work = self._work(dsk, keys)
         with local_callbacks(callbacks) as active, self._progress(work, active) as run:
-            futures = self._submit(work, run)
+            futures = self._submit(work, _wishes(dsk, retries, priority), run)
             try:
                 cargos = self.client.gather(list(futures.values()), direct=True)
             finally:  # the stages that still run are cancelled, if nobody else wants them
                 for future in futures.values():
                     future.release()
         values = iter(work.answer.values(cargos, on_device=bool(cuda_devices())))
-        return _packed(keys, values)
+        return nested(keys, values)
 
     def compute(
         self,
@@ -453,16 +506,18 @@ class Attached:
         sync: bool = False,
         optimize_graph: bool = True,
         workers: Any = None,
-        resources: Any = None,
-        actors: Any = None,
+        *,
+        retries: int | None = None,
+        priority: int = 0,
         traverse: bool = True,
-        **kwargs: Any,
+        **others: Any,
     ) -> Any:
-        """`client.compute`: futures of the values of collections, one for each."""
-        if workers or resources or actors:  # the caller has plans of their own
+        """`client.compute`: futures of the values of collections, one for each. Options that mean
+        single tasks, such as `workers`, are for the client's own."""
+        if workers or any(others.values()):
             return self._client_compute(
-                collections, sync, optimize_graph, workers=workers, resources=resources,
-                actors=actors, traverse=traverse, **kwargs,
+                collections, sync, optimize_graph, workers, retries=retries, priority=priority,
+                traverse=traverse, **others,
             )  # fmt: skip
         several = isinstance(collections, (list, tuple, set, frozenset))
         every = [
@@ -470,36 +525,56 @@ class Attached:
             for c in (collections if several else [collections])
         ]
         lazy = [c for c in every if dask.is_dask_collection(c)]
-        futures = iter(self._futures(lazy, optimize_graph) if lazy else [])
+        futures = iter(self._futures(lazy, optimize_graph, retries, priority) if lazy else [])
         out = [next(futures) if dask.is_dask_collection(c) else c for c in every]
         result = self.client.gather(out) if sync else out
         return result if several else result[0]
 
-    def _futures(self, collections: list[Any], optimize_graph: bool) -> list[Future]:
+    def _futures(
+        self, collections: list[Any], optimize_graph: bool, retries: int | None, priority: int
+    ) -> list[Future]:
         expr = FinalizeCompute(collections_to_expr(collections, optimize_graph)).optimize()
         work = self._work(expr, list(flatten(expr.__dask_keys__())))
         names, tasks, where = self._tasks(work)
-        read = List(*(TaskRef(names[n]) for n in work.results))
         keys: list[Key] = []
-        for n, wanted in enumerate(work.answer.wanted):
+        for wanted in work.answer.wanted:
             key = f"{key_split(wanted)}-{uuid.uuid4().hex}"
-            tasks[key] = Task(key, finish, work.answer, n, read)
+            answer, parcels = work.part(wanted)
+            tasks[key] = Task(key, finish, answer, List(*(TaskRef(names[n]) for n in parcels)))
             where[key] = list(work.workers)
             keys.append(key)
-        return self._send(tasks, keys, where)
+        return self._send(tasks, keys, where, _wishes(expr, retries, priority))
 
-    def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> Any:
+    def persist(
+        self,
+        collections: Any,
+        optimize_graph: bool = True,
+        workers: Any = None,
+        *,
+        retries: int | None = None,
+        priority: int = 0,
+        **others: Any,
+    ) -> Any:
         """`persist`: the same collections, of blocks that stay on the workers' devices.
 
         Returns at once. What `distributed.wait` and `distributed.progress` see of such a
         collection are the stages that make it.
         """
+        from .node import inside
+
+        if workers or any(others.values()):
+            return self._client_persist(
+                collections, optimize_graph, workers, retries=retries, priority=priority, **others
+            )
         several = isinstance(collections, (list, tuple, set, frozenset))
         every = list(collections) if several else [collections]
+        if (scheduler := inside.get()) is not None:  # in a task, of a worker in this process
+            kept = scheduler.persist(every, optimize_graph)
+            return kept if several else kept[0]
         lazy = [c for c in every if dask.is_dask_collection(c)]
         expr = collections_to_expr(lazy, optimize_graph).optimize()
         keys = list(dict.fromkeys(flatten([c.__dask_keys__() for c in lazy])))
-        blocks = self._persisted(expr, keys)
+        blocks = self._persisted(expr, keys, _wishes(expr, retries, priority))
         out = []
         for c in every:
             if not dask.is_dask_collection(c):
@@ -511,10 +586,10 @@ class Attached:
             out.append(rebuild({**dsk, **futures}, *state))
         return out if several else out[0]
 
-    def _persisted(self, expr: Any, keys: list[Key]) -> dict[Key, Any]:
+    def _persisted(self, expr: Any, keys: list[Key], wishes: dict[str, Any]) -> dict[Key, Any]:
         """A block for each key; one that is there already is the same as before."""
         work = self._work(expr, keys)
-        futures = self._submit(work)
+        futures = self._submit(work, wishes)
         plan, answer = work.cut, work.answer
         out: dict[Key, Any] = {}
         for key in keys:
@@ -568,10 +643,12 @@ class Attached:
         for progress in list(self._watched.values()):
             progress.tell(message["done"], key)
 
-    def _submit(self, work: Work, run: str | None = None) -> dict[int, Future]:
+    def _submit(
+        self, work: Work, wishes: dict[str, Any], run: str | None = None
+    ) -> dict[int, Future]:
         """Send the stages: futures of the parcels that the caller reads, by number."""
         names, tasks, where = self._tasks(work, run)
-        futures = self._send(tasks, [names[n] for n in work.results], where)
+        futures = self._send(tasks, [names[n] for n in work.results], where, wishes)
         return dict(zip(work.results, futures, strict=True))
 
     def _tasks(
@@ -602,15 +679,15 @@ class Attached:
                 names = tuple([_name(plan, k) for k in parcel.keys])
                 tasks[key] = Task(key, take, TaskRef(source), names)
             where[key] = [work.workers[plan.worker_of(parcel.source)]]
-        data = [(f"data-{run}-{self.name}", v) for v in range(len(work.shared.values))]
-        for key, value in zip(data, work.shared.values, strict=True):
+        data = [(f"data-{run}-{self.name}", v) for v in range(len(work.shared))]
+        for key, value in zip(data, work.shared, strict=True):
             tasks[key] = Task(key, wrap, (DATA, key[1]), DataNode(None, value))
             where[key] = list(work.workers)
         for stage, key in zip(plan.stages, stages, strict=True):
-            n = stage.number
             reads = [TaskRef(parcels[p]) for p in plan.parcels_of(stage)]
-            reads += [TaskRef(data[v]) for v in dict.fromkeys(work.shared.uses[n].values())]
-            tasks[key] = Task(key, run_stage, self.name, key, work.payloads[n], List(*reads))
+            payload = work.payloads[stage.number]
+            reads += [TaskRef(data[v]) for v in dict.fromkeys(payload.shared.values())]
+            tasks[key] = Task(key, run_stage, self.name, key, payload, List(*reads))
             where[key] = [work.workers[stage.worker]]
         return parcels, tasks, where
 
@@ -619,12 +696,16 @@ class Attached:
         return f"{label}.stage{stage.level}-{run}-{self.name}", stage.worker
 
     def _send(
-        self, tasks: dict[Key, Any], keys: list[Key], where: dict[Key, list[str]]
+        self,
+        tasks: dict[Key, Any],
+        keys: list[Key],
+        where: dict[Key, list[str]],
+        wishes: dict[str, Any],
     ) -> list[Future]:
         annotations = {"workers": where.__getitem__, "allow_other_workers": True}
         layer = MaterializedLayer(tasks, annotations=annotations)
         graph = HighLevelGraph({self.name: layer}, {self.name: set()})
-        return self.client.get(graph, keys, sync=False)  # type: ignore[no-any-return]
+        return self.client.get(graph, keys, sync=False, **wishes)  # type: ignore[no-any-return]
 
 
 class Progress:
@@ -680,37 +761,49 @@ class _Elsewhere(Mapping[Key, Any]):
         return 1  # it is not empty, for all that is known
 
 
-@dataclass
-class Shared:
-    """Large values of the graph that several stages read: sent once, each as a task of its own."""
+def _wishes(dsk: Any, retries: int | None, priority: int) -> dict[str, Any]:
+    """`retries` and `priority` of all stages: the caller's, or the most that any layer has."""
+    layers = [
+        layer.annotations
+        for operand in getattr(dsk, "operands", ())
+        if isinstance(hlg := getattr(operand, "hlg", operand), HighLevelGraph)
+        for layer in hlg.layers.values()
+        if layer.annotations
+    ]
 
-    values: list[Any]
-    uses: list[dict[tuple[Key, Key], int]]  # by stage: (task, name there) -> which of the values
+    def most(name: str) -> int:
+        said = (a.get(name) for a in layers)
+        return max((n for n in said if isinstance(n, int)), default=0)
+
+    return {"retries": retries or most("retries"), "priority": priority or most("priority")}
 
 
-def _shared(portions: list[Graph]) -> Shared:
-    """Takes the values out of the portions."""
-    readers: dict[int, set[int]] = {}
-    for n, portion in enumerate(portions):
-        for constants in portion.constants.values():
-            for value in constants.values():
-                if sizeof(value) >= LARGE:
-                    readers.setdefault(id(value), set()).add(n)
-    values: list[Any] = []
-    number: dict[int, int] = {}
-    uses: list[dict[tuple[Key, Key], int]] = [{} for _ in portions]
-    for n, portion in enumerate(portions):
-        for task, constants in list(portion.constants.items()):
-            for name, value in list(constants.items()):
-                if len(readers.get(id(value), ())) < 2:
-                    continue
-                if id(value) not in number:
-                    number[id(value)] = len(values)
-                    values.append(value)
-                uses[n][task, name] = number[id(value)]
-                constants = {k: v for k, v in constants.items() if k != name}
-                portion.constants[task] = constants
-    return Shared(values, uses)
+def _values(graph: Graph) -> list[Any]:
+    return [t.value for t in graph.tasks.values() if isinstance(t, DataNode)]
+
+
+def _shared(portions: list[Graph]) -> tuple[list[Any], list[dict[tuple[Key, Key], int]]]:
+    """Large values that several portions read, and by portion: (task, name there) -> which of them.
+    Takes them out of the portions."""
+    large = [
+        [(task, name, v) for task, c in p.constants.items() for name, v in c.items() if _large(v)]
+        for p in portions
+    ]
+    readers = Counter(n for found in large for n in {id(v) for _, _, v in found})
+    values = {id(v): v for found in large for _, _, v in found if readers[id(v)] > 1}
+    number = {known: n for n, known in enumerate(values)}
+    uses: list[dict[tuple[Key, Key], int]] = []
+    for portion, found in zip(portions, large, strict=True):
+        use = {(task, name): number[id(v)] for task, name, v in found if id(v) in number}
+        for task, name in use:
+            rest = {k: v for k, v in portion.constants[task].items() if k != name}
+            portion.constants[task] = rest
+        uses.append(use)
+    return list(values.values()), uses
+
+
+def _large(value: Any) -> bool:
+    return sizeof(value) >= LARGE
 
 
 def _name(plan: Cut, key: Key) -> Key:
@@ -719,10 +812,6 @@ def _name(plan: Cut, key: Key) -> Key:
         return key
     block = plan.graph.tasks[key].value  # type: ignore[attr-defined]
     return key if block.inner is None else block.inner
-
-
-def _packed(keys: Any, values: Any) -> Any:
-    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else next(values)
 
 
 def _worker(who: str) -> str:

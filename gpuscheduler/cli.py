@@ -42,7 +42,7 @@ from .batches import Batch
 from .cpu import available_memory
 from .expr import Kernel
 from .fuse import Fused
-from .graph import Graph, PlanError, from_dask
+from .graph import Graph, PlanError, from_dask, received
 from .kernel import NotGenerated, generate
 from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
@@ -686,15 +686,9 @@ def plan_of(
     options: Options | None = None,
 ) -> tuple[Graph, Plan]:
     """The plan that computing x would run, and its graph."""
-    plans: list[tuple[Graph, Plan]] = []
-
-    def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-        graph = from_dask(dsk, keys, home=home)
-        plans.append(plan_graph(graph, machine, home, kind, options or Options()))
-        return [None for _ in keys]
-
-    held(x, scheduler=keep)
-    return plans[0]
+    dsk, keys = received(x, by=held)
+    graph = from_dask(dsk, keys, home=home)
+    return plan_graph(graph, machine, home, kind, options or Options())
 
 
 def predicted(planned: Plan, foreseen: Footprint) -> Iterable[Table]:

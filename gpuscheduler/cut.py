@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 from dask._task_spec import DataNode
 
-from .graph import Graph, PlanError
+from .graph import Graph
 from .machine import Machine
 from .plan import Placed, placed_tasks
 
@@ -86,7 +85,7 @@ class Cut:
 
     @property
     def tasks(self) -> int:
-        """How many tasks the cluster gets."""
+        """How many tasks the cluster gets, but for the values that `attach` sends by themselves."""
         return len(self.stages) + sum(not p.whole for p in self.parcels)
 
     def worker_of(self, source: int) -> int:
@@ -126,13 +125,15 @@ class Cut:
             if at[k] >= 0
         }
         used = [0] * self.workers
+        here: set[tuple[int, Key]] = set()  # what has come from other workers
         for n, (stage, key) in enumerate(order):
             w = stage.worker
-            arrived = 0
             if n == 0 or order[n - 1][0] is not stage:
-                fetched = (k for s in stage.reads if self.worker_of(s) != w for k in stage.reads[s])
-                arrived = sum(self.nbytes[k] for k in fetched)
-            used[w] += arrived + self.nbytes[key]
+                away = (s for s in stage.reads if self.worker_of(s) != w)
+                arrived = {(w, k) for s in away for k in stage.reads[s]} - here
+                here |= arrived
+                used[w] += sum(self.nbytes[k] for _, k in arrived)
+            used[w] += self.nbytes[key]
             peak[w] = max(peak[w], used[w])
             for d in dict.fromkeys(graph.needs[key]):
                 if last[w, d] == n and (d not in foreign or self.worker_of(at[d]) != w):
@@ -225,15 +226,10 @@ class _Cutter:
         pins: Mapping[Key, int],
     ):
         self.graph, self.machine = graph, machine
-        n = len(machine.devices)
-        for key, worker in pins.items():
-            if not 0 <= worker < n:
-                raise PlanError(f"{key!r} is to run on worker {worker}, but there are {n}")
         self.holders: list[Any] = []
         self.where_held: list[int] = []
         self.held_by: dict[Key, int] = {}
         numbers: dict[Any, int] = {}
-        homes: dict[int, int] = {}  # of references, by identity: where their values are
         for key, task in graph.tasks.items():
             if not isinstance(task, DataNode):
                 continue
@@ -245,10 +241,12 @@ class _Cutter:
                     self.holders.append(name)
                     self.where_held.append(worker)
                 self.held_by[key] = numbers[name]
-                homes[id(task.value)] = worker
-        placed: Placed = placed_tasks(
-            replace(graph, pins=dict(pins)), machine, lambda value: homes.get(id(value))
-        )
+
+        def home(value: Any) -> int | None:
+            found = holder(value)
+            return None if found is None else found[1]
+
+        placed: Placed = placed_tasks(replace(graph, pins=dict(pins)), machine, home)
         self.keys, self.inputs, self.nbytes = placed.keys, placed.inputs, placed.nbytes
         self.known, self.place = placed.known, list(placed.places)
         self.numbers = placed.numbers
@@ -351,12 +349,13 @@ class _Cutter:
             costs = seconds[n] * (1 - 1 / workers) + read[n] / rate
             return (top - n) * STAGE_SECONDS - costs
 
-        best = max(range(max(least, 1), top), key=gain, default=None)
+        best = max(range(max(least, 1), top), key=gain, default=top)
+        if gain(best) <= 0:
+            best = top
         limit = max(MOST_LEVELS, len(level) // (FEWEST * workers))
-        if best is None or gain(best) <= 0:
-            if top < limit or least > top:
-                return False
-            best = max(least, limit - 1)
+        best = max(least, min(best, limit - 1))
+        if best >= top:
+            return False
         tail = [i for i, at in enumerate(level) if at >= best and not self.held[i]]
         there = [0] * workers
         for j in dict.fromkeys(j for i in tail for j in self.inputs[i]):
@@ -458,9 +457,3 @@ def _parcels(
             parcels[n] = replace(parcels[n], keys=both)
         readers[source, worker] = numbers[name]
     return parcels, readers
-
-
-def in_order(stages: Sequence[Stage]) -> bool:
-    """Whether each stage reads only from those before it, and levels never fall."""
-    behind = all(s < stage.number for stage in stages for s in stage.reads)
-    return behind and all(a.level <= b.level for a, b in pairwise(stages))

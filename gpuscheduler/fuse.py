@@ -407,7 +407,7 @@ class Fuser:
             if len(self.structures) >= MOST_STRUCTURES:
                 return Followed(None, "the graph has too many structures")
             found = self.structures[words] = self._followed(recipe, plain, inlined)
-            self.alive.append(recipe)
+            self.alive.append(recipe.task)
         return found
 
     def _followed(

@@ -17,14 +17,16 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from dask import config
-from dask.base import get_scheduler
+from dask.base import get_scheduler, persist
 from distributed import Reschedule, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, off_device, put_back
 from .graph import Graph
+from .plan import Plan
 from .run import Devices, Interrupted, Watch, noted
 from .scheduler import Scheduler, without_garbage_collection
+from .timeline import Row
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -59,7 +61,6 @@ class Payload:
     """What a stage's worker is sent."""
 
     token: str  # the same for the same stage of the same collection
-    tasks: int
     reads: dict[Key, Key]  # values that it is given -> their names in what it is given
     shared: dict[tuple[Key, Key], int]  # (task, name there) -> which of the shared values
     graph: bytes  # pickled
@@ -87,6 +88,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 raise RuntimeError(f"it has {version()}, and the client has {self.expected}")
             settings = {**self.settings, "devices": self._devices(worker)}
             self.scheduler = await asyncio.to_thread(lambda: Scheduler(**settings))
+            _default.add(self)
         except Exception as error:
             self.failure = str(error)
             raise
@@ -106,6 +108,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
     async def teardown(self, worker: Worker) -> None:
         for run in list(self.running.values()):
             run.interrupt()
+        _default.discard(self)
         if self.scheduler is not None:
             await asyncio.to_thread(self.scheduler.close)
 
@@ -135,7 +138,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         try:
             if key in self.cancelled:
                 run.interrupt()
-            with self.lock, _computing_on(scheduler):
+            with self.lock, _default.running_on(scheduler):
                 run.check()
                 found = {k: v for cargo in cargos for k, v in cargo.values.items()}
 
@@ -148,9 +151,12 @@ class Node(WorkerPlugin):  # type: ignore[misc]
 
                 given = self._brought({k: found[name] for k, name in payload.reads.items()})
                 known = payload.token if len(payload.graph) <= KEPT else None
-                watch = Counter(self.tell, key, payload.tasks)
-                values = scheduler.run_graph(graph, given, run.begun, watch, known)
-                watch.tell(1.0)
+
+                def counter(plan: Plan) -> Counter:
+                    return Counter(self.tell, key, sum(not s.fixed for s in plan.steps))
+
+                values = scheduler.run_graph(graph, given, run.begun, counter, known)
+                self.tell(key, 1.0)
                 return Cargo(values)
         except Interrupted:  # whoever wants it again after all gets it
             raise Reschedule from None
@@ -187,26 +193,61 @@ class Node(WorkerPlugin):  # type: ignore[misc]
 inside: ContextVar[Scheduler | None] = ContextVar("inside", default=None)
 
 
-@contextmanager
-def _computing_on(scheduler: Scheduler) -> Iterator[None]:
-    """Let tasks of this thread's run compute collections on the scheduler that runs them.
+class _Default:
+    """Dask's default scheduler in a process with nodes, one for all of them, for Dask's
+    configuration is the whole process's. In a stage it is the node's own; what others compute goes
+    where it would have gone."""
 
-    Dask's configuration is the whole process's, and others in it mean somebody else.
-    """
-    before = config.get("scheduler", None)
+    def __init__(self) -> None:
+        self.nodes: set[Node] = set()
+        self.before: Any = None  # what the configuration said
 
-    def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-        mine = inside.get()
-        if mine is not None:
-            return mine.get(dsk, keys, **kwargs)
-        return (get_scheduler(scheduler=before) or get_client().get)(dsk, keys, **kwargs)
+    def add(self, node: Node) -> None:
+        if not self.nodes:
+            self.before = config.get("scheduler", None)
+            config.set(scheduler=self.get)
+        self.nodes.add(node)
 
-    token = inside.set(scheduler)
-    try:
-        with config.set(scheduler=get):
+    def discard(self, node: Node) -> None:
+        self.nodes.discard(node)
+        if not self.nodes and config.get("scheduler", None) == self.get:
+            config.set(scheduler=self.before)
+
+    @contextmanager
+    def running_on(self, scheduler: Scheduler) -> Iterator[None]:
+        """Run a stage."""
+        self._again()
+        token = inside.set(scheduler)
+        try:
             yield
-    finally:
-        inside.reset(token)
+        finally:
+            inside.reset(token)
+
+    def get(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        return self._given()(dsk, keys, **kwargs)
+
+    def persist(self, collections: Any, **kwargs: Any) -> Any:
+        return persist(*collections, traverse=False, scheduler=self._given(), **kwargs)
+
+    def _given(self) -> Any:
+        if (mine := inside.get()) is not None:
+            return mine.get
+        before = self.before
+        given = get_scheduler(scheduler=before) if before is not None else get_client().get
+        self._again()
+        return given
+
+    def __reduce__(self) -> str:
+        """Dask's configuration goes to new worker processes, and `get` with it."""
+        return "_default"
+
+    def _again(self) -> None:
+        """A client that a task has got has made itself the default."""
+        if config.get("scheduler", None) == "dask.distributed":
+            config.set(scheduler=self.get)
+
+
+_default = _Default()
 
 
 def _next(arrays: Iterator[Any], _: Any) -> Any:
@@ -217,7 +258,7 @@ class Counter(Watch):
     """Counts the steps of a stage that are done, and tells of it now and then."""
 
     def __init__(self, tell: Callable[[Key, float], None], key: Key, steps: int):
-        self.report, self.key = tell, key
+        self.tell, self.key = tell, key
         self.steps, self.count = max(steps, 1), 0
         self.next = monotonic() + REPORT_EVERY
 
@@ -225,10 +266,7 @@ class Counter(Watch):
         self.count += 1
         if (now := monotonic()) > self.next:
             self.next = now + REPORT_EVERY
-            self.tell(min(1.0, self.count / self.steps))
-
-    def tell(self, done: float) -> None:
-        self.report(self.key, done)
+            self.tell(self.key, min(1.0, self.count / self.steps))
 
 
 class _Run:
@@ -276,6 +314,13 @@ def facts(name: str, dask_worker: Worker) -> Facts | None:
     if node is None or not node.ready.is_set():
         return None
     return _node(dask_worker, name).facts()
+
+
+def rows(name: str, dask_worker: Worker) -> list[Row]:
+    """When steps ran on a worker, by the clock of the cluster's scheduler."""
+    scheduler = _node(dask_worker, name).scheduler
+    assert scheduler is not None
+    return [row.later(dask_worker.scheduler_delay) for row in scheduler.rows()]
 
 
 def _node(worker: Worker, name: str) -> Node:

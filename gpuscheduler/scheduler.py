@@ -12,17 +12,18 @@ import multiprocessing.pool
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from os import PathLike
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from dask import config
 from dask._task_spec import DataNode
-from dask.base import compute
 from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
 from dask.local import MultiprocessingPoolExecutor
@@ -34,7 +35,7 @@ from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
 from .fuse import Fuser
 from .gather import Gathering
-from .graph import SLICERS, Graph, compile_tasks, from_dask, wanted_keys
+from .graph import SLICERS, Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, Plan, make_plan, places_of
@@ -43,6 +44,7 @@ from .pretend import predict
 from .run import Devices, Hardware, Lease, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
+from .timeline import LATEST, Recorder, Row, write
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
@@ -61,7 +63,7 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, random='philox', spill_directory=None, check=False)
+fuse_least=None, random='philox', spill_directory=None, timeline=False, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -72,6 +74,7 @@ fuse_least=None, random='philox', spill_directory=None, check=False)
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     spill_directory: str | None = None  # where files of evicted values are made
+    timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
 
     @classmethod
@@ -120,6 +123,8 @@ class Scheduler:
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
+    timeline
+        Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -152,6 +157,7 @@ class Scheduler:
             self.options.devices, self.options.memory_limit, self.options.spill_directory
         )
         self.last: Footprint | None = None  # what the latest run took
+        self._rows: deque[Row] = deque(maxlen=LATEST)
         self._plans = Plans()
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
@@ -234,7 +240,7 @@ class Scheduler:
                     values = self._run(graph, plan, lease, watch, rerun, results)
                 if cache is not None:  # Dask's own schedulers leave results in it
                     cache.update(zip(graph.wanted, values, strict=True))
-                out = _packed(keys, iter(values))
+                out = nested(keys, iter(values))
             except BaseException:
                 if watch:
                     watch.finish(failed=True)
@@ -248,14 +254,15 @@ class Scheduler:
         graph: Callable[[], Graph],
         given: Mapping[Any, Any],
         begun: Callable[[Devices], None] = lambda devices: None,
-        watch: Watch | None = None,
+        counter: Callable[[Plan], Watch] | None = None,
         known: Any = None,
     ) -> dict[Any, Any]:
         """The values of a graph's outputs; `given` are those that it reads and does not make.
 
         `begun` sees the devices before they run anything, and may hand them to a thread that
-        interrupts them. What is `known` under the same name is planned once: `graph` is only called
-        where it is not. Changes the graph that it gives.
+        interrupts them. What `counter` makes of the plan is told of its steps. What is `known`
+        under the same name is planned once: `graph` is only called where it is not. Changes the
+        graph that it gives.
         """
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
@@ -275,16 +282,15 @@ class Scheduler:
             for key, value in given.items():
                 i = plan.index[key]
                 plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
-            values = self._run(planned, plan, lease, None, False, _results, watch, begun)
+            told = None if counter is None else counter(plan)
+            values = self._run(planned, plan, lease, None, False, _results, told, begun)
             return dict(zip(planned.wanted, values, strict=True))
 
     def _planned_graph(
         self, graph: Graph, given: Mapping[Any, Any], lease: Lease
     ) -> tuple[Graph, Plan]:
         compile_tasks(graph.tasks)
-        graph.tasks = {**{k: DataNode(k, v) for k, v in given.items()}, **graph.tasks}
-        graph.needs = {**dict.fromkeys(given, ()), **graph.needs}
-        graph.names = {**dict.fromkeys(given, ()), **graph.names}
+        graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
         with without_garbage_collection():
             graph, plan = plan_graph(
                 graph, lease.machine, self.hardware.home, self.hardware.kind, self.options
@@ -338,15 +344,9 @@ class Scheduler:
           1 -> 0: 16 bytes
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
-        plans: list[Plan] = []
-
-        def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-            with self.hardware.lease(None, None) as lease:
-                plans.append(self._known(dsk, keys, lease)[1])
-            return [None for _ in keys]
-
-        compute(*collections, scheduler=keep)
-        (plan,) = plans
+        dsk, keys = received(*collections)
+        with self.hardware.lease(None, None) as lease:
+            _, plan = self._known(dsk, keys, lease)
         now = self._beside(plan, self._persisted.every())
         plan.predicted = predict(now, self.options.window, self.options.deep_window)
         return plan
@@ -414,6 +414,8 @@ class Scheduler:
             ahead = lease.threads is None and watch is None
             begin = perf_counter()
             told = watch or counter
+            if self.options.timeline:
+                told = Recorder(plan, self._rows, told)
             state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
             self.last = state.footprint(perf_counter() - begin)
             return state, results(graph, plan, devices, gathering, state)
@@ -481,6 +483,17 @@ class Scheduler:
             self.hardware.close()
 
     # ---- to look at
+
+    def rows(self) -> list[Row]:
+        """The latest steps that have run, with `timeline=True`."""
+        if not self.options.timeline:
+            raise RuntimeError("nothing was kept of when steps ran: say timeline=True before")
+        return list(self._rows.copy())  # other threads may be adding some
+
+    def timeline(self, path: str | PathLike[str]) -> None:
+        """Write the latest steps that have run, with `timeline=True`, as a file for Perfetto: a
+        thread for each device."""
+        write(path, {"gpuscheduler": self.rows()})
 
     def __repr__(self) -> str:
         machine = self.hardware.machine
@@ -697,8 +710,9 @@ def _part(graph: Graph, key: Any, value: Any) -> Any:
     return value
 
 
-def _packed(keys: Any, values: Iterator[Any]) -> Any:
-    return tuple(_packed(k, values) for k in keys) if isinstance(keys, list) else next(values)
+def nested(keys: Any, values: Iterator[Any]) -> Any:
+    """Values as their keys are in lists, as Dask wants them."""
+    return tuple(nested(k, values) for k in keys) if isinstance(keys, list) else next(values)
 
 
 @contextmanager

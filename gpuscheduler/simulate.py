@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Any
 
-import dask
 from dask._task_spec import Task
 from dask.utils import format_bytes
 
 from .cut import Cut, Stage, cut
-from .graph import compile_tasks, from_dask
+from .graph import compile_tasks, from_dask, received
 from .machine import Machine
 from .plan import Plan
 from .pretend import ClockDevices
@@ -101,19 +100,13 @@ def simulate(
     """
     if workers < 1 or devices < 1:
         raise ValueError(f"{workers} workers of {devices} devices: there must be at least one")
-    asked: list[tuple[Any, Any]] = []
-
-    def keep(dsk: Any, keys: Any, **_: Any) -> list[None]:
-        asked.append((dsk, keys))
-        return [None for _ in keys]
-
-    dask.compute(*collections, scheduler=keep)  # type: ignore[no-untyped-call, attr-defined]
+    dsk, keys = received(*collections)
     node = Machine.uniform(devices, memory=memory)
     cluster = Machine.uniform(
         workers, memory=memory * devices, peer=network, bandwidth=node.bandwidth * devices
     )
     with without_garbage_collection():
-        graph = from_dask(*asked[0], compiled=False)
+        graph = from_dask(dsk, keys, compiled=False)
         return _Cluster(cut(graph, cluster), node, network, task_seconds, Options(**options)).run()
 
 
@@ -135,7 +128,7 @@ class _Cluster:
         # tasks of the cluster: stages by their numbers, parcels that are taken out as -1 - number
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.missing: dict[int, int] = {}
-        self.latest: dict[int, float] = {}  # task -> when the latest of what it reads was made
+        self.latest: dict[int, float] = defaultdict(float)  # when all that a task reads is made
         self.ready: list[tuple[float, int]] = []  # a heap: when a task can be sent, and which
         for n, parcel in enumerate(plan.parcels):
             if not parcel.whole:
@@ -176,10 +169,9 @@ class _Cluster:
         self.end = max(self.end, at)
         for reader in self.readers[task]:
             self.missing[reader] -= 1
-            if not self.missing[reader]:  # those before it were done earlier, or at `latest`
-                heappush(self.ready, (max(at, self.latest.get(reader, 0.0)), reader))
-            else:
-                self.latest[reader] = max(at, self.latest.get(reader, 0.0))
+            self.latest[reader] = max(at, self.latest[reader])
+            if not self.missing[reader]:
+                heappush(self.ready, (self.latest[reader], reader))
 
     def _run(self, stage: Stage, sent: float) -> float:
         """The end of a stage that is on its worker since `sent`."""
@@ -218,9 +210,7 @@ def stage_plan(plan: Cut, stage: Stage, node: Machine, options: Options) -> Plan
     graph = plan.portion(stage)
     compile_tasks(graph.tasks)
     given = [k for keys in stage.reads.values() for k in keys]
-    graph.tasks = {**{k: Task(k, _given) for k in given}, **graph.tasks}
-    graph.needs = {**dict.fromkeys(given, ()), **graph.needs}
-    graph.names = {**dict.fromkeys(given, ()), **graph.names}
+    graph.put_in_front({k: Task(k, _given) for k in given})
     graph.outputs += tuple(given)  # nothing may swallow them
     _, out = plan_graph(graph, node, None, "cuda", options)
     for key in given:

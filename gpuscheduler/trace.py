@@ -132,7 +132,7 @@ def follow(call: Callable[..., Any], abstract: Sequence[Any]) -> Program:
         arguments = [following.argument(a) for a in abstract]
         result = adapted(call)(*arguments)
         if following.refused is not None:  # and the function caught it
-            raise following.refused
+            raise Unfollowed(following.refused)
         return _Assembly(following).program(result)
     except Unfollowed:
         raise
@@ -184,7 +184,7 @@ class _Following:
         self.made: list[_Stage | _Result] = []
         self.numbers: dict[_Stage | _Result, int] = {}
         self.inputs = 0
-        self.refused: Unfollowed | None = None
+        self.refused: str | None = None  # why: the error itself would hold the caller's frames
 
     def node(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
         dtype = np.dtype(dtype)
@@ -198,9 +198,8 @@ class _Following:
 
     def refuse(self, reason: str) -> Unfollowed:
         """The error to raise; it is remembered, should the function catch it."""
-        error = Unfollowed(reason)
-        self.refused = self.refused or error
-        return error
+        self.refused = self.refused or reason
+        return Unfollowed(reason)
 
     def argument(self, value: Any) -> Any:
         if isinstance(value, Abstract):

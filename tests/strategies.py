@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 
-import dask
 from dask._task_spec import Task, TaskRef
 from dask.array.core import finalize
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
-from gpuscheduler.graph import from_dask
+from gpuscheduler.graph import from_dask, received
 from gpuscheduler.machine import DISK, ENDLESS, HOST, Machine
 from gpuscheduler.plan import Plan, Step, make_plan
 from gpuscheduler.pretend import InOrderDevices, ShuffledDevices
@@ -342,23 +341,6 @@ class UnorderedDevices(StrictDevices):
 
     def _possible(self):
         return range(len(self.flying))
-
-
-class _Received(BaseException):
-    pass
-
-
-def received(*collections, **options):
-    """What Dask hands to a scheduler when these are computed: its graph and its keys."""
-
-    def get(dsk, keys, **_):
-        raise _Received(dsk, keys)
-
-    try:
-        dask.compute(*collections, scheduler=get, **options)
-    except _Received as got:
-        return got.args
-    raise AssertionError("Dask asked no scheduler")
 
 
 def graph_of(*collections, **options):

@@ -344,12 +344,13 @@ def test_a_worker_that_joins_later_takes_part_and_one_that_leaves_does_not(attac
 
 
 def test_another_version_on_a_worker_is_named(client, attached, monkeypatch):
+    ours = gpuscheduler.__version__
     monkeypatch.setattr(gpuscheduler, "__version__", "99.0")
     with pytest.raises(RuntimeError) as caught:
         gpuscheduler.attach(client, devices="cpu:1")
     text = str(caught.value)
     for worker in client.scheduler_info(n_workers=-1)["workers"]:
-        assert f"worker {worker} has gpuscheduler 0.1.0" in text
+        assert f"worker {worker} has gpuscheduler {ours}" in text
     assert "the client has gpuscheduler 99.0: install this version everywhere" in text
 
 

@@ -6,7 +6,9 @@ computed, too, on CPU devices, and compared with Dask's own answer.
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import dask
 import dask.array as da
@@ -382,3 +384,19 @@ def test_pairs_of_blocks_that_are_programs_and_of_some_that_are_not(name, axis):
         assert {type(s.task) is Fused for s in scheduler.plan(y).steps} == {True, False}
         got = getattr(da, name)(y, axis=axis).compute()
     np.testing.assert_array_equal(got, getattr(np, name)(x, axis=axis))
+
+
+@pytest.mark.parametrize("function", [np.negative, lambda block: np.frombuffer(bytes(block))])
+def test_following_leaves_no_garbage_that_would_hold_the_graph(function):
+    """Neither where a task becomes a program nor where that is refused, midway."""
+    x = (array() * 2).map_blocks(function, meta=np.ones((0, 0)))
+    gc.collect()
+    gc.disable()
+    try:
+        fuser = Fuser(graph_of(x))
+        fuser.fused()
+        gone = weakref.ref(fuser)
+        del fuser
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -4,6 +4,7 @@ import gc
 import importlib
 import pickle
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +36,7 @@ GRAPHS = [
 ]
 #: Of arrays that take a while; the host, where it stands in for GPUs, takes longer.
 SIDE, HALF = (128, 512) if hasattr(cupy, "_device") else (4096, 2048)
+PATIENCE = 20  # seconds
 DEVICES = ["cuda:0", "cuda:0,0", "cuda:0,0,0,0"]
 if cuda_devices() > 1:
     DEVICES += ["cuda", "cuda:1,0"]
@@ -276,7 +278,9 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
             np.testing.assert_array_equal(host(p.blocks[0, 0].compute()), x[:100, :100])
             data = pickle.dumps(p)
             del p, q
-            gc.collect()  # a frame of the run lives until then: whose cycle that is, is not known
+            end = time.monotonic() + PATIENCE
+            while s._persisted.every() and time.monotonic() < end:
+                time.sleep(0.001)  # the devices' threads let go of what the last run read
             assert s._persisted.every() == []
         np.testing.assert_array_equal(host(pickle.loads(data).compute(scheduler="sync")), x)
         assert not list(tmp_path.iterdir())

@@ -1,0 +1,263 @@
+"""What a worker does beside its stages, on clusters of one process, and what becomes of the options
+of Dask's client."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import cloudpickle
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask import config, delayed
+from distributed import Client, LocalCluster, futures_of, wait
+
+import gpuscheduler
+from gpuscheduler import node as nodes
+from gpuscheduler.attach import Answer, finish
+from gpuscheduler.cargo import Cargo
+from tests.test_attach import until
+from tests.test_timeline import threads
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["tests.test_attach"])
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("cluster")]
+PATIENCE = 20
+LOCAL = {"threads_per_worker": 2, "dashboard_address": ":0", "memory_limit": 0}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with Client(n_workers=2, processes=False, **LOCAL) as client:
+        yield client
+
+
+@pytest.fixture
+def attached(client):
+    with gpuscheduler.attach(client, devices="cpu:1", memory_limit="100 MiB") as attached:
+        yield attached
+
+
+# ---- Dask's configuration
+
+
+def computes():
+    """The thread in which a computation of a task runs."""
+    return delayed(lambda: threading.current_thread().name, pure=False)().compute()
+
+
+def persists():
+    return int(da.ones(4, chunks=2).persist().sum().compute())
+
+
+def waits(begun, go, n=0):
+    begun.write_text("begun")
+    until(go.exists)
+    return n
+
+
+def waits_and_computes(begun, go):
+    waits(begun, go)
+    return computes()
+
+
+def test_what_a_task_computes_beside_a_running_stage_goes_to_the_cluster(tmp_path):
+    """And what the stage computes itself runs on its devices, also after a task got a client."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    with (
+        LocalCluster(n_workers=1, processes=True, **LOCAL) as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices="cpu:1"),
+    ):
+        future = client.compute(delayed(waits_and_computes)(begun, go))
+        until(begun.exists)
+        try:
+            assert "Dask" in client.submit(computes, pure=False).result(PATIENCE)
+        finally:
+            go.write_text("go")
+        assert future.result(PATIENCE) == "gpuscheduler-cpu-0"
+        assert delayed(computes)().compute() == "gpuscheduler-cpu-0"
+        assert delayed(persists)().compute() == client.submit(persists).result(PATIENCE) == 4
+        assert "Dask" in client.submit(computes, pure=False).result(PATIENCE)
+
+
+def test_closing_while_a_stage_runs_in_this_process_gives_the_configuration_back(client, tmp_path):
+    before = config.get("scheduler", None)
+    attached = gpuscheduler.attach(client, devices="cpu:1")
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    kept = delayed(waits_and_computes)(begun, go).persist()
+    until(begun.exists)
+    attached.close()
+    go.write_text("go")
+    wait(futures_of(kept), PATIENCE)
+    assert config.get("scheduler", None) == before
+
+
+def test_what_a_task_persists_in_this_process_stays_on_its_worker(attached):
+    assert delayed(persists)().compute() == 4
+
+
+# ---- results
+
+
+def test_results_hold_no_array_longer_than_the_caller_does():
+    array = np.ones(3)
+    gone = weakref.ref(array)
+    gc.collect()
+    gc.disable()
+    try:
+        answer = Answer(("x",), {}, {}, {}, {})
+        answer.values([Cargo({"x": array})])
+        del array
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_each_result_is_made_of_what_it_needs(attached, monkeypatch):
+    sent = {}
+    send = attached._send
+    monkeypatch.setattr(attached, "_send", lambda tasks, *a: sent.update(tasks) or send(tasks, *a))
+    with dask.annotate(device=0):
+        x = da.arange(8, chunks=4) + 1
+    with dask.annotate(device=1):
+        y = da.arange(8, chunks=4) * 2
+    futures = attached.client.compute([x, y, y.sum()])
+    assert [f.result().tolist() for f in futures] == [[*range(1, 9)], [*range(0, 16, 2)], 56]
+    finishes = [t for t in sent.values() if t.func is finish]
+    assert [len(t.dependencies) for t in finishes] == [1, 1, 1]
+    assert [len(t.args[0].wanted) for t in finishes] == [1, 1, 1]
+
+
+def test_what_a_user_s_futures_read_stays_where_it_is(attached):
+    """Sixteen arrays on the second worker: so is what is made of them."""
+    _, two = sorted(attached.workers)
+    client = attached.client
+    futures = [client.submit(np.full, 1000, n, workers=[two], pure=False) for n in range(16)]
+    wait(futures)
+    blocks = [da.from_delayed(delayed(f), (1000,), float) for f in futures]
+    total = da.concatenate(blocks).sum()
+    assert {stage.worker for stage in attached.plan(total).stages} == {1}
+    assert float(total.compute()) == 1000 * sum(range(16))
+
+
+def test_futures_that_nobody_has_made_yet_are_spread(attached, tmp_path):
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    futures = [attached.client.submit(waits, begun, go, n) for n in range(16)]
+    try:
+        plan = attached.plan(*[delayed(abs)(f) for f in futures])
+        assert sorted(plan.where_held) == [0] * 8 + [1] * 8
+    finally:
+        go.write_text("go")
+
+
+# ---- options of Dask's client
+
+
+def fails_once(flag):
+    if not flag.exists():
+        flag.write_text("once")
+        raise ValueError("the first time")
+    return 7
+
+
+@pytest.mark.parametrize("way", ["compute", "client", "persist", "annotated"])
+def test_what_fails_is_tried_again_as_often_as_is_said(attached, tmp_path, way):
+    flag, client = tmp_path / "flag", attached.client
+    if way == "annotated":
+        with dask.annotate(retries=1):
+            x = da.from_delayed(delayed(fails_once, pure=False)(flag), (), int)
+        assert int((x + 1).compute()) == 8
+        return
+    x = delayed(fails_once, pure=False)(flag)
+    how = {
+        "compute": lambda: x.compute(retries=1),
+        "client": lambda: client.compute(x, retries=1).result(),
+        "persist": lambda: x.persist(retries=1).compute(),
+    }
+    assert how[way]() == 7
+
+
+def test_priorities_go_to_the_stages(client, attached, monkeypatch):
+    given = []
+    get = client.get
+    monkeypatch.setattr(client, "get", lambda *a, **k: given.append(k["priority"]) or get(*a, **k))
+    x = da.arange(8, chunks=4)
+    with dask.annotate(priority=5):
+        y = x + 1
+    assert int(y.sum().compute()) == 36
+    assert int(client.compute(y.sum(), priority=2).result()) == 36
+    assert int(x.sum().compute()) == 28
+    assert given == [5, 2, 0]
+
+
+def test_options_for_single_tasks_go_to_the_client_s_own(client, attached, monkeypatch):
+    """Stages would take no notice of them."""
+    monkeypatch.setattr(attached, "_tasks", None)
+    there = {"workers": [min(attached.workers)]}
+    x = da.arange(8, chunks=4).sum()
+    assert int(x.compute(**there)) == 28
+    assert client.compute(x, **there).result() == 28
+    kept = client.persist(x, **there)
+    assert int(kept.compute(**there)) == 28
+
+
+# ---- meeting
+
+
+def test_workers_that_are_not_ready_are_no_missing_workers(client, monkeypatch):
+    monkeypatch.setattr(nodes, "facts", lambda name, dask_worker: None)
+    with pytest.raises(RuntimeError, match="no worker is ready: inproc://.*logs"):
+        gpuscheduler.attach(client, devices="cpu:1")
+
+
+def test_nothing_to_plan_is_an_error(attached):
+    with pytest.raises(gpuscheduler.PlanError, match="nothing to compute"):
+        attached.plan()
+
+
+# ---- progress
+
+
+def test_a_worker_counts_the_steps_that_it_runs(client, monkeypatch):
+    """Of a fused graph these are fewer than its tasks; the last of them is the end of all."""
+    told = []
+    monkeypatch.setattr(nodes, "REPORT_EVERY", 0)
+    monkeypatch.setattr(nodes.Node, "tell", lambda self, key, done: told.append(done))
+    x = da.ones((8, 8), chunks=2)
+    y = (x + x.T).sum()
+    with gpuscheduler.attach(client, devices="cpu:1", fuse_least=0) as attached:
+        assert int(y.compute()) == 128
+        assert told.count(1.0) == 2 * len(attached.plan(y).stages)
+
+
+# ---- when steps ran
+
+
+def test_the_timelines_of_all_workers_are_brought_to_the_client(client, tmp_path):
+    path = tmp_path / "run.json"
+    with gpuscheduler.attach(client, devices="cpu:2", timeline=True) as attached:
+        x = da.random.default_rng(0).random((40, 40), chunks=10)
+        (x + x.T).sum().compute()
+        attached.timeline(path)
+        workers = sorted(attached.workers)
+    found = threads(path)
+    assert sorted(found) == [(f"worker {w}", f"device {d}") for w in workers for d in (0, 1)]
+    assert min(map(len, found.values())) > 0
+
+
+def test_times_are_those_of_the_clock_of_the_cluster_s_scheduler(client):
+    def measured(name, delay, dask_worker):
+        dask_worker.scheduler_delay = delay  # until its next heartbeat
+        return nodes.rows(name, dask_worker)
+
+    with gpuscheduler.attach(client, devices="cpu:1", timeline=True) as attached:
+        da.ones(8, chunks=2).sum().compute()
+        early, late = (client.run(measured, attached.name, delay) for delay in (0.0, 1000.0))
+    rows = [(a, b) for w in early for a, b in zip(early[w], late[w], strict=True)]
+    assert rows
+    assert all(a.later(1000.0) == b for a, b in rows)

@@ -12,6 +12,7 @@ results alone at its end, and the rest element by element.
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import importlib
@@ -2331,6 +2332,7 @@ def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types
     names = names_read(function.__code__) & outside.keys()
     space = {n: other(outside[n]) for n in sorted(names)}
     space["__name__"] = function.__globals__.get("__name__")
+    space["__builtins__"] = builtins  # for NumPy's C code, which imports with them
     cells = _Cells(function)
     around = {n: types.CellType(other(v)) for n, v in cells.items()}
     copy = types.FunctionType(
@@ -2356,13 +2358,75 @@ def _known(function: Any) -> Any:
     return None if known is function else known
 
 
+#: Elements of an array that is made while a function is followed, at most: it is made on the host,
+#: where a large one takes its time.
+MOST_MADE = 2**20
+
+
+def _of_shape(shape: Any, *_: Any, **__: Any) -> int:
+    return math.prod(_shape_of(shape))
+
+
+def _of_rows(N: int, M: int | None = None, *_: Any, **__: Any) -> int:
+    return int(N) * int(N if M is None else M)
+
+
+def _of_range(start: Any, stop: Any = None, step: Any = 1, *_: Any, **__: Any) -> int:
+    start, stop = (0, start) if stop is None else (start, stop)
+    return _arange_length(start, stop, 1 if step is None else step)
+
+
+def _of_points(start: Any, stop: Any, num: int = 50, *_: Any, **__: Any) -> int:
+    return int(num)
+
+
+#: NumPy's functions that make arrays of nothing, and how many elements.
+_MAKERS: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(_words("empty zeros ones full"), _of_shape),
+    "indices": lambda dimensions, *_, **__: _of_shape(dimensions) * len(dimensions),
+    "fromfunction": lambda function, shape, **_: _of_shape(shape),
+    "broadcast_to": lambda array, shape, **_: _of_shape(shape),
+    "eye": _of_rows, "tri": _of_rows, "identity": lambda n, *_, **__: int(n) ** 2,
+    "arange": _of_range,
+    **dict.fromkeys(_words("linspace logspace geomspace"), _of_points),
+}  # fmt: skip
+
+
+def _little(name: str) -> Callable[..., Any]:
+    make, count = getattr(np, name), _MAKERS[name]
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(v, Traced) for v in (*args, *kwargs.values())):
+            elements = count(*args, **kwargs)
+            if elements > MOST_MADE:
+                raise _refuse(f"it makes an array of {elements:,} elements")
+        return make(*args, **kwargs)
+
+    return made
+
+
+class _Numpy:
+    """NumPy as a function that is followed finds it."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(np, name)
+        if name in _MAKERS:
+            value = _little(name)
+        self.__dict__[name] = value
+        return value
+
+
+_NUMPY = _Numpy()
+
+
 def _in_numpy(value: Any) -> Any:
     """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
     none."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
-        if name == "cupy":
-            return np
+        if name in ("cupy", "numpy"):
+            return _NUMPY
         if value is math:
             return _MATH
         if name == "cupyx.scipy.special":
@@ -2606,7 +2670,7 @@ class _Reading:
 
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
-_BUILTINS: Mapping[str, Any] = types.MappingProxyType(vars(__import__("builtins")))
+_BUILTINS: Mapping[str, Any] = types.MappingProxyType(vars(builtins))
 
 
 def _builtins_of(f: types.FunctionType) -> Mapping[str, Any]:

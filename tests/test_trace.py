@@ -328,6 +328,7 @@ def test_huge_arrays_cost_nothing():
 def test_constants_that_numpy_spreads_are_known():
     agree(lambda x: x * np.broadcast_to(np.float32(3), (7, 9)) + np.ones((1, 1)), SINGLE)
     agree(lambda x: (x * 2, np.broadcast_to(2.0, (3, 3)) + x.sum()), SINGLE)
+    agree(lambda x: x * np.eye(3).sum() + np.arange(5).mean(), SINGLE)
 
 
 def test_arguments_in_containers():
@@ -605,6 +606,11 @@ REFUSED = {
     "neither an input nor computed": lambda x: x * np.arange(9.0),
     "numpy.frexp has more than one result": lambda x: np.frexp(x),
     "concatenates 65 arrays": lambda x: np.concatenate([x] * 65),
+    "makes an array of 70,368,744,177,664 elements": lambda x: np.empty(2**46, dtype="u1"),
+    "makes an array of 9,999,999,999,999 elements": lambda x: x + np.arange(1, 1e13)[0] * 0,
+    "array of 1,099,511,627,776 elements": lambda x: x + np.broadcast_to(1.0, 2**40).sum(),
+    "array of 1,000,000,000 elements": lambda x: x + np.linspace(0, 1, num=10**9)[0],
+    "array of 4,000,000 elements": lambda x: x + np.eye(2000).sum() + np.indices((2, 2)).sum(),
     "it iterates over": lambda x: sum(row for row in np.concatenate([x] * 10)),
     "of which there are views": lambda x: masked_view(x * 1),
     "writes into an array that it is given": lambda x: np.add(x, 1, out=np.empty(())),

@@ -698,8 +698,9 @@ struct alignas(8) Moment {
   unsigned long long n;
   double k, sum, squares;
   __device__ __forceinline__ void clear() { n = 0; k = sum = squares = 0; }
-  template<class T, int N> __device__ __forceinline__ void take(const T (&x)[N]) {
-    if (n == 0) {
+  template<class T, int N> __device__ __forceinline__ void take(
+      const T (&x)[N], bool may_be_first = true) {
+    if (may_be_first && n == 0) {
       const double first = (double)x[0];
       k = first - first == 0 ? first : 0;
     }
@@ -727,15 +728,22 @@ struct alignas(8) Moment {
     sum += b.sum;
     squares += b.squares;
   }
-  __device__ __forceinline__ void merge(const Moment& b) {  // Chan, Golub and LeVeque 1979
+  __device__ __forceinline__ void settle() {  // deviations from the mean, if that is finite
+    const double to = n == 0 ? 0 : mean();
+    if (n == 0 || to - to != 0) return;
+    squares = m2();
+    k = to;
+    sum = 0;
+  }
+  // Chan, Golub and LeVeque 1979, of two that are settled: few divisions, which need registers.
+  __device__ __forceinline__ void merge(const Moment& b) {
     if (b.n == 0) return;
     if (n == 0) { *this = b; return; }
-    const double both = (double)(n + b.n), here = mean(), there = b.mean(), apart = there - here;
-    const double share = (double)b.n / both;
-    squares = m2() + b.m2() + apart * apart * ((double)n * share);
-    k = apart - apart == 0 ? here + apart * share : here * ((double)n / both) + there * share;
+    const double apart = b.k - k, share = (double)b.n / (double)(n + b.n);
+    squares += b.squares + apart * apart * ((double)n * share);
+    sum += b.sum;
+    k = apart - apart == 0 ? k + apart * share : k * (1 - share) + b.k * share;
     n += b.n;
-    sum = 0;
   }
 };
 // Threads that belong together go over to the first one's k, and then only add.
@@ -773,14 +781,18 @@ _piece(
 struct alignas(8) ComplexMoment {
   Moment real, imag;
   __device__ __forceinline__ void clear() { real.clear(); imag.clear(); }
-  template<class T, int N> __device__ __forceinline__ void take(const Complex<T> (&x)[N]) {
+  template<class T, int N> __device__ __forceinline__ void take(
+      const Complex<T> (&x)[N], bool may_be_first = true) {
     T a[N], b[N];
     #pragma unroll
     for (int i = 0; i < N; ++i) { a[i] = x[i].x; b[i] = x[i].y; }
-    real.take(a);
-    imag.take(b);
+    real.take(a, may_be_first);
+    imag.take(b, may_be_first);
   }
-  __device__ __forceinline__ void merge(const ComplexMoment& b) {
+  __device__ __forceinline__ void settle() { real.settle(); imag.settle(); }
+  __device__ __forceinline__ void merge(ComplexMoment b) {
+    b.settle();
+    settle();
     real.merge(b.real);
     imag.merge(b.imag);
   }

@@ -1238,6 +1238,8 @@ class _Generator:
                 step = self._fast(self.position) if self.rows else 0
                 name = "stride", self.position, self.along, len(self.axes[self.along]) - 1
                 extra = ", at, " + (self._times("1", step, name, True) if step else "0")
+            elif op == "moment" and self.across < 0:  # the vectors of a step are there in order
+                extra = ", u == 0"
             kind = TYPES[short]
             if together > 1:
                 declared.append(f"{kind} g{j}[{together}];")
@@ -1253,13 +1255,15 @@ class _Generator:
         """Put the parts of a block's threads together."""
         lines = []
         for j in range(len(self.kinds)):
-            if self.wide:
-                lines.append(f"gather_block(part{j}[0], kept);")
-            elif self.rows:
-                lines.append(f"gather_lanes(part{j}[0], lanes);")
-            else:
-                lines += self._over_held([f"gather_lines(part{j}[e], lanes, side, kept);"])
+            lines += self._over_held([self._gather(f"part{j}[e]")])
         return lines
+
+    def _gather(self, part: str) -> str:
+        if self.wide:
+            return f"gather_block({part}, kept);"
+        if self.rows:
+            return f"gather_lanes({part}, lanes);"
+        return f"gather_lines({part}, lanes, side, kept);"
 
     def _scratch(self, groups: int, share: int, side: int) -> list[str]:
         """Where the blocks that share results leave their parts."""
@@ -1287,11 +1291,24 @@ class _Generator:
         theirs = f"((((unsigned long long)group * share + p) * side + x) * {self.held} + e)"
         if self.held == 1:
             own, theirs = own.replace(" + e)", ")"), theirs.replace(" + e)", ")")
-        leave, clear, take = [], [], []
+        leave, take = [], []
         for j in range(len(self.kinds)):
-            leave += self._over_held([f"left{j}[{own}] = part{j}[e];"])
-            clear += self._over_held([f"part{j}[e].clear();"])
-            take += self._over_held([f"part{j}[e].merge(from_memory(left{j} + {theirs}));"])
+            settle = [f"part{j}[e].settle();"] if self.kinds[j][0] == "moment" else []
+            leave += self._over_held([*settle, f"left{j}[{own}] = part{j}[e];"])
+            # one of a thread's results after the other: all at once would take all its registers
+            take += [
+                "#pragma unroll 1",
+                f"for (int e = 0; e < {self.held}; ++e) {{",
+                f"Part{j} whole;",
+                "whole.clear();",
+                "if (live) for (unsigned p = y; p < share; p += lanes) {",
+                f"whole.merge(from_memory(left{j} + {theirs}));",
+                "}",
+                self._gather("whole"),
+                f"if (y == 0 && live) left{j}[{own}] = whole;",
+                "}",
+                *self._over_held([f"if (y == 0 && live) part{j}[e] = left{j}[{own}];"]),
+            ]
         return [
             "if (share > 1) {",
             "if (y == 0 && live) {",
@@ -1304,11 +1321,7 @@ class _Generator:
             "if (!last) continue;",
             "__threadfence();",
             "if (threadIdx.x == 0) counters[group] = 0;",
-            *clear,
-            "if (live) for (unsigned p = y; p < share; p += lanes) {",
             *take,
-            "}",
-            *self._gathered(),
             "}",
         ]
 

@@ -26,7 +26,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ from .cuda_math import (
     results,
     stored,
 )
-from .expr import Expr, Kernel, View, nodes
+from .expr import Expr, Kernel, View, constant, nodes, substituted
 
 THREADS = 256
 #: Bytes of arguments that a kernel can have, and items of a launch.
@@ -118,7 +118,43 @@ def generate(kernel: Kernel, aligned: bool = True, processors: int = 132) -> Gen
     >>> small.source == large.source, small.blocks, large.blocks
     (True, 1, 256)
     """
-    return _Generator(kernel, aligned, processors).generated()
+    return _Generator(_without_sums(kernel), aligned, processors).generated()
+
+
+def _without_sums(kernel: Kernel) -> Kernel:
+    """The same kernel, with sums of float32 made from the means of the same values, which are
+    float64 until then: a mean and a variance, as they are often wanted together."""
+    single, double = np.dtype(np.float32), np.dtype(np.float64)
+    every = kernel.reductions
+    moments = {r.arg: j for j, r in enumerate(every) if r.op == "moment"}
+    gone: dict[int, int] = {}  # sums, and the moments that know them
+    for j, r in enumerate(every):
+        if r.op == "sum" and (r.arg.dtype, *r.dtypes) == (single, single):
+            found = moments.get(r.arg, moments.get(Expr("cast", (r.arg,), double)))
+            if found is not None:
+                gone[j] = found
+    if not gone:
+        return kernel
+    left = [j for j in range(len(every)) if j not in gone]
+    number = {j: n for n, j in enumerate(left)}
+    count = math.prod(kernel.shape[k] for k in kernel.axes)
+    new: dict[int, Expr] = {}
+    for node in nodes(kernel.outputs):
+        if node.op != "reduced":
+            continue
+        j, which = node.data
+        if j in gone:
+            mean = Expr("reduced", (), double, (number[gone[j]], 0))
+            value = Expr("multiply", (mean, constant(float(count), double)), double)
+        else:
+            wide = j in gone.values() and which == 0
+            value = Expr("reduced", (), double if wide else node.dtype, (number[j], which))
+        same = value.dtype == node.dtype
+        new[id(node)] = value if same else Expr("cast", (value,), node.dtype)
+    means = {j: (double, every[j].dtypes[1]) for j in gone.values()}
+    reductions = tuple([replace(every[j], dtypes=means.get(j, every[j].dtypes)) for j in left])
+    outputs = tuple(substituted(kernel.outputs, new))
+    return replace(kernel, outputs=outputs, reductions=reductions)
 
 
 # ---- the tree as numbered nodes

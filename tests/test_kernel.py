@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpuscheduler import blocks
-from gpuscheduler.expr import Expr, Kernel, View, constant, index, source
+from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
@@ -317,6 +317,35 @@ def test_reductions_of_all_types_compile(axes, types):
         some = [op for op in EVERY if dtype[0] != "c" or op in ("sum", "prod", "all", "moment")]
         for ops in (some[:6], some[6:]):
             compiled(generate(k.reduced(source(0, shape, dtype), shape, axes, *ops)).source)
+
+
+@host_only
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("types", ["f4 f4", "f4 f8", "f8 f8"])
+def test_a_sum_of_what_has_a_moment_too(host, axes, types):
+    given, wide = k.words(types)
+    x = np.random.default_rng(1).random((300, 70)).astype(given) + 5
+    leaf = source(0, x.shape, given)
+    moment = leaf if given == wide else Expr("cast", (leaf,), wide)
+    doubles = (np.dtype(wide),) * 2
+    reductions = (
+        Reduction("sum", leaf, (np.dtype(given),)), Reduction("moment", moment, doubles),
+        Reduction("max", leaf, (np.dtype(given),)),
+    )  # fmt: skip
+    outputs = tuple(
+        Expr("reduced", (), d, (j, n))
+        for j, r in enumerate(reductions)
+        for n, d in enumerate(r.dtypes)
+    )
+    kernel = Kernel(x.shape, outputs, reductions, axes)
+    assert ("Part2" in generate(kernel).source) == (given == "f8")  # of float32, made from the mean
+    ((total, mean, squares, largest),) = host.run([kernel], [[x]])
+    exact = x.astype("f8")
+    np.testing.assert_allclose(total, exact.sum(axes), rtol=6e-8 if given == "f4" else 1e-14)
+    np.testing.assert_allclose(mean, exact.mean(axes), rtol=6e-8 if wide == "f4" else 1e-14)
+    expected = exact.var(axes) * x.size / np.asarray(total).size
+    np.testing.assert_allclose(squares, expected, rtol=6e-8 if wide == "f4" else 1e-12)
+    np.testing.assert_array_equal(largest, x.max(axes))
 
 
 def test_tiles_have_room_in_shared_memory():

@@ -228,20 +228,20 @@ MUTANTS = {
         "",
     ),
     "reading ahead fills the memory": (
-        "if ahead and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):",
+        "if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):",
         "if False:",
     ),
     "reading ahead stops where a part of the memory is full": (
-        "if ahead and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):",
-        "if ahead and self.used[memory] + need > int(AHEAD * limit):",
+        "if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):",
+        "if early and self.used[memory] + need > int(AHEAD * limit):",
     ),
     "reading ahead sends anything away": (
-        "self._make_room(memory, need, out, self._next_use(i, memory) if ahead else -1)",
+        "self._make_room(memory, need, out, self._next_use(i, memory) if early else -1)",
         "self._make_room(memory, need, out)",
     ),
     "reading sends nothing away": (
-        "        return bool(self.aside[i]) and not self.plan.steps[i].inputs and not self.quiet\n",
-        "        return bool(self.aside[i]) and not self.plan.steps[i].inputs\n",
+        "        return not self.plan.steps[i].inputs and not self.quiet\n",
+        "        return not self.plan.steps[i].inputs\n",
     ),
     "a guess counts on the room of values of the graph": (
         "stays = self._immovable(memory).union(inputs)",

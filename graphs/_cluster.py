@@ -1,5 +1,5 @@
 """What belongs to a cluster, measured here, or simulated: `python graphs/_cluster.py tasks`,
-`again` or `simulate`. Prints the figures of RESULTS.md.
+`again`, `gpus` or `simulate`. Prints the figures of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -63,26 +63,67 @@ def again(repeat: int) -> None:
         "mesh_sum": haversine_mesh.build_sum(1000),
     }
 
-    def timed(name: str, call: Callable[[], Any]) -> None:
-        seconds = []
-        for turn in range(repeat + 2):
-            begin = time.perf_counter()
-            call()
-            if turn >= 2:
-                seconds.append(time.perf_counter() - begin)
-        print(f"{name}: median {1e3 * median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
-
     with gpuscheduler.Scheduler("cpu:4"):
         for name, x in works.items():
-            timed(f"{name}, one process", x.compute)
+            timed(f"{name}, one process", x.compute, repeat)
     with (
         LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
         gpuscheduler.attach(client, devices="cpu:2"),
     ):
-        timed("submit and back", lambda: client.submit(abs, 1, pure=False).result())
+        timed("submit and back", lambda: client.submit(abs, 1, pure=False).result(), repeat)
         for name, x in works.items():
-            timed(f"{name}, two workers", x.compute)
+            timed(f"{name}, two workers", x.compute, repeat)
+
+
+def timed(name: str, call: Callable[[], Any], repeat: int) -> None:
+    """Print how long a call takes, after two that are not counted."""
+    seconds = []
+    for turn in range(repeat + 2):
+        begin = time.perf_counter()
+        call()
+        if turn >= 2:
+            seconds.append(time.perf_counter() - begin)
+    print(f"{name}: median {1e3 * median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
+
+
+def gpus(repeat: int, rows: int = 2**16, side: int = 100_000, matrix: int = 2**16) -> None:
+    """One process that drives every GPU, and two workers with half of them each."""
+    import cupy
+    from distributed import Client, LocalCluster
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    half = max(1, count // 2)
+    ids = [range(half), range(count - half, count)]
+    devices: Any = {w: "cuda:" + ",".join(map(str, r)) for w, r in enumerate(ids)}
+
+    def every(where: str) -> None:
+        works = {
+            "gauss_sum": lambda: gauss_sum.inputs((count * rows, rows // 2), None, "cupy"),
+            "mesh_sum": lambda: (),
+            "transpose_sum": lambda: transpose_sum.inputs(matrix, matrix // 16, "cupy"),
+        }
+        for name, make in works.items():
+            arrays = [x.persist() for x in make()]
+            if name == "mesh_sum":
+                result = haversine_mesh.build_sum(side, None, "cupy")
+            else:
+                result = {"gauss_sum": gauss_sum, "transpose_sum": transpose_sum}[name].apply(
+                    *arrays
+                )
+            timed(f"{name}, {where}", result.to_backend("numpy").compute, repeat)
+            print(f"  value {float(result.to_backend('numpy').compute()):.9g}", flush=True)
+            del arrays, result
+
+    with gpuscheduler.Scheduler("cuda"):
+        every(f"one process, {count} GPUs")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices),
+    ):
+        timed("submit and back", lambda: client.submit(abs, 1, pure=False).result(), repeat)
+        every(f"two workers, {half} each")
 
 
 def simulated(workers: int, devices: int) -> None:
@@ -102,7 +143,7 @@ def simulated(workers: int, devices: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "again", "simulate"])
+    parser.add_argument("what", choices=["tasks", "again", "gpus", "simulate"])
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--workers", type=int, default=128)
@@ -112,5 +153,7 @@ if __name__ == "__main__":
         tasks(options.count, options.repeat)
     elif options.what == "again":
         again(5 * options.repeat)
+    elif options.what == "gpus":
+        gpus(3 * options.repeat)
     else:
         simulated(options.workers, options.devices)

@@ -164,13 +164,13 @@ class _Lane:
         A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
         waits as well, and loses nothing: the device has work until the wait is over.
         """
-        if not self.queued or not (wait or self.queued[0][0].done):
+        if not self.queued or not (wait or _over(self.queued[0][0])):
             return False
         event, devices, steps = self.queued.popleft()
         done: list[StateEvent] = [Done(i) for i in steps]
         try:
             event.synchronize()
-            while self.queued and self.queued[0][1] is devices and self.queued[0][0].done:
+            while self.queued and self.queued[0][1] is devices and _over(self.queued[0][0]):
                 done += [Done(i) for i in self.queued.popleft()[2]]
         except BaseException as error:
             done = [Failed(steps[0], error)]
@@ -1271,6 +1271,15 @@ class CudaDevices:
                 lane.abandon(h)
         held.clear()
         lane.sweep()
+
+
+def _over(event: Event) -> bool:
+    """Whether there is nothing to wait for any more; after an error, of which `synchronize` tells,
+    there is not."""
+    try:
+        return bool(event.done)
+    except runtime.CUDARuntimeError:
+        return True
 
 
 @dataclass(slots=True)

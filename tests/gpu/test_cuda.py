@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
+from gpuscheduler import cuda, launch  # noqa: E402
 from gpuscheduler.run import DeviceLost  # noqa: E402
 from gpuscheduler.scheduler import cuda_devices  # noqa: E402
 
@@ -415,6 +417,54 @@ def test_a_thread_that_dies_is_an_error_and_the_next_run_has_another():
         with pytest.raises(DeviceLost, match="thread gpuscheduler-cuda-0 has ended"):
             lazy.compute()
         assert int(lazy.compute()) == 8
+
+
+def test_compiled_kernels_are_launched_by_the_callers_thread(scheduler, monkeypatch):
+    """From the second time on; its device and its stream are then what they were."""
+    monkeypatch.setattr(cuda, "A_MOMENT", 10)
+    who = []
+    for name in ("run", "run_batch"):
+        plain = getattr(launch.Kernels, name)
+
+        def seen(*args, plain=plain):
+            who.append(threading.current_thread())
+            return plain(*args)
+
+        monkeypatch.setattr(launch.Kernels, name, seen)
+    lazy = ((da.arange(96, chunks=8, dtype="f8") + 1) ** 2).sum()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    with streams[0]:
+        for turn in range(4):
+            who.clear()
+            assert float(lazy.compute()) == 96 * 97 * 193 / 6
+            mine = {t is threading.current_thread() for t in who}
+            assert mine == {turn > 0}
+            assert cupy.cuda.get_current_stream() == streams[0]
+    assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
+    assert cupy.cuda.runtime.getDevice() == 0
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_device_that_fails_says_so_however_it_is_asked(wait):
+    class Broken:
+        @property
+        def done(self):
+            raise cupy.cuda.runtime.CUDARuntimeError(700)
+
+        synchronize = done.fget
+
+    told = []
+    lane = cuda._Lane.on(0, 0)
+    try:
+        devices = SimpleNamespace(tell=told.extend)
+        lane.queued.append((Broken(), devices, [3, 4]))
+        assert lane.settle(wait)
+        assert not lane.settle(wait)
+    finally:
+        lane.close()
+    ((failed, error),) = [(e.step, e.error) for e in told]
+    assert failed == 3
+    assert "700" in str(error) or "IllegalAddress" in str(error)
 
 
 def test_nested_and_from_many_threads(scheduler):

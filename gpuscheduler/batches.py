@@ -37,7 +37,7 @@ CHUNKS = 2
 
 
 class Batch:
-    """Tasks that are the same program on different arrays; its value is the tuple of theirs."""
+    """Tasks that are the same program on different arrays; its value has theirs by number."""
 
     __slots__ = ("_moved", "chunks", "fixed", "key", "members", "ready")
 

@@ -54,6 +54,7 @@ class _Prepared:
     voids: Any  # ... of many items
     outputs: tuple[tuple[int, tuple[int, ...], Any], ...]  # slot, shape and dtype
     positions: tuple[tuple[int, int], ...]  # slots that hold a placeholder, and which
+    given: int  # the program's own arrays; those with higher numbers its kernels make
 
 
 class _Ready(NamedTuple):
@@ -124,15 +125,16 @@ class Kernels:
         device: int,
         work: Workspace,
         remember: bool = True,
-    ) -> tuple[Any, ...]:
-        """The values of alike tasks, by one launch for each kernel of their program.
+    ) -> Any:
+        """The values of alike tasks, in a tuple or an array, by one launch for each kernel of their
+        program.
 
         Without `remember`, the arrays are others than those of the plan's other runs.
         """
         first = batch.members[0]
         known = batch.ready.get((device, id(self))) if remember else None
         if known is not None:
-            ready, inputs = known
+            ready, inputs, begun = known
         else:
             inputs, aligned = _pointers(batch, values, device)
             broken = id(first.program) in self._broken
@@ -143,35 +145,37 @@ class Kernels:
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return tuple([f.original(values) for f in batch.members])
+            positions = [f.positions for f in batch.members]
+            begun = [_begun(kernel, inputs, positions) for kernel in ready.kernels]
             if batch.fixed and remember:
-                batch.ready[device, id(self)] = ready, inputs
+                batch.ready[device, id(self)] = ready, inputs, begun
         pointers = [list(p) for p in inputs]
-        positions = [f.positions for f in batch.members]
-        made = [self._launch_all(kernel, pointers, positions, work) for kernel in ready.kernels]
+        made = [
+            self._launch_all(kernel, slots, pointers, work)
+            for kernel, slots in zip(ready.kernels, begun, strict=True)
+        ]
         program = ready.program
         before = [None] * program.inputs  # no result of a program is one of its inputs
         flat = [out for outputs in made for out in outputs]
         result = program.result
         if isinstance(result, Out):
-            return tuple(flat[result.array - len(before)])
+            every = flat[result.array - len(before)]
+            return tuple(every) if isinstance(every, list) else every
         return tuple(
             [filled(program, [*before, *items], False) for items in zip(*flat, strict=True)]
         )
 
     def _launch_all(
-        self,
-        kernel: _Prepared,
-        pointers: list[list[int]],
-        positions: list[tuple[int, ...]],
-        work: Workspace,
+        self, kernel: _Prepared, begun: Any, pointers: list[list[int]], work: Workspace
     ) -> list[Any]:
-        """Launch a kernel for several items; each output is a list, or an array, of all theirs."""
+        """Launch a kernel for several items, of which `begun` has what is known before; each output
+        is a list, or an array, of all theirs."""
         made, count = kernel.generated, len(pointers)
         most = made.most
-        slots = np.empty((count, made.slots.size), np.uint64)
-        slots[:] = made.slots
+        slots = begun.copy()
         for slot, n, offset in made.inputs:
-            slots[:, slot] = [p[n] + offset for p in pointers]
+            if n >= kernel.given:  # the results of kernels before this one
+                slots[:count, slot] = [p[n] + offset for p in pointers]
         outputs: list[Any] = []
         for slot, shape, dtype in kernel.outputs:
             nbytes = math.prod(shape) * dtype.itemsize
@@ -185,25 +189,21 @@ class Kernels:
                 places = [begin + i * nbytes for i in range(count)]
             for p, place in zip(pointers, places, strict=True):
                 p.append(place)
-            slots[:, slot] = places
+            slots[:count, slot] = places
             outputs.append(out)
-        for slot, n in kernel.positions:
-            slots[:, slot] = [p[n] for p in positions]
         if made.scratch is not None:
             slot, nbytes = made.scratch
             nbytes = -(-nbytes // 256) * 256
             begin = work.scratch_at(nbytes * min(count, most))
-            slots[:, slot] = [begin + i % most * nbytes for i in range(count)]
+            slots[:count, slot] = [begin + i % most * nbytes for i in range(count)]
         if made.counters is not None:
             slot, n = made.counters
             begin = work.counters_at(n * min(count, most))
-            slots[:, slot] = [begin + i % most * 4 * n for i in range(count)]
+            slots[:count, slot] = [begin + i % most * 4 * n for i in range(count)]
         for start in range(0, count, most):
-            some = slots[start : start + most]
-            items = np.zeros((most, slots.shape[1]), np.uint64)
-            items[: len(some)] = some
-            argument = items.reshape(-1).view(kernel.voids)[0]
-            kernel.many((made.blocks, len(some), 1), (made.threads, 1, 1), (argument,))
+            argument = slots[start : start + most].reshape(-1).view(kernel.voids)[0]
+            grid = made.blocks, min(most, count - start), 1
+            kernel.many(grid, (made.threads, 1, 1), (argument,))
         return outputs
 
     def _launch(
@@ -241,14 +241,20 @@ class Kernels:
                 # the shapes that results will have: what an array is reshaped to costs time
                 shapes = {o.array: o.shape for o in leaves(program.result) if isinstance(o, Out)}
                 kernels = [
-                    self._prepare(k, device, aligned, start, shapes)
+                    self._prepare(k, device, aligned, start, shapes, program.inputs)
                     for k, start in zip(program.kernels, program.starts, strict=True)
                 ]
                 found = self._prepared[key] = given, _Ready(program, kernels)
         return found[1]
 
     def _prepare(
-        self, kernel: Any, device: int, aligned: bool, start: int, shapes: dict[int, Any]
+        self,
+        kernel: Any,
+        device: int,
+        aligned: bool,
+        start: int,
+        shapes: dict[int, Any],
+        given: int,
     ) -> _Prepared:
         processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         made = generate(kernel, aligned, processors)
@@ -265,7 +271,7 @@ class Kernels:
         )
         void = np.dtype((np.void, made.slots.nbytes))
         voids = np.dtype((np.void, made.slots.nbytes * made.most))
-        return _Prepared(one, many, made, void, voids, outputs, positions)
+        return _Prepared(one, many, made, void, voids, outputs, positions, given)
 
     def _function(self, made: Generated, name: str, device: int) -> Any:
         key = made.source, device
@@ -303,6 +309,20 @@ class Kernels:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _begun(kernel: _Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:
+    """The arguments of a kernel for several items, without what is new at each launch; with room
+    for as many as a launch takes."""
+    made, count = kernel.generated, len(pointers)
+    slots = np.zeros((-(-count // made.most) * made.most, made.slots.size), np.uint64)
+    slots[:count] = made.slots
+    for slot, n, offset in made.inputs:
+        if n < kernel.given:
+            slots[:count, slot] = [p[n] + offset for p in pointers]
+    for slot, n in kernel.positions:
+        slots[:count, slot] = [p[n] for p in positions]
+    return slots
 
 
 def _pointers(

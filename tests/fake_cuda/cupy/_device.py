@@ -21,6 +21,7 @@ DEVICES = int(os.environ.get("FAKE_CUDA_DEVICES", "2"))
 MEMORY = int(os.environ.get("FAKE_CUDA_MEMORY", str(2**30)))
 PEERS = os.environ.get("FAKE_CUDA_PEERS", "1") != "0"
 PROCESSORS = 2
+STACKS = "FAKE_CUDA_STACKS" in os.environ  # a race then shows who wrote before: takes long
 
 lock = threading.RLock()
 chance = random.Random(0)
@@ -208,6 +209,7 @@ class Memory:
         self.raw = np.empty(nbytes + 512, np.uint8)
         self.ptr = self.raw.ctypes.data + (-self.raw.ctypes.data) % 512
         self.size, self.device, self.stream = nbytes, device, stream
+        self.by = ""
         self.written = None  # by which stream, as its how many-th work
         self.reads = {}
         self.ranges = []  # of pinned memory: (low, high, writes, stream, count)
@@ -229,6 +231,8 @@ class Memory:
                 if not before(access, stream):
                     self._race("written", "read", access, stream)
             self.written, self.reads = (stream.number, count), {}
+            if STACKS:
+                self.by = "".join(traceback.format_stack(limit=14)[:-1])
 
     def touch(self, rows, writes, stream):
         """Pinned memory: parts of it are written by several devices at once."""
@@ -250,7 +254,7 @@ class Memory:
         race(
             f"{self.size} bytes of {where} are {now} on stream {stream.number} of device "
             f"{stream.device_id}, and were {then} on stream {access[0]} of device "
-            f"{streams[access[0]].device_id} with nothing in between"
+            f"{streams[access[0]].device_id} with nothing in between\n{self.by}"
         )
 
 

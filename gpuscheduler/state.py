@@ -35,6 +35,9 @@ DEEP_WINDOW = 64
 SHARE = 1 / 20
 #: What part of a memory may be full when more is read ahead: what was read needs room for work.
 AHEAD = 3 / 4
+#: What part of a device's memory all that is under way may make and fetch where values have to
+#: leave for it: what is under way cannot leave, and the less it is, the better the choice.
+TIGHT = 1 / 4
 #: Refusals that a step may have because of others before it is given the device to itself.
 PATIENCE = 100
 
@@ -172,6 +175,7 @@ class State:
         self.flight = dict.fromkeys(devices, 0)  # ... the bytes that those make and fetch
         self.bytes = [0] * n  # ... by step
         self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
+        self.tight = {d: int(TIGHT * plan.machine.memory[d]) for d in devices}
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
@@ -492,7 +496,7 @@ class State:
         idle = [i for i in self.resident[memory] if not pins[i] and self._counted(i, memory)]
         if self.fixed:
             idle = [i for i in idle if i not in self.fixed or self.memory[self.place[i]] != memory]
-        idle.sort(key=lambda i: (self._next_use(i, memory), i), reverse=True)
+        idle.sort(key=lambda i: (self._next_use(i, memory), len(self.where[i]), i), reverse=True)
         if memory == HOST:  # what is on its device, too, can go without a copy
             idle.sort(key=lambda i: len(self.where[i]), reverse=True)
         return idle
@@ -633,10 +637,13 @@ class State:
         for j in inputs:
             pins[j] += 1  # or making room could take them away
         limit = self.limit[memory]
+        full = self.used[memory] + need > limit
         early = self.aside[i] and self._is_early(i)
         if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
             limit = -1  # there is other work: it can wait until there is room
-        elif self.used[memory] + need > limit:
+        elif full and self.busy[d] and self.flight[d] + need > self.tight[d]:
+            limit = -1  # so can what would crowd out more than it must
+        elif full:
             # and it sends nothing away that is needed before it
             self._make_room(memory, need, out, self._next_use(i, memory) if early else -1)
         if self.used[memory] + need > limit:

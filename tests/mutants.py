@@ -148,8 +148,20 @@ MUTANTS = {
     ),
     "evicts what is needed next": ("i), reverse=True)", "i))"),
     "evicts the oldest": (
-        "idle.sort(key=lambda i: (self._next_use(i, memory), i), reverse=True)",
+        "idle.sort(key=lambda i: (self._next_use(i, memory), len(self.where[i]), i), reverse=True)",
         "idle.sort()",
+    ),
+    "evicts what is nowhere else as soon as what is": (
+        "(self._next_use(i, memory), len(self.where[i]), i)",
+        "(self._next_use(i, memory), i)",
+    ),
+    "evicts for more than a few steps at once": (
+        "elif full and self.busy[d] and self.flight[d] + need > self.tight[d]:",
+        "elif False:",
+    ),
+    "evicts for one step at a time": (
+        "self.flight[d] + need > self.tight[d]:",
+        "True:",
     ),
     "evicts more than is needed": (
         "out)\n            if room >= need:\n                return\n",

@@ -291,6 +291,28 @@ def test_the_value_needed_last_is_evicted_first():
     assert state.handle(Copied(4, 0, HOST)) == [Free(4, 0), Copy(0, HOST, 0), Launch(5, 0)]
 
 
+def test_of_two_that_nobody_reads_any_more_that_goes_which_is_elsewhere_too():
+    """a is on the host as well, so it goes for nothing; b would have to be sent there."""
+    there = {"a": {HOST, 0}, "b": {0}}
+    plan = plan_of(("a", "", 0), ("b", "", 0), ("c", "", 0), memory=(16,), there=there)
+    assert state_of(plan).start() == [Free(0, 0), Launch(2, 0)]
+
+
+def test_values_leave_for_few_steps_at_once():
+    """Eight fit, and all are kept. A quarter of the memory, two, may be under way where one more
+    has to leave: what is under way could not, and values that are needed soon would."""
+    names = "abcdefghijk"
+    plan = plan_of(*((name, "", 0) for name in names), memory=(64,), wanted=names)
+    state = state_of(plan, deep_window=1)
+    assert state.start() == [Launch(i, 0) for i in range(4)]
+    for i in range(4):
+        assert state.handle(*ran(i)) == [Launch(i + 4, 0)]  # now it is full
+    assert state.handle(*ran(4)) == []
+    assert state.handle(*ran(5)) == []
+    assert state.handle(*ran(6)) == [Copy(6, 0, HOST)]
+    assert state.handle(Copied(6, 0, HOST)) == [Free(6, 0), Launch(8, 0)]
+
+
 def test_a_result_that_nobody_reads_makes_room_before_anything_that_is_read():
     """a is read far ahead, r never again: r goes to the host (it is wanted), a stays."""
     plan = plan_of(

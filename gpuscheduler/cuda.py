@@ -10,6 +10,9 @@ stream, by CUDA's own rule for streams that are not made `non_blocking`.
 `Issued`, and `Copied` between devices, are reported when the work is queued: readers are queued
 behind it. `Done`, and `Copied` to the host, are reported when it has happened, by a thread that
 waits for it: so what is counted as held is held, and what is let go is no longer read.
+
+A plan that has been run, and has nothing but our own kernels, needs no worker: the caller's thread
+launches them all, and asks for a while whether they are done.
 """
 
 from __future__ import annotations
@@ -60,8 +63,6 @@ REPORT_EVERY = 0.002
 KERNELS = {Fused, Batch}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
-#: Orders that a device gets before the next has its turn.
-AT_ONCE = 1
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
@@ -129,6 +130,7 @@ class _Lane:
     outgoing: Stream
     watch: Worker  # waits for copies to the host
     queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
+    settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
     work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
 
@@ -162,20 +164,26 @@ class _Lane:
         """Report steps that are done by now; whether there was anything to report.
 
         A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
-        waits as well, and loses nothing: the device has work until the wait is over.
+        waits as well, and loses nothing: the device has work until the wait is over. While it
+        waits, the thread of a run that launches by itself goes away with nothing.
         """
-        if not self.queued or not (wait or _over(self.queued[0][0])):
+        if not self.queued or not self.settling.acquire(blocking=wait):
             return False
-        event, devices, steps = self.queued.popleft()
-        done: list[StateEvent] = [Done(i) for i in steps]
         try:
-            event.synchronize()
-            while self.queued and self.queued[0][1] is devices and _over(self.queued[0][0]):
-                done += [Done(i) for i in self.queued.popleft()[2]]
-        except BaseException as error:
-            done = [Failed(steps[0], error)]
-        devices.tell(done)
-        return True
+            if not self.queued or not (wait or _over(self.queued[0][0])):
+                return False
+            event, devices, steps = self.queued.popleft()
+            done: list[StateEvent] = [Done(i) for i in steps]
+            try:
+                event.synchronize()
+                while self.queued and self.queued[0][1] is devices and _over(self.queued[0][0]):
+                    done += [Done(i) for i in self.queued.popleft()[2]]
+            except BaseException as error:
+                done = [Failed(steps[0], error)]
+            devices.tell(done)
+            return True
+        finally:
+            self.settling.release()
 
     def let_go(self, held: _Held) -> None:
         """Drop a value whose readers here are done; copies of it may be under way still."""
@@ -963,15 +971,18 @@ class CudaDevices:
             self._events.put([Failed(order[1][0][1], error)])
 
     def _obey_here(self) -> None:
-        """In the caller's thread: a few orders to each device in turn, so that all of them have
-        work soon. Then it looks for what is done; what takes longer, the workers wait for."""
+        """In the caller's thread: first one order to each device, so that all of them have work
+        soon, then more. It looks itself for what is done; what takes longer, the workers wait for.
+        """
+        count = 1
         while any(self._todo):
             for place, todo in enumerate(self._todo):
                 if todo:
-                    self._todo[place] = todo[AT_ONCE:]
+                    self._todo[place] = todo[count:]
                     lane = self.lanes[place]
                     with Device(lane.device), lane.home:
-                        self.team.contexts[place].run(self._obey, [place, todo[:AT_ONCE]])
+                        self.team.contexts[place].run(self._obey, [place, todo[:count]])
+            count *= 2
         end = perf_counter() + SPIN
         while self._events.empty():
             for lane in self.lanes:

@@ -444,6 +444,41 @@ def test_compiled_kernels_are_launched_by_the_callers_thread(scheduler, monkeypa
     assert cupy.cuda.runtime.getDevice() == 0
 
 
+def test_two_threads_that_look_for_what_is_done_find_each_step_once():
+    class Over:
+        @property
+        def done(self):
+            time.sleep(1e-4)  # another thread may come in between
+            return True
+
+        def synchronize(self):
+            pass
+
+    told, failed = [], []
+    lane = cuda._Lane.on(0, 0)
+    devices = [SimpleNamespace(tell=told.extend) for _ in range(2)]
+
+    def look(wait):
+        try:
+            while len(told) < 100:
+                lane.settle(wait)
+                time.sleep(1e-5)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=look, args=(wait,)) for wait in (True, False, False)]
+    for t in threads:
+        t.start()
+    for i in range(100):
+        lane.queued.append((Over(), devices[i % 2], [i]))
+        time.sleep(1e-4)
+    for t in threads:
+        t.join(20)
+    lane.close()
+    assert not failed
+    assert sorted(e.step for e in told) == list(range(100))
+
+
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_device_that_fails_says_so_however_it_is_asked(wait):
     class Broken:

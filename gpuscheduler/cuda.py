@@ -715,8 +715,7 @@ class CudaDevices:
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
-        steps = list(enumerate(plan.steps))
-        for i, step in steps:
+        for i, step in enumerate(plan.steps):
             if i in self.chunks:
                 self._take_over(i, self.chunks[i].places)
             elif step.fixed:
@@ -727,7 +726,7 @@ class CudaDevices:
         self.light = (
             plan.tried
             and not exact
-            and all(type(s.task) in KERNELS or s.fixed or i in self.chunks for i, s in steps)
+            and all(type(s.task) in KERNELS or s.fixed for s in plan.steps)
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )
         team.begin()

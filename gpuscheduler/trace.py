@@ -2410,14 +2410,13 @@ class _Numpy:
     """NumPy as a function that is followed finds it."""
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(np, name)
-        if name in _MAKERS:
-            value = _little(name)
-        self.__dict__[name] = value
-        return value
+        return getattr(np, name)
 
 
 _NUMPY = _Numpy()
+for _name in _MAKERS:
+    setattr(_NUMPY, _name, _little(_name))
+    KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
 
 
 def _in_numpy(value: Any) -> Any:
@@ -2435,7 +2434,8 @@ def _in_numpy(value: Any) -> Any:
     name = str(getattr(value, "__name__", ""))
     if name.startswith("cupyx_scipy_special_"):
         return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
-    return getattr(np, name.removeprefix("cupy_"), value)
+    found = getattr(np, name.removeprefix("cupy_"), value)
+    return KNOWN.get(found, found)
 
 
 def _scipy_special() -> Any:

@@ -17,6 +17,7 @@ from dask._task_spec import Task
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy import empty
 
 from gpuscheduler import blocks, fuse
 from gpuscheduler.expr import Expr, View, index, nodes
@@ -610,6 +611,7 @@ REFUSED = {
     "makes an array of 9,999,999,999,999 elements": lambda x: x + np.arange(1, 1e13)[0] * 0,
     "array of 1,099,511,627,776 elements": lambda x: x + np.broadcast_to(1.0, 2**40).sum(),
     "array of 1,000,000,000 elements": lambda x: x + np.linspace(0, 1, num=10**9)[0],
+    "array of 2,000,000 elements": lambda x: x + empty(2_000_000).sum(),
     "array of 4,000,000 elements": lambda x: x + np.eye(2000).sum() + np.indices((2, 2)).sum(),
     "it iterates over": lambda x: sum(row for row in np.concatenate([x] * 10)),
     "of which there are views": lambda x: masked_view(x * 1),

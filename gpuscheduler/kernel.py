@@ -133,11 +133,11 @@ def _without_sums(kernel: Kernel) -> Kernel:
             found = moments.get(r.arg, moments.get(Expr("cast", (r.arg,), double)))
             if found is not None:
                 gone[j] = found
-    if not gone:
+    count = math.prod(kernel.shape[k] for k in kernel.axes)
+    if not gone or not count:  # nothing has no mean, and its sum is zero
         return kernel
     left = [j for j in range(len(every)) if j not in gone]
     number = {j: n for n, j in enumerate(left)}
-    count = math.prod(kernel.shape[k] for k in kernel.axes)
     new: dict[int, Expr] = {}
     for node in nodes(kernel.outputs):
         if node.op != "reduced":

@@ -348,6 +348,13 @@ def test_a_sum_of_what_has_a_moment_too(host, axes, types):
     np.testing.assert_array_equal(largest, x.max(axes))
 
 
+@host_only
+def test_a_sum_of_nothing_beside_its_moment_is_zero(host):
+    x = np.zeros((0, 5), "f4")
+    kernel = k.reduced(source(0, x.shape, "f4"), x.shape, (0,), "sum", "moment")
+    np.testing.assert_array_equal(host.run([kernel], [[x]])[0][0], np.zeros(5))
+
+
 def test_tiles_have_room_in_shared_memory():
     shape = (64, 64)
     both = source(0, shape, "c16")

@@ -42,7 +42,7 @@ from .fuse import Fused
 from .gather import Gathering, strips
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
-from .persisted import Chunk, Key, Places
+from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan
 from .run import Interrupted, Lease
 from .sizes import leaves, map_leaves
@@ -352,9 +352,15 @@ class CudaHardware:
         device = self.ids[place]
         if place in places:
             return self._behind(places[place], device)
-        value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
+        if HOST in places or DISK in places:
+            value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
+            with Device(device):
+                return map_leaves(_off_host, value)
+        other = max(places)
+        value = self._behind(places[other], self.ids[other])
         with Device(device):
-            return map_leaves(_off_host, value)
+            stream = cupy.cuda.get_current_stream()
+            return map_leaves(lambda v: _moved(v, device, stream), value)
 
     def _behind(self, held: _Held, device: int) -> Any:
         if held.ready is not None:
@@ -560,6 +566,19 @@ def _brought(block: Any, device: int, stream: Stream) -> Any:
     return out
 
 
+def _moved(v: Any, device: int, stream: Stream) -> Any:
+    """A copy on the current device, behind what the current stream of its own has queued."""
+    if not isinstance(v, cupy.ndarray) or v.device.id == device:
+        return v
+    with Device(v.device.id):
+        made = Event(disable_timing=True)
+        made.record(cupy.cuda.get_current_stream())
+    stream.wait_event(made)
+    out = _brought(v, device, stream)
+    stream.synchronize()  # until then `v` may not go
+    return out
+
+
 def _grid(blocks: Any, ndim: int) -> tuple[tuple[int, ...], list[tuple[slice, ...]]] | None:
     """The shape of the whole and the slices of each block; None where blocks do not line up."""
     array = np.empty(_numblocks(blocks), dtype=object)
@@ -612,8 +631,14 @@ def try_links(ids: list[int]) -> set[tuple[int, int]]:
     return bad
 
 
+#: Pairs of GPUs that have been enabled in this process: to do it again is an error of CUDA's.
+_ENABLED: set[tuple[int, int]] = set()
+
+
 def _enable(source: int, destination: int) -> bool:
     for a, b in ((source, destination), (destination, source)):
+        if (a, b) in _ENABLED:
+            continue
         if not runtime.deviceCanAccessPeer(a, b):
             return False
         with Device(a):
@@ -622,6 +647,7 @@ def _enable(source: int, destination: int) -> bool:
             except runtime.CUDARuntimeError as error:
                 if "AlreadyEnabled" not in str(error):
                     return False
+        _ENABLED.add((a, b))
     return True
 
 
@@ -745,7 +771,7 @@ class CudaDevices:
     def _came(self, step: int, place: int, held: Any) -> None:
         """A chunk is in one more place, from where later runs can take it."""
         chunk = self.chunks.get(step)
-        if chunk is not None and not self.stopped and place in (chunk.place, HOST, DISK):
+        if chunk is not None and not self.stopped:
             chunk.came(place, held)
 
     def _follow_caller(self) -> None:
@@ -850,17 +876,15 @@ class CudaDevices:
         if part is not None:
             whole = self.held[home].get(step)
             return {home: _Held(part, whole and whole.ready)}
-        places: dict[int, Any] = {}
-        for place in (home, HOST):
-            held = self.held[place].get(step)
-            if held is not None:
-                places[place] = held
+        places: dict[int, Any] = {p: h[step] for p, h in self.held.items() if step in h}
         if step in self.files:
             places[DISK] = self.files.pop(step)
-        return places or {home: _Held(self.value(step))}
+        return worth_keeping(home, places) or {home: _Held(self.value(step))}
 
     def close(self) -> None:
         self.stopped = True
+        for chunk in self.chunks.values():
+            chunk.settled()
         for place, lane in enumerate(self.lanes):
             if self.light:
                 with Device(lane.device):

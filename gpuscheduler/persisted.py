@@ -19,6 +19,20 @@ Key = Any
 Places = Mapping[int, Any]  # place -> what the hardware keeps there
 
 
+def worth_keeping(home: int, places: Places) -> dict[int, Any]:
+    """The places in which a value stays when a run is over: its own device, the host and the disk;
+    another device only where nothing else has it.
+
+    >>> worth_keeping(0, {0: "x", 1: "x", -1: "x"}), worth_keeping(0, {1: "x", 2: "x"})
+    ({0: 'x', -1: 'x'}, {1: 'x'})
+    """
+    out = {p: held for p, held in places.items() if p == home or p < 0}
+    if not out and places:
+        other = min(places)
+        out = {other: places[other]}
+    return out
+
+
 class Keeper(Protocol):
     """The hardware that a chunk is on."""
 
@@ -91,6 +105,11 @@ class Chunk:
     def left(self, place: int) -> None:
         with self._lock:
             self.places = {p: held for p, held in self.places.items() if p != place}
+
+    def settled(self) -> None:
+        """At the end of a run: let go of replicas that only it had a use for."""
+        with self._lock:
+            self.places = worth_keeping(self.place, self.places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Given, (self(),)
@@ -170,7 +189,7 @@ class Persisted:
         it is fastest."""
         out: dict[int, int] = {}
         for chunk in self.every():
-            place = max(chunk.places, default=chunk.place)
-            place = chunk.place if place >= 0 else place
+            places = chunk.places
+            place = chunk.place if chunk.place in places else max(places, default=chunk.place)
             out[place] = out.get(place, 0) + chunk.nbytes
         return out

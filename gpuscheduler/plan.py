@@ -127,12 +127,15 @@ class Plan:
         devices = len(self.machine.devices)
         for chunk in chunks:
             i = index.get(id(chunk), len(steps))
+            places = frozenset(p for p in chunk.places if p < devices or self.machine.shared)
+            if not places:
+                continue  # on a device that is not among these
             if i == len(steps):
                 if chunk.place >= devices and not self.machine.shared:
                     continue
                 steps.append(_step_of(chunk, chunk.place % devices))
                 held[i] = chunk
-            there[i] = frozenset(chunk.places)
+            there[i] = places
         out = replace(self, steps=steps, there=there)
         more = len(steps) - len(self.steps)
         out.__dict__["readers"] = self.readers + [[] for _ in range(more)]

@@ -1,18 +1,21 @@
 """Measure the engine on the GPUs of this machine: `python graphs/_measure.py [PART ...]`.
 
-Parts: limits, tasks, copies, overlap, host, kernels, fusion, graphs, generated, meshes. Each prints
-a short table; what is timed has run once before. Figures in RESULTS.md come from here. No workload.
+Parts: limits, tasks, copies, overlap, host, sweep, quarter, kernels, fusion, graphs, generated,
+meshes. Each prints a short table; what is timed has run once before. Figures in RESULTS.md come
+from here. No workload.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import add
 from pathlib import Path
@@ -21,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import cupy
+import cupyx
 import dask
 import dask.array as da
 import dask.threaded
@@ -442,8 +446,79 @@ def host() -> None:
         print(f"{gib:.0f} GiB to the host: {x.nbytes / seconds / 1e9:.0f} GB/s from {GPUS} GPUs")
 
 
+def sweep() -> None:
+    """`(x*2+1).sum()` over an array of the host, beside pinned copies to all GPUs at once."""
+    nbytes, lines = 2**30, 2**13
+    pieces = everywhere(lambda d: (cupyx.empty_pinned(nbytes, "u1"), cupy.empty(nbytes, "u1")))
+    streams = everywhere(lambda d: cupy.cuda.Stream(non_blocking=True))
+
+    def copy() -> None:
+        for d, ((a, b), stream) in enumerate(zip(pieces, streams, strict=True)):
+            with cupy.cuda.Device(d):
+                cupy.cuda.runtime.memcpyAsync(b.data.ptr, a.ctypes.data, nbytes, 1, stream.ptr)
+
+    limit = GPUS * nbytes / best(copy)
+    pieces.clear()
+    everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    print(f"pinned host to device, {GPUS} GPUs together: {limit / 1e9:.0f} GB/s; "
+          f"{os.cpu_count()} cores")  # fmt: skip
+    for kind, share, empty in (("pinned", 8, cupyx.empty_pinned), ("pageable", 4, np.empty)):
+        rows = min(free // share, 2**36) // (4 * lines) // 4096 * 4096
+        a = empty((rows, lines), "f4")
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(lambda r, a=a: a[r : r + 4096].fill(1), range(0, rows, 4096)))  # type: ignore[misc]
+        for mib in (64, 256):
+            with gpuscheduler.Scheduler(devices="cuda") as s:
+                x = da.from_array(a, chunks=(mib * 2**20 // (4 * lines), -1), name=False)
+                total = (x.to_backend("cupy") * 2 + 1).sum()
+                assert abs(float(total.compute()) / (3.0 * x.size) - 1) < 1e-5
+                seconds = best(total.compute, 2)
+                rate = x.nbytes / seconds
+                print(f"{x.nbytes / 2**30:.0f} GiB {kind}, blocks of {mib} MiB: {seconds:.3f} s, "
+                      f"{rate / 1e9:.0f} GB/s, {rate / limit:.0%}; {s.last}")  # fmt: skip
+            del x, total
+        del a
+
+
+def quarter() -> None:
+    """Products under a limit of a quarter of what they take, beside moving those bytes."""
+    with gpuscheduler.Scheduler(devices="cuda") as s:
+        links = s.hardware.links()  # type: ignore[attr-defined]
+    for name, size, chunks in (("transpose_sum", 65536, 4096), ("matmul", 32768, 2048)):
+        graph = importlib.import_module(f"graphs.{name}")
+        with gpuscheduler.Scheduler(devices="cuda") as s:
+            x = graph.inputs(size, chunks, "cupy")[0].persist()
+            y = graph.apply(x)
+            free = best(y.persist, 2)
+            assert s.last is not None
+            limit = max(s.last.peak[d] for d in range(GPUS)) // 4
+            del x, y
+        everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
+        with gpuscheduler.Scheduler(devices="cuda", memory_limit=limit) as s:
+            x = graph.inputs(size, chunks, "cupy")[0].persist()
+            y = graph.apply(x)
+            seconds = best(y.persist, 2)
+            assert s.last is not None
+            busy: dict[tuple[int, str], float] = defaultdict(float)
+            for (a, b), moved in s.last.moved.items():
+                if a < 0:
+                    busy[b, "in"] += moved / links.host[b][0] / 1e9
+                elif b < 0:
+                    busy[a, "out"] += moved / links.host[a][1] / 1e9
+                else:
+                    busy[b, "from others"] += moved / links.gbs[a][b] / 1e9
+            moving = max(busy.values())
+            print(f"{name} {size}: {free * 1e3:.0f} ms with all memory; with {limit / 2**30:.2f} "
+                  f"GiB on each {seconds * 1e3:.0f} ms, the busiest link {moving * 1e3:.0f} ms, "
+                  f"x{seconds / max(moving, free):.2f} of the longer; {s.last}")  # fmt: skip
+            del x, y
+        everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
+
+
 if __name__ == "__main__":
-    parts = [limits, tasks, copies, overlap, host, kernels, fusion, graphs, generated, meshes]
+    parts = [limits, tasks, copies, overlap, host, sweep, quarter, kernels, fusion, graphs]
+    parts += [generated, meshes]
     for part in parts:
         if len(sys.argv) == 1 or part.__name__ in sys.argv[1:]:
             try:

@@ -289,6 +289,28 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
     assert used_bytes() == before
 
 
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")
+def test_persisted_blocks_that_only_another_device_has(x):
+    """Blocks that leave their own device while another has a copy stay there, at the end, too."""
+    a = np.random.default_rng(5).random((256, 256)).astype("f4")
+    with gpuscheduler.Scheduler(devices="cuda:0,0", memory_limit=124 * 1024, check=True) as s:
+        p = cupy_array(a, 16).persist()
+        elsewhere = 0
+        for _ in range(3):
+            product = (p @ p).persist()
+            elsewhere += sum(c.place not in c.places and max(c.places) >= 0 for c in chunks_of(s))
+            np.testing.assert_allclose(host(product.to_backend("numpy").compute()), a @ a, 1e-4)
+        np.testing.assert_array_equal(host(p.to_backend("numpy").compute()), a)
+        for block, start in ((p.blocks[0, 0], (0, 0)), (p.blocks[15, 15], (240, 240))):
+            expected = a[start[0] : start[0] + 16, start[1] : start[1] + 16]
+            np.testing.assert_array_equal(host(block.compute(scheduler="sync")), expected)
+    assert elsewhere
+
+
+def chunks_of(s):
+    return s._persisted.every()
+
+
 def test_persisted_blocks_outlive_their_scheduler(x):
     with gpuscheduler.Scheduler(devices="cuda:0,0"):
         p = cupy_array(x, 100).persist()

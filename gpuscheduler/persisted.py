@@ -189,7 +189,7 @@ class Persisted:
         it is fastest."""
         out: dict[int, int] = {}
         for chunk in self.every():
-            places = chunk.places
-            place = chunk.place if chunk.place in places else max(places, default=chunk.place)
+            place = max(chunk.places, default=chunk.place)
+            place = chunk.place if place >= 0 else place
             out[place] = out.get(place, 0) + chunk.nbytes
         return out

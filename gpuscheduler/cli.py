@@ -687,7 +687,7 @@ def plan_of(
 ) -> tuple[Graph, Plan]:
     """The plan that computing x would run, and its graph."""
     dsk, keys = received(x, by=held)
-    graph = from_dask(dsk, keys, home=home)
+    graph = from_dask(dsk, keys, home=home, send=kind == "cuda")
     return plan_graph(graph, machine, home, kind, options or Options())
 
 

@@ -17,14 +17,16 @@ launches them all, and asks for a while whether they are done.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
 
@@ -66,8 +68,16 @@ A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
-#: Threads for each device that read and write files beside it, at most.
-FILES = 4
+#: A worker whose device waits for copies looks so often, in seconds, whether steps are done: it has
+#: to be there when more copies are to be queued.
+LOOK = 1e-4
+#: Threads for each device that read and write files beside it, and copy arrays of the host to
+#: pinned memory, at most.
+FILES = max(2, min(8, (os.cpu_count() or 1) // 4))
+#: Bytes of a piece of pinned memory through which an array of the host goes to a device, and how
+#: many of these each device has, at most.
+PIECE_BYTES = 2**24
+PIECES = 2 * FILES
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -131,6 +141,7 @@ class _Lane:
     watch: Worker  # waits for copies to the host
     queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
     settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
+    fetched: Event | None = None  # behind the latest copy that comes here
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
     work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
 
@@ -160,12 +171,24 @@ class _Lane:
         self.watch.stop()
         self.watch.thread.join()
 
+    def rest(self) -> float | None:
+        """For a worker with nothing else to do: report steps that are done, or wait for the oldest.
+        After how many seconds there may be more to report; None where there will not be.
+
+        What is sent to the worker while it waits here waits as well. That loses nothing as long as
+        its device has work until then; where copies are on their way to it, more of them should
+        be queued behind these, and the worker does not wait.
+        """
+        if self.fetched is not None and self.queued:
+            if not _over(self.fetched):
+                return 0.0 if self.settle(wait=False) else LOOK
+            self.fetched = None
+        return 0.0 if self.settle() else None
+
     def settle(self, wait: bool = True) -> bool:
         """Report steps that are done by now; whether there was anything to report.
 
-        A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
-        waits as well, and loses nothing: the device has work until the wait is over. While it
-        waits, the thread of a run that launches by itself goes away with nothing.
+        While one thread waits here, another goes away with nothing.
         """
         if not self.queued or not self.settling.acquire(blocking=wait):
             return False
@@ -252,6 +275,64 @@ class PinnedBlocks:
             self.idle = 0
 
 
+class Pieces:
+    """Pinned memory in pieces of one size, which go round: what is copied to a device from one may
+    be under way still when the next is filled."""
+
+    def __init__(self, pinned: PinnedBlocks):
+        self.pinned = pinned
+        self.made = 0
+        self._free: SimpleQueue[tuple[Any, Event | None]] = SimpleQueue()
+        self._lock = threading.Lock()
+
+    def take(self) -> Any:
+        """A piece that nothing reads any more: waits for the one that was given back first."""
+        with self._lock:
+            more = self._free.empty() and self.made < PIECES
+            self.made += more
+        if more:
+            return self.pinned.array((PIECE_BYTES,), np.uint8)
+        piece, event = self._free.get()
+        if event is not None:
+            event.synchronize()
+        return piece
+
+    def give(self, piece: Any, event: Event | None) -> None:
+        """Give back a piece that is free behind an event."""
+        self._free.put((piece, event))
+
+    def close(self) -> None:
+        """Wait for copies from here; what an abandoned run still fills goes with its thread."""
+        with suppress(Empty):
+            for _ in range(self.made):
+                _, event = self._free.get(timeout=1)
+                if event is not None:
+                    event.synchronize()
+
+
+def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[slice, ...]]:
+    """Parts of an array, each of which lies in one piece in C order and has `most` bytes at most,
+    in that order.
+
+    >>> list(pieces((3, 4), 8, 70))
+    [(slice(0, 2, None),), (slice(2, 3, None),)]
+    >>> len(list(pieces((3, 4), 8, 16)))
+    6
+    """
+    axis, nbytes = 0, itemsize * math.prod(shape)  # of the part that is cut along this axis
+    while axis < len(shape) and nbytes // shape[axis] > most:
+        nbytes //= shape[axis]
+        axis += 1
+    if axis == len(shape):
+        yield tuple(slice(0, 1) for _ in shape)
+        return
+    step = max(1, most * shape[axis] // nbytes)
+    for index in np.ndindex(*shape[:axis]):
+        outer = tuple(slice(i, i + 1) for i in index)
+        for start in range(0, shape[axis], step):
+            yield (*outer, slice(start, min(start + step, shape[axis])))
+
+
 # ---- what lives longer than a run
 
 
@@ -322,6 +403,7 @@ class CudaHardware:
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         self.pinned = PinnedBlocks()
+        self.pieces = {i: Pieces(self.pinned) for i in ids}  # for arrays that go to each device
         self.store = Store(spill_directory)
         self.kernels = Kernels()
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
@@ -489,7 +571,7 @@ class CudaHardware:
             return use
 
         workers = [
-            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
+            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.rest)
             for lane in lanes
         ]
         return Team(workers, lanes, FILES)
@@ -518,6 +600,8 @@ class CudaHardware:
         for teams in every:
             teams.close()
         self.store.retire()
+        for pieces in self.pieces.values():
+            pieces.close()
         self.pinned.clear()
         for i in sorted(set(self.ids)):
             with Device(i):
@@ -803,7 +887,7 @@ class CudaDevices:
 
     def launch(self, step: int, place: int) -> None:
         if self.plan.steps[step].aside:
-            self.team.send_to_any(self._aside, (step, place))
+            self.team.send_to_any(self._aside, (step, place), place)
         else:
             self._todo[place].append(("launch", step, place))
 
@@ -867,6 +951,9 @@ class CudaDevices:
             with Device(self.lanes[self.plan.steps[step].place].device):
                 return map_leaves(_off_host, value)
         s = self.plan.steps[step]
+        if s.sent:
+            with Device(self.lanes[s.place].device):
+                return map_leaves(_off_host, map_leaves(self._ready_to_go, s.read()))
         if s.again:
             return s.read()
         raise KeyError(step)
@@ -937,7 +1024,9 @@ class CudaDevices:
             return
         try:
             s = self.plan.steps[step]
-            if s.again:
+            if s.again and s.sent:
+                value = map_leaves(self._ready_to_go, s.read())
+            elif s.again:
                 value = map_leaves(self._pinned, s.read())
             else:
                 value = self.hardware.store.read(
@@ -952,7 +1041,8 @@ class CudaDevices:
 
     def _aside(self, launch: tuple[int, int]) -> None:
         """Run a step that reads a file or writes one, in a thread that may wait for it. It gets
-        arrays of the host, and what it makes goes to pinned memory, from where a copy is fast."""
+        arrays of the host, and what it makes goes to pinned memory, from where a copy is fast, or
+        to the device at once."""
         i, place = launch
         if self.stopped:
             return
@@ -960,6 +1050,9 @@ class CudaDevices:
         try:
             Device(lane.device).use()
             value = step.task(step.values(lambda j: self._brought_home(lane, self.held[place][j])))
+            if step.sent:
+                self._events.put(self._sent(lane, i, value))
+                return
             value = map_leaves(self._pinned, value)
             self.held[place][i] = _Held(value)
             self._events.put([Issued(i, device_bytes(value)), Done(i)])
@@ -977,6 +1070,57 @@ class CudaDevices:
             out = map_leaves(lambda v: self._on_host(v, stream), _solid(held.value))
         lane.mark(stream, block=True).synchronize()
         return map_leaves(_host_array, out)
+
+    def _sent(self, lane: _Lane, i: int, value: Any) -> list[StateEvent]:
+        """Copy arrays of the host to the device, on its in stream, and say so."""
+        direct: list[Any] = []  # what the copies read where it is
+        try:
+            with lane.incoming:
+                value = map_leaves(lambda v: self._sent_array(lane, v, direct), value)
+        except Refused as error:
+            cupy.get_default_memory_pool().free_all_blocks()
+            return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
+        lane.fetched = done = lane.mark(lane.incoming, block=bool(direct))
+        if direct or self.exact:
+            done.synchronize()
+        self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
+        return [Issued(i, device_bytes(value)), Done(i)]
+
+    def _sent_array(self, lane: _Lane, v: Any, direct: list[Any]) -> Any:
+        if not _is_plain(v):
+            return v
+        out, stream = cupy.empty(v.shape, v.dtype), lane.incoming
+        kind = runtime.memcpyHostToDevice
+        if not v.nbytes:
+            return out
+        if _is_pinned(v):
+            direct.append(v)
+            if v.flags.c_contiguous:
+                runtime.memcpyAsync(out.data.ptr, v.ctypes.data, v.nbytes, kind, stream.ptr)
+                return out
+            if v.ndim == 2 and v.strides[1] == v.itemsize and v.strides[0] > 0:
+                row = v.shape[1] * v.itemsize
+                runtime.memcpy2DAsync(
+                    out.data.ptr, row, v.ctypes.data, v.strides[0], row, len(v), kind, stream.ptr
+                )
+                return out
+        at, some = out.data.ptr, self.hardware.pieces[lane.device]
+        for where in pieces(v.shape, v.itemsize, PIECE_BYTES):
+            part = v[where]
+            piece, event = some.take(), None
+            try:
+                np.copyto(piece[: part.nbytes].view(v.dtype).reshape(part.shape), part)
+                runtime.memcpyAsync(at, piece.ctypes.data, part.nbytes, kind, stream.ptr)
+                event = lane.mark(stream, block=True)
+            finally:
+                some.give(piece, event)
+            at += part.nbytes
+            if self.stopped:
+                raise Interrupted
+        return out
+
+    def _ready_to_go(self, v: Any) -> Any:
+        return _OnHost(self._pinned(v), "C") if _is_plain(v) else v
 
     def _pinned(self, v: Any) -> Any:
         if type(v) is not np.ndarray or v.dtype.hasobject:
@@ -1160,7 +1304,7 @@ class CudaDevices:
         if refused:
             lane.later.append(([lane.mark(stream), *source.reads], keep))
             return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
-        done = lane.mark(stream)
+        lane.fetched = done = lane.mark(stream)
         source.reads.append(done)
         if keep:
             lane.later.append(([done], keep))
@@ -1305,6 +1449,16 @@ class CudaDevices:
                 lane.abandon(h)
         held.clear()
         lane.sweep()
+
+
+def _is_plain(v: Any) -> bool:
+    """Whether a value is an array of the host such as devices have."""
+    return isinstance(v, np.ndarray) and v.dtype.kind in "biufc" and v.dtype.isnative
+
+
+def _is_pinned(array: Any) -> bool:
+    """Whether an array of the host is in pinned memory."""
+    return bool(runtime.pointerGetAttributes(array.ctypes.data).type == runtime.memoryTypeHost)
 
 
 def _over(event: Event) -> bool:

@@ -270,6 +270,9 @@ class Fuser:
                 known = self._value_of(key, task)
                 if known is not None:
                     self.foreseen[key] = known
+            elif key in graph.sent:
+                block = graph.blocks[key]
+                self._foresee(key, Abstract(block.shape, block.dtype))
             elif not ((self.follow or self._placed(task)) and self._task(key, task)):
                 self._split(key, task)
                 if self.follow and self._pairs(task):

@@ -35,7 +35,7 @@ from dask._task_spec import (
 )
 from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.core import finalize, load_store_chunk
-from dask.array.dispatch import to_numpy_dispatch
+from dask.array.dispatch import to_cupy_dispatch, to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices
 from dask.array.optimization import optimize as optimize_array
 from dask.array.random import _apply_random, _apply_random_func
@@ -114,6 +114,8 @@ class Graph:
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
     aside: set[Key] = field(default_factory=set)  # tasks that read a file or write one
     again: set[Key] = field(default_factory=set)  # ... and those that may read it twice
+    #: Of these, those whose arrays go to their device at once. Arrays of the host count as files.
+    sent: set[Key] = field(default_factory=set)
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
 
@@ -198,6 +200,7 @@ def from_dask(
     front: int | None = None,
     held: Callable[[Key, Any], Any] | None = None,
     compiled: bool = True,
+    send: bool = False,
 ) -> Graph:
     """The graph of `keys`, ordered.
 
@@ -207,6 +210,8 @@ def from_dask(
     `front` is the device for results that are one block. `held` is asked, for each reference in
     the graph to a value that exists elsewhere, what stands for that value. Without `compiled` fused
     tasks stay as Dask made them, fit to be sent to other processes: `compile_tasks` compiles them.
+    With `send` what tasks begin with, to bring an array of the host to the device, is taken from
+    them: it is done beside the device, ahead of them.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
@@ -219,6 +224,7 @@ def from_dask(
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)
+    builder.send = send and started is None  # callbacks expect to see tasks as they are
     if not compiled:
         builder.compiler = _as_it_is
     return builder.graph()
@@ -471,6 +477,8 @@ def _is_in_file(array: Any) -> bool:
 
 def _may_be_one(source: Any, target: Any) -> bool:
     """Whether what is written to a target may change a source."""
+    if type(source) is np.ndarray and isinstance(target, np.ndarray):
+        return bool(np.may_share_memory(source, target))
     kinds = [type(a).__module__.partition(".")[0] for a in (source, target)]
     if set(kinds) == {"zarr"}:
         return bool(source.store_path == target.store_path)
@@ -494,7 +502,7 @@ class _Builder:
         skip_aliases: bool = True,
         front: int | None = None,
     ):
-        self.front = front
+        self.front, self.send = front, False
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = wanted_keys(keys)
@@ -509,11 +517,16 @@ class _Builder:
     def graph(self) -> Graph:
         outputs = self._discover()
         needs, names, constants = self._edges()
+        sent = self._sent(needs, names, constants, outputs) if self.send else {}
         # one task may be read under two names
         once = {k: tuple(dict.fromkeys(v)) for k, v in needs.items()} if self.alias else needs
         order = depth_first(once, outputs)
         pins = self._pins(order)
+        for key, reader in sent.items():
+            if reader in pins:
+                pins.setdefault(key, pins[reader])
         blocks = {k: b for k in order if (b := self._block(k)) is not None}
+        blocks.update({k: b for k in sent if (b := self._on_device(k, blocks)) is not None})
         sizes = {k: math.prod(b.shape) * b.dtype.itemsize for k, b in blocks.items()}
         draws = self._draws(order)
         stores = [k for k in order if _stores(self.tasks[k])]
@@ -528,7 +541,14 @@ class _Builder:
         targets = [self._argument(k, 1, constants) for k in stores]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
-        aside = {*sources, *stores}
+        aside = {*sources, *stores, *sent}
+        for key in sent:
+            if key in kept:  # it has to be somewhere at the end
+                again.discard(key)
+            elif key not in sources:
+                array = self.tasks[key].args[0]
+                if not any(_may_be_one(array, t) for t in targets):
+                    again.add(key)
         if self.lowered.fusable:
             files = aside, again
             order = _chain(order, self.tasks, needs, names, constants, pins, kept, files, compiler)
@@ -548,7 +568,70 @@ class _Builder:
             draws,
             aside=aside,
             again=again,
+            sent=set(sent),
         )
+
+    def _sent(
+        self,
+        needs: dict[Key, Any],
+        names: dict[Key, Any],
+        constants: dict[Key, dict[Key, Any]],
+        outputs: tuple[Key, ...],
+    ) -> dict[Key, Key]:
+        """Put steps in front of tasks that begin with sending an array of the host to the device,
+        and take this from them. These steps, and one reader of each.
+
+        A block of a file goes there at once where all that read it would send it.
+        """
+        out: dict[Key, Key] = {}
+        send = _Sending()
+        readers: dict[Key, list[Key]] = {}
+        for key, inputs in needs.items():
+            for d in inputs:
+                readers.setdefault(d, []).append(key)
+        for key in list(needs):
+            for name, value in list(constants[key].items()):
+                if not (type(value) is np.ndarray and _can_be_sent(value.dtype, value.nbytes)):
+                    continue
+                task = send.without(self.tasks[key], name)
+                if task is None:
+                    continue
+                if task.func is _same:  # it does nothing else
+                    self.tasks[key] = Task(key, _same, value)
+                    constants[key], out[key] = {}, key
+                    break
+                target = self.alias.get(name, name)
+                first = _sent_key(target)
+                if first not in needs:
+                    self.tasks[first] = Task(first, _same, value)
+                    needs[first] = names[first] = ()
+                    constants[first], out[first] = {}, key
+                self.tasks[key] = task
+                constants[key] = {d: v for d, v in constants[key].items() if d != name}
+                needs[key], names[key] = (*needs[key], first), (*names[key], name)
+        for key, reading in readers.items():
+            if key in outputs or self._source(key, constants) is None:
+                continue
+            block = self._block(key)
+            if block is None or not _can_be_sent(block.dtype, math.prod(block.shape) * 8):
+                continue
+            tasks = [
+                send.without(self.tasks[r], name)
+                for r in reading
+                for name, d in zip(names[r], needs[r], strict=True)
+                if d == key
+            ]
+            if any(t is None for t in tasks) or len(tasks) > len(set(reading)):
+                continue
+            self.tasks.update(zip(reading, tasks, strict=True))
+            out[key] = reading[0]
+        return out
+
+    def _on_device(self, key: Key, blocks: Mapping[Key, Block]) -> Block | None:
+        if key in blocks:
+            return replace(blocks[key], kind="cupy.ndarray")
+        value = self.tasks[key].args[0]
+        return Block(value.shape, value.dtype, "cupy.ndarray")
 
     def _source(self, key: Key, constants: Mapping[Key, dict[Key, Any]]) -> Any:
         """The array in a file of which a task takes a block; None for other tasks."""
@@ -855,6 +938,85 @@ def _without_conversion(task: Any) -> Any:
 
 def _same(value: Any) -> Any:
     return value
+
+
+#: CuPy's functions that bring an array to the device.
+SENDERS = {"array", "asanyarray", "asarray", "ascontiguousarray"}
+#: Bytes below which an array of the host is sent by the task that reads it.
+LEAST_SENT = 2**16
+
+
+def _sends(function: Any) -> bool:
+    """Whether a function of one array brings it to the device and does nothing else."""
+    if function is to_cupy_dispatch:
+        return True
+    home = getattr(function, "__module__", None) or ""
+    return home.partition(".")[0] == "cupy" and getattr(function, "__name__", "") in SENDERS
+
+
+def _can_be_sent(dtype: Any, nbytes: int) -> bool:
+    dtype = np.dtype(dtype)
+    return dtype.kind in "biufc" and dtype.isnative and nbytes >= LEAST_SENT
+
+
+def _sent_key(key: Key) -> Key:
+    return (f"{key[0]}-sent", *key[1:]) if type(key) is tuple else f"{key}-sent"
+
+
+class _Sending:
+    """Takes the sending of an input from the front of tasks. Remembers inner graphs, which all
+    blocks of a layer share."""
+
+    def __init__(self) -> None:
+        self.known: dict[Any, tuple[Any, Any]] = {}
+
+    def without(self, task: Any, name: Key) -> Task | None:
+        """The task for an input that is on the device already; None where it does more with it, or
+        something else first."""
+        if type(task) is not Task or task.kwargs:
+            return None
+        if _sends(task.func):
+            (only,) = task.args if len(task.args) == 1 else (None,)
+            return Task(task.key, _same, only) if _refers(only, name) else None
+        if task.func is not execute_subgraph:
+            return None
+        inner, outkey, inkeys, *args = task.args
+        places = [n for n, a in enumerate(args) if _refers(a, name)]
+        nested = sum(name in a.dependencies for a in args if isinstance(a, GraphNode))
+        if not places or nested > len(places) or len(args) != len(inkeys):
+            return None
+        words = id(inner), tuple(places)
+        if words not in self.known:
+            self.known[words] = inner, _unsent(inner, {inkeys[n] for n in places}, outkey)
+        changed = self.known[words][1]
+        if changed is None:
+            return None
+        return Task(task.key, execute_subgraph, changed, outkey, inkeys, *args)
+
+
+def _refers(argument: Any, name: Key) -> bool:
+    if isinstance(argument, TaskRef):
+        return bool(argument.key == name)
+    return isinstance(argument, Alias) and bool(argument.target == name)
+
+
+def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key, Any] | None:
+    """An inner graph whose inputs are on the device already; None where it does not send them."""
+    out = dict(inner)
+    if outkey in inputs or inputs & out.keys():
+        return None
+    for key, task in inner.items():
+        if not isinstance(task, GraphNode):
+            return None  # of Dask's older kind
+        read = inputs & set(task.dependencies)
+        if not read:
+            continue
+        if type(task) is not Task or task.kwargs or len(task.args) != 1:
+            return None
+        if not _sends(task.func) or not _refers(task.args[0], next(iter(read))):
+            return None
+        out[key] = Task(key, _same, task.args[0])
+    return out
 
 
 def _stores(task: Any) -> bool:

@@ -42,6 +42,7 @@ class Step:
     picks: tuple[tuple[int, ...], ...] = ()  # where in each source's value what it reads is
     aside: bool = False  # it reads a file or writes one, while its device works
     again: bool = False  # ... and what it has read can be read again
+    sent: bool = False  # ... and goes to its device at once
 
     def read(self) -> Any:
         """The value, read from its file; of a step that can be read `again`."""
@@ -220,7 +221,7 @@ def make_plan(
     seconds = machine.step_seconds
     names, constants = graph.names, graph.constants
     none: dict[Key, Any] = {}
-    picks = graph.picks
+    picks, sent = graph.picks, graph.sent
     steps = [
         Step(
             key,
@@ -232,12 +233,15 @@ def make_plan(
             places[i],
             nbytes[i],
             known[i],
-            seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
+            machine.copy_seconds(nbytes[i], HOST, places[i])
+            if key in sent
+            else seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
             kinds[i],
             key in given,
             picks.get(key, ()),
             key in graph.aside,
             key in graph.again,
+            key in graph.sent,
         )
         for i, key in enumerate(keys)
     ]

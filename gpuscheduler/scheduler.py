@@ -322,7 +322,10 @@ class Scheduler:
             return place if place is not None and place < n else None
 
         with without_garbage_collection():
-            graph = from_dask(dsk, keys, cache, started, home, self._front(lease))
+            graph = from_dask(
+                dsk, keys, cache, started, home, self._front(lease),
+                send=self.hardware.kind == "cuda" and lease.threads is None,
+            )  # fmt: skip
             if cache is not None:  # tasks may look into it for the values of the graph
                 for constants in graph.constants.values():
                     cache.update(constants)

@@ -181,6 +181,7 @@ class State:
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
         self.keep = self.given.union(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
+        self.next: dict[int, dict[int, float]] = {p: {} for p in places}  # the last `_next_use`
         self.launched = bytearray(n)
         self.issued = bytearray(n)
         self.done = bytearray(n)
@@ -250,6 +251,8 @@ class State:
         self.issued[i] = 1
         self.where[i] = {memory}
         self.resident[memory].add(i)
+        if self.plan.steps[i].sent:
+            self.moved[HOST, place] = self.moved.get((HOST, place), 0) + nbytes
         if self.again[i]:  # it is where it was read, too
             self.where[i] = {memory, DISK}
             self.resident[DISK].add(i)
@@ -460,6 +463,13 @@ class State:
 
     def _next_use(self, i: int, memory: int) -> float:
         """The next step that reads i here: exact, since the plan says what comes next."""
+        known = self.next[memory].get(i)
+        if known is not None and (known == inf or not self.done[int(known)]):
+            return known
+        self.next[memory][i] = known = self._found_next(i, memory)
+        return known
+
+    def _found_next(self, i: int, memory: int) -> float:
         readers, c = self.readers[i], self.cursor[i]
         while c < len(readers) and self.done[readers[c]]:
             c += 1

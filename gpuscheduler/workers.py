@@ -29,8 +29,9 @@ PATIENCE = 0.5
 class Worker:
     """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last.
 
-    `idle` runs while the inbox is empty, until it says that there was nothing to do. The thread
-    does not hold its worker: it ends also when nobody else does, wherever a Ctrl-C came between.
+    `idle` runs while the inbox is empty, until it says None: that there is nothing to do. It says
+    after how many seconds to call it again, if nothing is sent meanwhile. The thread does not hold
+    its worker: it ends also when nobody else does, wherever a Ctrl-C came between.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Worker:
         name: str,
         setup: Callable[[], None] | None = None,
         teardown: Callable[[], None] | None = None,
-        idle: Callable[[], bool] | None = None,
+        idle: Callable[[], float | None] | None = None,
     ):
         self._desk = _Desk(setup, teardown, idle)
         self.sent = 0  # written by one thread only
@@ -70,7 +71,7 @@ class _Desk:
         self,
         setup: Callable[[], None] | None,
         teardown: Callable[[], None] | None,
-        idle: Callable[[], bool] | None,
+        idle: Callable[[], float | None] | None,
     ):
         self.setup, self.teardown, self.idle = setup, teardown, idle
         self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
@@ -79,12 +80,8 @@ class _Desk:
     def work(self) -> None:
         if self.setup is not None:
             self.setup()
-        get, empty, idle = self.inbox.get, self.inbox.empty, self.idle
-        item = None
         while True:
-            while idle is not None and empty() and idle():
-                pass
-            item = get()
+            item = self._next()
             if item is None:
                 break
             context, job, argument = item
@@ -98,6 +95,18 @@ class _Desk:
                 self.finished += 1
         if self.teardown is not None:
             self.teardown()
+
+    def _next(self) -> tuple[Context, Job, Any] | None:
+        """What was sent next. Until something is, `idle` is called as often as it likes."""
+        inbox, idle = self.inbox, self.idle
+        while idle is not None and inbox.empty():
+            pause = idle()
+            if pause is None:
+                break
+            if pause:
+                with suppress(Empty):
+                    return inbox.get(timeout=pause)
+        return inbox.get()
 
 
 def _nothing(_: Any) -> None: ...
@@ -159,10 +168,13 @@ class Team:
         """To a thread of that name, started when it is first needed. Only the run's thread may."""
         self._beside(name).send(Context(), job, argument)
 
-    def send_to_any(self, job: Job, argument: Any) -> None:
-        """To one of a few threads that wait for files: to one with nothing to do, or a new one, or
-        the one with least to do. Only the run's thread may."""
-        names = [f"files-{n}" for n in range(self.files * len(self.workers))]
+    def send_to_any(self, job: Job, argument: Any, place: int | None = None) -> None:
+        """To one of a few threads that wait for files, of one device or of all: to one with nothing
+        to do, or a new one, or the one with least to do. Only the run's thread may."""
+        if place is None:
+            names = [f"files-{n}" for n in range(self.files * len(self.workers))]
+        else:
+            names = [f"files-{place}-{n}" for n in range(self.files)]
         least, chosen = None, names[0]
         for name in names:
             worker = self.aside.get(name)
@@ -210,7 +222,7 @@ class Borrowed:
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         self.executor.submit(job, argument)
 
-    def send_to_any(self, job: Job, argument: Any) -> None:
+    def send_to_any(self, job: Job, argument: Any, place: int | None = None) -> None:
         self.executor.submit(copy_context().run, job, argument)
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 from dask._task_spec import Alias, DataNode, Task, TaskRef
+from dask.array.dispatch import to_cupy_dispatch
 from dask.highlevelgraph import HighLevelGraph
 from dask.order import order as dask_order
 from hypothesis import given
@@ -25,7 +26,7 @@ from gpuscheduler.plan import make_plan
 from gpuscheduler.pretend import InOrderDevices
 from gpuscheduler.run import run
 from gpuscheduler.subgraph import Chain
-from tests.strategies import dags, graph_of, mix, received, scheduler_on, thorough
+from tests.strategies import dags, graph_of, mix, received, scheduler_on, thorough, views_of
 
 WORKLOADS = [
     "black_scholes",
@@ -635,3 +636,86 @@ def test_the_plan_is_the_same_in_every_process():
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
     assert len(outputs[0].splitlines()) > 50
+
+
+# ---- arrays that tasks begin by sending to a device
+
+
+def sending(x):
+    """What `x.to_backend("cupy")` is, on a machine without CuPy."""
+    return x.map_blocks(to_cupy_dispatch, meta=x._meta)
+
+
+def sent_graph(*collections):
+    return from_dask(*received(*collections), send=True)
+
+
+def test_sending_an_array_becomes_a_step_of_its_own():
+    a = np.ones((400, 400))
+    x = da.from_array(a, chunks=200, name="x")
+    graph = sent_graph((sending(x) * 2 + 1).sum())
+    assert graph.sent == {("x-sent", i, j) for i in (0, 1) for j in (0, 1)}
+    assert graph.sent == graph.aside == graph.again
+    assert all(graph.blocks[k].kind == "cupy.ndarray" for k in graph.sent)
+    assert all(graph.sizes.get(k, 320_000) == 320_000 for k in graph.sent)
+    readers = [k for k, needs in graph.needs.items() if graph.sent & set(needs)]
+    assert len(readers) == 4
+    values = {("x", 0, 0): np.ones((200, 200))}
+    reader = next(k for k in readers if k[1:] == (0, 0))
+    assert graph.tasks[reader](values).sum() == 120_000  # to which nothing is sent any more
+
+
+def test_a_task_that_only_sends_becomes_that_step():
+    a = np.ones((400, 400))
+    graph = sent_graph(sending(da.from_array(a, chunks=200, name="x")))
+    assert len(graph.tasks) == len(graph.sent) == 4
+    assert not any("sent" in k[0] for k in graph.sent)
+    assert not graph.again  # results are not dropped to be sent again
+
+
+def test_what_is_not_sent():
+    small = da.from_array(np.ones((4, 4)), chunks=2)
+    assert not sent_graph(sending(small) + 1).sent  # its task does that in less time
+    a = np.ones((400, 400))
+    for odd in (a.astype(">f8"), a.astype("O"), a.astype("m8[s]")):
+        assert not sent_graph(sending(da.from_array(odd, chunks=200))).sent
+    x = da.from_array(a, chunks=200)
+    assert not sent_graph(x + 1).sent
+    assert not sent_graph(da.map_blocks(lambda b: to_cupy_dispatch(b) + b, x, meta=x._meta)).sent
+    assert not from_dask(*received(sending(x) + 1)).sent
+
+
+def test_a_block_that_is_also_read_on_the_host_stays_there_too():
+    x = da.from_array(np.ones((400, 400)), chunks=200, name="x")
+    graph = sent_graph(sending(x) + 1, x + 1)
+    hosts = [k for k, c in graph.constants.items() if c]
+    assert len(graph.sent) == len(hosts) == 4
+
+
+def test_blocks_of_a_file_are_sent_where_all_that_read_them_would(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((400, 400)))
+    x = da.from_array(np.load(tmp_path / "a.npy", mmap_mode="r"), chunks=200, name="x")
+    graph = sent_graph(sending(x) + 1)
+    assert graph.sent == graph.aside == graph.again
+    assert len(graph.sent) == 4
+    graph = sent_graph(sending(x) + 1, x + 1)
+    assert not graph.sent
+    assert len(graph.aside) == 4
+
+
+def test_what_is_sent_may_be_read_again_unless_a_result_replaces_it():
+    a, b = np.ones((400, 400)), np.ones((400, 400))
+    x = views_of(a, 200)
+    for target, again in ((a, 0), (a[::-1], 0), (b, 4)):
+        stored = da.store(sending(x) + 1, target, lock=False, compute=False)
+        graph = sent_graph(stored)
+        assert len(graph.sent) == 4
+        assert len(graph.again) == again
+
+
+def test_what_is_sent_goes_where_its_reader_is_pinned():
+    x = da.from_array(np.ones((400, 400)), chunks=200)
+    with dask.annotate(device=3):
+        y = sending(x) + 1
+    graph = sent_graph(y)
+    assert {graph.pins[k] for k in graph.sent} == {3}

@@ -1,0 +1,217 @@
+"""Arrays of the host that tasks begin by sending to their device: copied beside it, ahead of them,
+through pieces of pinned memory, or from where they are if that is pinned."""
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask  # noqa: E402
+import dask.array as da  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+from gpuscheduler import cuda, graph  # noqa: E402
+from gpuscheduler.fuse import Fused  # noqa: E402
+from tests.strategies import views_of  # noqa: E402
+
+SIDE = 240
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(graph, "LEAST_SENT", 1)
+    monkeypatch.setattr(cuda, "PIECE_BYTES", 20_000)
+
+
+@pytest.fixture
+def s():
+    with gpuscheduler.Scheduler(devices="cuda:0,0", check=True) as scheduler:
+        yield scheduler
+
+
+@pytest.fixture(params=["pageable", "pinned"])
+def memory(request):
+    def array(a):
+        if request.param == "pageable":
+            return a
+        out = cuda.PinnedBlocks().array(a.shape, a.dtype)
+        out[...] = a
+        return out
+
+    return array
+
+
+def numbers(dtype="f4", shape=(SIDE, SIDE)):
+    a = np.random.default_rng(1).integers(-100, 100, shape)
+    return a.astype(dtype)
+
+
+def from_host(a, chunks):
+    return views_of(a, chunks).to_backend("cupy")
+
+
+def on_host(x):
+    return x.to_backend("numpy").compute()
+
+
+def sent_steps(s, x):
+    return [step for step in s.plan(x).steps if step.sent]
+
+
+@pytest.mark.parametrize("chunks", [(60, -1), (-1, 60), (60, 80), (SIDE, SIDE)])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i2", "?", "c16"])
+def test_blocks_of_an_array(s, memory, chunks, dtype):
+    a = memory(numbers(dtype))
+    x = from_host(a, chunks)
+    assert len(sent_steps(s, x + x)) == x.npartitions
+    np.testing.assert_array_equal(on_host(x + x), a + a)
+    np.testing.assert_array_equal(on_host(x), a)
+    moved = {link: n for link, n in s.last.moved.items() if link[0] == -1}
+    assert sum(moved.values()) == a.nbytes
+    assert set(moved) <= {(-1, 0), (-1, 1)}
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda a: a.T,
+        lambda a: a[::-1],
+        lambda a: a[:, ::2],
+        lambda a: a[5:200:3, 7:],
+        lambda a: np.broadcast_to(a[0], a.shape),
+        lambda a: a.reshape(12, 20, 12, 20).transpose(2, 0, 3, 1),
+    ],
+)
+def test_views(s, memory, view):
+    a = view(memory(numbers()))
+    x = from_host(a, tuple(max(1, n // 3) for n in a.shape))
+    np.testing.assert_array_equal(on_host(x * 2), a * 2)
+
+
+def test_functions_that_bring_arrays_to_the_device(s):
+    a = numbers()
+    x = da.from_array(a, chunks=60)
+    for send in (cupy.asarray, cupy.array, cupy.ascontiguousarray):
+        y = x.map_blocks(send, meta=cupy.empty((0, 0), "f4"))
+        assert len(sent_steps(s, y * 3)) == 16
+        np.testing.assert_array_equal(on_host(y * 3), a * 3)
+    more = x.map_blocks(lambda b: cupy.asarray(b) + 1, meta=cupy.empty((0, 0), "f4"))
+    assert not sent_steps(s, more)  # it does something else with it, too
+    np.testing.assert_array_equal(on_host(more), a + 1)
+
+
+def test_what_follows_is_fused(s):
+    a = numbers()
+    x = from_host(a, 60)
+    with gpuscheduler.Scheduler(devices="cuda:0,0", fuse_least=0) as s:
+        steps = s.plan((x * 2 + 1).sum()).steps
+        assert len([t for t in steps if t.sent]) == 16
+        assert all(t.sent or type(t.task) is Fused or "Batch" in repr(t.task) for t in steps)
+        assert float((x * 2 + 1).sum().compute()) == (a * 2 + 1).sum()
+
+
+def test_a_block_that_some_read_on_the_host(s):
+    a = numbers()
+    x = da.from_array(a, chunks=60)
+    on_device, there = x.to_backend("cupy").sum(), (x + 1).sum()
+    got = dask.compute(on_device, there)
+    assert float(got[0]) == a.sum()
+    assert float(got[1]) == (a + 1).sum()
+
+
+def test_persisted(s, memory):
+    a = memory(numbers())
+    p = from_host(a, 60).persist()
+    a = a.copy()
+    assert s._persisted.nbytes() == {0: a.nbytes // 2, 1: a.nbytes // 2}
+    np.testing.assert_array_equal(on_host(p + 1), a + 1)
+
+
+def test_little_memory(memory):
+    """Blocks that have to leave are dropped, and sent again."""
+    a = memory(numbers())
+    block = 60 * 60 * 4
+    with gpuscheduler.Scheduler(devices="cuda:0,0", memory_limit=7 * block, check=True) as s:
+        x = from_host(a, 60)
+        y = x + x.T
+        for _ in range(2):
+            np.testing.assert_array_equal(on_host(y), a + a.T)
+            assert max(n for d, n in s.last.peak.items() if d >= 0) <= 7 * block
+            assert s.last.spilled[-1] == 0
+
+
+def test_results_that_do_not_fit(memory):
+    """Blocks that are asked for are not dropped, but leave for the host."""
+    a = memory(numbers())
+    with gpuscheduler.Scheduler(devices="cuda:0,0", memory_limit=5 * 60 * 60 * 4, check=True) as s:
+        p = from_host(a, 60).persist()
+        np.testing.assert_array_equal(on_host(p + 1), a + 1)
+        assert max(n for d, n in s._persisted.nbytes().items() if d >= 0) <= 5 * 60 * 60 * 4
+        blocks = dask.compute(*from_host(a, 60).to_delayed().ravel())
+        assert all(type(b) is cupy.ndarray for b in blocks)
+        np.testing.assert_array_equal(blocks[-1].get(), a[180:, 180:])
+
+
+@pytest.mark.parametrize("kind", ["memmap", "zarr", "h5py"])
+def test_files(s, tmp_path, kind):
+    a = numbers("f8")
+    if kind == "memmap":
+        np.save(tmp_path / "a.npy", a)
+        source = np.load(tmp_path / "a.npy", mmap_mode="r")
+    elif kind == "zarr":
+        zarr = pytest.importorskip("zarr")
+        source = zarr.open(str(tmp_path / "a.zarr"), mode="w", shape=a.shape, chunks=60, dtype="f8")
+        source[...] = a
+    else:
+        file = pytest.importorskip("h5py").File(tmp_path / "a.h5", "w")
+        source = file.create_dataset("a", data=a)
+    x = da.from_array(source, chunks=60).to_backend("cupy")
+    y = (x * 2 + 1).sum(axis=0)
+    assert len(sent_steps(s, y)) == 16
+    np.testing.assert_array_equal(on_host(y), (a * 2 + 1).sum(axis=0))
+    np.testing.assert_array_equal(on_host(x), a)
+
+
+def test_an_array_that_is_changed_by_what_is_made_of_it(s):
+    a = numbers("f8")
+    x = from_host(a, 60)
+    expected = a * 2
+    da.store((x * 2).to_backend("numpy"), a, lock=False)
+    np.testing.assert_array_equal(a, expected)
+
+
+def test_where_the_readers_are(s):
+    a = numbers()
+    with dask.annotate(device=1):
+        x = from_host(a, 60) + 1
+    assert {step.place for step in s.plan(x).steps} == {1}
+    np.testing.assert_array_equal(on_host(x), a + 1)
+
+
+def test_callbacks_see_tasks_as_they_are(s):
+    a = numbers("f8")
+    with_callback = []
+    with dask.callbacks.Callback(pretask=lambda key, *_: with_callback.append(key)):
+        np.testing.assert_array_equal(on_host(from_host(a, 60) + 1), a + 1)
+    assert with_callback
+    assert not any("-sent" in str(key) for key in with_callback)
+
+
+def test_memory_that_the_allocator_refuses(s, monkeypatch):
+    a = numbers("f8")
+    real, refused = cupy.empty, []
+
+    def empty(*args, **kwargs):
+        if len(refused) < 3 and cupy.cuda.get_current_stream().ptr in incoming:
+            refused.append(1)
+            raise cupy.cuda.memory.OutOfMemoryError(8, 0)
+        return real(*args, **kwargs)
+
+    (team,) = s.hardware._teams[2].idle if s.hardware._teams else (None,)
+    if team is None:
+        (from_host(a, 60) + 1).persist()
+        (team,) = s.hardware._teams[2].idle
+    incoming = {lane.incoming.ptr for lane in team.lanes}
+    monkeypatch.setattr(cuda.cupy, "empty", empty)
+    np.testing.assert_array_equal(on_host(from_host(a, 60) + 1), a + 1)
+    assert refused

@@ -822,6 +822,7 @@ class CudaDevices:
         self.files: dict[int, File] = {}  # of values on the disk
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
+        self.unlaunched = sum([not s.fixed for s in plan.steps])  # counted by one thread: `light`
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
@@ -1151,7 +1152,10 @@ class CudaDevices:
                         self.team.contexts[place].run(self._obey, [place, todo[:count]])
             count *= 2
         end = perf_counter() + SPIN
-        while self._events.empty():
+        if not self._events.empty():
+            return
+        # when all is launched, nothing can begin because something else is done
+        while self._events.empty() or (not self.unlaunched and any(k.queued for k in self.lanes)):
             for lane in self.lanes:
                 lane.settle(wait=False)
             if perf_counter() > end:
@@ -1239,6 +1243,7 @@ class CudaDevices:
         other = self.crossing[i] or (i in self.wanted and nbytes)
         ready = lane.mark(lane.home) if other else None
         held[i] = _Held(value, ready)
+        self.unlaunched -= 1
         events.append(Issued(i, nbytes))
         if self.exact:
             lane.home.synchronize()
@@ -1441,10 +1446,12 @@ class CudaDevices:
 
     def _clear(self, place: int) -> None:
         lane, held = self.lanes[place], self.held[place]
+        done = lane.mark(lane.home) if held else None
         for i, h in list(held.items()):
             if i in self.chunks:  # it stays, and may be read here still when it goes
-                h.reads = [e for e in (*h.reads, lane.mark(lane.home)) if not e.done]
-                lane.later.append((h.reads, h.value))
+                h.reads = [e for e in (*h.reads, done) if not e.done]
+                if h.reads:
+                    lane.later.append((h.reads, h.value))
             else:
                 lane.abandon(h)
         held.clear()

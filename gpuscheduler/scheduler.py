@@ -430,6 +430,7 @@ class Scheduler:
     ) -> list[Any]:
         """Tasks for the wanted keys that give the values which are now persisted."""
         known: dict[Any, Any] = {}
+        together: dict[int, Any] = {}
 
         def chunk(key: Any) -> Any:
             target = graph.alias.get(key, key)
@@ -441,18 +442,28 @@ class Scheduler:
                 if i in plan.chunks:
                     known[target] = plan.chunks[i]
                 else:
-                    known[target] = self._chunk(graph, plan, devices, target, i, state.nbytes[i])
+                    nbytes = state.nbytes[i]
+                    known[target] = self._chunk(graph, plan, devices, target, i, nbytes, together)
             found = known[target]
             return found.shown() if _is_number(found) else Kept(key, found)
 
         return [chunk(key) for key in graph.wanted]
 
     def _chunk(
-        self, graph: Graph, plan: Plan, devices: Devices, key: Any, i: int, nbytes: int
+        self,
+        graph: Graph,
+        plan: Plan,
+        devices: Devices,
+        key: Any,
+        i: int,
+        nbytes: int,
+        together: dict[int, Any],
     ) -> Chunk:
         place = plan.steps[i].place
         if key in graph.parts:  # one of several values that were made together
-            value = _part(graph, key, devices.value(i))
+            if i not in together:
+                together[i] = devices.value(i)
+            value = _part(graph, key, together[i])
             places, nbytes = devices.keep(i, value), sizeof(value)
         else:
             places = devices.keep(i)

@@ -97,6 +97,27 @@ __device__ __forceinline__ unsigned divide(unsigned n, unsigned long long magic)
     "divide",
 )
 
+# The j-th point of planes of so many rows and columns, where planes are gone through in patches of
+# 4 rows and 8 columns, as far as these go: what a warp has at a time. Points that are none stay so.
+_piece(
+    """
+template<class Count>
+__device__ __forceinline__ Count patched(Count j, Count rows, Count columns) {
+  const Count plane = j / (rows * columns);
+  j -= plane * rows * columns;
+  const Count band = j / (4 * columns);
+  j -= band * 4 * columns;
+  const Count high = rows - band * 4 < 4 ? rows - band * 4 : 4, whole = columns / 8;
+  Count patch = j / (8 * high);
+  patch = patch < whole ? patch : whole;
+  j -= patch * 8 * high;
+  const Count wide = patch < whole ? 8 : columns - whole * 8, row = j / wide;
+  return (plane * rows + band * 4 + row) * columns + patch * 8 + (j - row * wide);
+}
+""",
+    "patched",
+)
+
 # Conversions of floating point to integers, as x86-64 does them: what does not fit becomes the
 # least number.
 _piece(

@@ -955,14 +955,21 @@ class _Generator:
             f"const {self.count} n = {self.number('n', n)};",
             "if (n == 0 || blockIdx.x >= blocks) return;",
         ]
-        coords, names = self._coordinates("k", self._lengths("k", width), "j", "k", width)
+        lengths = self._lengths("k", width)
+        coords, names = self._coordinates("k", lengths, "j", "k", width)
         site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": f"j * {width}u"})
+        at = f"i + u * {step}"
+        if self.tree.calls and len(lengths) > 1:
+            # points that lie close together take similar branches: the lanes of a warp lie in a
+            # square, not in a line
+            sides = [self.number(("length", "k", "", len(lengths) + n), lengths[n]) for n in (-2, -1)]
+            at = f"patched<{self.count}>({at}, {', '.join(sides)})"
         body = [
             *self._declared(),
-            *(self._each("j < n", f"j = i + u * {step}",
+            *(self._each("j < n", f"j = {at}",
                          [*coords, *self._loads(self.tree, self._inner(), site, "x#[u]")])
               if self._inner() else []),
-            *self._each("j < n", f"j = i + u * {step}",
+            *self._each("j < n", f"j = {at}",
                         [*coords, *self._stores(site, f"({self.int})(j * {width}u)", "u")]),
         ]  # fmt: skip
         return [

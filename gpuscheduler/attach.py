@@ -8,7 +8,7 @@ goes from worker to worker, runs stages again where a worker was lost, and tells
 from __future__ import annotations
 
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -54,6 +54,9 @@ OF_TASKS = "workers", "resources", "actors"
 #: Seconds after which it is asked again which workers there are. Stages for one that has left
 #: meanwhile run elsewhere.
 MEET_EVERY = 0.5
+#: Bytes from which a parcel is copied from the devices of a worker on the same machine: what is
+#: small comes with a message that is sent anyway.
+LEAST_LENT = 2**20
 
 
 def attach(
@@ -221,6 +224,7 @@ class Attached:
         self.name = f"gpuscheduler-{uuid.uuid4().hex[:12]}"
         self.workers: dict[str, Facts] = {}
         self._left_out: set[str] = set()
+        self._near: set[tuple[str, str]] = set()  # workers, and who can read their devices
         self._watched: dict[str, Progress] = {}  # by the name of the run
         self._blocks: WeakValueDictionary[Key, Block] = WeakValueDictionary()
         self._plans = Plans()
@@ -302,6 +306,7 @@ class Attached:
             self._left_out |= set(failed)
             known = {a: f for a, f in answers.items() if a not in failed and f is not None}
             self.workers |= known  # who is not ready yet is asked again next time
+            self._introduce()
         if strict and not self.workers:
             raise RuntimeError(
                 f"no worker is ready: {', '.join(there)}: their logs say why"
@@ -309,6 +314,24 @@ class Attached:
                 else "the cluster has no workers: start some, and attach then"
             )
         return sorted(self.workers)
+
+    def _introduce(self) -> None:
+        """Find out which workers can read each other's devices."""
+        from .node import readable
+
+        lending = {a: f.sample for a, f in self.workers.items() if f.sample is not None}
+        machines = [s.machine for s in lending.values()]
+        asked = [a for a, s in lending.items() if machines.count(s.machine) > 1]
+        if not asked or not config.get("gpuscheduler.ipc", True):
+            self._near = set()
+            return
+        answers = self.client.run(readable, lending, workers=asked, on_error="return")
+        self._near = {
+            (source, reader)
+            for reader, sources in answers.items()
+            if not isinstance(sources, Exception)
+            for source in sources
+        }
 
     def close(self) -> None:
         """Leave the cluster as it was: free what the workers hold for this, end their threads, and
@@ -663,12 +686,13 @@ class Attached:
         parcels: list[Key] = []
         tasks: dict[Key, Any] = {}
         where: dict[Key, list[str]] = {}
+        near = self._lent(work)
         for n, parcel in enumerate(plan.parcels):
             if parcel.source >= 0:
                 source, loose = stages[parcel.source], False
             else:
                 source, loose = plan.holders[-1 - parcel.source]
-            if parcel.whole and not loose:
+            if parcel.whole and not loose and n not in near:
                 parcels.append(source)
                 continue
             key = (f"parcel-{run}-{self.name}", n)
@@ -677,7 +701,8 @@ class Attached:
                 tasks[key] = Task(key, wrap, parcel.keys[0], TaskRef(source))
             else:
                 names = tuple([_name(plan, k) for k in parcel.keys])
-                tasks[key] = Task(key, take, TaskRef(source), names)
+                lend = n in near and not loose
+                tasks[key] = Task(key, take, TaskRef(source), names, lend)
             where[key] = [work.workers[plan.worker_of(parcel.source)]]
         data = [(f"data-{run}-{self.name}", v) for v in range(len(work.shared))]
         for key, value in zip(data, work.shared, strict=True):
@@ -690,6 +715,26 @@ class Attached:
             tasks[key] = Task(key, run_stage, self.name, key, payload, List(*reads))
             where[key] = [work.workers[stage.worker]]
         return parcels, tasks, where
+
+    def _lent(self, work: Work) -> set[int]:
+        """The parcels that their readers, on the same machine, copy from the devices."""
+        if not self._near:
+            return set()
+        plan = work.cut
+        readers: dict[int, set[int]] = defaultdict(set)
+        for (_, worker), n in plan.readers.items():
+            readers[n].add(worker)
+        out = set()
+        for n, parcel in enumerate(plan.parcels):
+            home = plan.worker_of(parcel.source)
+            there = readers[n] - {home}
+            if not there or CALLER in there:
+                continue
+            a = work.workers[home]
+            close = all((a, work.workers[w]) in self._near for w in there)
+            if close and sum(plan.nbytes[k] for k in parcel.keys) >= LEAST_LENT:
+                out.add(n)
+        return out
 
     def _stage_key(self, stage: Stage, run: str) -> Key:
         label = key_split(stage.tasks[-1])

@@ -41,6 +41,23 @@ class Slot:
         return buffer[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
 
 
+@dataclass(slots=True)
+class Lent:
+    """An array that is where it is, for a process on the same machine to copy."""
+
+    handle: bytes  # of what was allocated
+    start: int  # bytes behind its start
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An array that could not be copied from where it was, and why."""
+
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """An array that repeats another along axes without strides."""
@@ -71,17 +88,19 @@ class Cargo:
     ([0, 1, 2], 1)
     """
 
-    __slots__ = ("__weakref__", "values")
+    __slots__ = ("__weakref__", "near", "values")
 
-    def __init__(self, values: dict[Key, Any]):
+    def __init__(self, values: dict[Key, Any], near: bool = False):
         self.values = values
+        self.near = near  # only processes that can read this one's device memory get it
 
-    def take(self, keys: Iterable[Key]) -> Cargo:
-        """A part of it, which shares the values."""
-        return Cargo({k: self.values[k] for k in keys})
+    def take(self, keys: Iterable[Key] | None = None, near: bool = False) -> Cargo:
+        """A part of it, or all, which shares the values."""
+        every = self.values
+        return Cargo(dict(every) if keys is None else {k: every[k] for k in keys}, near)
 
     def __reduce__(self) -> Any:
-        return _unpacked, packed(self.values)
+        return _unpacked, packed(self.values, self.near)
 
     def __repr__(self) -> str:
         return f"<Cargo of {len(self.values)} value{'s'[: len(self.values) != 1]}>"
@@ -95,11 +114,14 @@ def _sizeof_cargo(cargo: Cargo) -> int:
 dask_sizeof.register(Cargo, _sizeof_cargo)
 
 
-def packed(values: Mapping[Key, Any]) -> tuple[dict[Key, Any], list[Any]]:
+def packed(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key, Any], list[Any]]:
     """The values with slots in place of arrays, and the buffers that these lie in.
 
-    The first buffer has what is small, the second what was on devices.
+    The first buffer has what is small, the second what was on devices: for one that is not `near`,
+    or cannot be lent.
     """
+    if near:
+        values = _lent(values)
     small: list[Any] = []
     away: list[Any] = []
 
@@ -129,10 +151,47 @@ def packed(values: Mapping[Key, Any]) -> tuple[dict[Key, Any], list[Any]]:
     return {k: map_leaves(slot, v) for k, v in values.items()}, buffers
 
 
+def _lent(values: Mapping[Key, Any]) -> dict[Key, Any]:
+    """The values with what their owner lends in place of large arrays on devices."""
+    from . import ipc  # here, for it imports CuPy
+
+    used = set()
+
+    def lent(leaf: Any) -> Any:
+        if not _on_device(leaf) or leaf.nbytes <= SMALL:
+            return leaf
+        found = ipc.lent(leaf)
+        if found is None:
+            return leaf
+        used.add(leaf.device.id)
+        return Lent(*found, leaf.shape, leaf.dtype)
+
+    out = {k: map_leaves(lent, v) for k, v in values.items()}
+    ipc.finish(used)
+    return out
+
+
+def _fetched(values: dict[Key, Any]) -> list[Any]:
+    """Copies of all that is lent, in order. The owner may let go of it when this returns, so what
+    fails is told where it is read."""
+    things = [leaf for v in values.values() for leaf in leaves(v) if type(leaf) is Lent]
+    if not things:
+        return []
+    try:
+        from . import ipc
+
+        return ipc.fetched(things)
+    except Exception as error:
+        return [Lost(f"{type(error).__name__}: {error}")] * len(things)
+
+
 def _unpacked(values: dict[Key, Any], buffers: list[Any]) -> Cargo:
     host, device = buffers
+    fetched = iter(_fetched(values))
 
     def array(leaf: Any) -> Any:
+        if type(leaf) is Lent:
+            return next(fetched)
         if type(leaf) is Slot:
             return OffDevice(leaf.read(device)) if leaf.device else leaf.read(host)
         if type(leaf) is Spread:

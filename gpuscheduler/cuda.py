@@ -1,5 +1,5 @@
 """GPUs: a worker thread and long-lived streams for each, events between them, no host wait between
-two steps of a graph. The only module that imports CuPy at import time.
+two steps of a graph. It imports CuPy, as only `launch` and `ipc` do beside it.
 
 Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
 other devices and from the host, and what they are written to) and an *out* stream (copies to the
@@ -455,6 +455,11 @@ class CudaHardware:
     def forget(self, places: Places) -> None:
         if DISK in places:
             self.store.remove(places[DISK])
+
+    def sample(self) -> Any:
+        """An array that nothing else has, on the first device."""
+        with Device(self.ids[0]):
+            return cupy.asarray(np.frombuffer(os.urandom(4096), np.uint8))
 
     def front(self) -> int | None:
         device = runtime.getDevice()

@@ -962,7 +962,9 @@ class _Generator:
         if self.tree.calls and len(lengths) > 1:
             # points that lie close together take similar branches: the lanes of a warp lie in a
             # square, not in a line
-            sides = [self.number(("length", "k", "", len(lengths) + n), lengths[n]) for n in (-2, -1)]
+            sides = [
+                self.number(("length", "k", "", len(lengths) + n), lengths[n]) for n in (-2, -1)
+            ]
             at = f"patched<{self.count}>({at}, {', '.join(sides)})"
         body = [
             *self._declared(),

@@ -21,11 +21,12 @@ from dask.base import get_scheduler, persist
 from distributed import Reschedule, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import loads
 
-from .cargo import Cargo, off_device, put_back
+from .cargo import Cargo, Lent, Lost, off_device, put_back
 from .graph import Graph
 from .plan import Plan
 from .run import Devices, Interrupted, Watch, noted
 from .scheduler import Scheduler, without_garbage_collection
+from .sizes import leaves
 from .timeline import Row
 
 if TYPE_CHECKING:
@@ -48,12 +49,34 @@ def version() -> str:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A small array that a worker lends, for others to try whether they can read it."""
+
+    machine: str
+    pattern: bytes
+    thing: Lent
+
+    def is_read(self) -> bool:
+        """Whether this process can."""
+        from . import ipc
+
+        if self.machine != ipc.machine():
+            return False
+        try:
+            (copy,) = ipc.fetched([self.thing])
+            return bool(copy.tobytes() == self.pattern)
+        except Exception:  # whatever stands in the way: it is sent as others are
+            return False
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a worker tells of itself."""
 
     kind: str  # "cpu" or "cuda"
     memory: tuple[int, ...]  # bytes that values may take, per device
     bandwidth: float  # bytes/s, of one device
+    sample: Sample | None = None  # of what it can lend to others on its machine
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,8 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         self.cancelled: set[Key] = set()
         self.worker, self.address = worker, worker.address
         self.scheduler: Scheduler | None = None
+        self.sample: Sample | None = None
+        self.lends: Any = None  # the array in it
         self.failure = ""
         self.ready = threading.Event()  # set when there is a scheduler, or a failure
         try:
@@ -88,6 +113,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 raise RuntimeError(f"it has {version()}, and the client has {self.expected}")
             settings = {**self.settings, "devices": self._devices(worker)}
             self.scheduler = await asyncio.to_thread(lambda: Scheduler(**settings))
+            self.sample, self.lends = await asyncio.to_thread(_sample, self.scheduler.hardware)
             _default.add(self)
         except Exception as error:
             self.failure = str(error)
@@ -110,7 +136,15 @@ class Node(WorkerPlugin):  # type: ignore[misc]
             run.interrupt()
         _default.discard(self)
         if self.scheduler is not None:
-            await asyncio.to_thread(self.scheduler.close)
+            await asyncio.to_thread(self._close, self.scheduler)
+
+    def _close(self, scheduler: Scheduler) -> None:
+        if scheduler.hardware.kind == "cuda":
+            from . import ipc
+
+            self.sample = self.lends = None
+            ipc.close()
+        scheduler.close()
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """`distributed` stops no thread. This does, when nobody wants a stage any more."""
@@ -128,7 +162,8 @@ class Node(WorkerPlugin):  # type: ignore[misc]
     def facts(self) -> Facts:
         assert self.scheduler is not None
         hardware = self.scheduler.hardware
-        return Facts(hardware.kind, tuple(hardware.machine.memory), hardware.machine.bandwidth)
+        memory, bandwidth = tuple(hardware.machine.memory), hardware.machine.bandwidth
+        return Facts(hardware.kind, memory, bandwidth, self.sample)
 
     def run(self, key: Key, payload: Payload, cargos: Iterable[Cargo]) -> Cargo:
         """Run a stage: its outputs."""
@@ -172,6 +207,14 @@ class Node(WorkerPlugin):  # type: ignore[misc]
 
     def _brought(self, given: dict[Key, Any]) -> dict[Key, Any]:
         """Values from other processes that were on devices, on devices of this one."""
+        for key, value in given.items():
+            for leaf in leaves(value):
+                if type(leaf) is Lost:
+                    raise RuntimeError(
+                        f"{key!r} is on a device of another worker of this machine, and could not "
+                        f"be copied from there ({leaf.why}): "
+                        "dask.config.set({'gpuscheduler.ipc': False}) has such values sent"
+                    )
         away = [k for k, v in given.items() if any(off_device(v))]
         if not away:
             return given
@@ -298,9 +341,33 @@ def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Car
     return _node(get_worker(), name).run(key, payload, cargos)
 
 
-def take(cargo: Cargo, keys: tuple[Key, ...]) -> Cargo:
-    """The task that takes out of a stage's outputs what one reader gets."""
-    return cargo.take(keys)
+def take(cargo: Cargo, keys: tuple[Key, ...] | None, near: bool = False) -> Cargo:
+    """The task that takes out of a stage's outputs what one reader gets; a reader that is `near`
+    copies it from this worker's devices."""
+    return cargo.take(keys, near)
+
+
+def _sample(hardware: Any) -> tuple[Sample | None, Any]:
+    """What a worker on GPUs lends for a trial, and its array."""
+    if hardware.kind != "cuda":
+        return None, None
+    try:
+        from . import ipc
+    except ImportError:
+        return None, None
+    ipc.devices[:] = list(dict.fromkeys(hardware.ids))
+    array = hardware.sample()
+    found = ipc.lent(array)
+    if found is None:
+        return None, None
+    ipc.finish([array.device.id])
+    thing = Lent(*found, array.shape, array.dtype)
+    return Sample(ipc.machine(), array.tobytes(), thing), array
+
+
+def readable(samples: dict[str, Sample]) -> set[str]:
+    """Which of other workers' samples this one can read."""
+    return {address for address, sample in samples.items() if sample.is_read()}
 
 
 def wrap(key: Key, value: Any) -> Cargo:

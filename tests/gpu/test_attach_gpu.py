@@ -86,3 +86,24 @@ def test_persisted_blocks_stay_on_their_gpus_and_let_go_of_them(attached, a):
         assert time.monotonic() < end, "the memory did not come back"
         time.sleep(0.05)
     no_races(client)
+
+
+@pytest.mark.real
+def test_large_parcels_are_copied_from_the_other_workers_devices(attached):
+    """Workers of one machine read each other's GPUs; without that, values are sent."""
+    a = np.random.default_rng(3).random((1600, 1600))
+    x = da.from_array(a, chunks=400).map_blocks(cupy.asarray, meta=cupy.empty((0, 0))).persist()
+    wait(x)
+    y = (x + x.T) @ x
+    assert sum(attached.plan(y).traffic().values()) >= 2 * 2**20
+    assert len(attached._near) == 2
+
+    def opened():
+        return len(__import__("gpuscheduler.ipc").ipc._opened)
+
+    for _ in range(3):
+        np.testing.assert_allclose(y.to_backend("numpy").compute(), (a + a.T) @ a)
+    assert all(attached.client.run(opened).values())
+    near, attached._near = attached._near, set()
+    np.testing.assert_allclose(y.to_backend("numpy").compute(), (a + a.T) @ a)
+    attached._near = near

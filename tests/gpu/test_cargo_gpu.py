@@ -1,6 +1,8 @@
 """Blocks on GPUs that go to another process, and stages that are given such blocks."""
 
+import multiprocessing
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ cupy = pytest.importorskip("cupy")
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from gpuscheduler.cargo import Cargo, OffDevice, off_device, put_back  # noqa: E402
+from gpuscheduler import ipc  # noqa: E402
+from gpuscheduler.cargo import Cargo, Lost, OffDevice, off_device, put_back  # noqa: E402
 from gpuscheduler.graph import from_dask  # noqa: E402
+from gpuscheduler.node import Node, Sample  # noqa: E402
+from gpuscheduler.node import _sample as node_sample  # noqa: E402
 from gpuscheduler.sizes import leaves  # noqa: E402
 from tests.strategies import received  # noqa: E402
 
@@ -112,3 +117,64 @@ def test_a_whole_computation_cut_in_two_and_carried_over():
         rows = [[blocks[graph.alias.get(k, k)] for k in row] for row in gather.blocks]
         host = [[b.get() if isinstance(b, cupy.ndarray) else b for b in row] for row in rows]
         np.testing.assert_allclose(np.block(host), (a + a.T) @ a)
+
+
+class Owner:
+    """Stands for CUDA's part: arrays of "another process", by the handles that it gave out."""
+
+    def __init__(self, monkeypatch):
+        self.arrays = {}
+        monkeypatch.setattr(ipc, "lent", self.lent)
+        monkeypatch.setattr(ipc, "fetched", self.fetched)
+
+    def lent(self, array):
+        if not array.flags.c_contiguous:
+            return None
+        handle = str(len(self.arrays)).encode()
+        self.arrays[handle] = array
+        return handle, 7
+
+    def fetched(self, things):
+        assert all(t.start == 7 for t in things)
+        return [self.arrays[t.handle].copy().reshape(t.shape) for t in things]
+
+
+def test_large_blocks_stay_where_they_are_for_one_that_is_near(monkeypatch):
+    owner = Owner(monkeypatch)
+    x = np.random.default_rng(0).random((200, 100))
+    large, small, turned = on(0, x), on(0, x[:3]), on(0, x).T
+    values = {"large": {"a": large, "n": 5}, "small": small, "turned": turned}
+    cargo = Cargo(values)
+    assert type(arrived(cargo.take(["large"])).values["large"]["a"]) is OffDevice
+    assert not owner.arrays
+    got = arrived(cargo.take(near=True)).values
+    assert len(owner.arrays) == 1
+    assert type(got["large"]["a"]) is cupy.ndarray
+    assert got["large"]["a"].data.ptr != large.data.ptr
+    np.testing.assert_array_equal(got["large"]["a"].get(), x)
+    np.testing.assert_array_equal(got["small"].array, x[:3])
+    np.testing.assert_array_equal(got["turned"].array, x.T)
+    assert got["large"]["n"] == 5
+
+
+def test_what_cannot_be_fetched_says_so_where_it_is_read(monkeypatch):
+    Owner(monkeypatch)
+    monkeypatch.setattr(ipc, "fetched", lambda things: 1 / 0)
+    got = arrived(Cargo({"x": on(0, np.ones((200, 100)))}, near=True)).values
+    assert got["x"] == Lost("ZeroDivisionError: division by zero")
+    node = Node("name", {}, "")
+    with pytest.raises(RuntimeError, match=r"'x' .* could not be copied .* \(ZeroDivisionError"):
+        node._brought(got)
+
+
+@pytest.mark.real
+def test_samples_are_read_by_other_processes_only():
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        sample, array = node_sample(s.hardware)
+        assert sample.pattern == array.tobytes()
+        assert not sample.is_read()  # CUDA opens no memory of the same process
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context) as other:
+            assert other.submit(Sample.is_read, sample).result()
+            wrong = Sample(sample.machine, b"x" * 4096, sample.thing)
+            assert not other.submit(Sample.is_read, wrong).result()

@@ -1,0 +1,119 @@
+"""Arrays on GPUs that another process of this machine reads where they are, by CUDA's IPC.
+
+It imports CuPy, as `cuda` does. Who lends an array keeps it until the other has its copy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+import cupy
+from cupy.cuda import Device, Stream, runtime
+
+#: Seconds for which memory of another process stays open that is not read any more: to open it
+#: takes up to some milliseconds, and until it is closed it is not free.
+KEPT = 10.0
+#: The GPUs on which arrays of other processes arrive, each with as many as the others.
+devices: list[int] = []
+
+_opened: dict[tuple[int, bytes], list[Any]] = {}  # (device, handle) -> [address, when last read]
+_lock = threading.Lock()
+
+
+def machine() -> str:
+    """What processes have in common that can lend each other arrays, if anything lets them."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}"
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+
+
+def lent(array: Any) -> tuple[bytes, int] | None:
+    """What another process needs to read an array: a handle of what was allocated, and how many
+    bytes behind its start the array begins. None where it cannot be lent."""
+    if not array.flags.c_contiguous or not array.nbytes:
+        return None
+    begin, size = ctypes.c_uint64(), ctypes.c_size_t()
+    with Device(array.device.id):
+        try:
+            found = _driver().cuMemGetAddressRange_v2(
+                ctypes.byref(begin), ctypes.byref(size), ctypes.c_uint64(array.data.ptr)
+            )
+            if found != 0:
+                return None
+            handle = bytes(runtime.ipcGetMemHandle(begin.value))
+        except (OSError, AttributeError, runtime.CUDARuntimeError):  # other memory, other drivers
+            return None
+    return handle, array.data.ptr - begin.value
+
+
+def finish(ids: Iterable[int]) -> None:
+    """Wait for what makes arrays on these GPUs, on whatever stream of ours that is."""
+    for i in sorted(set(ids)):
+        with Device(i):
+            Stream.null.synchronize()
+
+
+class Lent(Protocol):
+    """An array of another process."""
+
+    handle: bytes
+    start: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def fetched(things: Sequence[Lent]) -> list[Any]:
+    """Copies of arrays of other processes, on `devices`. They have arrived when this returns."""
+    on = devices or [runtime.getDevice()]
+    out = []
+    used = set()
+    with _lock:
+        for n, thing in enumerate(things):
+            i = on[n * len(on) // len(things)]
+            used.add(i)
+            with Device(i), Stream.null:
+                array = cupy.empty(thing.shape, thing.dtype)
+                source = _address(i, thing.handle) + thing.start
+                kind, stream = runtime.memcpyDefault, Stream.null.ptr
+                runtime.memcpyAsync(array.data.ptr, source, array.nbytes, kind, stream)
+            out.append(array)
+        finish(used)
+        _close(monotonic() - KEPT)
+    return out
+
+
+def _address(device: int, handle: bytes) -> int:
+    found = _opened.get((device, handle))
+    if found is None:
+        found = _opened[device, handle] = [runtime.ipcOpenMemHandle(handle), 0.0]
+    found[1] = monotonic()
+    return int(found[0])
+
+
+def _close(before: float) -> None:
+    for (device, handle), (address, last) in list(_opened.items()):
+        if last <= before:
+            del _opened[device, handle]
+            with Device(device), suppress(runtime.CUDARuntimeError):
+                runtime.ipcCloseMemHandle(address)
+
+
+def close() -> None:
+    """Let go of the memory of other processes."""
+    with _lock:
+        _close(float("inf"))

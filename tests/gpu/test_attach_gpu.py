@@ -89,6 +89,7 @@ def test_persisted_blocks_stay_on_their_gpus_and_let_go_of_them(attached, a):
 
 
 @pytest.mark.real
+@pytest.mark.filterwarnings("ignore:Sending large graph")
 def test_large_parcels_are_copied_from_the_other_workers_devices(attached):
     """Workers of one machine read each other's GPUs; without that, values are sent."""
     a = np.random.default_rng(3).random((1600, 1600))

@@ -19,6 +19,7 @@ import pytest
 from dask import bag, delayed
 from dask.callbacks import Callback
 from distributed import Client, LocalCluster, SchedulerPlugin, futures_of, wait
+from distributed.security import Security
 from hypothesis import HealthCheck, given, settings
 
 import gpuscheduler
@@ -477,3 +478,22 @@ def test_a_large_value_that_two_stages_read_is_sent_once(attached):
     plan = attached.plan(second)
     assert len(plan.stages) == 2
     assert Counting.tasks - before == plan.tasks + 1
+
+
+def test_a_cluster_with_tls():
+    """Nothing of ours but the cluster's own connections: certificates are asked for on all."""
+    pytest.importorskip("cryptography")
+    security = Security.temporary()
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", security=security
+        ) as cluster,
+        Client(cluster, security=security) as client,
+    ):
+        assert all(address.startswith("tls://") for address in client.scheduler_info()["workers"])
+        with gpuscheduler.attach(client, **EXACT) as attached:
+            a = np.random.default_rng(1).random((200, 200))
+            x = da.from_array(a, chunks=50).persist()
+            y = (x + x.T).sum(axis=0)
+            assert attached.plan(y).traffic()
+            np.testing.assert_allclose(y.compute(), (a + a.T).sum(axis=0))

@@ -68,9 +68,6 @@ A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
-#: A worker whose device waits for copies looks so often, in seconds, whether steps are done: it has
-#: to be there when more copies are to be queued.
-LOOK = 1e-4
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
 #: pinned memory, at most.
 FILES = max(2, min(8, (os.cpu_count() or 1) // 4))
@@ -141,7 +138,6 @@ class _Lane:
     watch: Worker  # waits for copies to the host
     queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
     settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
-    fetched: Event | None = None  # behind the latest copy that comes here
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
     work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
 
@@ -171,24 +167,12 @@ class _Lane:
         self.watch.stop()
         self.watch.thread.join()
 
-    def rest(self) -> float | None:
-        """For a worker with nothing else to do: report steps that are done, or wait for the oldest.
-        After how many seconds there may be more to report; None where there will not be.
-
-        What is sent to the worker while it waits here waits as well. That loses nothing as long as
-        its device has work until then; where copies are on their way to it, more of them should
-        be queued behind these, and the worker does not wait.
-        """
-        if self.fetched is not None and self.queued:
-            if not _over(self.fetched):
-                return 0.0 if self.settle(wait=False) else LOOK
-            self.fetched = None
-        return 0.0 if self.settle() else None
-
     def settle(self, wait: bool = True) -> bool:
         """Report steps that are done by now; whether there was anything to report.
 
-        While one thread waits here, another goes away with nothing.
+        A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
+        waits as well, and loses nothing: the device has work until the wait is over. While it
+        waits, the thread of a run that launches by itself goes away with nothing.
         """
         if not self.queued or not self.settling.acquire(blocking=wait):
             return False
@@ -576,7 +560,7 @@ class CudaHardware:
             return use
 
         workers = [
-            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.rest)
+            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
             for lane in lanes
         ]
         return Team(workers, lanes, FILES)
@@ -1086,7 +1070,7 @@ class CudaDevices:
         except Refused as error:
             cupy.get_default_memory_pool().free_all_blocks()
             return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
-        lane.fetched = done = lane.mark(lane.incoming, block=bool(direct))
+        done = lane.mark(lane.incoming, block=bool(direct))
         if direct or self.exact:
             done.synchronize()
         self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
@@ -1314,7 +1298,7 @@ class CudaDevices:
         if refused:
             lane.later.append(([lane.mark(stream), *source.reads], keep))
             return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
-        lane.fetched = done = lane.mark(stream)
+        done = lane.mark(stream)
         source.reads.append(done)
         if keep:
             lane.later.append(([done], keep))

@@ -29,9 +29,8 @@ PATIENCE = 0.5
 class Worker:
     """A daemon thread with an inbox. `setup` runs first in the thread, `teardown` last.
 
-    `idle` runs while the inbox is empty, until it says None: that there is nothing to do. It says
-    after how many seconds to call it again, if nothing is sent meanwhile. The thread does not hold
-    its worker: it ends also when nobody else does, wherever a Ctrl-C came between.
+    `idle` runs while the inbox is empty, until it says that there was nothing to do. The thread
+    does not hold its worker: it ends also when nobody else does, wherever a Ctrl-C came between.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Worker:
         name: str,
         setup: Callable[[], None] | None = None,
         teardown: Callable[[], None] | None = None,
-        idle: Callable[[], float | None] | None = None,
+        idle: Callable[[], bool] | None = None,
     ):
         self._desk = _Desk(setup, teardown, idle)
         self.sent = 0  # written by one thread only
@@ -71,7 +70,7 @@ class _Desk:
         self,
         setup: Callable[[], None] | None,
         teardown: Callable[[], None] | None,
-        idle: Callable[[], float | None] | None,
+        idle: Callable[[], bool] | None,
     ):
         self.setup, self.teardown, self.idle = setup, teardown, idle
         self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
@@ -80,8 +79,12 @@ class _Desk:
     def work(self) -> None:
         if self.setup is not None:
             self.setup()
+        get, empty, idle = self.inbox.get, self.inbox.empty, self.idle
+        item = None
         while True:
-            item = self._next()
+            while idle is not None and empty() and idle():
+                pass
+            item = get()
             if item is None:
                 break
             context, job, argument = item
@@ -95,18 +98,6 @@ class _Desk:
                 self.finished += 1
         if self.teardown is not None:
             self.teardown()
-
-    def _next(self) -> tuple[Context, Job, Any] | None:
-        """What was sent next. Until something is, `idle` is called as often as it likes."""
-        inbox, idle = self.inbox, self.idle
-        while idle is not None and inbox.empty():
-            pause = idle()
-            if pause is None:
-                break
-            if pause:
-                with suppress(Empty):
-                    return inbox.get(timeout=pause)
-        return inbox.get()
 
 
 def _nothing(_: Any) -> None: ...

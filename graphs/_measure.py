@@ -464,16 +464,12 @@ def sweep() -> None:
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     print(f"pinned host to device, {GPUS} GPUs together: {limit / 1e9:.0f} GB/s; "
           f"{os.cpu_count()} cores")  # fmt: skip
-    source, target = (np.ones(2**32, "u1") for _ in range(2))
     threads = os.cpu_count() or 1
-
-    def copy_part(n: int) -> None:
-        np.copyto(target[n * 2**24 : (n + 1) * 2**24], source[n * 2**24 : (n + 1) * 2**24])
-
+    pairs = list(zip(*(np.split(np.ones(2**32, "u1"), 256) for _ in range(2)), strict=True))
     with ThreadPoolExecutor(threads) as pool:
-        seconds = best(lambda: list(pool.map(copy_part, range(256))), 3)
+        seconds = best(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)), 3)
     print(f"copies on the host by {threads} threads: {2**32 / seconds / 1e9:.0f} GB/s")
-    del source, target
+    pairs.clear()
     for kind, share, empty in (("pinned", 16, cupyx.empty_pinned), ("pageable", 8, np.empty)):
         rows = min(free // share, 2**36) // (4 * lines) // 4096 * 4096
         a = empty((rows, lines), "f4")

@@ -18,13 +18,11 @@ launches them all, and asks for a while whether they are done.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -77,10 +75,6 @@ FILES = max(2, min(8, (os.cpu_count() or 1) // 4))
 #: many of these each device has, at most.
 PIECE_BYTES = 2**24
 PIECES = 2 * FILES
-#: Bytes from which pinned memory is made of pages that so many threads touch.
-LEAST_REGISTERED = 2**22
-PORTABLE = 1  # cudaHostRegisterPortable, for which CuPy has no name
-TOUCHING = min(8, os.cpu_count() or 1)
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -247,12 +241,9 @@ class PinnedBlocks:
             block = blocks.pop() if blocks else None
             self.idle -= size if block is not None else 0
         if block is None:
-            block = _registered(size)
-        if block is None:
             block = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
-        registered = type(block) is _Registered
-        memory = block.pages if registered else cupy.cuda.PinnedMemoryPointer(block, 0)
-        raw = np.frombuffer(memory, dtype=np.uint8, count=nbytes)
+        pointer = cupy.cuda.PinnedMemoryPointer(block, 0)
+        raw = np.frombuffer(pointer, dtype=np.uint8, count=nbytes)
         weakref.finalize(raw, self._back, size, block).atexit = False
         return raw.view(dtype).reshape(shape)
 
@@ -263,49 +254,9 @@ class PinnedBlocks:
                 self.idle += size
 
     def clear(self) -> None:
-        """Keep nothing any more."""
         with self._lock:
             self.free.clear()
-            self.idle = self.most = 0
-
-
-class _Registered:
-    """Pinned memory of pages that some threads have touched at once, before CUDA is told of them.
-
-    `cudaHostAlloc` touches one small page after the other, which takes several times as long.
-    """
-
-    def __init__(self, nbytes: int):
-        self.ptr = 0
-        self.pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # a child would be given other pages
-            if hasattr(mmap, advice):
-                with suppress(OSError):
-                    self.pages.madvise(getattr(mmap, advice))
-        whole = np.frombuffer(self.pages, np.uint8)
-        with ThreadPoolExecutor(TOUCHING) as threads:
-            list(threads.map(_touch, np.array_split(whole, 4 * TOUCHING)))
-        runtime.hostRegister(whole.ctypes.data, nbytes, PORTABLE)
-        self.ptr = whole.ctypes.data
-
-    def __del__(self) -> None:
-        if self.ptr:
-            with suppress(Exception):  # at the end of the process there may be no CUDA any more
-                runtime.hostUnregister(self.ptr)
-
-
-def _touch(part: Any) -> None:
-    part[::4096].fill(0)
-
-
-def _registered(nbytes: int) -> _Registered | None:
-    """None where there is little to gain, and where it cannot be done."""
-    if nbytes < LEAST_REGISTERED:
-        return None
-    try:
-        return _Registered(nbytes)
-    except (AttributeError, OSError, runtime.CUDARuntimeError):  # as on other systems
-        return None
+            self.idle = 0
 
 
 class Pieces:

@@ -21,7 +21,6 @@ SIDE = 240
 def small_pieces(monkeypatch):
     monkeypatch.setattr(graph, "LEAST_SENT", 1)
     monkeypatch.setattr(cuda, "PIECE_BYTES", 20_000)
-    monkeypatch.setattr(cuda, "LEAST_REGISTERED", 2**14)
 
 
 @pytest.fixture

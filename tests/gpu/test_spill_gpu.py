@@ -1,6 +1,5 @@
 """Memory of GPUs that runs out: to pinned memory, to files, and back."""
 
-import gc
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ cupy = pytest.importorskip("cupy")
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from gpuscheduler import cuda  # noqa: E402
 from gpuscheduler.machine import DISK, HOST  # noqa: E402
 from gpuscheduler.spill import SpillError  # noqa: E402
 
@@ -107,38 +105,3 @@ def test_a_spill_directory_that_cannot_be_written(x, tmp_path):
         with pytest.raises(SpillError, match="spill"):
             ((a - a.mean()) @ a.T).compute()
         assert float(da.ones(8, chunks=4).sum().compute()) == 8
-
-
-def test_pinned_memory_of_pages_that_threads_have_touched(monkeypatch, tmp_path):
-    """As large blocks have it; it is given back when the last array in it is gone."""
-    monkeypatch.setattr(cuda, "LEAST_REGISTERED", 1)
-    live, real = set(), cupy.cuda.runtime
-
-    def register(pointer, nbytes, flags):
-        hostRegister(pointer, nbytes, flags)
-        live.add(pointer)
-
-    def unregister(pointer):
-        hostUnregister(pointer)
-        live.remove(pointer)
-
-    hostRegister, hostUnregister = real.hostRegister, real.hostUnregister
-    monkeypatch.setattr(real, "hostRegister", register)
-    monkeypatch.setattr(real, "hostUnregister", unregister)
-    a = np.random.default_rng(8).random((400, 400))
-    with gpuscheduler.Scheduler("cuda:0,0", memory_limit=5 * 80_000, check=True) as s:
-        p = cupy_array(a, 100).persist()
-        for _ in range(2):
-            result = (p + p.T).to_backend("numpy").compute()
-            np.testing.assert_array_equal(result, a + a.T)
-        assert s._persisted.nbytes()[HOST] > 0
-        assert live
-        del p
-    kept = result[3:5]
-    del result
-    gc.collect()
-    assert len(live) == 1  # of what the caller has
-    np.testing.assert_array_equal(kept, (a + a.T)[3:5])
-    del kept
-    gc.collect()
-    assert not live

@@ -254,9 +254,10 @@ class PinnedBlocks:
                 self.idle += size
 
     def clear(self) -> None:
+        """Keep nothing any more."""
         with self._lock:
             self.free.clear()
-            self.idle = 0
+            self.idle = self.most = 0
 
 
 class Pieces:

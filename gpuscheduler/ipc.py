@@ -19,14 +19,15 @@ from typing import Any, Protocol
 import cupy
 from cupy.cuda import Device, Stream, runtime
 
-#: Seconds for which memory of another process stays open that is not read any more: to open it
-#: takes up to some milliseconds, and until it is closed it is not free.
+#: Seconds for which memory of another process stays open that is not read any more, and at most
+#: twice that: to open it takes up to some milliseconds, and until it is closed it is not free.
 KEPT = 10.0
 #: The GPUs on which arrays of other processes arrive, each with as many as the others.
 devices: list[int] = []
 
 _opened: dict[tuple[int, bytes], list[Any]] = {}  # (device, handle) -> [address, when last read]
 _lock = threading.Lock()
+_later: threading.Timer | None = None  # that will close what is not read any more
 
 
 def machine() -> str:
@@ -93,8 +94,25 @@ def fetched(things: Sequence[Lent]) -> list[Any]:
                 runtime.memcpyAsync(array.data.ptr, source, array.nbytes, kind, stream)
             out.append(array)
         finish(used)
-        _close(monotonic() - KEPT)
+        _look_again()
     return out
+
+
+def _look_again() -> None:
+    global _later
+    if _later is None and _opened:
+        _later = threading.Timer(KEPT, _look)
+        _later.name, _later.daemon = "gpuscheduler-ipc", True
+        _later.start()
+
+
+def _look() -> None:
+    """In a thread of its own, as long as anything is open."""
+    global _later
+    with _lock:
+        _later = None
+        _close(monotonic() - KEPT)
+        _look_again()
 
 
 def _address(device: int, handle: bytes) -> int:
@@ -115,5 +133,9 @@ def _close(before: float) -> None:
 
 def close() -> None:
     """Let go of the memory of other processes."""
+    global _later
     with _lock:
         _close(float("inf"))
+        if _later is not None:
+            _later.cancel()
+            _later = None

@@ -2,7 +2,9 @@
 
 import multiprocessing
 import pickle
+import time
 from concurrent.futures import ProcessPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler import ipc  # noqa: E402
-from gpuscheduler.cargo import Cargo, Lost, OffDevice, off_device, put_back  # noqa: E402
+from gpuscheduler.cargo import Cargo, Lent, Lost, OffDevice, off_device, put_back  # noqa: E402
 from gpuscheduler.graph import from_dask  # noqa: E402
 from gpuscheduler.node import Node, Sample  # noqa: E402
 from gpuscheduler.node import _sample as node_sample  # noqa: E402
@@ -178,3 +180,35 @@ def test_samples_are_read_by_other_processes_only():
             assert other.submit(Sample.is_read, sample).result()
             wrong = Sample(sample.machine, b"x" * 4096, sample.thing)
             assert not other.submit(Sample.is_read, wrong).result()
+
+
+def test_memory_of_other_processes_is_closed_when_it_is_not_read_any_more(monkeypatch):
+    closed = []
+    x = np.arange(1000.0)
+    there = on(0, x)
+    cupy.cuda.Device(0).synchronize()
+    monkeypatch.setattr(ipc, "KEPT", 0.2)
+    monkeypatch.setattr(ipc, "devices", [0])
+    runtime = SimpleNamespace(
+        ipcOpenMemHandle=lambda handle: there.data.ptr - 40,
+        ipcCloseMemHandle=closed.append,
+        memcpyAsync=cupy.cuda.runtime.memcpyAsync,
+        memcpyDefault=cupy.cuda.runtime.memcpyDefault,
+        CUDARuntimeError=cupy.cuda.runtime.CUDARuntimeError,
+    )
+    monkeypatch.setattr(ipc, "runtime", runtime)
+    thing = Lent(b"handle", 40, x.shape, x.dtype)
+    for _ in range(3):
+        for copy in ipc.fetched([thing, thing]):
+            np.testing.assert_array_equal(copy.get(), x)
+    assert not closed
+    assert len(ipc._opened) == 1  # it is opened once
+    end = time.monotonic() + 20
+    while not closed and time.monotonic() < end:
+        time.sleep(0.01)
+    assert closed == [there.data.ptr - 40]
+    assert not ipc._opened
+    ipc.fetched([thing])
+    ipc.close()
+    assert len(closed) == 2
+    assert ipc._later is None

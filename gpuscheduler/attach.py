@@ -27,7 +27,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes, key_split
 
-from .cargo import Cargo, put_back
+from .cargo import Cargo, Unreachable, put_back
 from .cut import CALLER, Cut, Stage, cut
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received, wanted_keys
@@ -513,15 +513,23 @@ class Attached:
         if any(others.get(name) for name in OF_TASKS):
             return self.client.get(dsk, keys, retries=retries, priority=priority, **others)
         work = self._work(dsk, keys)
+        wishes = _wishes(dsk, retries, priority)
         with local_callbacks(callbacks) as active, self._progress(work, active) as run:
-            futures = self._submit(work, _wishes(dsk, retries, priority), run)
             try:
-                cargos = self.client.gather(list(futures.values()), direct=True)
-            finally:  # the stages that still run are cancelled, if nobody else wants them
-                for future in futures.values():
-                    future.release()
+                cargos = self._gathered(work, wishes, run)
+            except Unreachable:  # a stage runs elsewhere, as its worker has left
+                self._near = set()
+                cargos = self._gathered(work, wishes, None)
         values = iter(work.answer.values(cargos, on_device=bool(cuda_devices())))
         return nested(keys, values)
+
+    def _gathered(self, work: Work, wishes: dict[str, Any], run: str | None) -> list[Any]:
+        futures = self._submit(work, wishes, run)
+        try:
+            return list(self.client.gather(list(futures.values()), direct=True))
+        finally:  # the stages that still run are cancelled, if nobody else wants them
+            for future in futures.values():
+                future.release()
 
     def compute(
         self,
@@ -718,7 +726,7 @@ class Attached:
 
     def _lent(self, work: Work) -> set[int]:
         """The parcels that their readers, on the same machine, copy from the devices."""
-        if not self._near:
+        if not self._near or not config.get("gpuscheduler.ipc", True):
             return set()
         plan = work.cut
         readers: dict[int, set[int]] = defaultdict(set)

@@ -58,6 +58,10 @@ class Lost:
     why: str
 
 
+class Unreachable(RuntimeError):
+    """A stage was given an array that is on a device which its worker cannot read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """An array that repeats another along axes without strides."""
@@ -180,7 +184,8 @@ def _fetched(values: dict[Key, Any]) -> list[Any]:
     try:
         from . import ipc
 
-        return ipc.fetched(things)
+        arrays = ipc.fetched(things)
+        return [OffDevice(a) if type(a) is np.ndarray else a for a in arrays]
     except Exception as error:
         return [Lost(f"{type(error).__name__}: {error}")] * len(things)
 

@@ -41,7 +41,7 @@ from . import backend
 from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .fuse import Fused
-from .gather import Gathering, strips
+from .gather import WIDEST, Gathering, strips
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
@@ -276,7 +276,12 @@ class Pieces:
             more = self._free.empty() and self.made < PIECES
             self.made += more
         if more:
-            return self.pinned.array((PIECE_BYTES,), np.uint8)
+            try:
+                return self.pinned.array((PIECE_BYTES,), np.uint8)
+            except BaseException:
+                with self._lock:
+                    self.made -= 1
+                raise
         piece, event = self._free.get()
         if event is not None:
             event.synchronize()
@@ -954,7 +959,9 @@ class CudaDevices:
         if part is not None:
             whole = self.held[home].get(step)
             return {home: _Held(part, whole and whole.ready)}
-        places: dict[int, Any] = {p: h[step] for p, h in self.held.items() if step in h}
+        places: dict[int, Any] = {  # a worker may be letting go of replicas still
+            p: found for p, h in self.held.items() if (found := h.get(step)) is not None
+        }
         if step in self.files:
             places[DISK] = self.files.pop(step)
         return worth_keeping(home, places) or {home: _Held(self.value(step))}
@@ -1080,6 +1087,8 @@ class CudaDevices:
     def _sent_array(self, lane: _Lane, v: Any, direct: list[Any]) -> Any:
         if not _is_plain(v):
             return v
+        if v.flags.f_contiguous and not v.flags.c_contiguous:  # which it stays, as in CuPy's own
+            return self._sent_array(lane, v.T, direct).T
         out, stream = cupy.empty(v.shape, v.dtype), lane.incoming
         kind = runtime.memcpyHostToDevice
         if not v.nbytes:
@@ -1089,8 +1098,8 @@ class CudaDevices:
             if v.flags.c_contiguous:
                 runtime.memcpyAsync(out.data.ptr, v.ctypes.data, v.nbytes, kind, stream.ptr)
                 return out
-            if v.ndim == 2 and v.strides[1] == v.itemsize and v.strides[0] > 0:
-                row = v.shape[1] * v.itemsize
+            row = v.shape[-1] * v.itemsize
+            if v.ndim == 2 and v.strides[1] == v.itemsize and row <= v.strides[0] < WIDEST:
                 runtime.memcpy2DAsync(
                     out.data.ptr, row, v.ctypes.data, v.strides[0], row, len(v), kind, stream.ptr
                 )
@@ -1111,7 +1120,11 @@ class CudaDevices:
         return out
 
     def _ready_to_go(self, v: Any) -> Any:
-        return _OnHost(self._pinned(v), "C") if _is_plain(v) else v
+        if not _is_plain(v):
+            return v
+        if v.flags.f_contiguous and not v.flags.c_contiguous:
+            return _OnHost(self._pinned(v.T).reshape(-1).reshape(v.shape), "F")
+        return _OnHost(self._pinned(v), "C")
 
     def _pinned(self, v: Any) -> Any:
         if type(v) is not np.ndarray or v.dtype.hasobject:

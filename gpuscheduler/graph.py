@@ -550,8 +550,9 @@ class _Builder:
                 if not any(_may_be_one(array, t) for t in targets):
                     again.add(key)
         if self.lowered.fusable:
+            alone = kept.union(sent)  # what follows runs on the device, and these beside it
             files = aside, again
-            order = _chain(order, self.tasks, needs, names, constants, pins, kept, files, compiler)
+            order = _chain(order, self.tasks, needs, names, constants, pins, alone, files, compiler)
         return Graph(
             {k: compiler(self.tasks[k]) for k in order},
             {k: needs[k] for k in order},
@@ -941,7 +942,7 @@ def _same(value: Any) -> Any:
 
 
 #: CuPy's functions that bring an array to the device.
-SENDERS = {"array", "asanyarray", "asarray", "ascontiguousarray"}
+SENDERS = {"array", "asanyarray", "asarray"}
 #: Bytes below which an array of the host is sent by the task that reads it.
 LEAST_SENT = 2**16
 
@@ -982,8 +983,8 @@ class _Sending:
             return None
         inner, outkey, inkeys, *args = task.args
         places = [n for n, a in enumerate(args) if _refers(a, name)]
-        nested = sum(name in a.dependencies for a in args if isinstance(a, GraphNode))
-        if not places or nested > len(places) or len(args) != len(inkeys):
+        others = (a for n, a in enumerate(args) if n not in places and isinstance(a, GraphNode))
+        if not places or any(name in a.dependencies for a in others) or len(args) != len(inkeys):
             return None
         words = id(inner), tuple(places)
         if words not in self.known:

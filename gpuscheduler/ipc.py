@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 import cupy
+import numpy as np
 from cupy.cuda import Device, Stream, runtime
 
 #: Seconds for which memory of another process stays open that is not read any more, and at most
@@ -79,23 +80,36 @@ class Lent(Protocol):
 
 
 def fetched(things: Sequence[Lent]) -> list[Any]:
-    """Copies of arrays of other processes, on `devices`. They have arrived when this returns."""
+    """Copies of arrays of other processes, on `devices`, or on the host where these have no room.
+    They have arrived when this returns."""
     on = devices or [runtime.getDevice()]
     out = []
     used = set()
     with _lock:
-        for n, thing in enumerate(things):
-            i = on[n * len(on) // len(things)]
-            used.add(i)
-            with Device(i), Stream.null:
-                array = cupy.empty(thing.shape, thing.dtype)
-                source = _address(i, thing.handle) + thing.start
-                kind, stream = runtime.memcpyDefault, Stream.null.ptr
-                runtime.memcpyAsync(array.data.ptr, source, array.nbytes, kind, stream)
-            out.append(array)
-        finish(used)
-        _look_again()
+        try:
+            for n, thing in enumerate(things):
+                i = on[n * len(on) // len(things)]
+                used.add(i)
+                with Device(i), Stream.null:
+                    source = _address(i, thing.handle) + thing.start
+                    out.append(_copied(source, thing))
+        finally:  # nothing is read any more when this ends, however that is
+            finish(used)
+            _look_again()
     return out
+
+
+def _copied(source: int, thing: Lent) -> Any:
+    kind, stream = runtime.memcpyDefault, Stream.null.ptr
+    array: Any
+    try:
+        array = cupy.empty(thing.shape, thing.dtype)
+    except cupy.cuda.memory.OutOfMemoryError:
+        array = np.empty(thing.shape, thing.dtype)
+        runtime.memcpy(array.ctypes.data, source, array.nbytes, kind)
+        return array
+    runtime.memcpyAsync(array.data.ptr, source, array.nbytes, kind, stream)
+    return array
 
 
 def _look_again() -> None:

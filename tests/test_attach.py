@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 import gpuscheduler
 from gpuscheduler import PlanError
 from gpuscheduler.attach import Progress
+from gpuscheduler.cargo import Unreachable
 from tests.strategies import dags
 
 # the workers need not be able to import the tests
@@ -478,6 +479,24 @@ def test_a_large_value_that_two_stages_read_is_sent_once(attached):
     plan = attached.plan(second)
     assert len(plan.stages) == 2
     assert Counting.tasks - before == plan.tasks + 1
+
+
+def test_what_cannot_be_copied_from_another_worker_is_sent(shared, monkeypatch):
+    """As when a stage runs elsewhere because its worker has left: it is all computed again."""
+    asked = []
+    gather = shared.client.gather
+
+    def failing(futures, direct=None):
+        asked.append(set(shared._near))
+        if len(asked) == 1:
+            raise Unreachable("it is on another machine")
+        return gather(futures, direct=direct)
+
+    monkeypatch.setattr(shared, "_near", {("a", "b")})
+    monkeypatch.setattr(shared.client, "gather", failing)
+    x = da.ones((100, 100), chunks=50)
+    assert float((x + x.T).sum().compute()) == 20_000
+    assert asked == [{("a", "b")}, set()]
 
 
 def test_a_cluster_with_tls():

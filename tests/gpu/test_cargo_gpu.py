@@ -15,7 +15,15 @@ import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler import ipc  # noqa: E402
-from gpuscheduler.cargo import Cargo, Lent, Lost, OffDevice, off_device, put_back  # noqa: E402
+from gpuscheduler.cargo import (  # noqa: E402
+    Cargo,
+    Lent,
+    Lost,
+    OffDevice,
+    Unreachable,
+    off_device,
+    put_back,
+)
 from gpuscheduler.graph import from_dask  # noqa: E402
 from gpuscheduler.node import Node, Sample  # noqa: E402
 from gpuscheduler.node import _sample as node_sample  # noqa: E402
@@ -165,7 +173,7 @@ def test_what_cannot_be_fetched_says_so_where_it_is_read(monkeypatch):
     got = arrived(Cargo({"x": on(0, np.ones((200, 100)))}, near=True)).values
     assert got["x"] == Lost("ZeroDivisionError: division by zero")
     node = Node("name", {}, "")
-    with pytest.raises(RuntimeError, match=r"'x' .* could not be copied .* \(ZeroDivisionError"):
+    with pytest.raises(Unreachable, match=r"'x' .* could not be copied .* \(ZeroDivisionError"):
         node._brought(got)
 
 

@@ -91,7 +91,7 @@ def test_views(s, memory, view):
 def test_functions_that_bring_arrays_to_the_device(s):
     a = numbers()
     x = da.from_array(a, chunks=60)
-    for send in (cupy.asarray, cupy.array, cupy.ascontiguousarray):
+    for send in (cupy.asarray, cupy.array):
         y = x.map_blocks(send, meta=cupy.empty((0, 0), "f4"))
         assert len(sent_steps(s, y * 3)) == 16
         np.testing.assert_array_equal(on_host(y * 3), a * 3)
@@ -108,6 +108,28 @@ def test_what_follows_is_fused(s):
         assert len([t for t in steps if t.sent]) == 16
         assert all(t.sent or type(t.task) is Fused or "Batch" in repr(t.task) for t in steps)
         assert float((x * 2 + 1).sum().compute()) == (a * 2 + 1).sum()
+
+
+def test_what_is_sent_and_then_sliced_is_on_the_device(s):
+    a = numbers()
+    y = from_host(a, 60)[10:50, ::2]
+    assert len(sent_steps(s, y + 1)) == 4
+    kinds = y.map_blocks(lambda b: cupy.full(b.shape, type(b) is cupy.ndarray), dtype=bool)
+    assert on_host(kinds).all()
+    assert type(y.compute()) is cupy.ndarray
+    np.testing.assert_array_equal(on_host(y), a[10:50, ::2])
+
+
+def test_the_order_of_elements_in_memory_stays(s):
+    a = np.asfortranarray(numbers())
+    x = views_of(a, (-1, 60)).to_backend("cupy")
+    flat = x.map_blocks(lambda b: b.ravel("K")[None], chunks=(1, SIDE * 60), dtype="f4")
+    np.testing.assert_array_equal(on_host(flat)[0], a.ravel("K"))
+
+
+def test_rows_that_overlap(s, memory):
+    a = np.lib.stride_tricks.sliding_window_view(memory(numbers("f8", (200,))), 50)
+    np.testing.assert_array_equal(on_host(views_of(a, 40).to_backend("cupy") + 1), a + 1)
 
 
 def test_a_block_that_some_read_on_the_host(s):

@@ -20,6 +20,7 @@ import yaml
 
 import gpuscheduler
 from gpuscheduler.cli import main
+from tests.test_structure import ORDER
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -149,16 +150,14 @@ def first_sentence(module):
 
 
 def module_table():
-    """The table anew: the rows that are there, in their order, then those that are missing."""
-    order = [name.strip("`") for name, _ in rows("module")]
-    kept = [m for m in order if m in MODULES] + [m for m in MODULES if m not in order]
-    return "".join(f"| `{m}` | {first_sentence(m)} |\n" for m in kept)
+    """A row for each module, in the order in which they may import each other."""
+    ordered = sorted(MODULES, key=ORDER.index)
+    return [[f"`{module}`", first_sentence(module)] for module in ordered]
 
 
 def test_the_table_of_modules_is_what_the_modules_say():
-    """`python tests/test_docs.py` writes it; a new row comes last, and is yours to move."""
-    table = {name.strip("`"): text for name, text in rows("module")}
-    assert table == {module: first_sentence(module) for module in MODULES}
+    """`PYTHONPATH=. python tests/test_docs.py` writes it."""
+    assert rows("module") == module_table()
 
 
 def test_files_that_the_readme_names_exist():
@@ -221,5 +220,6 @@ if __name__ == "__main__":
     before, rest = README.split("\n| module |", 1)
     header, _, rest = rest.split("\n", 2)
     after = rest.split("\n\n", 1)[1]
-    text = f"{before}\n| module |{header}\n|---|---|\n{module_table()}\n{after}"
+    table = "".join(f"| {' | '.join(row)} |\n" for row in module_table())
+    text = f"{before}\n| module |{header}\n|---|---|\n{table}\n{after}"
     (ROOT / "README.md").write_text(text, encoding="utf-8")

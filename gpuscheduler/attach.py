@@ -518,7 +518,7 @@ class Attached:
             try:
                 cargos = self._gathered(work, wishes, run)
             except Unreachable:  # a stage runs elsewhere, as its worker has left
-                self._near = set()
+                self._near = set()  # until the workers are introduced again
                 cargos = self._gathered(work, wishes, None)
         values = iter(work.answer.values(cargos, on_device=bool(cuda_devices())))
         return nested(keys, values)
@@ -709,8 +709,7 @@ class Attached:
                 tasks[key] = Task(key, wrap, parcel.keys[0], TaskRef(source))
             else:
                 names = tuple([_name(plan, k) for k in parcel.keys])
-                lend = n in near and not loose
-                tasks[key] = Task(key, take, TaskRef(source), names, lend)
+                tasks[key] = Task(key, take, TaskRef(source), names, n in near)
             where[key] = [work.workers[plan.worker_of(parcel.source)]]
         data = [(f"data-{run}-{self.name}", v) for v in range(len(work.shared))]
         for key, value in zip(data, work.shared, strict=True):

@@ -41,7 +41,7 @@ class Slot:
         return buffer[self.start : self.start + self.nbytes].view(self.dtype).reshape(self.shape)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Lent:
     """An array that is where it is, for a process on the same machine to copy."""
 
@@ -98,10 +98,9 @@ class Cargo:
         self.values = values
         self.near = near  # only processes that can read this one's device memory get it
 
-    def take(self, keys: Iterable[Key] | None = None, near: bool = False) -> Cargo:
-        """A part of it, or all, which shares the values."""
-        every = self.values
-        return Cargo(dict(every) if keys is None else {k: every[k] for k in keys}, near)
+    def take(self, keys: Iterable[Key], near: bool = False) -> Cargo:
+        """A part of it, which shares the values."""
+        return Cargo({k: self.values[k] for k in keys}, near)
 
     def __reduce__(self) -> Any:
         return _unpacked, packed(self.values, self.near)
@@ -168,7 +167,7 @@ def _lent(values: Mapping[Key, Any]) -> dict[Key, Any]:
         if found is None:
             return leaf
         used.add(leaf.device.id)
-        return Lent(*found, leaf.shape, leaf.dtype)
+        return found
 
     out = {k: map_leaves(lent, v) for k, v in values.items()}
     ipc.finish(used)

@@ -42,6 +42,7 @@ from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .fuse import Fused
 from .gather import WIDEST, Gathering, strips
+from .graph import is_plain
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
@@ -70,7 +71,7 @@ A_MOMENT = 0.001
 SPIN = 0.02
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
 #: pinned memory, at most.
-FILES = max(2, min(8, (os.cpu_count() or 1) // 4))
+FILES = max(4, min(8, (os.cpu_count() or 1) // 4))
 #: Bytes of a piece of pinned memory through which an array of the host goes to a device, and how
 #: many of these each device has, at most.
 PIECE_BYTES = 2**24
@@ -298,6 +299,7 @@ class Pieces:
                 _, event = self._free.get(timeout=1)
                 if event is not None:
                     event.synchronize()
+        self.made = 0
 
 
 def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[slice, ...]]:
@@ -432,7 +434,9 @@ class CudaHardware:
         value = self._behind(places[other], self.ids[other])
         with Device(device):
             stream = cupy.cuda.get_current_stream()
-            return map_leaves(lambda v: _moved(v, device, stream), value)
+            moved = map_leaves(lambda v: _moved(v, device, stream), value)
+            stream.synchronize()  # until then the value may not go
+            return moved
 
     def _behind(self, held: _Held, device: int) -> Any:
         if held.ready is not None:
@@ -445,11 +449,6 @@ class CudaHardware:
     def forget(self, places: Places) -> None:
         if DISK in places:
             self.store.remove(places[DISK])
-
-    def sample(self) -> Any:
-        """An array that nothing else has, on the first device."""
-        with Device(self.ids[0]):
-            return cupy.asarray(np.frombuffer(os.urandom(4096), np.uint8))
 
     def front(self) -> int | None:
         device = runtime.getDevice()
@@ -646,16 +645,15 @@ def _brought(block: Any, device: int, stream: Stream) -> Any:
 
 
 def _moved(v: Any, device: int, stream: Stream) -> Any:
-    """A copy on the current device, behind what the current stream of its own has queued."""
+    """A CuPy array of another GPU as a copy on the current device, on `stream`, behind what the
+    current stream of its own has queued. Anything else as it is."""
     if not isinstance(v, cupy.ndarray) or v.device.id == device:
         return v
     with Device(v.device.id):
         made = Event(disable_timing=True)
         made.record(cupy.cuda.get_current_stream())
     stream.wait_event(made)
-    out = _brought(v, device, stream)
-    stream.synchronize()  # until then `v` may not go
-    return out
+    return _brought(v, device, stream)
 
 
 def _grid(blocks: Any, ndim: int) -> tuple[tuple[int, ...], list[tuple[slice, ...]]] | None:
@@ -947,12 +945,12 @@ class CudaDevices:
             with Device(self.lanes[self.plan.steps[step].place].device):
                 return map_leaves(_off_host, value)
         s = self.plan.steps[step]
-        if s.sent:
-            with Device(self.lanes[s.place].device):
-                return map_leaves(_off_host, map_leaves(self._ready_to_go, s.read()))
-        if s.again:
+        if not s.again:
+            raise KeyError(step)
+        if not s.sent:
             return s.read()
-        raise KeyError(step)
+        with Device(self.lanes[s.place].device):
+            return map_leaves(_off_host, map_leaves(self._ready_to_go, s.read()))
 
     def keep(self, step: int, part: Any = None) -> dict[int, Any]:
         home = self.plan.steps[step].place
@@ -1022,10 +1020,8 @@ class CudaDevices:
             return
         try:
             s = self.plan.steps[step]
-            if s.again and s.sent:
-                value = map_leaves(self._ready_to_go, s.read())
-            elif s.again:
-                value = map_leaves(self._pinned, s.read())
+            if s.again:
+                value = map_leaves(self._ready_to_go if s.sent else self._pinned, s.read())
             else:
                 value = self.hardware.store.read(
                     self.files[step],
@@ -1234,7 +1230,8 @@ class CudaDevices:
         values = {} if by_heart else step.values(lambda j: held[j].value)
         if step.constants:
             for name in step.constants:
-                values[name] = map_leaves(lambda v: self._nearby(lane, v), values[name])
+                # the graph's own arrays may be on a GPU that is not among these
+                values[name] = map_leaves(lambda v: _moved(v, lane.device, lane.home), values[name])
         value, refused = self._attempt(lane, i, values)
         if refused:
             self._tidy(lane)
@@ -1279,16 +1276,6 @@ class CudaDevices:
             return (_solid(value) if self.crossing[i] else value), 0
         except Refused as error:
             return None, _asked_for(error, 1)
-
-    def _nearby(self, lane: _Lane, value: Any) -> Any:
-        """A CuPy array of the graph that lives on a GPU which is not among these."""
-        if isinstance(value, cupy.ndarray) and value.device.id != lane.device:
-            with Device(value.device.id):
-                made = Event(disable_timing=True)
-                made.record(Stream.null)
-            lane.home.wait_event(made)
-            return _brought(value, lane.device, lane.home)
-        return value
 
     def _tidy(self, lane: _Lane) -> None:
         """Make the allocator give all it can: what copies still hold, and what is cached."""
@@ -1463,7 +1450,7 @@ class CudaDevices:
 
 def _is_plain(v: Any) -> bool:
     """Whether a value is an array of the host such as devices have."""
-    return isinstance(v, np.ndarray) and v.dtype.kind in "biufc" and v.dtype.isnative
+    return isinstance(v, np.ndarray) and is_plain(v.dtype)
 
 
 def _is_pinned(array: Any) -> bool:

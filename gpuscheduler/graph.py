@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -79,6 +79,10 @@ class Block:
     shape: tuple[int, ...]
     dtype: Any
     kind: str | None = None  # the type of its arrays, "numpy.ndarray" or "cupy.ndarray"
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +521,12 @@ class _Builder:
     def graph(self) -> Graph:
         outputs = self._discover()
         needs, names, constants = self._edges()
-        sent = self._sent(needs, names, constants, outputs) if self.send else {}
+        sources = {k: a for k in needs if (a := self._source(k, constants)) is not None}
+        sent: dict[Key, Key] = {}  # steps, and one reader of each
+        if self.send:
+            sent = self._sent_arrays(needs, names, constants)
+            if sources:
+                sent |= self._sent_files(sources.keys() - set(outputs), needs, names)
         # one task may be read under two names
         once = {k: tuple(dict.fromkeys(v)) for k, v in needs.items()} if self.alias else needs
         order = depth_first(once, outputs)
@@ -526,8 +535,13 @@ class _Builder:
             if reader in pins:
                 pins.setdefault(key, pins[reader])
         blocks = {k: b for k in order if (b := self._block(k)) is not None}
-        blocks.update({k: b for k in sent if (b := self._on_device(k, blocks)) is not None})
-        sizes = {k: math.prod(b.shape) * b.dtype.itemsize for k, b in blocks.items()}
+        for key in sent:
+            if key in blocks:
+                blocks[key] = replace(blocks[key], kind="cupy.ndarray")
+            else:
+                value = self.tasks[key].args[0]
+                blocks[key] = Block(value.shape, value.dtype, "cupy.ndarray")
+        sizes = {k: b.nbytes for k, b in blocks.items()}
         draws = self._draws(order)
         stores = [k for k in order if _stores(self.tasks[k])]
         for key in stores:
@@ -537,7 +551,6 @@ class _Builder:
         for k in self._leave_on_device(needs):
             if k in blocks:  # what Dask converts to NumPy is of its other library
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
-        sources = {k: a for k in order if (a := self._source(k, constants)) is not None}
         targets = [self._argument(k, 1, constants) for k in stores]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
@@ -572,37 +585,25 @@ class _Builder:
             sent=set(sent),
         )
 
-    def _sent(
-        self,
-        needs: dict[Key, Any],
-        names: dict[Key, Any],
-        constants: dict[Key, dict[Key, Any]],
-        outputs: tuple[Key, ...],
+    def _sent_arrays(
+        self, needs: dict[Key, Any], names: dict[Key, Any], constants: dict[Key, dict[Key, Any]]
     ) -> dict[Key, Key]:
         """Put steps in front of tasks that begin with sending an array of the host to the device,
-        and take this from them. These steps, and one reader of each.
-
-        A block of a file goes there at once where all that read it would send it.
-        """
+        and take this from them. These steps, and one reader of each."""
         out: dict[Key, Key] = {}
         send = _Sending()
-        readers: dict[Key, list[Key]] = {}
-        for key, inputs in needs.items():
-            for d in inputs:
-                readers.setdefault(d, []).append(key)
-        for key in list(needs):
-            for name, value in list(constants[key].items()):
-                if not (type(value) is np.ndarray and _can_be_sent(value.dtype, value.nbytes)):
+        for key, given in [(k, c) for k, c in constants.items() if c]:
+            for name, value in given.items():
+                if type(value) is not np.ndarray or value.nbytes < LEAST_SENT:
                     continue
-                task = send.without(self.tasks[key], name)
+                task = send.without(self.tasks[key], name) if is_plain(value.dtype) else None
                 if task is None:
                     continue
                 if task.func is _same:  # it does nothing else
                     self.tasks[key] = Task(key, _same, value)
                     constants[key], out[key] = {}, key
                     break
-                target = self.alias.get(name, name)
-                first = _sent_key(target)
+                first = _sent_key(self.alias.get(name, name))
                 if first not in needs:
                     self.tasks[first] = Task(first, _same, value)
                     needs[first] = names[first] = ()
@@ -610,29 +611,31 @@ class _Builder:
                 self.tasks[key] = task
                 constants[key] = {d: v for d, v in constants[key].items() if d != name}
                 needs[key], names[key] = (*needs[key], first), (*names[key], name)
-        for key, reading in readers.items():
-            if key in outputs or self._source(key, constants) is None:
-                continue
-            block = self._block(key)
-            if block is None or not _can_be_sent(block.dtype, math.prod(block.shape) * 8):
-                continue
-            tasks = [
-                send.without(self.tasks[r], name)
-                for r in reading
-                for name, d in zip(names[r], needs[r], strict=True)
-                if d == key
-            ]
-            if any(t is None for t in tasks) or len(tasks) > len(set(reading)):
-                continue
-            self.tasks.update(zip(reading, tasks, strict=True))
-            out[key] = reading[0]
         return out
 
-    def _on_device(self, key: Key, blocks: Mapping[Key, Block]) -> Block | None:
-        if key in blocks:
-            return replace(blocks[key], kind="cupy.ndarray")
-        value = self.tasks[key].args[0]
-        return Block(value.shape, value.dtype, "cupy.ndarray")
+    def _sent_files(
+        self, sources: Set[Key], needs: Mapping[Key, Any], names: Mapping[Key, Any]
+    ) -> dict[Key, Key]:
+        """The blocks of files that go to their device at once, as all that read them would send
+        them, and one reader of each. Takes it from these."""
+        out: dict[Key, Key] = {}
+        send = _Sending()
+        readers: dict[Key, dict[Key, list[Key]]] = {}  # source -> reader -> its names there
+        for key, inputs in needs.items():
+            for name, d in zip(names[key], inputs, strict=True):
+                if d in sources:
+                    readers.setdefault(d, {}).setdefault(key, []).append(name)
+        for key, reading in readers.items():
+            block = self._block(key)
+            if block is None or not is_plain(block.dtype) or block.nbytes < LEAST_SENT:
+                continue
+            if any(len(known_as) > 1 for known_as in reading.values()):
+                continue
+            tasks = {r: send.without(self.tasks[r], name) for r, (name,) in reading.items()}
+            if all(t is not None for t in tasks.values()):
+                self.tasks.update(tasks)
+                out[key] = next(iter(reading))
+        return out
 
     def _source(self, key: Key, constants: Mapping[Key, dict[Key, Any]]) -> Any:
         """The array in a file of which a task takes a block; None for other tasks."""
@@ -955,9 +958,9 @@ def _sends(function: Any) -> bool:
     return home.partition(".")[0] == "cupy" and getattr(function, "__name__", "") in SENDERS
 
 
-def _can_be_sent(dtype: Any, nbytes: int) -> bool:
-    dtype = np.dtype(dtype)
-    return dtype.kind in "biufc" and dtype.isnative and nbytes >= LEAST_SENT
+def is_plain(dtype: np.dtype[Any]) -> bool:
+    """Whether devices have arrays of this dtype."""
+    return dtype.kind in "biufc" and dtype.isnative
 
 
 def _sent_key(key: Key) -> Key:

@@ -14,11 +14,13 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import cupy
 import numpy as np
 from cupy.cuda import Device, Stream, runtime
+
+from .cargo import Lent
 
 #: Seconds for which memory of another process stays open that is not read any more, and at most
 #: twice that: to open it takes up to some milliseconds, and until it is closed it is not free.
@@ -44,9 +46,14 @@ def _driver() -> Any:
     return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
 
 
-def lent(array: Any) -> tuple[bytes, int] | None:
-    """What another process needs to read an array: a handle of what was allocated, and how many
-    bytes behind its start the array begins. None where it cannot be lent."""
+def sample() -> Any:
+    """A small array on the first of `devices`, of bytes that nothing else has."""
+    with Device(devices[0]):
+        return cupy.asarray(np.frombuffer(os.urandom(4096), np.uint8))
+
+
+def lent(array: Any) -> Lent | None:
+    """What another process needs to read an array; None where it cannot be lent."""
     if not array.flags.c_contiguous or not array.nbytes:
         return None
     begin, size = ctypes.c_uint64(), ctypes.c_size_t()
@@ -60,7 +67,7 @@ def lent(array: Any) -> tuple[bytes, int] | None:
             handle = bytes(runtime.ipcGetMemHandle(begin.value))
         except (OSError, AttributeError, runtime.CUDARuntimeError):  # other memory, other drivers
             return None
-    return handle, array.data.ptr - begin.value
+    return Lent(handle, array.data.ptr - begin.value, array.shape, array.dtype)
 
 
 def finish(ids: Iterable[int]) -> None:
@@ -68,15 +75,6 @@ def finish(ids: Iterable[int]) -> None:
     for i in sorted(set(ids)):
         with Device(i):
             Stream.null.synchronize()
-
-
-class Lent(Protocol):
-    """An array of another process."""
-
-    handle: bytes
-    start: int
-    shape: tuple[int, ...]
-    dtype: Any
 
 
 def fetched(things: Sequence[Lent]) -> list[Any]:

@@ -961,11 +961,12 @@ class _Generator:
         at = f"i + u * {step}"
         if self.tree.calls and len(lengths) > 1:
             # points that lie close together take similar branches: the lanes of a warp lie in a
-            # square, not in a line
-            sides = [
-                self.number(("length", "k", "", len(lengths) + n), lengths[n]) for n in (-2, -1)
-            ]
-            at = f"patched<{self.count}>({at}, {', '.join(sides)})"
+            # patch, not in a line
+            rows, columns = (
+                self.number(("length", "k", "", n), lengths[n])
+                for n in (len(lengths) - 2, len(lengths) - 1)
+            )
+            at = f"patched<{self.count}>({at}, {rows}, {columns})"
         body = [
             *self._declared(),
             *(self._each("j < n", f"j = {at}",

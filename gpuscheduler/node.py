@@ -341,7 +341,7 @@ def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Car
     return _node(get_worker(), name).run(key, payload, cargos)
 
 
-def take(cargo: Cargo, keys: tuple[Key, ...] | None, near: bool = False) -> Cargo:
+def take(cargo: Cargo, keys: tuple[Key, ...], near: bool) -> Cargo:
     """The task that takes out of a stage's outputs what one reader gets; a reader that is `near`
     copies it from this worker's devices."""
     return cargo.take(keys, near)
@@ -355,13 +355,10 @@ def _sample(hardware: Any) -> tuple[Sample | None, Any]:
         from . import ipc
 
         ipc.devices[:] = list(dict.fromkeys(hardware.ids))
-        array = hardware.sample()
-        found = ipc.lent(array)
-        if found is None:
-            return None, None
-        ipc.finish([array.device.id])
-        thing = Lent(*found, array.shape, array.dtype)
-        return Sample(ipc.machine(), array.tobytes(), thing), array
+        array = ipc.sample()
+        thing = ipc.lent(array)
+        pattern = array.tobytes()  # for which it waits
+        return (None if thing is None else Sample(ipc.machine(), pattern, thing)), array
     except Exception:  # whatever stands in the way: what others read is sent
         return None, None
 

@@ -241,7 +241,7 @@ def make_plan(
             picks.get(key, ()),
             key in graph.aside,
             key in graph.again,
-            key in graph.sent,
+            key in sent,
         )
         for i, key in enumerate(keys)
     ]

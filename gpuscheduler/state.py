@@ -251,7 +251,7 @@ class State:
         self.issued[i] = 1
         self.where[i] = {memory}
         self.resident[memory].add(i)
-        if self.plan.steps[i].sent:
+        if self.aside[i] and self.plan.steps[i].sent:
             self.moved[HOST, place] = self.moved.get((HOST, place), 0) + nbytes
         if self.again[i]:  # it is where it was read, too
             self.where[i] = {memory, DISK}
@@ -470,6 +470,7 @@ class State:
         return known
 
     def _found_next(self, i: int, memory: int) -> float:
+        """The same, looked up anew: it changes only when that step is done."""
         readers, c = self.readers[i], self.cursor[i]
         while c < len(readers) and self.done[readers[c]]:
             c += 1

@@ -30,13 +30,13 @@ import dask.array as da
 import dask.threaded
 import numpy as np
 from dask._task_spec import Task, TaskRef
-from dask.array.core import normalize_chunks, slices_from_chunks
 from dask.array.reductions import moment_chunk
 
 import gpuscheduler
 from gpuscheduler import trace
 from gpuscheduler.fuse import Fused
 from gpuscheduler.launch import Kernels, Workspace
+from graphs import _roots
 
 GPUS = cupy.cuda.runtime.getDeviceCount()
 COUNTS = [n for n in (1, 2, 4, 8) if n <= GPUS]
@@ -461,23 +461,22 @@ def sweep() -> None:
     limit = GPUS * nbytes / best(copy)
     pieces.clear()
     everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    print(f"pinned host to device, {GPUS} GPUs together: {limit / 1e9:.0f} GB/s; "
-          f"{os.cpu_count()} cores")  # fmt: skip
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     threads = os.cpu_count() or 1
+    print(f"pinned host to device, {GPUS} GPUs together: {limit / 1e9:.0f} GB/s")
     pairs = list(zip(*(np.split(np.ones(2**32, "u1"), 256) for _ in range(2)), strict=True))
     with ThreadPoolExecutor(threads) as pool:
         seconds = best(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)), 3)
     print(f"copies on the host by {threads} threads: {2**32 / seconds / 1e9:.0f} GB/s")
     pairs.clear()
     for kind, share, empty in (("pinned", 16, cupyx.empty_pinned), ("pageable", 8, np.empty)):
-        rows = min(free // share, 2**36) // (4 * lines) // 4096 * 4096
+        rows = min(memory // share, 2**36) // (4 * lines) // 4096 * 4096
         a = empty((rows, lines), "f4")
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda r, a=a: a[r : r + 4096].fill(1), range(0, rows, 4096)))  # type: ignore[misc]
         for mib in (64, 256):
             with gpuscheduler.Scheduler(devices="cuda") as s:
-                x = whole(a, mib * 2**20 // (4 * lines))
+                x = _roots.views(a, (mib * 2**20 // (4 * lines), -1))
                 total = (x.to_backend("cupy") * 2 + 1).sum()
                 assert abs(float(total.compute()) / (3.0 * x.size) - 1) < 1e-5
                 seconds = best(total.compute, 2)
@@ -486,13 +485,6 @@ def sweep() -> None:
                       f"{rate / 1e9:.0f} GB/s, {rate / limit:.0%}; {s.last}")  # fmt: skip
             del x, total
         del a
-
-
-def whole(a: Any, rows: int) -> da.Array:
-    """Blocks of rows as they are: `da.from_array` would copy them, to memory that is not pinned."""
-    chunks = normalize_chunks((rows, -1), a.shape, dtype=a.dtype)
-    dsk = {("host", n, 0): a[part] for n, part in enumerate(slices_from_chunks(chunks))}
-    return da.Array(dsk, "host", chunks, meta=a)
 
 
 def quarter() -> None:

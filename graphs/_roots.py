@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import dask.array as da
@@ -65,6 +66,15 @@ def from_blocks(
         xp=xp,
         **options,
     )
+
+
+def views(a: Any, chunks: Chunks) -> da.Array:
+    """The lazy array whose blocks are views of `a`, which `da.from_array` would copy first."""
+    normal = da.core.normalize_chunks(chunks, a.shape, dtype=a.dtype)
+    keys = product(["views"], *(range(len(axis)) for axis in normal))
+    parts = da.core.slices_from_chunks(normal)
+    dsk = {key: a[part] for key, part in zip(keys, parts, strict=True)}
+    return da.Array(dsk, "views", normal, meta=a)
 
 
 def once(x: da.Array) -> da.Array:

@@ -9,11 +9,10 @@ import os
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import chain, product
+from itertools import chain
 
-import dask.array as da
 from dask._task_spec import Task, TaskRef
-from dask.array.core import finalize, normalize_chunks, slices_from_chunks
+from dask.array.core import finalize
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
@@ -349,14 +348,6 @@ def graph_of(*collections, **options):
     return from_dask(*received(*collections, **options))
 
 
-def views_of(a, chunks, name="views"):
-    """A lazy array whose blocks are views of `a`, which `da.from_array` would copy."""
-    chunks = normalize_chunks(chunks, a.shape, dtype=a.dtype)
-    blocks = product(*(range(len(axis)) for axis in chunks))
-    dsk = {(name, *n): a[part] for n, part in zip(blocks, slices_from_chunks(chunks), strict=True)}
-    return da.Array(dsk, name, chunks, meta=a)
-
-
 def scheduler_on(devices, log=None, memory=2**63 - 1):
     """A Dask `get` on devices that are not there, for collections; `log` gets the devices used."""
 
@@ -397,5 +388,4 @@ __all__ = [
     "received",
     "scheduler_on",
     "thorough",
-    "views_of",
 ]

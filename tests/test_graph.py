@@ -13,7 +13,7 @@ import dask.array as da
 import dask.bag as db
 import numpy as np
 import pytest
-from dask._task_spec import Alias, DataNode, Task, TaskRef
+from dask._task_spec import Alias, DataNode, List, Task, TaskRef, _execute_subgraph
 from dask.array.dispatch import to_cupy_dispatch
 from dask.highlevelgraph import HighLevelGraph
 from dask.order import order as dask_order
@@ -26,7 +26,8 @@ from gpuscheduler.plan import make_plan
 from gpuscheduler.pretend import InOrderDevices
 from gpuscheduler.run import run
 from gpuscheduler.subgraph import Chain
-from tests.strategies import dags, graph_of, mix, received, scheduler_on, thorough, views_of
+from graphs import _roots
+from tests.strategies import dags, graph_of, mix, received, scheduler_on, thorough
 
 WORKLOADS = [
     "black_scholes",
@@ -657,7 +658,7 @@ def test_sending_an_array_becomes_a_step_of_its_own():
     assert graph.sent == {("x-sent", i, j) for i in (0, 1) for j in (0, 1)}
     assert graph.sent == graph.aside == graph.again
     assert all(graph.blocks[k].kind == "cupy.ndarray" for k in graph.sent)
-    assert all(graph.sizes.get(k, 320_000) == 320_000 for k in graph.sent)
+    assert {graph.sizes[k] for k in graph.sent} == {320_000}
     readers = [k for k, needs in graph.needs.items() if graph.sent & set(needs)]
     assert len(readers) == 4
     values = {("x", 0, 0): np.ones((200, 200))}
@@ -703,9 +704,19 @@ def test_blocks_of_a_file_are_sent_where_all_that_read_them_would(tmp_path):
     assert len(graph.aside) == 4
 
 
+def test_an_input_that_is_also_in_a_list_is_not_sent():
+    """The list is for the host."""
+    inner = {"b": Task("b", to_cupy_dispatch, TaskRef("u")), "c": Task("c", list, TaskRef("v"))}
+    inner["d"] = Task("d", add, TaskRef("b"), TaskRef("c"))
+    x = np.ones((200, 200))
+    for rest, count in ((List(TaskRef("x"), 1), 0), (List(2, 1), 1)):
+        task = Task("y", _execute_subgraph, inner, "d", ("u", "v"), TaskRef("x"), rest)
+        assert len(from_dask({"x": x, "y": task}, "y", send=True).sent) == count
+
+
 def test_what_is_sent_may_be_read_again_unless_a_result_replaces_it():
     a, b = np.ones((400, 400)), np.ones((400, 400))
-    x = views_of(a, 200)
+    x = _roots.views(a, 200)
     for target, again in ((a, 0), (a[::-1], 0), (b, 4)):
         stored = da.store(sending(x) + 1, target, lock=False, compute=False)
         graph = sent_graph(stored)

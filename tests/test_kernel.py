@@ -3,6 +3,7 @@ host as C++, that it computes what NumPy does."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import re
 import shutil
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpuscheduler import blocks
+from gpuscheduler import blocks, cuda_math
 from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate
 from tests import kernels as k
@@ -353,6 +354,33 @@ def test_a_sum_of_nothing_beside_its_moment_is_zero(host):
     x = np.zeros((0, 5), "f4")
     kernel = k.reduced(source(0, x.shape, "f4"), x.shape, (0,), "sum", "moment")
     np.testing.assert_array_equal(host.run([kernel], [[x]])[0][0], np.zeros(5))
+
+
+@host_only
+def test_a_mesh_is_gone_through_in_patches(tmp_path):
+    """Each point once, however many rows and columns; 32 in turn lie in 4 rows and 8 columns."""
+    text = "#define __device__\n#define __forceinline__ inline\n" + cuda_math.pieces("patched")
+    text += (
+        '\nextern "C" void go(unsigned* out, unsigned n, unsigned rows, unsigned columns) {'
+        "for (unsigned j = 0; j < n; ++j) out[j] = patched<unsigned>(j, rows, columns); }"
+    )
+    source, library = tmp_path / "p.cpp", tmp_path / "p.so"
+    source.write_text(text)
+    subprocess.run([COMPILER, "-shared", "-fPIC", source, "-o", library], check=True)
+    go = ctypes.CDLL(str(library)).go
+
+    def order(planes, rows, columns):
+        out = np.empty(planes * rows * columns + 40, np.uint32)
+        go(ctypes.c_void_p(out.ctypes.data), out.size, rows, columns)
+        assert (out[-40:] >= out.size - 40).all()  # what is no point does not become one
+        return out[:-40]
+
+    for planes, rows, columns in itertools.product((1, 3), range(1, 10), range(1, 19)):
+        found = order(planes, rows, columns)
+        np.testing.assert_array_equal(np.sort(found), np.arange(found.size))
+    for patch in order(1, 8, 32).reshape(-1, 32):
+        y, x = np.divmod(patch, 32)
+        assert (np.ptp(y), np.ptp(x)) == (3, 7)
 
 
 def test_tiles_have_room_in_shared_memory():

@@ -298,17 +298,15 @@ def test_persisted_blocks_that_only_another_device_has(x):
         elsewhere = 0
         for _ in range(3):
             product = (p @ p).persist()
-            elsewhere += sum(c.place not in c.places and max(c.places) >= 0 for c in chunks_of(s))
+            elsewhere += sum(
+                c.place not in c.places and max(c.places) >= 0 for c in s._persisted.every()
+            )
             np.testing.assert_allclose(host(product.to_backend("numpy").compute()), a @ a, 1e-4)
         np.testing.assert_array_equal(host(p.to_backend("numpy").compute()), a)
         for block, start in ((p.blocks[0, 0], (0, 0)), (p.blocks[15, 15], (240, 240))):
             expected = a[start[0] : start[0] + 16, start[1] : start[1] + 16]
             np.testing.assert_array_equal(host(block.compute(scheduler="sync")), expected)
     assert elsewhere
-
-
-def chunks_of(s):
-    return s._persisted.every()
 
 
 def test_persisted_blocks_outlive_their_scheduler(x):

@@ -26,6 +26,8 @@ Values = dict[Any, Any]
 MOST = 16
 #: Bytes of a result that is small.
 SMALL = 2**16
+#: Bytes of one that others may read: what one launch makes stays until all of it was read.
+MODEST = 2**21
 #: Bytes that a task may read of what others have made.
 LITTLE = 2**24
 #: A batch makes, fetches and reads of what others have made, which stays until all of it has run,
@@ -118,7 +120,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         height[key] = 1 + max([height[d] for d in needs], default=-1)
         if type(task) is not Fused or key in gathered:
             continue
-        if key not in outputs and not _small(task):
+        if key not in outputs and not _modest(task):
             continue  # its readers let go of it one by one
         made = [d for d in needs if not isinstance(graph.tasks[d], DataNode)]
         read = sum([graph.sizes.get(d, LITTLE) for d in made])
@@ -147,3 +149,9 @@ def _chunk_bytes(task: Any) -> int:
 def _small(task: Fused) -> bool:
     kernels = task.program.kernels
     return all(n <= SMALL for k in kernels for n in k.made)
+
+
+def _modest(task: Fused) -> bool:
+    """Whether what a task makes is small, or small beside what it reads."""
+    made = sum([n for k in task.program.kernels for n in k.made])
+    return made <= max(MODEST, sum([e.nbytes for e in task.expects if e is not None]) // 16)

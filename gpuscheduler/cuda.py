@@ -59,6 +59,8 @@ Refused = cupy.cuda.memory.OutOfMemoryError
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
 TOGETHER = 2e-4
+#: ... and how many steps at most: fewer, where these turn out to take longer than was foreseen.
+MOST_TOGETHER = 64
 #: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
 #: takes the interpreter from the threads that launch.
 REPORT_EVERY = 0.002
@@ -138,6 +140,7 @@ class _Lane:
     outgoing: Stream
     watch: Worker  # waits for copies to the host
     queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
+    together: int = MOST_TOGETHER  # steps that are waited for together, at most
     settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
     work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
@@ -183,7 +186,9 @@ class _Lane:
             event, devices, steps = self.queued.popleft()
             done: list[StateEvent] = [Done(i) for i in steps]
             try:
+                begin = perf_counter()
                 event.synchronize()
+                self.learn(len(steps), perf_counter() - begin)
                 while self.queued and self.queued[0][1] is devices and _over(self.queued[0][0]):
                     done += [Done(i) for i in self.queued.popleft()[2]]
             except BaseException as error:
@@ -192,6 +197,13 @@ class _Lane:
             return True
         finally:
             self.settling.release()
+
+    def learn(self, steps: int, waited: float) -> None:
+        """How many steps to wait for together, from how long it took to wait for so many."""
+        if waited > 2 * TOGETHER:
+            self.together = max(1, steps // 2)
+        elif waited < TOGETHER and steps >= self.together:
+            self.together = min(2 * self.together, MOST_TOGETHER)
 
     def let_go(self, held: _Held) -> None:
         """Drop a value whose readers here are done; copies of it may be under way still."""
@@ -1191,7 +1203,7 @@ class CudaDevices:
             except BaseException as error:
                 events.append(Failed(step, error))
                 break
-            if waiting > TOGETHER:
+            if waiting > TOGETHER or len(steps) >= lane.together:
                 lane.queued.append((lane.mark(lane.home, block=True), self, steps))
                 steps, waiting = [], 0.0
             if perf_counter() > report:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from .graph import RANDOM, Draw, Graph
 from .grid import Tile
 from .persisted import Chunk
 from .sizes import leaves, map_leaves
-from .subgraph import Call, Chain
+from .subgraph import Call, Chain, literal
 from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
 
 Key = Any
@@ -236,6 +234,7 @@ class Fuser:
     merge: bool = True
     follow: bool = True
     near: Callable[[Key, Key], bool] | None = None  # whether two tasks are on one device
+    products: bool = False  # whether those of arrays with vectors are programs, too
     reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
 
     def __post_init__(self) -> None:
@@ -439,7 +438,7 @@ class Fuser:
             return recipe.perform(values[:count], values[count:])
 
         try:
-            program = trace.follow(call, [*arguments, *generated])
+            program = trace.follow(call, [*arguments, *generated], self.products)
         except OnlyView as error:
             makes = map_leaves(_laid, error.result)
             return Followed(None, str(error), makes, self._number(makes), view=error.result)
@@ -669,7 +668,7 @@ class Fuser:
         found = self.literals.get(id(owner))
         if found is None:
             self.alive.append(owner)
-            found = self.literals[id(owner)] = _literal(value, self.alive)
+            found = self.literals[id(owner)] = literal(value, self.alive)
         return found
 
     def why_impure(self, function: Any) -> str | None:
@@ -872,7 +871,7 @@ class _Recipe:
         if isinstance(node, GraphNode):
             self.reason = f"it is a {kind.__name__}"
             return None
-        return _literal(node, self._fuser.alive)
+        return literal(node, self._fuser.alive)
 
     def _number(self, tile: Tile) -> int:
         """Which of the task's tiles it is. Their shapes are in those of `draws`."""
@@ -954,41 +953,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_ATOMS = (int, float, complex, bool, str, bytes, type(None))
-
-
-def _literal(value: Any, alive: list[Any]) -> Any:
-    """Words that are equal for equal values; by identity where nothing better is known."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return kind, repr(value) if kind is float or kind is complex else value
-    if kind is tuple or kind is list:
-        return kind, tuple([_literal(v, alive) for v in value])
-    if kind is slice:
-        return kind, *[_literal(v, alive) for v in (value.start, value.stop, value.step)]
-    if kind is dict:
-        return kind, tuple([(_literal(k, alive), _literal(v, alive)) for k, v in value.items()])
-    if isinstance(value, np.generic):
-        return kind, value.dtype.str, value.tobytes()
-    if isinstance(value, (np.dtype, type)):
-        return value
-    if kind is partial:
-        return (
-            kind,
-            _literal(value.func, alive),
-            _literal(value.args, alive),
-            _literal(value.keywords, alive),
-        )
-    if kind is FunctionType or kind is BuiltinFunctionType or isinstance(value, np.ufunc):
-        alive.append(value)
-        return "function", id(value)
-    first = getattr(value, "first", None)  # toolz.Compose
-    if first is not None and isinstance(getattr(value, "funcs", None), tuple):
-        return kind, _literal(first, alive), _literal(value.funcs, alive)
-    alive.append(value)
-    return kind, id(value)
-
-
 def _words(structure: Any) -> Any:
     """A structure of a value, to be looked up by."""
     kind = type(structure)
@@ -998,4 +962,4 @@ def _words(structure: Any) -> Any:
         return kind, tuple([(k, _words(v)) for k, v in structure.items()])
     if kind is tuple or kind is list:
         return kind, tuple([_words(v) for v in structure])
-    return _literal(structure, [])
+    return literal(structure, [])

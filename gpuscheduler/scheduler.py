@@ -610,7 +610,9 @@ def plan_graph(
     by_position = options.random == "philox"
     if options.fuse or by_position:
         near = _neighbours(graph, machine, home) if merge and options.fuse else None
-        fuser = Fuser(graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near)
+        fuser = Fuser(
+            graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near, kind == "cuda"
+        )
         graph = fuser.fused()
     if merge and options.fuse:
         graph = siblings.merge(graph)

@@ -8,12 +8,13 @@ deleted after its last use. Nothing is re-ordered, skipped or shared beyond what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import lru_cache, partial
 from keyword import iskeyword
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 from dask._task_spec import (
     Alias,
     DataNode,
@@ -26,6 +27,9 @@ from dask._task_spec import (
 from dask._task_spec import _execute_subgraph as execute_subgraph
 
 Values = dict[Any, Any]
+
+#: Constants of these types are the same where they are equal.
+_ATOMS = (int, float, complex, bool, str, bytes, type(None))
 
 
 class Call:
@@ -67,11 +71,15 @@ class Chain:
 
 
 class Compiler:
-    """Turns fused tasks into `Call`s; remembers one function per inner graph object."""
+    """Turns fused tasks into `Call`s; remembers one function per inner graph object, and per inner
+    graph that says the same: where Dask fuses tasks one by one, each has its own.
+    """
 
     def __init__(self) -> None:
         # The inner dict is kept beside its function: an id means nothing once its owner is gone.
-        self._known: dict[int, tuple[Any, Any, Any, Callable[..., Any]]] = {}
+        self._known: dict[int, tuple[Any, Any, Any, Callable[..., Any], list[int]]] = {}
+        self._alike: dict[Any, Callable[..., Any]] = {}
+        self._alive: list[Any] = []  # what is known by its id
 
     def __call__(self, task: GraphNode) -> Callable[[Values], Any]:
         if not isinstance(task, Task) or task.func is not execute_subgraph or task.kwargs:
@@ -79,11 +87,27 @@ class Compiler:
         inner, outkey, inkeys, *args = task.args
         known = self._known.get(id(inner))
         if known is not None and known[1] == outkey and known[2] == inkeys:
-            function = known[3]
+            function, places = known[3:]
         else:
-            function = compile_subgraph(inner, outkey, tuple(inkeys), self)
-            self._known[id(inner)] = (inner, outkey, inkeys, function)
-        return Call(task.key, function, tuple(args))
+            function, places = self._function(inner, outkey, list(inkeys))
+            self._known[id(inner)] = (inner, outkey, inkeys, function, places)
+        return Call(task.key, function, tuple([args[n] for n in places]))
+
+    def _function(
+        self, inner: Mapping[Any, Any], outkey: Any, inkeys: list[Any]
+    ) -> tuple[Callable[..., Any], list[int]]:
+        """The function of an inner graph, and the places of its arguments among `inkeys`: Dask has
+        these in any order, and here they come as they are read first."""
+        nodes = convert_legacy_graph(inner)
+        read = _in_order(nodes, outkey, set(inkeys))
+        places = [inkeys.index(k) for k in read if k in inkeys]
+        places += [n for n in range(len(inkeys)) if n not in places]
+        source = _Source(nodes, tuple([inkeys[n] for n in places]), self)
+        text = source.function(outkey, read)
+        words = text, tuple([literal(c, self._alive, False) for c in source.constants.values()])
+        if words not in self._alike:
+            self._alike[words] = source.compiled(text)
+        return self._alike[words], places
 
 
 def compile_subgraph(
@@ -96,11 +120,40 @@ def compile_subgraph(
     >>> compile_subgraph(inner, "c", ("a",))(3)
     8
     """
-    source = _Source(convert_legacy_graph(inner), inkeys, nested or Compiler())
-    text = source.function(outkey)
-    namespace: dict[str, Any] = dict(source.constants)
-    exec(_code(text), namespace)
-    return namespace.pop("fused")  # type: ignore[no-any-return]
+    nodes = convert_legacy_graph(inner)
+    source = _Source(nodes, inkeys, nested or Compiler())
+    return source.compiled(source.function(outkey, _in_order(nodes, outkey, set(inkeys))))
+
+
+def _in_order(inner: Mapping[Any, GraphNode], outkey: Any, given: Set[Any]) -> list[Any]:
+    """Inner keys and those `given`, inputs before readers, in the order of a depth-first walk."""
+    done: dict[Any, None] = {}
+    stack = [(outkey, False)]
+    while stack:
+        key, ready = stack.pop()
+        if key in done:
+            continue
+        # an outer value wins over an inner task of the same key, as in Dask's own version
+        if ready or key in given:
+            done[key] = None
+            continue
+        if key not in inner:
+            raise KeyError(f"the fused task reads {key!r}, which it does not have")
+        stack.append((key, True))
+        read = dict.fromkeys([*_refs(inner[key]), *sorted(inner[key].dependencies, key=str)])
+        stack += [(d, False) for d in reversed(read)]
+    return list(done)
+
+
+def _refs(node: Any) -> Iterator[Any]:
+    """The keys that a task reads, as it names them."""
+    if isinstance(node, TaskRef):
+        yield node.key
+    elif isinstance(node, Alias):
+        yield node.target
+    elif isinstance(node, Task):
+        for argument in (*node.args, *node.kwargs.values()):
+            yield from _refs(argument)
 
 
 @lru_cache(maxsize=4096)
@@ -114,12 +167,17 @@ class _Source:
     def __init__(self, inner: Mapping[Any, GraphNode], inkeys: tuple[Any, ...], nested: Compiler):
         self.inner, self.inkeys, self.nested = inner, inkeys, nested
         self.constants: dict[str, Any] = {}
-        # an outer value wins over an inner task of the same key, as in Dask's own version
         self.names: dict[Any, str] = {k: f"a{n}" for n, k in enumerate(inkeys)}
 
-    def function(self, outkey: Any) -> str:
+    def compiled(self, text: str) -> Callable[..., Any]:
+        namespace: dict[str, Any] = dict(self.constants)
+        exec(_code(text), namespace)
+        return namespace.pop("fused")  # type: ignore[no-any-return]
+
+    def function(self, outkey: Any, read: Iterable[Any]) -> str:
+        """The source of the function that computes `outkey`, doing what is `read` in this order."""
         parameters = ", ".join(f"a{n}" for n in range(len(self.inkeys)))
-        order = [k for k in self._walk(outkey) if k not in self.names]
+        order = [k for k in read if k not in self.names]
         last = {d: k for k in order for d in self.inner[k].dependencies}
         lines = []
         for n, key in enumerate(order):
@@ -131,23 +189,6 @@ class _Source:
                 lines.append(f"    del {', '.join(dead)}")
         body = "\n".join(lines)
         return f"def fused({parameters}):\n{body}\n    return {self.names[outkey]}\n"
-
-    def _walk(self, outkey: Any) -> Iterator[Any]:
-        """Inner keys, inputs before readers."""
-        done: set[Any] = set()
-        stack = [(outkey, False)]
-        while stack:
-            key, ready = stack.pop()
-            if key in done or key in self.names:
-                continue
-            if ready:
-                done.add(key)
-                yield key
-                continue
-            if key not in self.inner:
-                raise KeyError(f"the fused task reads {key!r}, which it does not have")
-            stack.append((key, True))
-            stack += [(d, False) for d in sorted(self.inner[key].dependencies, key=str)]
 
     def _constant(self, value: Any) -> str:
         name = f"c{len(self.constants)}"
@@ -190,3 +231,37 @@ def _value(argument: Any, values: Values) -> Any:
     if isinstance(argument, GraphNode):
         return argument({k: values[k] for k in argument.dependencies})
     return argument
+
+
+def literal(value: Any, alive: list[Any], mutable: bool = True) -> Any:
+    """Words that are equal for equal values; by identity where nothing better is known, and, unless
+    `mutable`, for what could be changed. What is known by its identity is put into `alive`."""
+    kind = type(value)
+
+    def words(v: Any) -> Any:
+        return literal(v, alive, mutable)
+
+    if kind in _ATOMS:
+        return kind, repr(value) if kind is float or kind is complex else value
+    if kind is tuple or (kind is list and mutable):
+        return kind, tuple([words(v) for v in value])
+    if kind is slice:
+        return kind, words(value.start), words(value.stop), words(value.step)
+    if kind is dict and mutable:
+        return kind, tuple([(words(k), words(v)) for k, v in value.items()])
+    if isinstance(value, np.generic):
+        return kind, value.dtype.str, value.tobytes()
+    if isinstance(value, (np.dtype, type)):
+        return value
+    if kind is partial:
+        return kind, words(value.func), words(value.args), words(value.keywords)
+    if isinstance(value, NestedContainer) and not value.dependencies:  # made anew at each call
+        return kind, tuple([words(v) for v in value.args])
+    if kind is DataNode:
+        return kind, words(value.value)
+    first = getattr(value, "first", None)  # toolz.Compose
+    if first is not None and isinstance(getattr(value, "funcs", None), tuple):
+        return kind, words(first), words(value.funcs)
+    alive.append(value)
+    known = kind is FunctionType or kind is BuiltinFunctionType or isinstance(value, np.ufunc)
+    return "function" if known else kind, id(value)

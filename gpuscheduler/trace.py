@@ -117,8 +117,9 @@ class Generated:
     expr: Expr
 
 
-def follow(call: Callable[..., Any], abstract: Sequence[Any]) -> Program:
-    """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only.
+def follow(call: Callable[..., Any], abstract: Sequence[Any], products: bool = False) -> Program:
+    """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only. With
+    `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
 
     >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -127,7 +128,7 @@ def follow(call: Callable[..., Any], abstract: Sequence[Any]) -> Program:
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
-    following = _Following()
+    following = _Following(products)
     token = _current.set(following)
     try:
         arguments = [following.argument(a) for a in abstract]
@@ -180,7 +181,8 @@ class _Result:
 class _Following:
     """The nodes of one run, each once, and the arrays made."""
 
-    def __init__(self) -> None:
+    def __init__(self, products: bool = False) -> None:
+        self.products = products
         self.known: dict[Any, Expr] = {}
         self.made: list[_Stage | _Result] = []
         self.numbers: dict[_Stage | _Result, int] = {}
@@ -668,7 +670,7 @@ class Traced(NDArrayOperatorsMixin):
         return self.diagonal(offset, axis1, axis2).sum(-1, dtype=dtype)
 
     def dot(self, other: Any) -> Any:
-        raise _refuse("numpy.dot is not element-wise or a reduction")
+        return _dot(self, other)
 
 
 def _no_out(out: Any, others: Mapping[str, Any] | None = None) -> None:
@@ -849,9 +851,12 @@ def _ufunc(
     ufunc: Any, inputs: Sequence[Any], out: Any = None, where: Any = True, dtype: Any = None,
     casting: Any = "same_kind", signature: Any = None, order: Any = "K", subok: Any = True,
 ) -> Any:  # fmt: skip
-    name = _name_of(ufunc)
+    name = "matmul" if ufunc is np.matmul else _name_of(ufunc)
     if signature is not None:
         raise _refuse(f"it gives {name} a signature")
+    if ufunc is np.matmul:
+        _no_out(out)
+        return _matmul(*inputs)
     if name in ("divmod", "modf"):
         _no_out(out)
         return _divmod(*inputs) if name == "divmod" else _modf(*inputs)
@@ -1906,6 +1911,139 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
     _no_out(out)
     return np.multiply(_array(a).ravel()[:, None], _array(b).ravel()[None, :])
+
+
+# ---- products of arrays with vectors
+
+
+def _contracted(
+    operands: Sequence[Traced], labels: Sequence[Sequence[Any]], out: Sequence[Any], dtype: DType
+) -> Traced:
+    """The sum of products of operands whose axes have these labels, over those that are not `out`.
+
+    Only where one operand has them all: it is read once, and the others beside it. What else there
+    is, as the product of two matrices, does more with each element than a kernel here would.
+    """
+    if not _current.get().products:
+        raise _refuse("it multiplies matrices")
+    lengths: dict[Any, int] = {}
+    for x, names in zip(operands, labels, strict=True):
+        if len(set(names)) < len(names):
+            raise _refuse("it takes a diagonal in a product")
+        for name, n in zip(names, x.shape, strict=True):
+            if lengths.setdefault(name, n) == 1:
+                lengths[name] = n
+            elif n not in (1, lengths[name]):
+                raise ValueError(f"lengths {lengths[name]} and {n} do not match")
+    long = [name for name, n in lengths.items() if n != 1]
+    whole = next((n for n in labels if set(long) <= set(n)), None)
+    if whole is None:
+        raise _refuse("it multiplies matrices")
+    left = iter([name for name in out if name in long])
+    order = [next(left) if name in out else name for name in whole if name in long]
+    product: Any = None
+    for x, names in zip(operands, labels, strict=True):
+        has = [name for name in order if name in names and x.shape[names.index(name)] != 1]
+
+        def laid(a: Any, names: Sequence[Any] = names, has: Sequence[Any] = has) -> Any:
+            """With its axes where the product has them."""
+            axes = [names.index(name) for name in has]
+            a = a.transpose([*axes, *(k for k in range(a.ndim) if k not in axes)])
+            a = a[(..., *(0,) * (a.ndim - len(axes)))]
+            return a[tuple([slice(None) if name in has else None for name in order])]
+
+        part = _look(x, laid).astype(dtype)
+        product = part if product is None else product * part
+    over = tuple([k for k, name in enumerate(order) if name not in out])
+    (total,) = _reduce("any" if dtype.kind == "b" else "sum", product, over, (dtype,))
+    shape = tuple([slice(None) if name in long else None for name in out])
+    return _look(total, lambda a: a[shape]) if out else _scalar_if_point(total)
+
+
+@_implements("matmul")
+def _matmul(a: Any, b: Any, out: Any = None, **kwargs: Any) -> Traced:
+    _no_out(out, kwargs)
+    a, b = _array(a), _array(b)
+    if not a.ndim or not b.ndim:
+        raise ValueError("matmul: Input operand does not have enough dimensions")
+    batch = list(range(max(a.ndim, b.ndim) - 2))
+    rows, columns = ["row"] * (a.ndim > 1), ["column"] * (b.ndim > 1)
+    of_a, of_b = batch[len(batch) - max(a.ndim - 2, 0) :], batch[len(batch) - max(b.ndim - 2, 0) :]
+    if a.shape[-1] != b.shape[-1 - len(columns)]:
+        raise ValueError("matmul: Input operand 1 has a mismatch in its core dimension 0")
+    labels = [*of_a, *rows, "inner"], [*of_b, "inner", *columns]
+    dtype = np.result_type(a.dtype, b.dtype)
+    return _contracted((a, b), labels, [*batch, *rows, *columns], dtype)
+
+
+@_implements("tensordot")
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Traced:
+    a, b = _array(a), _array(b)
+    if isinstance(axes, int):
+        axes = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+    one, other = ([k] if isinstance(k, int) else list(k) for k in axes)
+    one = [normalize_axis_index(k, a.ndim) for k in one]
+    other = [normalize_axis_index(k, b.ndim) for k in other]
+    if [a.shape[k] for k in one] != [b.shape[k] for k in other]:
+        raise ValueError("shape-mismatch for sum")
+    of_a: list[Any] = [("a", k) for k in range(a.ndim)]
+    of_b: list[Any] = [("b", k) for k in range(b.ndim)]
+    for j, k in zip(one, other, strict=True):
+        of_b[k] = of_a[j]
+    summed = {of_a[k] for k in one}
+    out = [name for name in (*of_a, *of_b) if name not in summed]
+    product = _contracted((a, b), (of_a, of_b), out, np.result_type(a.dtype, b.dtype))
+    return Traced(product._expr, product.shape)
+
+
+@_implements("dot")
+def _dot(a: Any, b: Any, out: Any = None) -> Any:
+    _no_out(out)
+    a, b = _array(a), _array(b)
+    if not a.ndim or not b.ndim:
+        return np.multiply(a, b)
+    return _scalar_if_point(_tensordot(a, b, ([a.ndim - 1], [max(b.ndim - 2, 0)])))
+
+
+@_implements("inner")
+def _inner(a: Any, b: Any) -> Any:
+    a, b = _array(a), _array(b)
+    if not a.ndim or not b.ndim:
+        return np.multiply(a, b)
+    return _scalar_if_point(_tensordot(a, b, ([a.ndim - 1], [b.ndim - 1])))
+
+
+@_implements("vdot")
+def _vdot(a: Any, b: Any) -> Any:
+    a, b = _array(a), _array(b)
+    return _dot((np.conj(a) if a.dtype.kind == "c" else a).ravel(), b.ravel())
+
+
+@_implements("einsum")
+def _einsum(
+    subscripts: Any, *operands: Any, out: Any = None, dtype: Any = None, optimize: Any = False,
+    **kwargs: Any,
+) -> Traced:  # fmt: skip
+    kwargs = {k: v for k, v in kwargs.items() if (k, v) not in _USUAL}
+    _no_out(out, kwargs)
+    if not isinstance(subscripts, str) or "." in subscripts:
+        raise _refuse("its einsum is not a plain one")
+    given, arrow, wanted = subscripts.replace(" ", "").partition("->")
+    if not arrow:
+        letters = given.replace(",", "")
+        wanted = "".join(sorted(n for n in set(letters) if letters.count(n) == 1))
+    arrays = [_array(x) for x in operands]
+    labels = [list(word) for word in given.split(",")]
+    if [len(names) for names in labels] != [x.ndim for x in arrays]:
+        raise ValueError("einsum: the subscripts do not fit the operands")
+    if not set(wanted) <= set(given):
+        raise ValueError("einsum: an output subscript is in no operand")
+    result = np.result_type(*[x.dtype for x in arrays]) if dtype is None else np.dtype(dtype)
+    return _contracted(arrays, labels, list(wanted), result)
+
+
+#: What einsum is told by those who want nothing special.
+_USUAL = (("casting", "safe"), ("order", "K"))
 
 
 @_implements("can_cast")

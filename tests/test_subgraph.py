@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 import weakref
-from operator import add, itemgetter
+from operator import add, itemgetter, mul
 
 import dask.array as da
 import numpy as np
@@ -143,6 +143,41 @@ def test_the_same_inner_graph_wanted_for_another_key_is_compiled_again():
     b = compiler(Task("x", _execute_subgraph, inner, "b", ("a",), 10))
     c = compiler(Task("y", _execute_subgraph, inner, "c", ("a",), 10))
     assert (b({}), c({})) == (11, 12)
+
+
+def fused(key, names, constant, order):
+    """What Dask makes of a product and a sum, fused one by one: an inner graph for each block."""
+    a, b, product, out = names
+    inner = {
+        product: Task(product, mul, TaskRef(a), TaskRef(b)),
+        out: Task(out, add, TaskRef(product), constant),
+    }
+    values = {a: TaskRef(("a", key)), b: TaskRef(("b", key))}
+    inkeys = tuple(sorted((a, b), reverse=order))
+    return Task(key, _execute_subgraph, inner, out, inkeys, *[values[k] for k in inkeys])
+
+
+def test_inner_graphs_that_say_the_same_are_one_function():
+    """Whatever their keys are, and in whichever order Dask has their inputs."""
+    compiler = Compiler()
+    blocks = [
+        compiler(fused("x", ("a1", "b1", "p1", "o1"), (slice(2), 1.5), False)),
+        compiler(fused("y", ("b2", "a2", "o2", "p2"), (slice(2), 1.5), True)),
+        compiler(fused("z", ("a3", "b3", "p3", "o3"), (slice(2), 1.5), True)),
+    ]
+    assert len({id(b.function) for b in blocks}) == 1
+    for key, block in zip("xyz", blocks, strict=True):
+        assert block.args == (TaskRef(("a", key)), TaskRef(("b", key)))
+
+
+@pytest.mark.parametrize(
+    "constants", [(1, 2), (1, True), (0.0, -0.0), (1, 1.0), ([1], [1]), ((1, [2]), (1, [2]))]
+)
+def test_inner_graphs_that_say_something_else_are_not(constants):
+    """What is equal, but not the same, and what somebody may change."""
+    compiler = Compiler()
+    one, other = (compiler(fused("x", ("a", "b", "p", "o"), c, False)) for c in constants)
+    assert one.function is not other.function
 
 
 def boom(value):

@@ -547,7 +547,7 @@ def test_tasks_of_dask(name):
 @pytest.mark.parametrize(
     ("name", "expression"),
     [
-        ("tensordot", lambda x: da.tensordot(x, x, 2)),
+        ("it multiplies matrices", lambda x: da.tensordot(x, x, 2)),
         ("cumsum", lambda x: x.cumsum(0)),
         ("partition", lambda x: da.topk(x, 2)),
         ("all values are NaN", lambda x: da.nanargmax(x)),
@@ -578,6 +578,89 @@ def test_known_functions_inside_compiled_ones():
     agree(function, DOUBLE)
 
 
+# ---- products with vectors
+
+PRODUCTS = {
+    "@": [
+        (np.matmul, *shapes)
+        for shapes in (
+            ((5, 7), (7,)), ((7,), (7, 5)), ((7,), (7,)), ((5, 7), (7, 1)), ((1, 7), (7, 5)),
+            ((1, 7), (7, 1)), ((3, 5, 7), (7,)), ((3, 5, 7), (3, 7, 1)), ((3, 1, 7), (3, 7, 4)),
+            ((1, 5, 7), (3, 7, 1)), ((7,), (2, 7, 5)), ((5, 1), (1,)), ((0, 7), (7,)),
+            ((5, 0), (0,)),
+        )
+    ],
+    "dot": [
+        (np.dot, *shapes)
+        for shapes in (
+            ((5, 7), (7,)), ((7,), (7, 5)), ((7,), (7,)), ((2, 5, 7), (7,)), ((7,), (3, 7, 5)),
+            ((), (3, 4)), ((5, 7), (7, 1)),
+        )
+    ],
+    "inner and vdot": [
+        (np.inner, (5, 7), (7,)), (np.inner, (7,), (7,)), (np.inner, (), (3,)),
+        (np.vdot, (5, 7), (5, 7)), (np.vdot, (7,), (7,)),
+    ],
+    "tensordot": [
+        (lambda a, b: np.tensordot(a, b), (5, 7), (5, 7)),
+        (lambda a, b: np.tensordot(a, b, ([1], [0])), (5, 7), (7,)),
+        (lambda a, b: np.tensordot(a, b, ([0, 1], [2, 0])), (5, 7), (7, 3, 5)),
+        (lambda a, b: np.tensordot(a, b, (-1, -1)), (2, 5, 7), (7,)),
+        (lambda a, b: np.tensordot(a, b, 1), (2, 5, 7), (7,)),
+    ],
+    "einsum": [
+        (lambda a, b, words=words: np.einsum(words, a, b), *shapes)
+        for words, *shapes in (
+            ("ij,j->i", (5, 7), (7,)), ("ij, ij -> i", (5, 7), (5, 7)), ("ij,ij->", (5, 7), (5, 7)),
+            ("ij,i", (5, 7), (5,)), ("ijk,k->ji", (2, 5, 7), (7,)), ("ij,ji->j", (5, 7), (7, 5)),
+            ("ij,j->ji", (5, 7), (7,)),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtypes", ["ff", "df", "Ff", "ii", "??", "ee", "Bh", "DD"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_vectors(name, dtypes):
+    """One pass over the larger operand; NumPy's types, also of numbers and of arrays of no axes."""
+    rng = np.random.default_rng(1)
+    for function, *shapes in PRODUCTS[name]:
+        a, b = (
+            (rng.normal(0, 2, s) + (1j * rng.normal(0, 2, s) if t in "FD" else 0)).astype(t)
+            for s, t in zip(shapes, dtypes, strict=True)
+        )
+        arrays = []
+        program = follow(function, [abstract(v, arrays) for v in (a, b)], products=True)
+        assert len(program.kernels) == 1
+        with np.errstate(all="ignore"):
+            got = fuse.computed(program, blocks.evaluate, arrays)
+        assert_same(got, directly(function, a, b), scale=100.0)
+
+
+@pytest.mark.parametrize(
+    ("why", "function", "shapes"),
+    [
+        ("multiplies matrices", np.matmul, ((5, 7), (7, 3))),
+        ("multiplies matrices", np.dot, ((5, 7), (7, 3))),
+        ("multiplies matrices", lambda a, b: np.einsum("ij,kj->ik", a, b), ((5, 7), (4, 7))),
+        ("takes a diagonal", lambda a, b: np.einsum("ii,i->i", a, b), ((5, 5), (5,))),
+        ("not a plain one", lambda a, b: np.einsum("...j,j->...", a, b), ((5, 7), (7,))),
+        ("mismatch", np.matmul, ((5, 7), (6,))),
+        ("mismatch", np.matmul, ((5, 1), (6,))),
+        ("enough dimensions", np.matmul, ((), (6,))),
+        ("shape-mismatch", np.dot, ((5, 7), (6,))),
+        ("do not match", lambda a, b: np.einsum("ij,j->i", a, b), ((5, 7), (6,))),
+        ("do not fit", lambda a, b: np.einsum("ijk,j->i", a, b), ((5, 7), (7,))),
+        ("is in no operand", lambda a, b: np.einsum("ij,j->k", a, b), ((5, 7), (7,))),
+        ("out=", lambda a, b: np.matmul(a, b, out=np.empty(5)), ((5, 7), (7,))),
+    ],
+)
+def test_products_that_are_not_followed(why, function, shapes):
+    given = [Abstract(s, np.dtype("f8")) for s in shapes]
+    with pytest.raises(Unfollowed, match=why):
+        follow(function, given, products=True)
+
+
 # ---- what is not followed
 
 SCALE = 3.0
@@ -594,7 +677,7 @@ def caught(x):
 REFUSED = {
     "numpy.linalg.qr is not element-wise": lambda x: np.linalg.qr(x),
     "numpy.sort is not element-wise": lambda x: np.sort(x),
-    "numpy.matmul is not element-wise": lambda x: x @ x.T,
+    "it multiplies matrices": lambda x: x @ x.T,
     "numpy.add.accumulate": lambda x: np.add.accumulate(x),
     "it indexes with an array": lambda x: x[x > 0],
     "indexes with an array": lambda x: x[[0, 1]],

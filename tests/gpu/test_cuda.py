@@ -105,6 +105,41 @@ def test_cupy_in_cupy_out_on_the_callers_device(scheduler, x):
     assert total.device.id == cupy.cuda.runtime.getDevice()
 
 
+PRODUCTS = {
+    "matrix and vector": lambda x, v, w: x @ v,
+    "vector and matrix": lambda x, v, w: w @ x,
+    "transposed": lambda x, v, w: x.T @ (w + 1),
+    "a step": lambda x, v, w: v - x.T @ (1 / (1 + da.exp(-(x @ v) / 30000)) - w),
+    "dot of vectors": lambda x, v, w: da.dot(w, w),
+    "vdot": lambda x, v, w: da.vdot(w, w),
+    "tensordot": lambda x, v, w: da.tensordot(x, v, ([1], [0])),
+    "einsum": lambda x, v, w: da.einsum("ij,ij,j->i", x, x, v),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i4"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_vectors_are_kernels(name, dtype, monkeypatch):
+    """No task of theirs is left to CuPy."""
+
+    def unexpected(*args, **kwargs):
+        raise AssertionError("a product that is no kernel of ours")
+
+    for function in ("matmul", "dot", "tensordot", "vdot", "einsum"):
+        monkeypatch.setattr(cupy, function, unexpected)
+    rng = np.random.default_rng(3)
+    arrays = [(10 * rng.random(s)).astype(dtype) for s in ((400, 300), (300,), (400,))]
+    if dtype == "c8":
+        arrays = [a + 1j * a[::-1] for a in arrays]
+    lazy = PRODUCTS[name](*[da.from_array(a, chunks=70) for a in arrays])
+    want = lazy.compute(scheduler="sync")
+    with gpuscheduler.Scheduler(devices="cuda:0,0"):
+        given = [cupy_array(a, 70).persist() for a in arrays]
+        got = PRODUCTS[name](*given).compute()
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(host(got), want, rtol=1e-4 if dtype in ("f4", "c8") else 1e-12)
+
+
 @pytest.mark.parametrize("chunks", [50, (400, 100), (100, 300), (37, 41)])
 def test_results_to_the_host_are_one_pinned_array(scheduler, x, chunks):
     lazy = cupy_array(x, chunks)
@@ -497,6 +532,21 @@ def test_two_threads_that_look_for_what_is_done_find_each_step_once():
     lane.close()
     assert not failed
     assert sorted(e.step for e in told) == list(range(100))
+
+
+def test_steps_that_take_longer_than_foreseen_are_waited_for_one_by_one():
+    """What is known of a task is what it reads and makes, not how much it does."""
+    lane = cuda._Lane.on(0, 0)
+    try:
+        assert lane.together == cuda.MOST_TOGETHER
+        for seconds, steps, then in (
+            (1.0, 8, 4), (1.0, 4, 2), (1.0, 1, 1), (1.5 * cuda.TOGETHER, 1, 1), (0.0, 1, 2),
+            (0.0, 1, 2), (0.0, 2, 4), (0.0, 64, 8), (1.5 * cuda.TOGETHER, 64, 8),
+        ):  # fmt: skip
+            lane.learn(steps, seconds)
+            assert lane.together == then
+    finally:
+        lane.close()
 
 
 @pytest.mark.parametrize("wait", [True, False])

@@ -48,7 +48,7 @@ from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
 from .run import Hardware
-from .scheduler import Options, Scheduler, plan_graph
+from .scheduler import Options, Scheduler, current, plan_graph
 
 Size = int | tuple[int, ...]
 
@@ -291,7 +291,9 @@ def on_host(x: Any) -> Any:
 def held(x: Any, **options: Any) -> Any:
     """x computed: one NumPy value, or, when that is too large, chunks where they were made."""
     if too_large(x):
-        return dask.persist(x, **options)[0]
+        chunks = dask.persist(x, **options)[0]
+        current().hardware.synchronize()
+        return chunks
     return dask.compute(on_host(x), **options)[0]
 
 

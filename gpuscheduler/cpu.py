@@ -108,6 +108,9 @@ class CpuHardware:
     def join(self, blocks: Any) -> Any:
         return finalize(blocks)
 
+    def synchronize(self) -> None:
+        pass  # what has run has ended
+
     @contextmanager
     def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
         if pool is not None:

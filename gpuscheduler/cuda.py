@@ -12,7 +12,8 @@ behind it. `Done`, and `Copied` to the host, are reported when it has happened, 
 waits for it: so what is counted as held is held, and what is let go is no longer read.
 
 A plan that has been run, and has nothing but our own kernels, needs no worker: the caller's thread
-launches them all, and asks for a while whether they are done.
+launches them all. Where nobody wants to hear of its steps, it is over when all is queued, as calls
+of CuPy are: who uses a result does so behind it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan
-from .run import Interrupted, Lease
+from .run import Interrupted, Lease, Told
 from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
@@ -71,6 +72,8 @@ A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
+#: Bytes that devices may have fetched in a run that ends before its kernels.
+CROSSED = 2**26
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
 #: pinned memory, at most.
 FILES = max(4, min(8, (os.cpu_count() or 1) // 4))
@@ -563,7 +566,7 @@ class CudaHardware:
             m.memory[:n], tuple(row[:n] for row in m.peer[:n]), m.host[:n], m.host_memory
         )  # fmt: skip
         with teams.lease() as team:
-            yield Lease(machine, lambda plan, g, exact: CudaDevices(plan, team, g, self, exact))
+            yield Lease(machine, lambda plan, g, told: CudaDevices(plan, team, g, self, told))
 
     def _team(self, n: int) -> Team:
         lanes = [_Lane.on(place, self.ids[place]) for place in range(n)]
@@ -599,6 +602,11 @@ class CudaHardware:
         for a, b in self.staged:
             gbs[a][b] = 1 / (1 / host[a][1] + 1 / host[b][0])
         return Links(gbs, host, self.staged)
+
+    def synchronize(self) -> None:
+        for i in sorted(set(self.ids)):
+            with Device(i):
+                runtime.deviceSynchronize()
 
     def close(self) -> None:
         with self._lock:
@@ -814,10 +822,10 @@ class CudaDevices:
     """The GPUs of one run. Verbs only collect; `wait` sends each worker all it has got."""
 
     def __init__(
-        self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, exact: bool
+        self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
-        self.exact = exact  # `Done` means that the device is done, not that the step is queued
+        self.exact = told is Told.EACH  # `Done` means that the device is done, not that the step is queued
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
@@ -827,7 +835,7 @@ class CudaDevices:
         self.files: dict[int, File] = {}  # of values on the disk
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
-        self.unlaunched = sum([not s.fixed for s in plan.steps])  # counted by one thread: `light`
+        self.unlaunched = plan.launches  # counted by one thread: `light`
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
@@ -841,10 +849,13 @@ class CudaDevices:
         #: than to wake others, which could only do it one after the other.
         self.light = (
             plan.tried
-            and not exact
-            and all(type(s.task) in KERNELS or s.fixed for s in plan.steps)
+            and not self.exact
+            and plan.types <= KERNELS
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )
+        #: Such a run may end when all is queued, and its results are made behind its back.
+        self.ahead = self.light and told is Told.NOTHING
+        self.fetched = 0  # bytes
         team.begin()
         self._follow_caller()
 
@@ -874,6 +885,23 @@ class CudaDevices:
             for event in behind[lane.device]:
                 for stream in (lane.home, lane.incoming, lane.outgoing):
                     stream.wait_event(event)
+
+    def _go_before_caller(self) -> None:
+        """Order the caller behind all that this run has queued, and later runs behind the caller:
+        the graph's arrays may be written to, and memory may be used again, as if it were over."""
+        events = []
+        for lane in self.lanes:
+            with Device(lane.device):
+                for stream in (lane.home, lane.incoming):
+                    event = lane.mark(stream)
+                    if not event.done:
+                        events.append(event)
+        for device in {lane.device for lane in self.lanes} if events else ():
+            with Device(device):
+                current = cupy.cuda.get_current_stream()
+                for event in events:
+                    current.wait_event(event)
+                self.hardware.lend(device, current)
 
     def _caught_up(self, device: int) -> list[Event]:
         """Events behind the caller's stream on a device, and behind those that got results there;
@@ -978,6 +1006,8 @@ class CudaDevices:
 
     def close(self) -> None:
         self.stopped = True
+        if self.ahead:
+            self._go_before_caller()
         for chunk in self.chunks.values():
             chunk.settled()
         for place, lane in enumerate(self.lanes):
@@ -1162,6 +1192,8 @@ class CudaDevices:
                     with Device(lane.device), lane.home:
                         self.team.contexts[place].run(self._obey, [place, todo[:count]])
             count *= 2
+        if self._all_queued():
+            self._call_it_done()
         end = perf_counter() + SPIN
         if not self._events.empty():
             return
@@ -1175,6 +1207,30 @@ class CudaDevices:
                         self.team.wake(place)
                 return
             sleep(0)
+
+    def _all_queued(self) -> bool:
+        """Whether the run can end without its kernels: not where much would be kept until they have
+        run, as what other devices read."""
+        return self.ahead and not self.unlaunched and self.fetched <= CROSSED
+
+    def _let_go(self, lane: _Lane, i: int) -> None:
+        held = self.held[lane.place].pop(i)
+        if not self._all_queued():
+            lane.let_go(held)
+        elif i in self.chunks:  # whose memory may be another stream's
+            held.reads.append(lane.mark(lane.home))
+            lane.let_go(held)
+        else:
+            lane.abandon(held)
+
+    def _call_it_done(self) -> None:
+        for lane in self.lanes:
+            if lane.settling.acquire(blocking=False):
+                try:
+                    while lane.queued and lane.queued[0][1] is self:
+                        self.tell([Done(i) for i in lane.queued.popleft()[2]])
+                finally:
+                    lane.settling.release()
 
     def _obey_all(self, place: int, todo: list[tuple[str, int, int]]) -> None:
         lane = self.lanes[place]
@@ -1195,7 +1251,7 @@ class CudaDevices:
                 elif verb == "fetch":
                     events.append(self._fetch(lane, step, other))
                 elif verb == "free":
-                    lane.let_go(self.held[place].pop(step))
+                    self._let_go(lane, step)
                 elif verb == "to_disk":
                     self._to_host(lane, step, DISK)
                 else:
@@ -1316,6 +1372,7 @@ class CudaDevices:
         if keep:
             lane.later.append(([done], keep))
         here = self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
+        self.fetched += device_bytes(value)
         self._came(i, lane.place, here)
         return Copied(i, src, lane.place)
 
@@ -1452,7 +1509,7 @@ class CudaDevices:
         for i, h in list(held.items()):
             if i in self.chunks:  # it stays, and may be read here still when it goes
                 h.reads = [e for e in (*h.reads, done) if not e.done]
-                if h.reads:
+                if h.reads and not self.ahead:  # else what comes next is behind this run
                     lane.later.append((h.reads, h.value))
             else:
                 lane.abandon(h)

@@ -439,11 +439,10 @@ class _Generator:
         for tree_node in self.tree.inputs:
             node = self.tree.nodes[tree_node]
             strides = list(self.layouts)[self.layout_of[self.tree.letter, tree_node]]
-            size = int(node.code[1:])
-            for k, s in enumerate(strides):
-                if abs(s) == 1:
-                    weights[k] += size
             covered = math.prod(n for n, s in zip(shape, strides, strict=True) if s)
+            for k, s in enumerate(strides):
+                if abs(s) == 1:  # so many bytes lie one behind the other along it
+                    weights[k] += int(node.code[1:]) * covered
             if covered > most:
                 dominant, most = strides, covered
         long = [k for k in range(len(shape)) if shape[k] > 1]

@@ -176,8 +176,9 @@ class Persisted:
         run = _Run()
         with self._lock:
             mine = [c for c in self.every() if c.mover is None or c.mover() is None]
+            mover = ref(run)
             for chunk in mine:
-                chunk.mover = ref(run)
+                chunk.mover = mover
         try:
             yield mine
         finally:

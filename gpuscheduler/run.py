@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from .gather import Gathering
@@ -24,6 +25,14 @@ class DeviceLost(RuntimeError):
 
 class Interrupted(BaseException):
     """Another thread has ended the run: nobody wants its results any more."""
+
+
+class Told(Enum):
+    """What somebody wants to hear of the steps of a run."""
+
+    NOTHING = 0  #: arrays on devices may be in the making when it ends, as CuPy's own are
+    DONE = 1  #: when they are done: then it ends
+    EACH = 2  #: ... and each before its readers begin
 
 
 class Devices(Protocol):
@@ -68,9 +77,7 @@ class Lease:
     """The part of a machine's hardware that one run has to itself."""
 
     machine: Machine
-    devices: Callable[
-        [Plan, Gathering, bool], Devices
-    ]  # the bool: report nothing before it is done
+    devices: Callable[[Plan, Gathering, Told], Devices]
     threads: int | None = None  # of a borrowed pool, which runs as many steps at once, in any order
 
 
@@ -95,6 +102,9 @@ class Hardware(Keeper, Protocol):
 
     def join(self, blocks: Any) -> Any:
         """One array from nested lists of blocks, wherever they live."""
+
+    def synchronize(self) -> None:
+        """Wait for all that runs have queued."""
 
     def lease(self, num_workers: int | None, pool: Any) -> AbstractContextManager[Lease]:
         """Threads for one run; `num_workers` and `pool` as `dask.threaded.get` has them."""

@@ -41,7 +41,7 @@ from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
-from .run import Devices, Hardware, Lease, Watch, run
+from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
 from .timeline import LATEST, Recorder, Row, write
@@ -253,7 +253,7 @@ class Scheduler:
         self,
         graph: Callable[[], Graph],
         given: Mapping[Any, Any],
-        begun: Callable[[Devices], None] = lambda devices: None,
+        begun: Callable[[Devices], None] | None = None,
         counter: Callable[[Plan], Watch] | None = None,
         known: Any = None,
     ) -> dict[Any, Any]:
@@ -383,7 +383,7 @@ class Scheduler:
         rerun: bool,
         results: Results,
         counter: Watch | None = None,
-        begun: Callable[[Devices], None] = lambda devices: None,
+        begun: Callable[[Devices], None] | None = None,
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
         with self._persisted.lent() as chunks:
@@ -401,13 +401,18 @@ class Scheduler:
         rerun: bool,
         results: Results,
         counter: Watch | None,
-        begun: Callable[[Devices], None],
+        begun: Callable[[Devices], None] | None,
     ) -> tuple[State, list[Any]]:
         hardware = self.hardware
         gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
-        devices = lease.devices(plan, gathering, watch is not None)
+        told = watch or counter
+        if self.options.timeline:
+            told = Recorder(plan, self._rows, told)
+        wants = Told.EACH if watch else Told.DONE if told or begun else Told.NOTHING
+        devices = lease.devices(plan, gathering, wants)
         try:
-            begun(devices)
+            if begun:
+                begun(devices)
             if watch:
                 watch.start_state(plan, graph)
                 watch.value = devices.value
@@ -416,9 +421,6 @@ class Scheduler:
             # callbacks see a step done before they see its reader begin, as in Dask's own
             ahead = lease.threads is None and watch is None
             begin = perf_counter()
-            told = watch or counter
-            if self.options.timeline:
-                told = Recorder(plan, self._rows, told)
             state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
             self.last = state.footprint(perf_counter() - begin)
             return state, results(graph, plan, devices, gathering, state)

@@ -499,6 +499,68 @@ def test_compiled_kernels_are_launched_by_the_callers_thread(scheduler, monkeypa
     assert cupy.cuda.runtime.getDevice() == 0
 
 
+def test_what_comes_behind_a_run_that_has_not_ended_on_its_device(scheduler):
+    """The caller's stream comes behind it: the graph's arrays may be written to, and their memory
+    used again, as if it were over."""
+    a = cupy.zeros((SIDE, SIDE), "f4")
+    part = SIDE // 4
+    dsk = {("a", n, 0): a[n * part : (n + 1) * part] for n in range(4)}
+    twice = da.Array(dsk, "a", ((part,) * 4, (SIDE,)), meta=a[:0, :0]) * 2
+    lazy = twice.sum()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for turn in range(5):
+        a.fill(turn)
+        total = lazy.compute()
+        a.fill(-1)
+        with stream:
+            stream.wait_event(cupy.cuda.Stream.null.record())
+            again = lazy.compute()
+        assert float(total) == 2 * turn * SIDE**2
+        cupy.cuda.Stream.null.wait_event(stream.record())
+        assert float(again) == -2 * SIDE**2
+        a.fill(turn)
+        kept = twice.persist()
+        a.fill(-1)
+        assert float(kept.sum().compute()) == 2 * turn * SIDE**2
+    for turn in range(5):
+        b = cupy.full((SIDE, SIDE), turn, "f4")
+        p = da.from_array(b, chunks=SIDE // 4, asarray=False).persist()
+        totals = [(p + p.T).sum() for _ in range(2)]
+        for total in totals:
+            total.compute()
+        result = totals[-1].compute()
+        del b, p, totals
+        cupy.full((SIDE, SIDE), -1, "f4")
+        assert float(result) == 2 * turn * SIDE**2
+
+
+@pytest.mark.real
+def test_a_run_may_end_when_all_is_queued():
+    """As CuPy's own functions do, but not where somebody looks at its steps."""
+
+    def under_way():
+        busy = not cupy.cuda.Stream.null.done
+        cupy.cuda.Stream.null.synchronize()
+        return busy
+
+    ends = gpuscheduler.axis(0, 1, 40_000)
+    for options, early in (({}, True), ({"timeline": True}, False)):
+        with gpuscheduler.Scheduler(devices="cuda:0", **options):
+            z = gpuscheduler.mesh(lambda y, x: np.sin(y + x), (ends, ends)).sum()
+            first = float(z.compute())
+            seen = []
+            for _ in range(3):
+                cupy.cuda.Stream.null.synchronize()
+                value = z.compute()
+                seen.append(under_way())
+                assert float(value) == first
+            assert seen == [early] * 3
+            z.to_backend("numpy").compute()
+            with dask.callbacks.Callback(posttask=lambda *args: None):
+                z.compute()
+            assert not under_way()
+
+
 def test_two_threads_that_look_for_what_is_done_find_each_step_once():
     class Over:
         @property

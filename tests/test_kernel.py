@@ -401,12 +401,15 @@ def programs():
     gauss = k.call("exp", k.call("multiply", k.call("square", k.call("subtract", x, line)), two))
     both = k.call("add", x, k.turned(0, shape, "f4"))
     draws = Expr("normal", (index(View(0, (16384, 2))),), "f8", 7)
+    vector = Expr("input", (), "f4", (1, View(0, (0, 1))))  # along which the matrix does not lie
+    product = k.call("multiply", k.turned(0, (256, 65536), "f4"), vector)
     pairs = Expr("normal", (index(View(0, (8192, 1))),), "f8", 7)
     return {
         "chain": (Kernel(shape, (chain,)), "LDG.E.128"),
         "gauss": (k.reduced(gauss, shape, (0, 1), "sum"), "LDG.E.128"),
         "rows": (k.reduced(x, shape, (1,), "sum"), "LDG.E.128"),
         "columns": (k.reduced(x, shape, (0,), "sum"), "LDG.E.128"),
+        "turned and vector": (k.reduced(product, (256, 65536), (1,), "sum"), "LDG.E.128"),
         "float64": (k.reduced(source(0, shape, "f8"), shape, (0, 1), "moment"), "LDG.E.128"),
         "bytes": (Kernel(shape, (Expr("cast", (source(0, shape, "u1"),), "f4"),)), "LDG.E.64"),
         "turned": (Kernel(shape, (both,)), "LDG.E"),

@@ -59,9 +59,11 @@ def evaluate(
     arrays: Mapping[int, Array] | Sequence[Array],
     block_bytes: int = BLOCK_BYTES,
     words: Mapping[Expr, Expr] | None = None,
+    out: Array | None = None,
 ) -> tuple[Array, ...]:
     """The outputs of a kernel, C-contiguous and of shape `kernel.kept`. `words` has other constants
-    for some of its constants: that costs much less than another kernel.
+    for some of its constants: that costs much less than another kernel. `out` is the array, of any
+    strides, for the output of a kernel that has one.
 
     >>> from gpuscheduler.expr import Expr, constant, source
     >>> x = source(0, (5,), "f8")
@@ -73,7 +75,10 @@ def evaluate(
     reach = _reach(kernel)
     outside = any(low < bounds[n][0] or high > bounds[n][1] for n, low, high in reach)
     known = tuple(bounds.items()) if outside or _chooses_calls(kernel) else None
-    plan = _plan(kernel, known, block_bytes, tuple(words) if words else ())
+    strides = None
+    if out is not None and not out.flags.c_contiguous:
+        strides = tuple([s // out.itemsize for s in out.strides])
+    plan = _plan(kernel, known, block_bytes, tuple(words) if words else (), strides)
     given = [np.asarray(w.value) for w in words.values()] if words else []
     memory = {n: _memory(a) for n, a in every.items()}
     for n, dtype in plan.dtypes:
@@ -82,10 +87,10 @@ def evaluate(
     if plan.reductions:
         for n, result in enumerate(_reduced(plan, memory, given)):
             memory[-1 - n] = _Memory(result.reshape(-1), 0)
-    outs = tuple([np.empty(kernel.kept, o.dtype) for o in kernel.outputs])
+    outs = [np.empty(kernel.kept, o.dtype) for o in kernel.outputs] if out is None else [out]
     for part in plan.outputs:
         part.write(memory, outs, given)
-    return outs
+    return tuple(outs)
 
 
 def supported(expr: Expr) -> str | None:
@@ -521,9 +526,10 @@ class _Region:
         """Evaluate and write into arrays of the whole space."""
         targets = []
         for out, view in zip(outs, self.views, strict=True):
-            size, item = out.reshape(-1), out.itemsize
+            (flat, first), item = _memory(out), out.itemsize
             strides = tuple([s * item for s in view.strides])
-            targets.append(np.ndarray(self.shape, out.dtype, size, view.offset * item, strides))
+            start = (first + view.offset) * item
+            targets.append(np.ndarray(self.shape, out.dtype, flat, start, strides))
         run = _Run(self, memory, given)
         whole = self.count == 1
         for origin, lengths in _boxes(self.shape, self.block, range(len(self.shape))):
@@ -854,7 +860,7 @@ class _Plan:
 @lru_cache(1024)
 def _plan(
     kernel: Kernel, bounds: tuple[tuple[int, tuple[int, int]], ...] | None, block_bytes: int,
-    words: tuple[Expr, ...],
+    words: tuple[Expr, ...], strides: tuple[int, ...] | None = None,
 ) -> _Plan:  # fmt: skip
     kept = tuple(k for k in range(len(kernel.shape)) if k not in kernel.axes)
     numbers: dict[tuple[int, int], int] = {}
@@ -881,8 +887,9 @@ def _plan(
         return list(_regions(roots, box, known))
 
     outputs = []
+    target = whole if strides is None else View(0, strides)
     for box, roots in regions(rebuilt(kernel.outputs, change), kernel.kept):
-        outputs.append(_Region(box, roots, [whole] * len(roots), frozenset(), block_bytes))
+        outputs.append(_Region(box, roots, [target] * len(roots), frozenset(), block_bytes))
     inner = []
     if kernel.reductions:
         target = _spread(whole, kept, len(kernel.shape))

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from dask.array.core import finalize
 
+from .fuse import Fused
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
-from .run import Interrupted, Lease
+from .run import Interrupted, Lease, Told
 from .sizes import sizeof
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
@@ -118,14 +119,18 @@ class CpuHardware:
             machine = self._share(1)
             borrowed = Borrowed(pool, threads)
             yield Lease(
-                machine, lambda plan, g, _: CpuDevices(plan, borrowed, g, self.store), threads
+                machine,
+                lambda plan, g, told: CpuDevices(plan, borrowed, g, self.store, told),
+                threads,
             )
             return
         n = len(self.machine.devices) if num_workers is None else max(1, num_workers)
         with self._lock:
             teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
         with teams.lease() as team:
-            yield Lease(self._share(n), lambda plan, g, _: CpuDevices(plan, team, g, self.store))
+            yield Lease(
+                self._share(n), lambda plan, g, told: CpuDevices(plan, team, g, self.store, told)
+            )
 
     def _share(self, devices: int) -> Machine:
         """The same memory, in as many parts as a call has asked for."""
@@ -154,9 +159,11 @@ class CpuDevices:
         team: Team | Borrowed,
         gathering: Gathering | None = None,
         store: Store | None = None,
+        told: Told = Told.DONE,
         size: Callable[[Any], int] = sizeof,
     ):
         self.plan, self.team, self.size = plan, team, size
+        self.exact = told is Told.EACH  # somebody may want to see, and keep, each value
         self.gathering = gathering
         self.store = store or Store()
         self.values: list[Any] = [None] * len(plan.steps)
@@ -201,7 +208,8 @@ class CpuDevices:
         elif src == DISK:
             self.team.send_aside("reads", self._read, (step, dst))
         elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
-            self.team.send(src, self._deliver, [(step, src)])
+            place = self.plan.steps[step].place  # not all of them from one thread
+            self.team.send(place % len(self.team), self._deliver, [(step, src)])
         else:
             self._soon.append(Copied(step, src, dst))
 
@@ -277,7 +285,10 @@ class CpuDevices:
                 events.append(NoRoom(i, step.place, 0))
                 continue
             try:
-                value = step.task(step.values(values.__getitem__))
+                if type(step.task) is Fused and (room := self._room(i, step.task)) is not None:
+                    value = step.task(step.values(values.__getitem__), room)
+                else:
+                    value = step.task(step.values(values.__getitem__))
                 if step.aside:
                     value = _contiguous(value)
                 held[i] = 1
@@ -301,6 +312,14 @@ class CpuDevices:
         if events:
             self._events.put(events)
         del events  # or a failure and its traceback would hold each other
+
+    def _room(self, i: int, task: Fused) -> Any:
+        """The part of a result that a task may write itself."""
+        if self.gathering is None or i not in self.gathering.slots:
+            return None
+        if self.exact or not self._only_delivered(i):
+            return None
+        return None if task.array is None else self.gathering.room(i, *task.array)
 
     def _deliver(self, arguments: list[tuple[int, int]]) -> None:
         assert self.gathering is not None

@@ -19,11 +19,13 @@ of CuPy are: who uses a result does so behind it.
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -81,6 +83,10 @@ FILES = max(4, min(8, (os.cpu_count() or 1) // 4))
 #: many of these each device has, at most.
 PIECE_BYTES = 2**24
 PIECES = 2 * FILES
+#: Bytes from which pinned memory is made of pages that so many threads touch; and at once, at most.
+LEAST_REGISTERED, SLAB_BYTES = 2**22, 2**28
+PORTABLE = 1  # cudaHostRegisterPortable, for which CuPy has no name
+TOUCHING = min(8, os.cpu_count() or 1)
 #: Bytes of the buffers with which links are tried and measured.
 TRIAL_BYTES = 2**20
 MEASURED_BYTES = 2**28
@@ -236,12 +242,17 @@ class _Lane:
 
 
 class PinnedBlocks:
-    """Page-locked host memory, kept for reuse: locking a page costs more than filling it."""
+    """Page-locked host memory, kept for reuse: locking a page costs more than filling it.
 
-    def __init__(self) -> None:
+    What stays `inside` is never the caller's, and can be made faster, see `_Slab`.
+    """
+
+    def __init__(self, inside: bool = False) -> None:
         self.free: dict[int, list[Any]] = {}
+        self.made: dict[int, int] = {}  # blocks of each size, in slabs
         self.idle = 0  # bytes that wait for reuse
         self.most = available_memory() // 4
+        self.inside = inside
         # collecting garbage may bring a block back while the lock is held
         self._lock = threading.RLock()
 
@@ -254,14 +265,32 @@ class PinnedBlocks:
         size = max(4096, -(-nbytes // 2**16) * 2**16 if nbytes > 2**16 else nbytes)
         with self._lock:
             blocks = self.free.get(size)
-            block = blocks.pop() if blocks else None
+            block: Any = blocks.pop() if blocks else None
             self.idle -= size if block is not None else 0
+        if block is None and self.inside and size >= LEAST_REGISTERED:
+            block = self._in_slab(size)
         if block is None:
-            block = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
-        pointer = cupy.cuda.PinnedMemoryPointer(block, 0)
-        raw = np.frombuffer(pointer, dtype=np.uint8, count=nbytes)
+            memory = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
+            pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
+            block = np.frombuffer(pointer, dtype=np.uint8, count=size)
+        # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
+        raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
         weakref.finalize(raw, self._back, size, block).atexit = False
         return raw.view(dtype).reshape(shape)
+
+    def _in_slab(self, size: int) -> Any:
+        """A block of a new slab, whose others are free: about as many as there were before. None
+        where the system has no such memory."""
+        count = min(self.made.get(size, 0), SLAB_BYTES // size) or 1
+        try:
+            blocks = _Slab(count * size).blocks(count)
+        except (AttributeError, OSError, runtime.CUDARuntimeError):
+            return None
+        with self._lock:
+            self.made[size] = self.made.get(size, 0) + count
+            self.free.setdefault(size, []).extend(blocks[1:])
+            self.idle += (count - 1) * size
+        return blocks[0]
 
     def _back(self, size: int, block: Any) -> None:
         with self._lock:
@@ -273,7 +302,46 @@ class PinnedBlocks:
         """Keep nothing any more."""
         with self._lock:
             self.free.clear()
+            self.made.clear()
             self.idle = self.most = 0
+
+
+class _Slab:
+    """Pinned memory of pages that some threads have touched at once, before CUDA is told of them.
+
+    `cudaHostAlloc` touches one small page after the other, which takes several times as long. A
+    forked child has none of it: it would be given other pages, or the parent would.
+    """
+
+    def __init__(self, nbytes: int):
+        self.ptr = 0
+        self.pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.pages.madvise(mmap.MADV_DONTFORK)
+        with suppress(AttributeError, OSError):  # a kernel without
+            self.pages.madvise(mmap.MADV_HUGEPAGE)
+        whole = np.frombuffer(self.pages, np.uint8)
+        with ThreadPoolExecutor(TOUCHING) as threads:
+            list(threads.map(_touch, np.array_split(whole, 4 * TOUCHING)))
+        runtime.hostRegister(whole.ctypes.data, nbytes, PORTABLE)
+        self.ptr = int(whole.ctypes.data)
+
+    def blocks(self, count: int) -> list[Any]:
+        """As many parts of it, each of which keeps it."""
+        return list(np.asarray(self).reshape(count, -1))
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        shape = (len(self.pages),)
+        return {"shape": shape, "typestr": "|u1", "data": (self.ptr, False), "version": 3}
+
+    def __del__(self) -> None:
+        if self.ptr:
+            with suppress(Exception):  # at the end of the process there may be no CUDA any more
+                runtime.hostUnregister(self.ptr)
+
+
+def _touch(part: Any) -> None:
+    part[::4096].fill(0)
 
 
 class Pieces:
@@ -410,7 +478,8 @@ class CudaHardware:
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         self.pinned = PinnedBlocks()
-        self.pieces = {i: Pieces(self.pinned) for i in ids}  # for arrays that go to each device
+        self.inside = PinnedBlocks(inside=True)
+        self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
         self.store = Store(spill_directory)
         self.kernels = Kernels()
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
@@ -617,6 +686,7 @@ class CudaHardware:
         for pieces in self.pieces.values():
             pieces.close()
         self.pinned.clear()
+        self.inside.clear()
         for i in sorted(set(self.ids)):
             with Device(i):
                 cupy.get_default_memory_pool().free_all_blocks()
@@ -825,7 +895,9 @@ class CudaDevices:
         self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
-        self.exact = told is Told.EACH  # `Done` means that the device is done, not that the step is queued
+        self.exact = (
+            told is Told.EACH
+        )  # `Done` means that the device is done, not that the step is queued
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
@@ -1068,7 +1140,7 @@ class CudaDevices:
                 value = self.hardware.store.read(
                     self.files[step],
                     s.key,
-                    lambda nbytes: self.hardware.pinned.array((nbytes,), np.uint8),
+                    lambda nbytes: self.hardware.inside.array((nbytes,), np.uint8),
                 )
             self.read[step, dst] = _Held(value)
             self._events.put([_Read(step, dst)])  # type: ignore[list-item]
@@ -1103,7 +1175,8 @@ class CudaDevices:
         if held.ready is not None:
             stream.wait_event(held.ready)
         with stream:
-            out = map_leaves(lambda v: self._on_host(v, stream), _solid(held.value))
+            pinned = self.hardware.pinned
+            out = map_leaves(lambda v: self._on_host(v, stream, pinned), _solid(held.value))
         lane.mark(stream, block=True).synchronize()
         return map_leaves(_host_array, out)
 
@@ -1408,7 +1481,7 @@ class CudaDevices:
         if not v.nbytes:
             return out
         if (src, lane.place) in self.hardware.staged:
-            bounce = self.hardware.pinned.array((v.nbytes,), np.uint8)
+            bounce = self.hardware.inside.array((v.nbytes,), np.uint8)
             with Device(there.device):
                 if source.ready is not None:
                     there.outgoing.wait_event(source.ready)
@@ -1454,7 +1527,8 @@ class CudaDevices:
             written = False
         alone = not self.plan.readers[i] and i not in self.plan.direct
         whole = not (written and alone)  # others want the value itself, too
-        kept = map_leaves(lambda v: self._on_host(v, stream), value) if whole else None
+        pinned = self.hardware.pinned if i in self.plan.deliver else self.hardware.inside
+        kept = map_leaves(lambda v: self._on_host(v, stream, pinned), value) if whole else None
         done = lane.mark(stream, block=True)
         held.reads.append(done)
         copy = (i, lane.place, done, written, kept, value, dst)
@@ -1466,10 +1540,10 @@ class CudaDevices:
             kind = runtime.memcpyDeviceToHost
             _copy_rows(base + to, pitch, block.data.ptr + at, width, rows, kind, stream)
 
-    def _on_host(self, v: Any, stream: Stream) -> Any:
+    def _on_host(self, v: Any, stream: Stream, pinned: PinnedBlocks) -> Any:
         if not isinstance(v, cupy.ndarray):
             return v
-        out = self.hardware.pinned.array(v.shape, v.dtype)
+        out = pinned.array(v.shape, v.dtype)
         runtime.memcpyAsync(
             out.ctypes.data, v.data.ptr, v.nbytes, runtime.memcpyDeviceToHost, stream.ptr
         )

@@ -83,7 +83,19 @@ class Fused:
                 out.append(leaf)
         return out
 
-    def __call__(self, values: Values) -> Any:
+    @property
+    def array(self) -> tuple[tuple[int, ...], Any] | None:
+        """Shape and dtype of its value, where that is the one array that its one kernel makes."""
+        kernels, result = self.program.kernels, self.program.result
+        if len(kernels) != 1 or len(kernels[0].outputs) != 1 or type(result) is not Out:
+            return None
+        if result.scalar or result.shape != kernels[0].kept:
+            return None
+        return result.shape, kernels[0].outputs[0].dtype
+
+    def __call__(self, values: Values, out: Any = None) -> Any:
+        """Its value; written to `out` where that is given, which is like its `array`, and where it
+        is computed as a program."""
         arrays = self.arrays(values)
         if arrays is None or not all(type(a) is np.ndarray for a in arrays):
             return self.original(values)
@@ -92,7 +104,7 @@ class Fused:
         words = {_placeholder(n): constant(p, np.int64) for n, p in enumerate(self.positions)}
 
         def evaluate(kernel: Kernel, every: list[Any]) -> Iterable[Any]:
-            return blocks.evaluate(kernel, every, words=words)
+            return blocks.evaluate(kernel, every, words=words, out=out)
 
         # a kernel warns of nothing, on any device
         with np.errstate(all="ignore"):

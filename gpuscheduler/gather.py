@@ -52,9 +52,14 @@ class Target:
         part = self.room(slices, block.shape, block.dtype)
         if part is None:
             return False
-        part[...] = block
+        if _address(part) != _address(block) or part.strides != block.strides:
+            part[...] = block
         self.written.add(key)
         return True
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class Gathering:
@@ -83,6 +88,15 @@ class Gathering:
         """Put a step's value where it belongs; False if anybody still needs the value itself."""
         written = [t.write(key, where, block) for t, key, where in self.slots.get(step, ())]
         return bool(written) and all(written)
+
+    def room(self, step: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Where a step may write its value itself; None where it is wanted in several places, or
+        does not fit."""
+        slots = self.slots.get(step, ())
+        if len(slots) != 1:
+            return None
+        ((target, _, where),) = slots
+        return target.room(where, shape, dtype)
 
     def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
         """The finished array; `value` gives the block of a key where it was not written."""

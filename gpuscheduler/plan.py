@@ -114,7 +114,7 @@ class Plan:
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
     tried: bool = False  # whether it has been run
-    _beside: Any = field(default=None, init=False, repr=False, compare=False)
+    _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
     def chunks(self) -> dict[int, Chunk]:

@@ -491,7 +491,11 @@ def quarter() -> None:
     """Products under a limit of a quarter of what they take, beside moving those bytes."""
     with gpuscheduler.Scheduler(devices="cuda") as s:
         links = s.hardware.links()  # type: ignore[attr-defined]
-    for name, size, chunks in (("transpose_sum", 65536, 4096), ("matmul", 32768, 2048)):
+    for name, size, chunks in (
+        ("transpose_sum", 65536, 4096),
+        ("matmul", 32768, 2048),
+        ("matmul", 32768, 4096),
+    ):
         graph = importlib.import_module(f"graphs.{name}")
         with gpuscheduler.Scheduler(devices="cuda") as s:
             x = graph.inputs(size, chunks, "cupy")[0].persist()
@@ -519,7 +523,7 @@ def quarter() -> None:
                 else:
                     busy[b, "from others"] += moved / links.gbs[a][b] / 1e9
             moving = max(busy.values())
-            print(f"{name} {size}: {free * 1e3:.0f} ms with all memory; with {limit / 2**30:.2f} "
+            print(f"{name} {size} by {chunks}: {free * 1e3:.0f} ms with all memory; with {limit / 2**30:.2f} "
                   f"GiB on each {seconds * 1e3:.0f} ms, the first time {first * 1e3:.0f}; "
                   f"the busiest link {moving * 1e3:.0f} ms, "
                   f"x{seconds / max(moving, free):.2f} of the longer; {s.last}")  # fmt: skip

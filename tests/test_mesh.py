@@ -25,6 +25,7 @@ import gpuscheduler
 from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, hoist, mesh
 from gpuscheduler.expr import constant
 from gpuscheduler.fuse import PLACEHOLDER, Fused, changed, computed
+from gpuscheduler.gather import Target
 from gpuscheduler.grid import Tile, Tiles
 from gpuscheduler.hoist import hoisted
 from gpuscheduler.mesh import MOST_TILES, MeshTile
@@ -539,7 +540,7 @@ def emulated(tmp_path, monkeypatch):
     """Plans for GPUs, whose kernels' text is compiled for the host's processor."""
     host = Host(tmp_path)
 
-    def call(task, values):
+    def call(task, values, out=None):
         words = {
             constant(PLACEHOLDER + 2 * n, np.int64): constant(p, np.int64)
             for n, p in enumerate(task.positions)
@@ -658,3 +659,33 @@ def test_a_tile_is_where_its_block_lies():
 def test_the_package_has_them():
     assert gpuscheduler.mesh is mesh
     assert {"axis", "geomaxis", "mesh", "NotCompiled"} <= set(gpuscheduler.__all__)
+
+
+@pytest.mark.parametrize("chunks", [(16, 40), (7, 13), (5, 40), (31, 17)])
+def test_tiles_are_written_into_the_result(chunks, monkeypatch):
+    """By the task that computes them, wherever they lie in it; once."""
+    copied = []
+
+    class Watched(np.ndarray):
+        def __setitem__(self, where, value):
+            copied.append(where)
+            super().__setitem__(where, value)
+
+    room = Target.room
+
+    def watched(self, slices, shape, dtype):
+        part = room(self, slices, shape, dtype)
+        return None if part is None else part.view(Watched)
+
+    axes = axis(0, 3, 31), axis(1, 2, 40)
+    z = mesh(lambda y, x: y * 10 + x, axes, chunks=chunks)
+    want = np.linspace(0, 3, 31)[:, None] * 10 + np.linspace(1, 2, 40)
+    with Scheduler("cpu:3", fuse_least=0):
+        np.testing.assert_array_equal(z.compute(), want)
+        monkeypatch.setattr(Target, "room", watched)
+        np.testing.assert_array_equal(z.compute(), want)
+        assert copied == []
+        with dask.callbacks.Callback(posttask=lambda *event: None):
+            np.testing.assert_array_equal(z.compute(), want)  # they are somebody else's, too
+        assert len(copied) == z.npartitions
+        np.testing.assert_array_equal((z + z.sum()).compute(), want + want.sum())

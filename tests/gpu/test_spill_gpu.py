@@ -1,5 +1,7 @@
 """Memory of GPUs that runs out: to pinned memory, to files, and back."""
 
+import gc
+import os
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ cupy = pytest.importorskip("cupy")
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
+from gpuscheduler import cuda  # noqa: E402
 from gpuscheduler.machine import DISK, HOST  # noqa: E402
 from gpuscheduler.spill import SpillError  # noqa: E402
 
@@ -105,3 +108,66 @@ def test_a_spill_directory_that_cannot_be_written(x, tmp_path):
         with pytest.raises(SpillError, match="spill"):
             ((a - a.mean()) @ a.T).compute()
         assert float(da.ones(8, chunks=4).sum().compute()) == 8
+
+
+def test_what_stays_inside_is_pinned_in_slabs(monkeypatch):
+    """Of pages that threads have touched; more at a time the more there are. A slab is given back
+    when the last array in it is gone."""
+    monkeypatch.setattr(cuda, "LEAST_REGISTERED", 2**16)
+    live, runtime = {}, cupy.cuda.runtime
+
+    def register(pointer, nbytes, flags):
+        hostRegister(pointer, nbytes, flags)
+        live[pointer] = nbytes
+
+    def unregister(pointer):
+        hostUnregister(pointer)
+        del live[pointer]
+
+    hostRegister, hostUnregister = runtime.hostRegister, runtime.hostUnregister
+    monkeypatch.setattr(runtime, "hostRegister", register)
+    monkeypatch.setattr(runtime, "hostUnregister", unregister)
+    pinned = cuda.PinnedBlocks(inside=True)
+    arrays = []
+    for n, blocks in enumerate([1, 2, 4, 4, 8, 8, 8, 8]):
+        arrays.append(pinned.array((100, 200), "i4"))
+        arrays[-1][...] = n
+        assert sum(live.values()) == 2**17 * blocks
+    assert [len(set(a.ravel().tolist())) for a in arrays] == [1] * 8
+    addresses = {a.ctypes.data for a in arrays}
+    assert len(addresses) == 8
+    part = arrays.pop()[5:7]
+    arrays.clear()
+    again = [pinned.array((100, 200), "i4") for _ in range(7)]
+    assert {a.ctypes.data for a in again} < addresses
+    assert (part == 7).all()
+    assert len(live) == 4
+    pinned.clear()
+    del again
+    gc.collect()
+    assert len(live) == 1
+    del part
+    gc.collect()
+    assert not live
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_evicted_blocks_and_a_forked_child(monkeypatch):
+    """The child has none of the slabs, and goes; results are its as ever."""
+    monkeypatch.setattr(cuda, "LEAST_REGISTERED", 2**14)
+    a = np.random.default_rng(8).random((400, 400))
+    with gpuscheduler.Scheduler("cuda:0,0", memory_limit=5 * 80_000, check=True) as s:
+        p = cupy_array(a, 100).persist()
+        result = (p + p.T).to_backend("numpy").compute()
+        assert s._persisted.nbytes()[HOST] > 0
+        assert s.hardware.inside.made
+        child = os.fork()
+        if not child:
+            good = False
+            try:
+                good = bool((result == a + a.T).all())
+            finally:
+                os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        np.testing.assert_array_equal((p + 1).to_backend("numpy").compute(), a + 1)

@@ -377,6 +377,27 @@ class Pool:
 pools = [Pool(d) for d in range(DEVICES)]
 
 
+class Registered(Memory):
+    """Memory of the host's that CUDA was told of."""
+
+    def __init__(self, pointer, nbytes):
+        self.raw, self.ptr, self.size, self.device, self.stream = None, pointer, nbytes, -1, None
+        self.by, self.written, self.reads, self.ranges = "", None, {}, []
+        register(self)
+
+    def leave(self):
+        with lock:
+            _let_go(self)
+            unregister(self)
+
+
+def _let_go(memory):
+    for stream in streams.values():
+        for at, rows, *_ in stream.pending:
+            if rows.start < memory.ptr + memory.size and memory.ptr < rows.end:
+                races.append(f"pinned memory went while copy {at} to it was under way")
+
+
 class PinnedMemory:
     def __init__(self, size, flags=0):
         self.memory = Memory(size, -1)
@@ -384,10 +405,7 @@ class PinnedMemory:
 
     def __del__(self):
         with lock:
-            for stream in streams.values():
-                for at, rows, *_ in stream.pending:
-                    if rows.start < self.ptr + self.size and self.ptr < rows.end:
-                        races.append(f"pinned memory went while copy {at} to it was under way")
+            _let_go(self.memory)
             unregister(self.memory)
 
 

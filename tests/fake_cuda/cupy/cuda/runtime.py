@@ -112,3 +112,11 @@ def pointerGetAttributes(pointer):
     if found is not None:
         kind = memoryTypeHost if found.device < 0 else memoryTypeDevice
     return SimpleNamespace(type=kind, device=getattr(found, "device", 0))
+
+
+def hostRegister(pointer, nbytes, flags):
+    d.Registered(pointer, nbytes)
+
+
+def hostUnregister(pointer):
+    d.memory_at(pointer).leave()

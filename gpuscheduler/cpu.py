@@ -23,7 +23,7 @@ from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
-from .run import Interrupted, Lease, Told
+from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import sizeof
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
@@ -69,6 +69,7 @@ class CpuHardware:
     """Threads of this process, in teams of one per device."""
 
     kind = "cpu"
+    trouble = ""
 
     def __init__(
         self,
@@ -111,6 +112,9 @@ class CpuHardware:
 
     def synchronize(self) -> None:
         pass  # what has run has ended
+
+    def lost(self, error: BaseException) -> DeviceLost | None:
+        return None
 
     @contextmanager
     def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:

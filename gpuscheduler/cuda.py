@@ -22,9 +22,10 @@ import math
 import mmap
 import os
 import threading
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
@@ -50,7 +51,7 @@ from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan
-from .run import Interrupted, Lease, Told
+from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
@@ -173,9 +174,11 @@ class _Lane:
 
     def close(self) -> None:
         """In the worker, at its end: nothing is under way when the streams go."""
-        for stream in (self.home, self.incoming, self.outgoing):
-            stream.synchronize()
-        self.sweep(wait=True)
+        with suppress(runtime.CUDARuntimeError):  # of a device that is lost
+            for stream in (self.home, self.incoming, self.outgoing):
+                stream.synchronize()
+            self.sweep(wait=True)
+        self.later.clear()
         self.work = Workspace()
         self.watch.stop()
         self.watch.thread.join()
@@ -408,6 +411,56 @@ def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[s
             yield (*outer, slice(start, min(start + step, shape[axis])))
 
 
+# ---- devices that do not answer any more
+
+#: Devices on which a kernel has failed, and what CUDA says of each: for the rest of the process.
+LOST: dict[int, str] = {}
+
+
+def devices_left() -> list[int]:
+    """All devices that answer."""
+    every = range(runtime.getDeviceCount())
+    if LOST:
+        out = _said(i for i in every if i in LOST)
+        warnings.warn(f"{out} no longer: left out", RuntimeWarning, stacklevel=4)
+    return [i for i in every if i not in LOST]
+
+
+def _said(devices: Iterable[int]) -> str:
+    """
+    >>> _said([1, 2])
+    'cuda:1 and cuda:2 answer'
+    """
+    names = [f"cuda:{i}" for i in devices]
+    return f"{' and '.join(names)} answer{'s'[: len(names) == 1]}"
+
+
+def _loss(devices: Iterable[int]) -> DeviceLost:
+    """What to say of these, which are lost."""
+    gone = [i for i in dict.fromkeys(devices) if i in LOST]
+    others = [str(i) for i in range(runtime.getDeviceCount()) if i not in LOST]
+    use = f"cuda:{','.join(others)}" if others else "cpu"
+    also = ""
+    if others and runtime.getDevice() in LOST:  # where CuPy itself computes
+        also = f", behind cupy.cuda.Device({others[0]}).use(),"
+    return DeviceLost(
+        f"{_said(gone)} no longer: {'; '.join(dict.fromkeys(LOST[i] for i in gone))}. A kernel has "
+        "failed there, this one or one before it, and CUDA gives such a device to no process that "
+        f"had it: what was there is lost. To go on, use Scheduler(devices={use!r}){also} or start "
+        "the process anew"
+    )
+
+
+def _silence(device: int) -> str | None:
+    """What CUDA says of a device that does not answer; None where it does."""
+    try:
+        with Device(device):
+            runtime.deviceSynchronize()
+    except runtime.CUDARuntimeError as error:
+        return str(error)
+    return None
+
+
 # ---- what lives longer than a run
 
 
@@ -475,6 +528,8 @@ class CudaHardware:
                 f"devices cuda:{','.join(map(str, ids))} were asked for, and this machine has "
                 f"{count} CUDA device{'s'[: count != 1]}: use 'cuda', or ids from 0 to {count - 1}"
             )
+        if not LOST.keys().isdisjoint(ids):
+            raise _loss(ids)
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         self.pinned = PinnedBlocks()
@@ -614,8 +669,24 @@ class CudaHardware:
         """Remember a stream that was given a result: later runs reuse memory behind it."""
         self.lent.setdefault(device, {})[stream.ptr] = stream
 
+    @property
+    def trouble(self) -> str:
+        gone = [i for i in dict.fromkeys(self.ids) if i in LOST]
+        return f"{_said(gone)} no longer" if gone else ""
+
+    def lost(self, error: BaseException) -> DeviceLost | None:
+        if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends", "numba"):
+            return None
+        for i in dict.fromkeys(self.ids):
+            silence = _silence(i)
+            if silence is not None:
+                LOST[i] = silence
+        return _loss(self.ids) if self.trouble else None
+
     @contextmanager
     def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+        if self.trouble:
+            raise _loss(self.ids)
         n = len(self.ids)
         if pool is not None:
             # the caller's threads: host tasks, and CuPy on the caller's own device
@@ -683,11 +754,12 @@ class CudaHardware:
         for teams in every:
             teams.close()
         self.store.retire()
-        for pieces in self.pieces.values():
-            pieces.close()
+        for i, pieces in self.pieces.items():
+            if i not in LOST:
+                pieces.close()
         self.pinned.clear()
         self.inside.clear()
-        for i in sorted(set(self.ids)):
+        for i in sorted(set(self.ids) - LOST.keys()):
             with Device(i):
                 cupy.get_default_memory_pool().free_all_blocks()
 
@@ -1078,13 +1150,18 @@ class CudaDevices:
 
     def close(self) -> None:
         self.stopped = True
-        if self.ahead:
-            self._go_before_caller()
+        try:
+            if self.ahead:
+                self._go_before_caller()
+        finally:
+            self._let_all_go()
+
+    def _let_all_go(self) -> None:
         for chunk in self.chunks.values():
             chunk.settled()
         for place, lane in enumerate(self.lanes):
             if self.light:
-                with Device(lane.device):
+                with suppress(runtime.CUDARuntimeError), Device(lane.device):
                     self._clear(place)
             else:
                 self.team.send(place, self._clear, place)
@@ -1578,6 +1655,14 @@ class CudaDevices:
             lane.later.append((pending, held.value))
 
     def _clear(self, place: int) -> None:
+        try:
+            self._drop_all(place)
+        except runtime.CUDARuntimeError:  # the device is lost: nothing uses anything there
+            self.held[place].clear()
+            self.lanes[place].later.clear()
+            self.lanes[place].queued.clear()
+
+    def _drop_all(self, place: int) -> None:
         lane, held = self.lanes[place], self.held[place]
         done = lane.mark(lane.home) if held else None
         for i, h in list(held.items()):

@@ -88,6 +88,10 @@ class Hardware(Keeper, Protocol):
     names: tuple[str, ...]  # of each device, for people
     machine: Machine
 
+    @property
+    def trouble(self) -> str:
+        """Which of its devices are lost, for people; "" where none is."""
+
     def home(self, value: Any) -> int | None:
         """The device that holds a value of the graph; None where every device can read it."""
 
@@ -105,6 +109,10 @@ class Hardware(Keeper, Protocol):
 
     def synchronize(self) -> None:
         """Wait for all that runs have queued."""
+
+    def lost(self, error: BaseException) -> DeviceLost | None:
+        """What to say for an error that came of a device which does not answer any more: no run
+        gets that again. None for other errors."""
 
     def lease(self, num_workers: int | None, pool: Any) -> AbstractContextManager[Lease]:
         """Threads for one run; `num_workers` and `pool` as `dask.threaded.get` has them."""

@@ -388,7 +388,15 @@ class Scheduler:
         """The values of the wanted keys, in their order."""
         with self._persisted.lent() as chunks:
             plan = self._beside(known, chunks)
-            state, values = self._obeyed(graph, plan, lease, watch, rerun, results, counter, begun)
+            try:
+                state, values = self._obeyed(
+                    graph, plan, lease, watch, rerun, results, counter, begun
+                )
+            except Exception as error:
+                lost = self.hardware.lost(error)
+                if lost is None:
+                    raise
+                raise lost from error
         known.learn(state.nbytes)
         return values
 
@@ -520,9 +528,10 @@ class Scheduler:
         away = [f"{format_bytes(held[p])} {where}" for p, where in AWAY.items() if p in held]
         if away:
             persisted += f" ({', '.join(away)})"
+        trouble = f", {self.hardware.trouble}" if self.hardware.trouble else ""
         return (
             f"<Scheduler on {n} {self.hardware.kind} device{'s'[: n > 1]}, "
-            f"memory limit {limits} each{persisted}{', closed' if self._closed else ''}>"
+            f"memory limit {limits} each{persisted}{trouble}{', closed' if self._closed else ''}>"
         )
 
     def _repr_html_(self) -> str:
@@ -564,6 +573,8 @@ def current() -> Scheduler:
     if _active:
         return _active[-1]
     with _lock:
+        if _default is not None and _default.hardware.trouble:  # the other devices go on
+            _default.close()
         if _default is None or _default._closed:
             _default = Scheduler()
         return _default
@@ -649,9 +660,9 @@ def find_hardware(
         raise ValueError(f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'")
     auto, count, cuda, ids = found.groups()
     if cuda or (auto and cuda_devices()):
-        from .cuda import CudaHardware
+        from .cuda import CudaHardware, devices_left
 
-        chosen = [int(i) for i in ids.split(",")] if ids else list(range(cuda_devices()))
+        chosen = [int(i) for i in ids.split(",")] if ids else devices_left()
         return CudaHardware(
             chosen, lambda free: _limit(memory_limit, free), spill_directory=spill_directory
         )

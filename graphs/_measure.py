@@ -523,8 +523,9 @@ def quarter() -> None:
                 else:
                     busy[b, "from others"] += moved / links.gbs[a][b] / 1e9
             moving = max(busy.values())
-            print(f"{name} {size} by {chunks}: {free * 1e3:.0f} ms with all memory; with {limit / 2**30:.2f} "
-                  f"GiB on each {seconds * 1e3:.0f} ms, the first time {first * 1e3:.0f}; "
+            print(f"{name} {size} by {chunks}: {free * 1e3:.0f} ms with all memory; "
+                  f"with {limit / 2**30:.2f} GiB on each {seconds * 1e3:.0f} ms, "
+                  f"the first time {first * 1e3:.0f}; "
                   f"the busiest link {moving * 1e3:.0f} ms, "
                   f"x{seconds / max(moving, free):.2f} of the longer; {s.last}")  # fmt: skip
             del x, y

@@ -3,8 +3,11 @@
 import gc
 import importlib
 import pickle
+import subprocess
+import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -544,7 +547,7 @@ def test_a_run_may_end_when_all_is_queued(monkeypatch):
         cupy.cuda.Stream.null.synchronize()
         return busy
 
-    ends = gpuscheduler.axis(0, 1, 40_000)
+    ends = gpuscheduler.axis(0, 1, 200_000)
     for options, early in (({}, True), ({"timeline": True}, False)):
         with gpuscheduler.Scheduler(devices="cuda:0", **options):
             z = gpuscheduler.mesh(lambda y, x: np.sin(y + x), (ends, ends)).sum()
@@ -633,6 +636,104 @@ def test_a_device_that_fails_says_so_however_it_is_asked(wait):
     ((failed, error),) = [(e.step, e.error) for e in told]
     assert failed == 3
     assert "700" in str(error) or "IllegalAddress" in str(error)
+
+
+FAILING = """
+import warnings
+import cupy, dask, dask.array as da, numpy as np, pytest
+import gpuscheduler
+from gpuscheduler.run import DeviceLost
+
+bad = cupy.RawKernel('extern "C" __global__ void bad(float* x) { x[1ull << 44] = 1; }', "bad")
+
+def broken(block):
+    if block.size:
+        bad((1,), (1,), (block,))
+    return block
+
+count = cupy.cuda.runtime.getDeviceCount()
+last = count - 1
+ones = da.ones((64, 64), chunks=16, dtype="f4").map_blocks(cupy.asarray)
+with gpuscheduler.Scheduler("cuda") as s:
+    kept = (ones + 1).persist()
+    with dask.annotate(device=last):
+        wrong = ones.map_blocks(broken, dtype="f4")
+    total = wrong.sum()
+    for turn in range(2):
+        with pytest.raises(DeviceLost, match=f"cuda:{last} answers no longer: cudaError") as error:
+            total.compute()
+        print(error.value)
+    assert f"cuda:{last} answers no longer" in repr(s)
+with pytest.raises(DeviceLost):
+    gpuscheduler.Scheduler(f"cuda:{last}")
+if last:
+    with pytest.warns(RuntimeWarning, match="left out"), gpuscheduler.Scheduler("cuda") as s:
+        assert s.hardware.ids == list(range(last))
+        assert float(ones.sum().compute()) == 64 * 64
+with gpuscheduler.Scheduler("cpu:2"):
+    assert float(da.ones(64, chunks=16).sum().compute()) == 64
+print("went on")
+"""
+
+
+@pytest.mark.real
+def test_a_device_whose_kernel_has_failed_is_lost():
+    """In a process of its own, which goes on without it, and ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=120
+    )
+    assert "went on" in done.stdout, done.stdout + done.stderr
+    assert "To go on, use Scheduler(devices=" in done.stdout
+    assert "gpuscheduler" not in done.stderr, done.stderr  # CuPy tells of modules that stay
+
+
+@pytest.mark.skipif(not hasattr(cupy, "_device"), reason="a real GPU would be lost to other tests")
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("how", ["compute", "persist", "callback", "at once"])
+def test_the_other_devices_go_on(how, x, capfd, monkeypatch):
+    """Also where kernels fail behind a run that has ended."""
+    monkeypatch.setattr(cuda, "A_MOMENT", 10)
+    fake = cupy._device
+
+    def broken(block):
+        if block.size and block.device.id == 1:
+            fake.broken.add(1)
+        return block
+
+    threads = threading.active_count()
+    try:
+        with gpuscheduler.Scheduler("cuda") as s:
+            a = cupy_array(x, 50)
+            kept = (a + 1).persist()
+            lazy = a.map_blocks(broken, dtype=x.dtype).sum()
+            if how == "at once":
+                lazy = (kept * 2).sum()
+                lazy.compute(), lazy.compute()
+                fake.broken.add(1)
+            callback = dask.callbacks.Callback(pretask=lambda *args: None)
+            call = lazy.persist if how == "persist" else lazy.compute
+            for _ in range(2):
+                answer = pytest.raises(DeviceLost, match="cuda:1 answers no longer: cudaErrorIll")
+                with callback if how == "callback" else nullcontext(), answer:
+                    call()
+            assert "cuda:1 answers no longer" in repr(s)
+        del kept, lazy
+        with pytest.raises(DeviceLost, match="use Scheduler.devices='cuda:0"):
+            gpuscheduler.Scheduler("cuda:0,1")
+        with pytest.warns(RuntimeWarning, match="cuda:1 answers no longer: left out"):
+            s = gpuscheduler.Scheduler("cuda")
+        with s:
+            assert 1 not in s.hardware.ids
+            np.testing.assert_array_equal((a + 1).to_backend("numpy").compute(), x + 1)
+    finally:
+        fake.broken.clear()
+        cuda.LOST.clear()
+    end = time.monotonic() + PATIENCE
+    while threading.active_count() > threads and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert threading.active_count() <= threads
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_nested_and_from_many_threads(scheduler):

@@ -56,15 +56,28 @@ def current_stream(device=None):
     return here.streams.get(device) or null(device)
 
 
+#: Devices on which a kernel has failed.
+broken: set[int] = set()
+
+
+def alive(device):
+    if device in broken:
+        from .cuda.runtime import CUDARuntimeError
+
+        raise CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
+
+
 class Timed:
     """Its clock says what lies before it."""
 
     @property
     def done(self):
+        alive(self.device_id)
         with lock:
             return over(self.clock)
 
     def synchronize(self):
+        alive(self.device_id)
         with lock:
             finish(self.clock)
 
@@ -90,6 +103,7 @@ class Stream(Timed):
         return hash(self.number)
 
     def work(self):
+        alive(self.device_id)
         self.clock[self.number] += 1
         return self.clock[self.number]
 
@@ -144,6 +158,7 @@ class Event(Timed):
 
     def record(self, stream=None):
         stream = stream or current_stream()
+        alive(stream.device_id)
         if stream.device_id != self.device_id:
             raise RuntimeError("an event of one device was recorded on a stream of another")
         with lock:

@@ -29,6 +29,7 @@ def setDevice(device):
 
 
 def deviceSynchronize():
+    d.alive(d.here.device)
     with d.lock:
         for stream in list(d.streams.values()):
             if stream.device_id == d.here.device:

@@ -523,6 +523,8 @@ class CudaHardware:
         spill_directory: str | None = None,
     ):
         count = runtime.getDeviceCount()
+        if LOST and not ids:
+            raise _loss(LOST)
         if not ids or any(i >= count for i in ids):
             raise RuntimeError(
                 f"devices cuda:{','.join(map(str, ids))} were asked for, and this machine has "

@@ -663,9 +663,10 @@ def find_hardware(
         from .cuda import CudaHardware, devices_left
 
         chosen = [int(i) for i in ids.split(",")] if ids else devices_left()
-        return CudaHardware(
-            chosen, lambda free: _limit(memory_limit, free), spill_directory=spill_directory
-        )
+        if chosen or cuda:
+            return CudaHardware(
+                chosen, lambda free: _limit(memory_limit, free), spill_directory=spill_directory
+            )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))
     return CpuHardware(n, limit, spill_directory)

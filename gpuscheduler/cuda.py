@@ -288,6 +288,7 @@ class PinnedBlocks:
         try:
             blocks = _Slab(count * size).blocks(count)
         except (AttributeError, OSError, runtime.CUDARuntimeError):
+            self.inside = False  # it would cost time each time
             return None
         with self._lock:
             self.made[size] = self.made.get(size, 0) + count
@@ -667,6 +668,10 @@ class CudaHardware:
                     lane.home.wait_event(event)
                     lane.incoming.wait_event(event)
 
+    def others(self, team: Team) -> bool:
+        """Whether any other team has a run."""
+        return any(t is not team for teams in list(self._teams.values()) for t in teams.leased)
+
     def lend(self, device: int, stream: Stream) -> None:
         """Remember a stream that was given a result: later runs reuse memory behind it."""
         self.lent.setdefault(device, {})[stream.ptr] = stream
@@ -969,9 +974,8 @@ class CudaDevices:
         self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
-        self.exact = (
-            told is Told.EACH
-        )  # `Done` means that the device is done, not that the step is queued
+        #: `Done` means that the device is done, not that the step is queued.
+        self.exact = told is Told.EACH
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
@@ -1667,11 +1671,15 @@ class CudaDevices:
     def _drop_all(self, place: int) -> None:
         lane, held = self.lanes[place], self.held[place]
         done = lane.mark(lane.home) if held else None
+        # what comes next is behind this run, but not what another thread runs now
+        last = self.ahead and not self.hardware.others(self.team)
         for i, h in list(held.items()):
             if i in self.chunks:  # it stays, and may be read here still when it goes
                 h.reads = [e for e in (*h.reads, done) if not e.done]
-                if h.reads and not self.ahead:  # else what comes next is behind this run
+                if h.reads and not last:
                     lane.later.append((h.reads, h.value))
+            elif self.ahead and not last and self.plan.steps[i].fixed:
+                lane.later.append(([done], h.value))
             else:
                 lane.abandon(h)
         held.clear()

@@ -537,6 +537,48 @@ def test_what_comes_behind_a_run_that_has_not_ended_on_its_device(scheduler):
         assert float(result) == 2 * turn * SIDE**2
 
 
+def test_chunks_outlive_a_run_that_has_not_ended_beside_another(scheduler, monkeypatch):
+    """The other one is not behind it, and might get their memory."""
+    monkeypatch.setattr(cuda, "A_MOMENT", 10)
+    go, begun = threading.Event(), threading.Event()
+
+    def slow(block):
+        if block.size:
+            begun.set()
+            go.wait(PATIENCE)
+        return block
+
+    kept = []
+    drop_all = cuda.CudaDevices._drop_all
+
+    def watched(devices, place):
+        held, lane = devices.held[place], devices.lanes[place]
+        chunks = {id(h.value) for i, h in held.items() if devices.plan.steps[i].fixed}
+        before = len(lane.later)
+        drop_all(devices, place)
+        if devices.ahead and chunks:
+            kept.append(chunks <= {id(value) for _, value in list(lane.later)[before:]})
+
+    p = da.ones((64, 64), chunks=16).map_blocks(cupy.asarray).persist()
+    total = (p * 2).sum()
+    total.compute()
+    monkeypatch.setattr(cuda.CudaDevices, "_drop_all", watched)
+    monkeypatch.setattr(cuda.Event, "done", property(lambda event: False), raising=False)
+    assert float(total.compute()) == 2 * 64 * 64
+    assert kept
+    assert not any(kept)
+    kept.clear()
+    blocked = da.ones(4, chunks=2).map_blocks(cupy.asarray).map_blocks(slow, dtype="f8")
+    thread = threading.Thread(target=blocked.compute)
+    thread.start()
+    assert begun.wait(PATIENCE)
+    assert float(total.compute()) == 2 * 64 * 64
+    go.set()
+    thread.join(PATIENCE)
+    assert kept
+    assert all(kept)
+
+
 @pytest.mark.real
 def test_a_run_may_end_when_all_is_queued(monkeypatch):
     """As CuPy's own functions do, but not where somebody looks at its steps."""

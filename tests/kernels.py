@@ -7,7 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from gpuscheduler.expr import REDUCTIONS, Expr, Kernel, Reduction, View, constant, index
+from gpuscheduler.expr import REDUCTIONS, Expr, Kernel, Reduction, View, constant, index, nodes
 
 
 def words(text):
@@ -342,7 +342,11 @@ def same(got, want, kernel):
         if a.dtype.kind == "c":  # by parts: one may be infinite
             part = a.real.dtype
             a, b = a.reshape(-1).view(part), b.reshape(-1).view(part)
-        precision = {2: 4e-3, 4: 3e-5, 8: 1e-11}[np.empty(0, a.dtype).real.itemsize]
+        # of the least precise that was computed on the way
+        on_the_way = [n.dtype for n in nodes([out, *(r.arg for r in kernel.reductions)]) if n.args]
+        types = [a.dtype, *(t for t in on_the_way if t.kind in "fc")]
+        size = min(np.empty(0, t).real.itemsize for t in types)
+        precision = {2: 4e-3, 4: 3e-5, 8: 1e-11}[size]
         scale = np.abs(np.where(np.isfinite(b), b, 0)).max(initial=1.0)
         np.testing.assert_allclose(a, b, rtol=precision, atol=precision * scale,
                                    err_msg=repr(out))  # fmt: skip

@@ -122,6 +122,12 @@ class Graph:
     sent: set[Key] = field(default_factory=set)
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
+    #: What the caller calls a wanted key, where the graph was made for others like it.
+    called: dict[Key, Key] = field(default_factory=dict)
+
+    def changed(self) -> bool:
+        """Whether something that its functions have read elsewhere is not what it was."""
+        return any(where.get(name) is not value for where, name, value in self.globals)
 
     def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
         """Tasks that read nothing, before all others."""

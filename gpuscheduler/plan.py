@@ -114,6 +114,7 @@ class Plan:
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
     tried: bool = False  # whether it has been run
+    template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
@@ -179,11 +180,13 @@ class Plan:
         )
 
     def learn(self, nbytes: list[int]) -> None:
-        """Put true sizes in place of estimates, for the next run of the same plan."""
-        self.tried = True
-        for step, true in zip(self.steps, nbytes, strict=False):  # there may be chunks behind
-            if not step.fixed:
-                step.nbytes = true
+        """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
+        for plan in (self, self.template):
+            if plan is not None:
+                plan.tried = True
+                for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
+                    if not step.fixed:
+                        step.nbytes = true
 
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
         """Bytes that cross each link when nothing is evicted: each value once per device.

@@ -2,7 +2,8 @@
 
 A collection is recognised by the very layers that it is made of. They are watched weakly: when one
 is gone the plan goes, too, and with it every array that its tasks hold. So it does when a global
-that a user's function read while the plan was made is another one now.
+that a user's function read while the plan was made is another one now. What stays of a plan is its
+template, for collections that are like it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dask import config
 from dask._expr import HLGExpr, _HLGExprSequence
@@ -21,11 +22,13 @@ from dask.highlevelgraph import HighLevelGraph
 
 from .graph import Graph, key_lists
 from .plan import Plan
+from .templates import SETTINGS, Home, Likeness, Reader, Template, template
 
 Key = Any
+T = TypeVar("T")
 
-#: Settings that change what a collection becomes.
-SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
+#: Templates have this part of the steps that plans have.
+TEMPLATES = 10
 
 
 class Signature:
@@ -82,60 +85,120 @@ def _hashable(keys: Any) -> Any:
 
 
 class Plans:
-    """The latest plans, up to `limit` steps in all."""
+    """The latest plans, up to `limit` steps in all, and templates of the latest."""
 
     def __init__(self, limit: int = 200_000):
-        self.limit = limit
-        self.steps = 0
-        self._plans: OrderedDict[Any, tuple[Graph, Plan, list[Any]]] = OrderedDict()
-        self._lock = threading.RLock()  # a layer may go, and call back, while the lock is held
+        self._plans: _Latest[tuple[Graph, Plan, list[Any]]] = _Latest(limit)
+        self._templates: _Latest[Template] = _Latest(limit // TEMPLATES)
+        self._reader = Reader()
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def find(self, known: Signature, *place: Any) -> tuple[Graph, Plan] | None:
+    @property
+    def steps(self) -> int:
+        return self._plans.size
+
+    def every(self) -> list[Plan]:
+        """The plans, the latest last."""
+        return [plan for _, plan, _ in self._plans.every()]
+
+    def find(self, known: Signature, *where: Any) -> tuple[Graph, Plan] | None:
         """The plan for the same computation in the same place."""
-        key = (known.words, place)
-        with self._lock:
-            found = self._plans.get(key)
-            if found is None:
-                return None
-            graph, plan, watched = found
-            gone = any(w() is not layer for w, layer in zip(watched, known.layers, strict=True))
-            if gone or any(where.get(name) is not value for where, name, value in graph.globals):
-                self._drop(key)
-                return None
-            self._plans.move_to_end(key)
-            return graph, plan
+        key = (known.words, where)
+        found = self._plans.get(key)
+        if found is None:
+            return None
+        graph, plan, watched = found
+        gone = any(w() is not layer for w, layer in zip(watched, known.layers, strict=True))
+        if gone or graph.changed():
+            self._plans.drop(key)
+            return None
+        return graph, plan
 
     def keep(self, known: Signature, *where: Any, graph: Graph, plan: Plan) -> None:
         key = (known.words, where)
-        plans = weakref.ref(self)
+        plans = weakref.ref(self._plans)
 
         def gone(_: Any) -> None:
             if (alive := plans()) is not None:
-                alive._drop(key)
+                alive.drop(key)
 
         try:
             watched = [weakref.ref(layer, gone) for layer in known.layers]
         except TypeError:  # a layer of somebody else's making that cannot be watched
             return
+        self._plans.put(key, (graph, plan, watched), len(plan.steps))
+
+    def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
+        """What an expression is like, if it can be like others."""
+        return self._reader.likeness(dsk, wanted, home)
+
+    def like(
+        self, like: Likeness, wanted: tuple[Key, ...], *where: Any
+    ) -> tuple[Graph, Plan] | None:
+        """A plan for a computation that is like an earlier one in the same place."""
+        key = (like.words, where)
+        found = self._templates.get(key)
+        if found is None:
+            return None
+        if not found.holds():
+            self._templates.drop(key)
+            return None
+        return found.filled(like, wanted)
+
+    def learn_from(self, like: Likeness, *where: Any, graph: Graph, plan: Plan) -> None:
+        """Keep what is left of a plan without its data."""
+        found = template(graph, plan, like)
+        if found is not None:
+            plan.template = found.plan
+            self._templates.put((like.words, where), found, len(plan.steps))
+
+    def clear(self) -> None:
+        self._plans.clear()
+        self._templates.clear()
+
+
+class _Latest(Generic[T]):
+    """What was used last, of a size of no more than `limit` in all."""
+
+    def __init__(self, limit: int):
+        self.limit, self.size = limit, 0  # in steps
+        self._found: OrderedDict[Any, tuple[Any, T, int]] = OrderedDict()
+        self._lock = threading.RLock()  # a layer may go, and call back, while the lock is held
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def every(self) -> list[T]:
         with self._lock:
-            self._drop(key)
-            if len(plan.steps) > self.limit:
+            return [value for _, value, _ in self._found.values()]
+
+    def get(self, key: Any) -> T | None:
+        with self._lock:
+            found = self._found.pop(key, None)
+            if found is None:
+                return None
+            self._found[found[0]] = found  # under its own key, which is found without comparing
+            return found[1]
+
+    def put(self, key: Any, value: T, size: int) -> None:
+        with self._lock:
+            self.drop(key)
+            if size > self.limit:
                 return
-            self._plans[key] = graph, plan, watched
-            self.steps += len(plan.steps)
-            while self.steps > self.limit:
-                self._drop(next(iter(self._plans)))
+            self._found[key] = key, value, size
+            self.size += size
+            while self.size > self.limit:
+                self.drop(next(iter(self._found)))
+
+    def drop(self, key: Any) -> None:
+        with self._lock:
+            found = self._found.pop(key, None)
+            if found is not None:
+                self.size -= found[2]
 
     def clear(self) -> None:
         with self._lock:
-            self._plans.clear()
-            self.steps = 0
-
-    def _drop(self, key: Any) -> None:
-        with self._lock:
-            found = self._plans.pop(key, None)
-            if found is not None:
-                self.steps -= len(found[1].steps)
+            self._found.clear()
+            self.size = 0

@@ -310,17 +310,7 @@ class Scheduler:
         watch: Callbacks | None = None,
     ) -> tuple[Graph, Plan]:
         started = watch.start if watch else None
-        n = len(lease.machine.devices)
-
-        def home(value: Any) -> int | None:
-            if type(value) is Chunk:
-                place = value.place if value.keeper is self.hardware else None
-                if place is not None and lease.machine.shared:
-                    return place % n
-            else:
-                place = self.hardware.home(value)
-            return place if place is not None and place < n else None
-
+        home = self._home(lease)
         with without_garbage_collection():
             graph = from_dask(
                 dsk, keys, cache, started, home, self._front(lease),
@@ -332,6 +322,21 @@ class Scheduler:
             merge = watch is None and cache is None  # callbacks see the tasks as they were
             kind = self.hardware.kind
             return plan_graph(graph, lease.machine, home, kind, self.options, merge)
+
+    def _home(self, lease: Lease) -> Callable[[Any], int | None]:
+        """Which of a run's devices a value is on."""
+        n, shared = len(lease.machine.devices), lease.machine.shared
+
+        def home(value: Any) -> int | None:
+            if type(value) is Chunk:
+                place = value.place if value.keeper is self.hardware else None
+                if place is not None and shared:
+                    return place % n
+            else:
+                place = self.hardware.home(value)
+            return place if place is not None and place < n else None
+
+        return home
 
     def plan(self, *collections: Any) -> Plan:
         """The plan that computing these collections would run, and what that will take.
@@ -359,14 +364,23 @@ class Scheduler:
         return front if front is not None and front < len(lease.machine.devices) else None
 
     def _known(self, dsk: Any, keys: Any, lease: Lease) -> tuple[Graph, Plan]:
-        """The plan of this very collection, if it was computed before."""
-        known = signature(dsk, wanted_keys(keys))
+        """The plan of this very collection, or of one like it, if it was computed before."""
+        wanted = wanted_keys(keys)
+        known = signature(dsk, wanted)
         if known is None:
             return self._planned(dsk, keys, lease)
         where = lease.machine, self._front(lease)
         found = self._plans.find(known, *where)
         if found is None:
-            found = graph, plan = self._planned(dsk, keys, lease)
+            with without_garbage_collection():
+                like = self._plans.likeness(dsk, wanted, self._home(lease))
+                if like is not None:
+                    found = self._plans.like(like, wanted, *where)
+            if found is None:
+                found = graph, plan = self._planned(dsk, keys, lease)
+                if like is not None:
+                    self._plans.learn_from(like, *where, graph=graph, plan=plan)
+            graph, plan = found
             self._plans.keep(known, *where, graph=graph, plan=plan)
         return found
 
@@ -455,7 +469,7 @@ class Scheduler:
                     nbytes = state.nbytes[i]
                     known[target] = self._chunk(graph, plan, devices, target, i, nbytes, together)
             found = known[target]
-            return found.shown() if _is_number(found) else Kept(key, found)
+            return found.shown() if _is_number(found) else Kept(graph.called.get(key, key), found)
 
         return [chunk(key) for key in graph.wanted]
 
@@ -477,7 +491,7 @@ class Scheduler:
             places, nbytes = devices.keep(i, value), sizeof(value)
         else:
             places = devices.keep(i)
-        chunk = Chunk(key, place, nbytes, places, self.hardware)
+        chunk = Chunk(graph.called.get(key, key), place, nbytes, places, self.hardware)
         self._persisted.add(chunk)
         return chunk
 

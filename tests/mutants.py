@@ -447,10 +447,80 @@ MUTANTS = {
 }
 
 
-FUSE, SIBLINGS, PLANS = (f"gpuscheduler/{name}.py" for name in ("fuse", "siblings", "plans"))
-FUSION_TESTS = ("test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py")
+FUSE, SIBLINGS, PLANS, TEMPLATES = (
+    f"gpuscheduler/{name}.py" for name in ("fuse", "siblings", "plans", "templates")
+)
+FUSION_TESTS = (
+    "test_templates.py", "test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py",
+)  # fmt: skip
 #: name: (file, what is replaced, by what); as above.
 FUSION = {
+    "a template keeps the constants of its first round": (
+        TEMPLATES,
+        "constants[where] = data[n]",
+        "pass",
+    ),
+    "variables around functions are not looked at again": (
+        TEMPLATES,
+        "return all(cell.cell_contents is value for cell, value in around)",
+        "return True",
+    ),
+    "globals of a template are not looked at again": (
+        TEMPLATES,
+        "return same(self.around) and not self.graph.changed()",
+        "return same(self.around)",
+    ),
+    "one array twice is like two": (
+        TEMPLATES,
+        "out.append((first.setdefault(id(value), n), place, facts))",
+        "out.append((n, place, facts))",
+    ),
+    "where data is does not count": (
+        TEMPLATES,
+        "out.append((first.setdefault(id(value), n), place, facts))",
+        "out.append((first.setdefault(id(value), n), facts))",
+    ),
+    "how data lies in memory does not count": (
+        TEMPLATES,
+        "return type(value), value.dtype, value.shape, value.strides",
+        "return type(value), value.dtype, value.shape",
+    ),
+    "True is like 1": (
+        TEMPLATES,
+        "if kind is int or kind is bool or v is None:\n            return kind, v",
+        "if kind is int or kind is bool or v is None:\n            return int, v",
+    ),
+    "minus zero is like zero": (
+        TEMPLATES,
+        "return kind, repr(v)\n        if kind is Task",
+        "return kind, v\n        if kind is Task",
+    ),
+    "an array among the arguments is data": (
+        TEMPLATES,
+        "        return self._object(v, kind)\n\n    def _key",
+        "        if kind is np.ndarray:\n            return kind\n"
+        "        return self._object(v, kind)\n\n    def _key",
+    ),
+    "lists may be changed by anybody": (
+        TEMPLATES,
+        "if kind is tuple or (kind is list and self.fresh):",
+        "if kind is tuple or kind is list:",
+    ),
+    "what is persisted has the names of the first round": (
+        TEMPLATES,
+        "called.update(zip(graph.wanted, wanted, strict=True))",
+        "pass",
+    ),
+    "steps have the names of the first round": (
+        TEMPLATES,
+        "key, task, constants = _called(s.key, names), s.task, s.constants",
+        "key, task, constants = s.key, s.task, s.constants",
+    ),
+    "a template is learned from its first round alone": (
+        "gpuscheduler/plan.py",
+        "for plan in (self, self.template):",
+        "for plan in (self,):",
+    ),
     "a value of another type is read all the same": (
         FUSE,
         'if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:',

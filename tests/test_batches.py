@@ -39,8 +39,8 @@ def blocks(columns=96):
 
 
 def steps(scheduler, kind):
-    (found,) = scheduler._plans._plans.values()
-    return [s for s in found[1].steps if type(s.task) is kind]
+    (found,) = scheduler._plans.every()
+    return [s for s in found.steps if type(s.task) is kind]
 
 
 def test_blocks_that_are_there_are_summed_by_a_few_launches(scheduler):
@@ -79,7 +79,7 @@ def test_only_what_stays_where_it_is_is_prepared_once(scheduler):
     y = x + x.T
     (got,) = dask.persist(y)
     np.testing.assert_array_equal(got.compute(scheduler="sync"), X[:, :80] + X[:, :80].T)
-    found = list(scheduler._plans._plans.values())[-1][1]
+    found = list(scheduler._plans.every())[-1]
     for step in found.steps:
         if type(step.task) is Batch and step.task.fixed:
             assert {found.steps[i].place for i in step.inputs} == {step.place}

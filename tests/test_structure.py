@@ -39,6 +39,7 @@ ORDER = [
     "plan",
     "cut",
     "batches",
+    "templates",
     "plans",
     "gather",
     "state",

@@ -327,6 +327,31 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
     assert used_bytes() == before
 
 
+def test_rounds_of_an_iteration(scheduler, monkeypatch):
+    """New arrays at each round, on a plan that was made for those of the first: also where one
+    launch does many blocks, whose addresses it has by heart."""
+    planned = []
+    real = gpuscheduler.scheduler.from_dask
+    monkeypatch.setattr(
+        gpuscheduler.scheduler, "from_dask", lambda *a, **k: planned.append(a) or real(*a, **k)
+    )
+    a, b = np.random.default_rng(2).random((2, 512, 64)).astype("f4")
+    x, y = cupy_array(a, (16, 64)).persist(), cupy_array(b, (16, 64)).persist()
+    start, v, w = len(planned), np.zeros(64, "f4"), cupy.zeros(64, "f4")
+    for _ in range(5):
+        z = (x * np.float32(0.5) + y).persist()
+        a = a * np.float32(0.5) + b
+        w = ((z @ w)[:, None] * y + z).sum(axis=0).compute()
+        total = float((z - y).sum().compute())
+        assert total == pytest.approx((a - b).sum(dtype="f8"), rel=1e-4)
+        v = ((a @ v)[:, None] * b + a).sum(0)
+        np.testing.assert_allclose(host(w), v, rtol=2e-4)
+        v = host(w)
+        gc.collect()
+        x = z
+    assert len(planned) - start == 3
+
+
 @pytest.mark.filterwarnings("ignore:Increasing number of chunks")
 def test_persisted_blocks_that_only_another_device_has(x):
     """Blocks that leave their own device while another has a copy stay there, at the end, too."""

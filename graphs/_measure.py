@@ -1,8 +1,8 @@
 """Measure the engine on the GPUs of this machine: `python graphs/_measure.py [PART ...]`.
 
-Parts: limits, tasks, copies, overlap, host, sweep, quarter, kernels, fusion, graphs, generated,
-meshes. Each prints a short table; what is timed has run once before. Figures in RESULTS.md come
-from here. No workload.
+Parts: limits, tasks, copies, overlap, host, sweep, quarter, kernels, fusion, graphs, rounds,
+generated, meshes. Each prints a short table; what is timed has run once before. Figures in
+RESULTS.md come from here. No workload.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import gpuscheduler
 from gpuscheduler import trace
 from gpuscheduler.fuse import Fused
 from gpuscheduler.launch import Kernels, Workspace
+from gpuscheduler.plans import Plans
 from graphs import _roots
 
 GPUS = cupy.cuda.runtime.getDeviceCount()
@@ -180,6 +181,50 @@ def graphs() -> None:
         times = " ".join(f"{s * 1e3:8.2f} ms ({t:5.2f} TB/s)" for s, t in row)
         scaling = row[-1][1] / row[0][1]
         print(f"{name:16s} on {COUNTS} GPUs: {times}  x{scaling:.2f}")
+
+
+def rounds() -> None:
+    """A round of an iteration: new collections, which Dask builds and the scheduler sees for the
+    first time; beside the same collection again and again, and beside planning each round anew."""
+    known = Plans.likeness
+    for rows in (2**17, 2**15):  # blocks of 128 and of 32 MiB
+        with gpuscheduler.Scheduler(devices="cuda"):
+            shape, chunks = (GPUS * 2**23, 256), (rows, 256)
+            x = da.random.default_rng(1).random(shape, dtype="f4", chunks=chunks).persist()
+            y = da.random.default_rng(2).random(shape[0], dtype="f4", chunks=rows).persist()
+
+            def gradient(w: Any, x: Any = x, y: Any = y) -> Any:
+                return (((1 / (1 + da.exp(-(x @ w))) - y)[:, None] * x).sum(axis=0)) / len(x)
+
+            def descend(w: Any, gradient: Any = gradient) -> Any:
+                return w - gradient(w).compute()
+
+            def recur(u: Any, x: Any = x) -> Any:
+                return (u * np.float32(0.5) + x).persist()
+
+            w = cupy.zeros(256, "f4")
+            again = gradient(w).compute, (x * np.float32(0.5) + x).persist
+            for name, f, first, same in (
+                ("gradient", descend, w, again[0]),
+                ("u/2 + x", recur, x, again[1]),
+            ):
+                bound = best(same)
+                row = []
+                for likeness in (known, lambda *_: None):
+                    Plans.likeness = likeness  # type: ignore[method-assign,assignment]
+                    seconds, state = [], first
+                    for _ in range(8):
+                        begin = time.perf_counter()
+                        state = f(state)
+                        synchronize()
+                        seconds.append(time.perf_counter() - begin)
+                    row.append(sorted(seconds[2:])[3])
+                Plans.likeness = known  # type: ignore[method-assign]
+                print(f"{name} of {x.npartitions} blocks: {row[0] * 1e3:.1f} ms a round, "
+                      f"{bound * 1e3:.1f} the same again, {row[1] * 1e3:.1f} where each round "
+                      "is planned")  # fmt: skip
+                del state
+            del x, y, again, gradient, descend, recur, first, same, f
 
 
 def generated() -> None:
@@ -534,7 +579,7 @@ def quarter() -> None:
 
 if __name__ == "__main__":
     parts = [limits, tasks, copies, overlap, host, sweep, quarter, kernels, fusion, graphs]
-    parts += [generated, meshes]
+    parts += [rounds, generated, meshes]
     for part in parts:
         if len(sys.argv) == 1 or part.__name__ in sys.argv[1:]:
             try:

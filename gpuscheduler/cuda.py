@@ -989,10 +989,11 @@ class CudaDevices:
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
-        for i, step in enumerate(plan.steps):
+        for i in plan.fixed:
             if i in self.chunks:
                 self._take_over(i, self.chunks[i].places)
-            elif step.fixed:
+            else:
+                step = plan.steps[i]
                 value = step.task({})
                 self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
         #: Kernels that are compiled are launched by the caller's thread: that takes it less time
@@ -1005,6 +1006,7 @@ class CudaDevices:
         )
         #: Such a run may end when all is queued, and its results are made behind its back.
         self.ahead = self.light and told is Told.NOTHING
+        self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
         self.fetched = 0  # bytes
         team.begin()
         self._follow_caller()
@@ -1015,8 +1017,11 @@ class CudaDevices:
             if place == DISK:
                 self.files[step] = held
             else:
+                if held.ready is not None and held.ready.done:
+                    held.ready = None
                 held.unseen = held.ready is not None
-                held.reads = [e for e in held.reads if not e.done]
+                if held.reads:
+                    held.reads = [e for e in held.reads if not e.done]
                 self.held[place][step] = held
 
     def _came(self, step: int, place: int, held: Any) -> None:
@@ -1350,6 +1355,10 @@ class CudaDevices:
             count *= 2
         if self._all_queued():
             self._call_it_done()
+        for place in list(self.unmarked):
+            lane = self.lanes[place]
+            with Device(lane.device):
+                self._wait_for(lane, [])
         end = perf_counter() + SPIN
         if not self._events.empty():
             return
@@ -1380,6 +1389,9 @@ class CudaDevices:
             lane.abandon(held)
 
     def _call_it_done(self) -> None:
+        for steps in self.unmarked.values():
+            self.tell([Done(i) for i in steps])
+        self.unmarked.clear()
         for lane in self.lanes:
             if lane.settling.acquire(blocking=False):
                 try:
@@ -1416,7 +1428,7 @@ class CudaDevices:
                 events.append(Failed(step, error))
                 break
             if waiting > TOGETHER or len(steps) >= lane.together:
-                lane.queued.append((lane.mark(lane.home, block=True), self, steps))
+                self._wait_for(lane, steps)
                 steps, waiting = [], 0.0
             if perf_counter() > report:
                 self._report(lane, events, steps)
@@ -1429,10 +1441,17 @@ class CudaDevices:
         """Say what is queued now, and what is done when the device is."""
         if events:
             self._events.put(events)
-        if steps:
-            lane.queued.append((lane.mark(lane.home, block=True), self, steps))
+        if steps and self.ahead:  # nobody may have to wait for them
+            self.unmarked.setdefault(lane.place, []).extend(steps)
+        elif steps:
+            self._wait_for(lane, steps)
         while not self.light and lane.settle(wait=False):
             pass
+
+    def _wait_for(self, lane: _Lane, steps: list[int]) -> None:
+        """Have these, and all that the lane was given before, waited for together."""
+        steps = [*self.unmarked.pop(lane.place, ()), *steps]
+        lane.queued.append((lane.mark(lane.home, block=True), self, steps))
 
     def tell(self, events: list[StateEvent]) -> None:
         self._events.put(events)

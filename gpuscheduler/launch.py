@@ -194,12 +194,10 @@ class Kernels:
         if made.scratch is not None:
             slot, nbytes = made.scratch
             nbytes = -(-nbytes // 256) * 256
-            begin = work.scratch_at(nbytes * min(count, most))
-            slots[:count, slot] = [begin + i % most * nbytes for i in range(count)]
+            _spread(slots, begun, slot, work.scratch_at(nbytes * min(count, most)), nbytes, most)
         if made.counters is not None:
             slot, n = made.counters
-            begin = work.counters_at(n * min(count, most))
-            slots[:count, slot] = [begin + i % most * 4 * n for i in range(count)]
+            _spread(slots, begun, slot, work.counters_at(n * min(count, most)), 4 * n, most)
         for start in range(0, count, most):
             argument = slots[start : start + most].reshape(-1).view(kernel.voids)[0]
             grid = made.blocks, min(most, count - start), 1
@@ -309,6 +307,13 @@ class Kernels:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _spread(slots: Any, begun: Any, slot: int, begin: int, nbytes: int, most: int) -> None:
+    """Give the items of each launch memory of their own, from `begin` on; `begun` remembers it."""
+    if slots[0, slot] != begin:
+        places = [begin + i % most * nbytes for i in range(len(slots))]
+        slots[:, slot] = begun[:, slot] = places
 
 
 def _begun(kernel: _Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:

@@ -158,6 +158,11 @@ class Plan:
         return sum([not s.fixed for s in self.steps])
 
     @cached_property
+    def fixed(self) -> list[int]:
+        """The steps whose values are there."""
+        return [i for i, s in enumerate(self.steps) if s.fixed]
+
+    @cached_property
     def types(self) -> frozenset[type]:
         """The types of their tasks."""
         return frozenset([type(s.task) for s in self.steps if not s.fixed])

@@ -476,7 +476,7 @@ class Template:
                 )  # fmt: skip
             )
         plan = replace(self.plan, steps=steps, template=self.plan)
-        for fact in ("readers", "crossing", "launches", "types"):
+        for fact in ("readers", "crossing", "launches", "types", "fixed"):
             plan.__dict__[fact] = getattr(self.plan, fact)
         graph = self.graph
         called = {t: _called(t, names) for w in graph.wanted if (t := graph.alias.get(w))}

@@ -16,6 +16,9 @@ from .machine import Machine
 
 Key = Any
 
+#: How often ties are looked at again, once all of a group are decided.
+ROUNDS = 3
+
 
 def contiguous(rank: int, count: int, devices: int) -> int:
     """The device of block `rank` of `count`, in runs.
@@ -121,7 +124,7 @@ class _Placer:
                 free.append(i)
         if not free:
             return
-        follow = [self._nearest(i) for i in free]
+        follow = self._following(free)
         if len(free) > 1 and self._seconds(free, spread := [homes[i] for i in free]) < (
             self._seconds(free, follow)
         ):
@@ -129,21 +132,38 @@ class _Placer:
         for i, d in zip(free, follow, strict=True):
             place[i] = d
 
-    def _nearest(self, i: int) -> int:
-        """The device that holds most of what task i reads; its own position decides a tie."""
-        place, nbytes, inputs = self.place, self.nbytes, self.inputs[i]
-        first = place[inputs[0]]
-        for j in inputs:
-            if place[j] != first:
-                break
-        else:
-            return first
-        held: dict[int, int] = {}
-        for j in inputs:
-            held[place[j]] = held.get(place[j], 0) + nbytes[j] + 1
-        most = max(held.values())
-        best = [d for d, n in held.items() if n == most]
-        return self.homes[i] if self.homes[i] in best else min(best)
+    def _following(self, group: list[int]) -> list[int]:
+        """For each task the device that holds most of what it reads. A tie is decided by where the
+        block lies that it makes, or else so that all devices fetch about as much."""
+        place, nbytes, homes = self.place, self.nbytes, self.homes
+        fetched = [0] * len(self.machine.devices)  # bytes
+        out, ties = [], []
+        for n, i in enumerate(group):
+            inputs = self.inputs[i]
+            chosen = place[inputs[0]]
+            if any(place[j] != chosen for j in inputs):
+                held: dict[int, int] = {}
+                for j in inputs:
+                    held[place[j]] = held.get(place[j], 0) + nbytes[j] + 1
+                most = max(held.values())
+                best = sorted([d for d, size in held.items() if size == most])
+                rest = sum(held.values()) - most
+                if type(self.keys[i]) is tuple and homes[i] in best:
+                    chosen = homes[i]
+                else:
+                    chosen = min(best, key=fetched.__getitem__)
+                    if len(best) > 1:
+                        ties.append((n, best, rest))
+                fetched[chosen] += rest
+            out.append(chosen)
+        for _ in range(ROUNDS):
+            for n, best, rest in ties:
+                least = min(best, key=fetched.__getitem__)
+                if fetched[least] + rest < fetched[out[n]]:
+                    fetched[out[n]] -= rest
+                    fetched[least] += rest
+                    out[n] = least
+        return out
 
     def _seconds(self, group: list[int], where: list[int]) -> float:
         """How long the busiest device takes over a group, with what it must fetch first."""

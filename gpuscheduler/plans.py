@@ -18,7 +18,7 @@ from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Task
 from dask.array.core import finalize
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from .graph import Graph, key_lists
 from .plan import Plan
@@ -27,8 +27,10 @@ from .templates import SETTINGS, Home, Likeness, Reader, Template, template
 Key = Any
 T = TypeVar("T")
 
-#: Templates have this part of the steps that plans have.
-TEMPLATES = 10
+#: Templates have this part of the steps that plans have; so many words take as much as one step.
+TEMPLATES, WORDS = 10, 16
+#: Of more words than so many for each step little is wanted: it takes longer to read than to plan.
+CULLED, SMALL = 200, 1_000
 
 
 class Signature:
@@ -91,6 +93,7 @@ class Plans:
         self._plans: _Latest[tuple[Graph, Plan, list[Any]]] = _Latest(limit)
         self._templates: _Latest[Template] = _Latest(limit // TEMPLATES)
         self._reader = Reader()
+        self._culled: set[Any] = set()  # sizes of collections of which little was wanted
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -132,6 +135,8 @@ class Plans:
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
         """What an expression is like, if it can be like others."""
+        if _size(dsk) in self._culled:
+            return None
         return self._reader.likeness(dsk, wanted, home)
 
     def like(
@@ -147,16 +152,34 @@ class Plans:
             return None
         return found.filled(like, wanted)
 
-    def learn_from(self, like: Likeness, *where: Any, graph: Graph, plan: Plan) -> None:
+    def learn_from(self, dsk: Any, like: Likeness, *where: Any, graph: Graph, plan: Plan) -> None:
         """Keep what is left of a plan without its data."""
+        if like.size > max(SMALL, CULLED * len(plan.steps)):
+            if len(self._culled) > SMALL:
+                self._culled.clear()
+            self._culled.add(_size(dsk))
+            return
         found = template(graph, plan, like)
         if found is not None:
             plan.template = found.plan
-            self._templates.put((like.words, where), found, len(plan.steps))
+            size = len(plan.steps) + like.size // WORDS
+            self._templates.put((like.words, where), found, size)
 
     def clear(self) -> None:
         self._plans.clear()
         self._templates.clear()
+
+
+def _size(dsk: Any) -> tuple[Any, ...]:
+    """How many tasks each layer of an expression has that has them already."""
+    operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
+    return tuple(
+        [
+            (type(layer), len(layer) if type(layer) is MaterializedLayer else 0)
+            for op in operands
+            for layer in op.hlg.layers.values()
+        ]
+    )
 
 
 class _Latest(Generic[T]):

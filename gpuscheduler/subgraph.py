@@ -28,6 +28,8 @@ from dask._task_spec import _execute_subgraph as execute_subgraph
 
 Values = dict[Any, Any]
 
+#: The file of the functions that are made here.
+COMPILED = "<fused by gpuscheduler>"
 #: Constants of these types are the same where they are equal.
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
 
@@ -158,7 +160,7 @@ def _refs(node: Any) -> Iterator[Any]:
 
 @lru_cache(maxsize=4096)
 def _code(text: str) -> CodeType:
-    return compile(text, "<fused by gpuscheduler>", "exec")
+    return compile(text, COMPILED, "exec")
 
 
 class _Source:

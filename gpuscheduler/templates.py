@@ -21,6 +21,8 @@ import numpy as np
 from dask import config
 from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask.array.core import _concatenate2, concatenate_shaped
+from dask.array.optimization import optimize as optimize_array
 from dask.blockwise import Blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
@@ -28,13 +30,12 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, 
 
 from .batches import Batch
 from .expr import Expr
-from .fuse import Fused
-from .graph import Graph
+from .graph import RANDOM, Graph
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
 from .siblings import Together
-from .subgraph import Call, Chain
+from .subgraph import COMPILED
 
 Key = Any
 Home = Callable[[Any], int | None]
@@ -46,12 +47,18 @@ SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
 OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 #: Layers of one graph, and tasks of one layer, beyond which reading what they say takes long.
 MOST_LAYERS, MOST_TASKS = 2_000, 20_000
+#: Words of one layer, and length of one string.
+MOST_WORDS, LONGEST = 1_000_000, 1_000
+#: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
+FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
 #: Whose callable objects do not change once they are made: kernels and compiled functions.
 COMPILERS = ("cupy", "numba")
 #: Under whose names Dask has functions that were given some arguments, and functions in a row.
 TOOLS = ("toolz", "tlz", "cytoolz")
 
-_ATOMS = (bytes, type(Ellipsis), Expr)
+#: Our own kinds of tasks, which have others in them.
+TASKS = ("Call", "Chain", "Fused", "Batch", "_Each", "_Pairs", "_Behind")
+_ATOMS = (type(Ellipsis), Expr)
 _BOUNDS = (int, type(None))
 
 
@@ -82,17 +89,20 @@ class Likeness:
     names: tuple[str, ...]  # of their layers, in one order
     data: tuple[Any, ...]  # values that are in them, in one order
     around: tuple[Variable, ...]  # variables around their functions
+    size: int  # of the words
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What one layer says: with the numbers of its strings, which may be names, and no data."""
+    """What one layer says: with numbers for names, and no data."""
 
     words: Any
     makes: tuple[str, ...]  # the names of its keys
-    strings: tuple[str, ...]
+    names: tuple[str, ...]  # where keys may stand
+    plain: frozenset[str]  # strings elsewhere
     data: tuple[Key, ...]
     around: tuple[Variable, ...]
+    size: int  # of the words
 
 
 class Reader:
@@ -120,7 +130,7 @@ class Reader:
             return None
         try:
             return self._likeness(dsk, wanted, home)
-        except (_Unlike, TypeError):  # ... or something cannot be hashed
+        except Exception:  # it may also be of a class that does not let itself be looked at
             return None
 
     def _likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness:
@@ -133,12 +143,16 @@ class Reader:
             if any(layers.get(n, layer) is not layer for n, layer in hlg.layers.items()):
                 raise _Unlike  # two layers of one name
             layers.update(hlg.layers)
-            kind = type(op), op.low_level_optimizer, len(hlg.layers)
+            if op.low_level_optimizer is not optimize_array:
+                raise _Unlike  # whose optimisation may put data into its tasks
+            kind = type(op), len(hlg.layers)
             every.append((kind, list(flatten(op.__dask_keys__()))))
         if len(layers) > MOST_LAYERS:
             raise _Unlike
         said = {name: self._read(layer) for name, layer in layers.items()}
         maker = {made: name for name, s in said.items() for made in s.makes}
+        if any(not s.plain.isdisjoint(maker) for s in said.values()):
+            raise _Unlike  # whether it is a name there, or a string
         numbers: dict[str, int] = {}
         order: dict[str, _Said] = {}
         stack = [_name(k) for _, ends in reversed(every) for k in reversed(ends)]
@@ -150,7 +164,7 @@ class Reader:
             numbers[string] = len(numbers)
             if name not in order:
                 order[name] = said[name]
-                stack += said[name].strings[::-1]
+                stack += said[name].names[::-1]
         data = [_value(layers[name][k]) for name, s in order.items() for k in s.data]
         around = [v for s in order.values() for v in s.around]
 
@@ -162,10 +176,11 @@ class Reader:
         settings = tuple([config.get(s, None) for s in SETTINGS])
         ends = tuple([(kind, numbered(keys)) for kind, keys in every])
         text = tuple(
-            [(s.words, tuple([numbers.get(n, n) for n in s.strings])) for s in order.values()]
+            [(s.words, tuple([numbers.get(n, n) for n in s.names])) for s in order.values()]
         )
         words = Words((settings, ends, numbered(wanted), text, _facts(data, home)))
-        return Likeness(words, tuple(numbers), tuple(data), tuple(around))
+        size = sum([s.size for s in order.values()])
+        return Likeness(words, tuple(numbers), tuple(data), tuple(around), size)
 
     def _read(self, layer: Layer) -> _Said:
         known = id(layer)
@@ -174,7 +189,7 @@ class Reader:
         if found is None or found[0]() is not layer or (said and not same(said.around)):
             try:
                 said = _Words().of(layer)
-            except (_Unlike, RecursionError):
+            except Exception:
                 said = None
             every = self._known
             found = every[known] = ref(layer, lambda _: every.pop(known, None)), said
@@ -199,14 +214,16 @@ def _index(key: Key) -> Any:
 
 class _Words:
     """Words for what one layer says, equal for what means the same. Each is a tuple that begins
-    with a type, or a type."""
+    with a type, or a type. A name has a number where a key may stand, and nowhere else."""
 
     def __init__(self) -> None:
-        self.strings: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        self.plain: set[str] = set()  # strings that are none
         self.data: list[Key] = []
         self.around: list[Variable] = []
-        self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is of Dask
+        self.functions: dict[int, Any] = {}  # their words
         self.fresh = False  # whether nobody changes the lists and dictionaries that come
+        self.left = MOST_WORDS
 
     def of(self, layer: Layer) -> _Said:
         facts = self._each(layer.annotations), self._each(layer.collection_annotations)
@@ -215,10 +232,11 @@ class _Words:
                 raise _Unlike
             makes = [layer.output]
             words: Any = (
-                self(layer.output), self(layer.output_indices), self(layer.task),
-                self(layer.indices), self._each(layer.numblocks), self._each(layer.new_axes),
-                layer.concatenate,
-                tuple([(self(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
+                self._name(layer.output), self(layer.output_indices), self(layer.task),
+                tuple([self._index(a, i) for a, i in layer.indices]), layer.concatenate,
+                tuple([(self._name(k), self(v)) for k, v in layer.numblocks.items()]),
+                self._each(layer.new_axes),
+                tuple([(self._name(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
             )  # fmt: skip
         elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
             makes = list(dict.fromkeys([_name(k) for k in layer]))
@@ -226,17 +244,20 @@ class _Words:
         elif type(layer) is ArrayOverlapLayer:
             makes = [f"overlap-{layer.token}"]
             words = (
-                self(makes[0]), self(layer.name), self(layer.chunks), self(layer.numblocks),
-                self._each(layer.axes),
+                self._name(makes[0]), self._name(layer.name), self(layer.chunks),
+                self(layer.numblocks), tuple([(k, self(v)) for k, v in layer.axes.items()]),
             )  # fmt: skip
         else:
             raise _Unlike
-        said = type(layer), facts, words
-        return _Said(said, tuple(makes), tuple(self.strings), tuple(self.data), tuple(self.around))
+        return _Said(
+            (type(layer), facts, words), tuple(makes), tuple(self.names), frozenset(self.plain),
+            tuple(self.data), tuple(self.around), MOST_WORDS - self.left + len(self.data),
+        )  # fmt: skip
 
     def _each(self, facts: Mapping[str, Any] | None) -> Any:
+        """Of what Dask says of a layer, which no function gets."""
         self.fresh = True
-        words = tuple([(self(k), self(v)) for k, v in (facts or {}).items()])
+        words = tuple([(k, self(v)) for k, v in (facts or {}).items()])
         self.fresh = False
         return words
 
@@ -245,21 +266,62 @@ class _Words:
             raise _Unlike
         return type(of), self(of.chunks)
 
+    def _index(self, argument: Any, index: Any) -> Any:
+        """An argument of a Blockwise layer: the name of an array, with the axes of its blocks."""
+        return (self(argument) if index is None else self._name(argument)), self(index)
+
     def _item(self, key: Key, item: Any) -> Any:
         if _is_data(_value(item)):
             self.data.append(key)
             return Chunk
-        self.fresh = not isinstance(item, GraphNode)  # lists are part of a legacy task
-        words = self(item)
-        self.fresh = False
-        return words
+        return self(item) if isinstance(item, GraphNode) else self._legacy(item)
+
+    def _legacy(self, item: Any) -> Any:
+        """A task as a tuple, or what is in one: lists in it are of keys and of tasks."""
+        if type(item) is tuple and item and callable(item[0]):
+            words, before = self._called(item[0]), self.fresh
+            self.fresh = _is_fresh(item[0])
+            out = tuple, words, *[self._legacy(a) for a in item[1:]]
+            self.fresh = before
+            return out
+        if type(item) is tuple and item and type(item[0]) is str:
+            return TaskRef, self._key(item)
+        if type(item) is list and not (self.fresh and all(type(x) is int for x in item)):
+            if not all(type(x) in (list, tuple) for x in item):
+                raise _Unlike
+            return (list, *[self._legacy(x) for x in item])
+        return self(item)
+
+    def _name(self, name: Any) -> int:
+        if type(name) is not str:
+            raise _Unlike
+        return self.names.setdefault(name, len(self.names))
+
+    def _key(self, key: Key) -> Any:
+        if type(key) is str:
+            return self._name(key)
+        if type(key) is not tuple or not key:
+            raise _Unlike
+        name, index = key[0], key[1:]
+        if not all(type(n) is int or type(n) is float for n in index):
+            raise _Unlike
+        return self._name(name), tuple([repr(n) for n in index]) if float in map(
+            type, index
+        ) else index
 
     def __call__(self, v: Any) -> Any:
         kind = type(v)
+        self.left -= 1
+        if self.left < 0:
+            raise _Unlike
         if kind is int or kind is bool or v is None:
             return kind, v
-        if kind is str:
-            return str, self.strings.setdefault(v, len(self.strings))
+        if kind is str or kind is bytes:
+            if len(v) > LONGEST:
+                raise _Unlike
+            if kind is str:
+                self.plain.add(v)
+            return kind, v
         if kind is tuple or (kind is list and self.fresh):
             return (kind, *[self(x) for x in v])
         if kind is TaskRef or kind is Alias:
@@ -283,29 +345,32 @@ class _Words:
             return (kind, *[(self(k), self(x)) for k, x in v.items()])
         return self._object(v, kind)
 
-    def _key(self, key: Key) -> Any:
-        """As `self` has it, at once for blocks of arrays."""
-        if type(key) is tuple and len(key) > 1:
-            name, index = key[0], key[1:]
-            if type(name) is str and all(type(n) is int for n in index):
-                return self.strings.setdefault(name, len(self.strings)), index
-        return self(key)
-
     def _task(self, task: Task) -> Any:
-        before, function = self.fresh, task.func
-        known = self.functions.get(id(function))
-        if known is None:  # the task keeps it alive
-            of_dask = str(getattr(function, "__module__", "")).startswith("dask.")
-            known = self.functions[id(function)] = self(function), of_dask
-        words, self.fresh = known
+        before, words = self.fresh, self._called(task.func)
+        self.fresh = _is_fresh(task.func)
         args = [self(a) for a in task.args]
         args += [(k, self(a)) for k, a in task.kwargs.items()]
         self.fresh = before
         return Task, words, task.data_producer, task.block_fusion, tuple(args)
 
+    def _called(self, function: Any) -> Any:
+        words = self.functions.get(id(function))  # the task keeps it alive
+        if words is None:
+            before, self.fresh = self.fresh, False
+            words = self.functions[id(function)] = self(function)
+            self.fresh = before
+        return words
+
     def _object(self, v: Any, kind: type) -> Any:
+        before, self.fresh = self.fresh, False
+        try:
+            return self._said(v, kind)
+        finally:
+            self.fresh = before
+
+    def _said(self, v: Any, kind: type) -> Any:
         if isinstance(v, np.generic) and not v.dtype.hasobject:
-            return kind, v.dtype.str, v.tobytes()
+            return kind, v.dtype, v.tobytes()
         if isinstance(v, (type, np.dtype)):
             return v
         if kind is np.random.SeedSequence:
@@ -319,18 +384,17 @@ class _Words:
         root = kind.__module__.partition(".")[0]
         if root in COMPILERS and callable(v):
             return kind, _Same(v)
-        if kind is partial or (
-            root in TOOLS and kind.__name__ in ("curry", "Compose")
-        ):  # nothing changes what these were given
-            names = [n for n in ("func", "args", "keywords", "first", "funcs") if hasattr(v, n)]
-            before, self.fresh = self.fresh, True
-            inner = [self(getattr(v, n)) for n in names]
-            self.fresh = before
-            return kind, *names, *inner
-        if is_dataclass(v) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            return (kind, *[self(getattr(v, f.name)) for f in fields(v)])
-        if root == __name__.partition(".")[0] and hasattr(v, "__dask_tokenize__"):
-            return (kind, *[self(x) for x in vars(v).values()])
+        if kind is partial or (root in TOOLS and kind.__name__ == "curry"):
+            words = self(v.func)
+            self.fresh = _is_fresh(v.func)
+            return kind, words, self(v.args), *[(k, self(x)) for k, x in v.keywords.items()]
+        if root in TOOLS and kind.__name__ == "Compose":
+            return kind, self(v.first), self(tuple(v.funcs))
+        if root == __name__.partition(".")[0]:
+            if is_dataclass(v) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+                return (kind, *[self(getattr(v, f.name)) for f in fields(v)])
+            if hasattr(v, "__dask_tokenize__"):
+                return (kind, *[self(x) for x in vars(v).values()])
         raise _Unlike
 
     def _function(self, f: FunctionType) -> Any:
@@ -345,6 +409,10 @@ class _Words:
         inside = tuple([v for _, v in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         return FunctionType, f.__code__, _Same(f.__globals__), self(inside), self(given)
+
+
+def _is_fresh(function: Any) -> bool:
+    return any(function is f for f in FRESH)
 
 
 def same(around: Iterable[Variable]) -> bool:
@@ -541,20 +609,29 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
 
 
 def _holds(task: Any, number: Mapping[int, int]) -> bool:
-    """Whether a task has data among its arguments."""
-    if type(task) is Chain:
-        return any(_holds(t, number) for _, t in task.tasks)
-    if type(task) is Fused:
-        return _holds(task.original, number)
-    if type(task) is Batch:
-        return any(_holds(t, number) for t in task.members)
-    if type(task) is Call:
-        return any(id(a) in number or _holds(a, number) for a in task.args)
-    if isinstance(task, DataNode):
-        return id(task.value) in number
-    if isinstance(task, NestedContainer):
-        return any(id(a) in number or _holds(a, number) for a in task.args)
-    if isinstance(task, Task):
-        every = [*task.args, *task.kwargs.values()]
-        return any(id(a) in number or _holds(a, number) for a in every)
+    """Whether a task has data in it, in whatever it consists of."""
+    seen: set[int] = set()
+    stack = [task]
+    while stack:
+        it = stack.pop()
+        if id(it) in seen:
+            continue
+        seen.add(id(it))
+        if id(it) in number and _is_data(it):
+            return True
+        kind = type(it)
+        if kind in (tuple, list, set, frozenset):
+            stack += it
+        elif kind is dict:
+            stack += it.values()
+        elif kind is partial:
+            stack += [it.func, it.args, it.keywords]
+        elif kind is FunctionType:
+            stack += [c.cell_contents for c in it.__closure__ or ()]
+            if it.__code__.co_filename == COMPILED:
+                stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]
+        elif isinstance(it, GraphNode) or kind.__name__ in TASKS:
+            names = [n for c in kind.__mro__ for n in getattr(c, "__slots__", ())]
+            stack += [getattr(it, n, None) for n in names if n != "__weakref__"]
+            stack += getattr(it, "__dict__", {}).values()
     return False

@@ -194,6 +194,60 @@ def test_what_may_change_is_like_nothing():
     assert words(stored) is None
 
 
+def test_strings_that_are_names_are_not_taken_for_strings():
+    def name_of(block, name):
+        return block + len(name)
+
+    for name in ("short", "a longer one"):
+        x = da.from_array(np.ones(4), chunks=2, name=name)
+        assert words(x.map_blocks(name_of, x.name, dtype="f8")) is None
+        assert words(x.map_blocks(name_of, "short" * 9, dtype="f8")) is not None
+    assert words(x.map_blocks(name_of, "a", dtype="f8")) != words(
+        x.map_blocks(name_of, "b", dtype="f8")
+    )
+
+
+def test_lists_in_partials_and_closures_are_like_nothing():
+    from functools import partial
+
+    x, given = table()[0], [1]
+    for f in (partial(lambda b, given: b, given=given), lambda b: b * given[0]):
+        for options in ({}, {"enforce_ndim": True}):
+            assert words(x.map_blocks(f, dtype="f8", meta=x._meta, **options)) is None
+    assert words(x.map_blocks(max, given=given, enforce_ndim=True, dtype="f8")) is None
+    assert words(x.map_blocks(max, "x" * 5000, dtype="f8")) is None
+
+
+def test_bags_and_delayed_tasks_are_planned_each_time():
+    """Their optimisation puts data into tasks."""
+    db = pytest.importorskip("dask.bag")
+    for n in range(2):
+        with Scheduler(devices="cpu:2"):
+            x = (da.ones(4, chunks=2) + n).persist()
+            bag = db.from_delayed(list(x.to_delayed())).map(float).sum()
+            assert bag.compute() == 4 * (n + 1)
+    assert words(dask.delayed(sum)([1, 2])) is None
+
+
+def test_records_count_by_their_fields(scheduler):
+    x = da.ones(4, chunks=2)
+    for names in (("a", "b"), ("b", "a")):
+        record = np.array([(1, 2)], [(n, "i4") for n in names])[0]
+        got = x.map_blocks(lambda b, r: b * r["a"], record, dtype="f8", meta=x._meta).compute()
+        assert got.tolist() == [record["a"]] * 4
+
+
+def test_what_little_is_wanted_of_is_not_read_again(scheduler, monkeypatch):
+    x = da.from_array(np.zeros((200, 200)), chunks=4)
+    reads = []
+    real = Reader.likeness
+    monkeypatch.setattr(Reader, "likeness", lambda *a: reads.append(a) or real(*a))
+    for n in range(5):
+        assert x.blocks[n, 0].compute().shape == (4, 4)
+    assert len(reads) == 1
+    assert scheduler._plans._templates.size == 0
+
+
 def test_a_variable_around_a_function_counts(planned):
     x, a = table()
     with Scheduler(devices="cpu:2", fuse=False):

@@ -379,7 +379,8 @@ class Scheduler:
             if found is None:
                 found = graph, plan = self._planned(dsk, keys, lease)
                 if like is not None:
-                    self._plans.learn_from(dsk, like, *where, graph=graph, plan=plan)
+                    with without_garbage_collection():
+                        self._plans.learn_from(dsk, like, *where, graph=graph, plan=plan)
             graph, plan = found
             self._plans.keep(known, *where, graph=graph, plan=plan)
         return found

@@ -572,6 +572,7 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
     for n, value in enumerate(like.data):
         number.setdefault(id(value), n)
     steps, holes = [], {}
+    seen: set[int] = set()
     for i, step in enumerate(plan.steps):
         task = step.task
         found: list[tuple[Any, int]] = []
@@ -590,7 +591,7 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
                 return None
             found += [(Chunk, number[id(c)]) for c in task.chunks]
             task = Batch(task.key, task.members, task.fixed)
-        if _holds(task, number):
+        if _holds(task, number, seen):
             return None
         constants = dict(step.constants)
         for name, value in step.constants.items():
@@ -608,9 +609,8 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
     return Template(replace(graph, **rest), bare, like.names, holes, like.around)
 
 
-def _holds(task: Any, number: Mapping[int, int]) -> bool:
-    """Whether a task has data in it, in whatever it consists of."""
-    seen: set[int] = set()
+def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
+    """Whether a task has data in it, in whatever it consists of that was not `seen` before."""
     stack = [task]
     while stack:
         it = stack.pop()

@@ -497,9 +497,9 @@ FUSION = {
     ),
     "an array among the arguments is data": (
         TEMPLATES,
-        "        return self._object(v, kind)\n\n    def _key",
+        "        return self._object(v, kind)\n\n    def _task",
         "        if kind is np.ndarray:\n            return kind\n"
-        "        return self._object(v, kind)\n\n    def _key",
+        "        return self._object(v, kind)\n\n    def _task",
     ),
     "lists may be changed by anybody": (
         TEMPLATES,

@@ -602,7 +602,7 @@ FUSION = {
     ),
     "a changed global keeps its plan": (
         PLANS,
-        "if gone or any(where.get(name) is not value for where, name, value in graph.globals):",
+        "if gone or graph.changed():",
         "if gone:",
     ),
 }

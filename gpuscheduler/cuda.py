@@ -1355,13 +1355,17 @@ class CudaDevices:
             count *= 2
         if self._all_queued():
             self._call_it_done()
-        for place in list(self.unmarked):
-            lane = self.lanes[place]
-            with Device(lane.device):
-                self._wait_for(lane, [])
-        end = perf_counter() + SPIN
         if not self._events.empty():
             return
+        for place, (first, *_) in list(self.unmarked.items()):
+            lane = self.lanes[place]
+            try:
+                with Device(lane.device):
+                    self._wait_for(lane, [])
+            except BaseException as error:
+                self.tell([Failed(first, error)])
+                return
+        end = perf_counter() + SPIN
         # when all is launched, nothing can begin because something else is done
         while self._events.empty() or (not self.unlaunched and any(k.queued for k in self.lanes)):
             for lane in self.lanes:

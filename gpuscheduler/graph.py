@@ -455,7 +455,7 @@ def set_apart(hlg: HighLevelGraph) -> HighLevelGraph:
 
 
 def _holds_chunks(layer: Layer) -> bool:
-    return isinstance(layer, MaterializedLayer) and _is_chunk(next(iter(layer.values()), None))
+    return isinstance(layer, MaterializedLayer) and is_chunk(next(iter(layer.values()), None))
 
 
 def _uses_files(layer: Layer, layers: Mapping[str, Layer]) -> bool:
@@ -605,13 +605,13 @@ class _Builder:
                 task = send.without(self.tasks[key], name) if is_plain(value.dtype) else None
                 if task is None:
                     continue
-                if task.func is _same:  # it does nothing else
-                    self.tasks[key] = Task(key, _same, value)
+                if task.func is unchanged:  # it does nothing else
+                    self.tasks[key] = Task(key, unchanged, value)
                     constants[key], out[key] = {}, key
                     break
                 first = _sent_key(self.alias.get(name, name))
                 if first not in needs:
-                    self.tasks[first] = Task(first, _same, value)
+                    self.tasks[first] = Task(first, unchanged, value)
                     needs[first] = names[first] = ()
                     constants[first], out[first] = {}, key
                 self.tasks[key] = task
@@ -697,7 +697,7 @@ class _Builder:
         task = self.dsk[key] if key in self.dsk else DataNode(key, self.cache[key])
         if not isinstance(task, GraphNode):
             task = convert_legacy_task(key, task, self.all_keys)
-        if _is_chunk(task):
+        if is_chunk(task):
             chunk: Chunk = task.func  # type: ignore[union-attr]
             value = chunk if self._is_here(task) else chunk.shown()
             if value is None:  # another scheduler's, and not in memory: the task reads it
@@ -721,11 +721,11 @@ class _Builder:
             return [self._brought_back(b) for b in blocks]
         target = self._resolve(blocks, None)
         chunk = self.dsk.get(target)
-        if not (_is_chunk(chunk) and self._is_here(chunk)):
+        if not (is_chunk(chunk) and self._is_here(chunk)):
             return blocks
         name, *index = target
         block = (f"{name}-block", *index)
-        self.dsk[block] = Task(block, _same, TaskRef(target))
+        self.dsk[block] = Task(block, unchanged, TaskRef(target))
         return block
 
     def _resolve(self, key: Key, reader: Key) -> Key:
@@ -934,7 +934,7 @@ def _without_conversion(task: Any) -> Any:
     if not isinstance(task, Task) or task.kwargs:
         return None
     if task.func is to_numpy_dispatch and len(task.args) == 1:
-        return Task(task.key, _same, task.args[0])
+        return Task(task.key, unchanged, task.args[0])
     if task.func is execute_subgraph:
         inner, outkey, inkeys, *args = task.args
         last = inner.get(outkey)
@@ -946,7 +946,7 @@ def _without_conversion(task: Any) -> Any:
     return None
 
 
-def _same(value: Any) -> Any:
+def unchanged(value: Any) -> Any:
     return value
 
 
@@ -987,7 +987,7 @@ class _Sending:
             return None
         if _sends(task.func):
             (only,) = task.args if len(task.args) == 1 else (None,)
-            return Task(task.key, _same, only) if _refers(only, name) else None
+            return Task(task.key, unchanged, only) if _refers(only, name) else None
         if task.func is not execute_subgraph:
             return None
         inner, outkey, inkeys, *args = task.args
@@ -1025,7 +1025,7 @@ def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key
             return None
         if not _sends(task.func) or not _refers(task.args[0], next(iter(read))):
             return None
-        out[key] = Task(key, _same, task.args[0])
+        out[key] = Task(key, unchanged, task.args[0])
     return out
 
 
@@ -1044,7 +1044,7 @@ def _stored_bytes(task: Any) -> int | None:
     return None if load and given else sizeof(None)
 
 
-def _is_chunk(task: Any) -> bool:
+def is_chunk(task: Any) -> bool:
     return isinstance(task, Task) and type(task.func) is Chunk
 
 

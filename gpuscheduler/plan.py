@@ -155,7 +155,7 @@ class Plan:
     @cached_property
     def launches(self) -> int:
         """How many steps there are to run."""
-        return sum([not s.fixed for s in self.steps])
+        return len(self.steps) - len(self.fixed)
 
     @cached_property
     def fixed(self) -> list[int]:
@@ -186,12 +186,14 @@ class Plan:
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
-        for plan in (self, self.template):
-            if plan is not None:
-                plan.tried = True
-                for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
-                    if not step.fixed:
-                        step.nbytes = true
+        plans = [self]
+        if self.template is not None and not self.template.tried:
+            plans.append(self.template)
+        for plan in plans:
+            plan.tried = True
+            for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
+                if not step.fixed:
+                    step.nbytes = true
 
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
         """Bytes that cross each link when nothing is evicted: each value once per device.

@@ -31,6 +31,8 @@ T = TypeVar("T")
 TEMPLATES, WORDS = 10, 16
 #: Of more words than so many for each step little is wanted: it takes longer to read than to plan.
 CULLED, SMALL = 200, 1_000
+#: Collections that are remembered for that.
+REMEMBERED = 1_000
 
 
 class Signature:
@@ -93,7 +95,7 @@ class Plans:
         self._plans: _Latest[tuple[Graph, Plan, list[Any]]] = _Latest(limit)
         self._templates: _Latest[Template] = _Latest(limit // TEMPLATES)
         self._reader = Reader()
-        self._culled: set[Any] = set()  # sizes of collections of which little was wanted
+        self._culled: _Latest[bool] = _Latest(REMEMBERED)  # by the sizes of their layers
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -135,7 +137,7 @@ class Plans:
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
         """What an expression is like, if it can be like others."""
-        if _size(dsk) in self._culled:
+        if self._culled.get(_size(dsk)):
             return None
         return self._reader.likeness(dsk, wanted, home)
 
@@ -155,9 +157,7 @@ class Plans:
     def learn_from(self, dsk: Any, like: Likeness, *where: Any, graph: Graph, plan: Plan) -> None:
         """Keep what is left of a plan without its data."""
         if like.size > max(SMALL, CULLED * len(plan.steps)):
-            if len(self._culled) > SMALL:
-                self._culled.clear()
-            self._culled.add(_size(dsk))
+            self._culled.put(_size(dsk), True, 1)
             return
         found = template(graph, plan, like)
         if found is not None:
@@ -186,7 +186,7 @@ class _Latest(Generic[T]):
     """What was used last, of a size of no more than `limit` in all."""
 
     def __init__(self, limit: int):
-        self.limit, self.size = limit, 0  # in steps
+        self.limit, self.size = limit, 0
         self._found: OrderedDict[Any, tuple[Any, T, int]] = OrderedDict()
         self._lock = threading.RLock()  # a layer may go, and call back, while the lock is held
 

@@ -30,7 +30,7 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, 
 
 from .batches import Batch
 from .expr import Expr
-from .graph import RANDOM, Graph
+from .graph import RANDOM, Graph, is_chunk, unchanged
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
@@ -138,24 +138,22 @@ class Reader:
         every: list[tuple[Any, list[Key]]] = []
         for op in dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]:
             hlg = getattr(op, "hlg", None)
-            if not isinstance(hlg, HighLevelGraph):
+            if not isinstance(hlg, HighLevelGraph) or len(hlg.layers) > MOST_LAYERS:
                 raise _Unlike
+            if op.low_level_optimizer is not optimize_array:
+                raise _Unlike  # whose optimisation may put data into its tasks
             if any(layers.get(n, layer) is not layer for n, layer in hlg.layers.items()):
                 raise _Unlike  # two layers of one name
             layers.update(hlg.layers)
-            if op.low_level_optimizer is not optimize_array:
-                raise _Unlike  # whose optimisation may put data into its tasks
             kind = type(op), len(hlg.layers)
             every.append((kind, list(flatten(op.__dask_keys__()))))
-        if len(layers) > MOST_LAYERS:
-            raise _Unlike
         said = {name: self._read(layer) for name, layer in layers.items()}
         maker = {made: name for name, s in said.items() for made in s.makes}
         if any(not s.plain.isdisjoint(maker) for s in said.values()):
             raise _Unlike  # whether it is a name there, or a string
         numbers: dict[str, int] = {}
         order: dict[str, _Said] = {}
-        stack = [_name(k) for _, ends in reversed(every) for k in reversed(ends)]
+        stack = [_name_of(k) for _, ends in reversed(every) for k in reversed(ends)]
         while stack:
             string = stack.pop()
             name = maker.get(string)
@@ -169,9 +167,9 @@ class Reader:
         around = [v for s in order.values() for v in s.around]
 
         def numbered(keys: Collection[Key]) -> tuple[Any, ...]:
-            if any(_name(k) not in numbers for k in keys):
+            if any(_name_of(k) not in numbers for k in keys):
                 raise _Unlike
-            return tuple([(numbers[_name(k)], _index(k)) for k in keys])
+            return tuple([(numbers[_name_of(k)], _index_of(k)) for k in keys])
 
         settings = tuple([config.get(s, None) for s in SETTINGS])
         ends = tuple([(kind, numbered(keys)) for kind, keys in every])
@@ -183,29 +181,27 @@ class Reader:
         return Likeness(words, tuple(numbers), tuple(data), tuple(around), size)
 
     def _read(self, layer: Layer) -> _Said:
-        known = id(layer)
-        found = self._known.get(known)
-        said = found[1] if found is not None and found[0]() is layer else None
-        if found is None or found[0]() is not layer or (said and not same(said.around)):
+        every, known = self._known, id(layer)
+        watched, said = every.get(known, (None, None))
+        if watched is None or watched() is not layer or (said and not same(said.around)):
             try:
                 said = _Words().of(layer)
-            except Exception:
+            except Exception:  # as above
                 said = None
-            every = self._known
-            found = every[known] = ref(layer, lambda _: every.pop(known, None)), said
-        if found[1] is None:
+            every[known] = ref(layer, lambda _: every.pop(known, None)), said
+        if said is None:
             raise _Unlike
-        return found[1]
+        return said
 
 
-def _name(key: Key) -> str:
+def _name_of(key: Key) -> str:
     name = key[0] if type(key) is tuple and key else key
     if type(name) is not str:
         raise _Unlike
     return name
 
 
-def _index(key: Key) -> Any:
+def _index_of(key: Key) -> Any:
     return key[1:] if type(key) is tuple else None
 
 
@@ -221,7 +217,7 @@ class _Words:
         self.plain: set[str] = set()  # strings that are none
         self.data: list[Key] = []
         self.around: list[Variable] = []
-        self.functions: dict[int, Any] = {}  # their words
+        self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
         self.fresh = False  # whether nobody changes the lists and dictionaries that come
         self.left = MOST_WORDS
 
@@ -233,13 +229,13 @@ class _Words:
             makes = [layer.output]
             words: Any = (
                 self._name(layer.output), self(layer.output_indices), self(layer.task),
-                tuple([self._index(a, i) for a, i in layer.indices]), layer.concatenate,
+                tuple([self._argument(a, i) for a, i in layer.indices]), layer.concatenate,
                 tuple([(self._name(k), self(v)) for k, v in layer.numblocks.items()]),
                 self._each(layer.new_axes),
                 tuple([(self._name(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
             )  # fmt: skip
         elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
-            makes = list(dict.fromkeys([_name(k) for k in layer]))
+            makes = list(dict.fromkeys([_name_of(k) for k in layer]))
             words = tuple([(self._key(k), self._item(k, v)) for k, v in layer.items()])
         elif type(layer) is ArrayOverlapLayer:
             makes = [f"overlap-{layer.token}"]
@@ -266,7 +262,7 @@ class _Words:
             raise _Unlike
         return type(of), self(of.chunks)
 
-    def _index(self, argument: Any, index: Any) -> Any:
+    def _argument(self, argument: Any, index: Any) -> Any:
         """An argument of a Blockwise layer: the name of an array, with the axes of its blocks."""
         return (self(argument) if index is None else self._name(argument)), self(index)
 
@@ -279,8 +275,7 @@ class _Words:
     def _legacy(self, item: Any) -> Any:
         """A task as a tuple, or what is in one: lists in it are of keys and of tasks."""
         if type(item) is tuple and item and callable(item[0]):
-            words, before = self._called(item[0]), self.fresh
-            self.fresh = _is_fresh(item[0])
+            before, (words, self.fresh) = self.fresh, self._called(item[0])
             out = tuple, words, *[self._legacy(a) for a in item[1:]]
             self.fresh = before
             return out
@@ -305,9 +300,7 @@ class _Words:
         name, index = key[0], key[1:]
         if not all(type(n) is int or type(n) is float for n in index):
             raise _Unlike
-        return self._name(name), tuple([repr(n) for n in index]) if float in map(
-            type, index
-        ) else index
+        return self._name(name), index
 
     def __call__(self, v: Any) -> Any:
         kind = type(v)
@@ -346,29 +339,26 @@ class _Words:
         return self._object(v, kind)
 
     def _task(self, task: Task) -> Any:
-        before, words = self.fresh, self._called(task.func)
-        self.fresh = _is_fresh(task.func)
+        before, (words, self.fresh) = self.fresh, self._called(task.func)
         args = [self(a) for a in task.args]
         args += [(k, self(a)) for k, a in task.kwargs.items()]
         self.fresh = before
         return Task, words, task.data_producer, task.block_fusion, tuple(args)
 
-    def _called(self, function: Any) -> Any:
-        words = self.functions.get(id(function))  # the task keeps it alive
-        if words is None:
-            before, self.fresh = self.fresh, False
-            words = self.functions[id(function)] = self(function)
-            self.fresh = before
-        return words
+    def _called(self, function: Any) -> tuple[Any, bool]:
+        found = self.functions.get(id(function))  # the task keeps it alive
+        if found is None:
+            fresh = any(function is f for f in FRESH)
+            found = self.functions[id(function)] = self._object(function, type(function)), fresh
+        return found
 
     def _object(self, v: Any, kind: type) -> Any:
-        before, self.fresh = self.fresh, False
-        try:
-            return self._said(v, kind)
-        finally:
-            self.fresh = before
+        before, self.fresh = self.fresh, False  # what is in it may be anybody's
+        words = self._parts(v, kind)
+        self.fresh = before
+        return words
 
-    def _said(self, v: Any, kind: type) -> Any:
+    def _parts(self, v: Any, kind: type) -> Any:
         if isinstance(v, np.generic) and not v.dtype.hasobject:
             return kind, v.dtype, v.tobytes()
         if isinstance(v, (type, np.dtype)):
@@ -385,8 +375,7 @@ class _Words:
         if root in COMPILERS and callable(v):
             return kind, _Same(v)
         if kind is partial or (root in TOOLS and kind.__name__ == "curry"):
-            words = self(v.func)
-            self.fresh = _is_fresh(v.func)
+            words, self.fresh = self._called(v.func)
             return kind, words, self(v.args), *[(k, self(x)) for k, x in v.keywords.items()]
         if root in TOOLS and kind.__name__ == "Compose":
             return kind, self(v.first), self(tuple(v.funcs))
@@ -409,10 +398,6 @@ class _Words:
         inside = tuple([v for _, v in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         return FunctionType, f.__code__, _Same(f.__globals__), self(inside), self(given)
-
-
-def _is_fresh(function: Any) -> bool:
-    return any(function is f for f in FRESH)
 
 
 def same(around: Iterable[Variable]) -> bool:
@@ -449,7 +434,7 @@ class _Same:
 
 def _value(item: Any) -> Any:
     """The value that an item of a layer is, where it is one."""
-    if isinstance(item, Task) and type(item.func) is Chunk:
+    if is_chunk(item):
         return item.func
     return item.value if type(item) is DataNode else item
 
@@ -467,13 +452,12 @@ def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
     first: dict[int, int] = {}
     out = []
     for n, value in enumerate(data):
-        place = home(value)
+        place, shown = home(value), value
         if type(value) is Chunk:
             if place is None:  # another scheduler's
                 raise _Unlike
-            facts = value.nbytes, _layout(value.shown())
-        else:
-            facts = -1, _layout(value)
+            shown = value.shown()
+        facts = value.nbytes, _layout(shown)
         out.append((first.setdefault(id(value), n), place, facts))
     return tuple(out)
 
@@ -491,14 +475,13 @@ def _layout(value: Any) -> Any:
 
 @dataclass(slots=True)
 class Template:
-    """A plan without data."""
+    """A plan without data. What is missing in a step has its number among all data."""
 
     graph: Graph
     plan: Plan
     names: tuple[str, ...]
-    #: For steps that have data, where: `True` for a value of the graph, `False` for the argument of
-    #: a task that sends it, the names of constants, and the chunks of a batch.
-    holes: dict[int, list[tuple[Any, int]]]
+    own: dict[int, list[int]]  # in the tasks of steps
+    constants: dict[int, dict[Key, int]]  # among what steps read as it is
     around: tuple[Variable, ...]
 
     def holds(self) -> bool:
@@ -508,60 +491,36 @@ class Template:
     def filled(self, like: Likeness, wanted: tuple[Key, ...]) -> tuple[Graph, Plan]:
         """The plan of a computation that is like the one it was made of."""
         names = dict(zip(self.names, like.names, strict=True))
-        data, holes, steps = like.data, self.holes, []
+        data, steps = like.data, []
         for i, s in enumerate(self.plan.steps):
-            key, task, constants = _called(s.key, names), s.task, s.constants
-            if type(task) is Batch:
-                task = Batch(task.key, task.members, task.fixed, _chunks_of(holes.get(i, ()), data))
-            elif i in holes:
-                constants = dict(constants)
-                for where, n in holes[i]:
-                    if where is True:
-                        task = DataNode(key, data[n])
-                    elif where is False:
-                        assert isinstance(task, Task)
-                        task = Task(key, task.func, data[n])
-                    else:
-                        constants[where] = data[n]
-            steps.append(
-                Step(
-                    key,
-                    task,
-                    s.inputs,
-                    s.names,
-                    s.sources,
-                    constants,
-                    s.place,
-                    s.nbytes,
-                    s.known,
-                    s.seconds,
-                    s.kind,
-                    s.fixed,
-                    s.picks,
-                    s.aside,
-                    s.again,
-                    s.sent,
-                )  # fmt: skip
-            )
+            key, task, constants = _renamed(s.key, names), s.task, s.constants
+            own = [data[n] for n in self.own.get(i, ())]
+            if type(task) is Batch:  # it remembers where its arrays were
+                task = Batch(task.key, task.members, task.fixed, tuple(own))
+            elif own:
+                task = DataNode(key, *own) if type(task) is DataNode else Task(key, unchanged, *own)
+            if i in self.constants:
+                missing = self.constants[i]
+                constants = {**constants, **{k: data[n] for k, n in missing.items()}}
+            steps.append(Step(
+                key, task, s.inputs, s.names, s.sources, constants, s.place, s.nbytes, s.known,
+                s.seconds, s.kind, s.fixed, s.picks, s.aside, s.again, s.sent,
+            ))  # fmt: skip
         plan = replace(self.plan, steps=steps, template=self.plan)
         for fact in ("readers", "crossing", "launches", "types", "fixed"):
             plan.__dict__[fact] = getattr(self.plan, fact)
         graph = self.graph
-        called = {t: _called(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
+        called = {t: _renamed(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
         called.update(zip(graph.wanted, wanted, strict=True))
         return replace(graph, called=called), plan
 
 
-def _called(key: Key, names: Mapping[str, str]) -> Key:
+def _renamed(key: Key, names: Mapping[str, str]) -> Key:
     if type(key) is tuple and key and key[0] in names:
         return (names[key[0]], *key[1:])
     if type(key) is Together:
-        return Together(tuple([_called(k, names) for k in key.keys]))
+        return Together(tuple([_renamed(k, names) for k in key.keys]))
     return names.get(key, key) if type(key) is str else key
-
-
-def _chunks_of(holes: Iterable[tuple[Any, int]], data: tuple[Any, ...]) -> tuple[Chunk, ...]:
-    return tuple([data[n] for where, n in holes if where is Chunk])
 
 
 def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
@@ -571,42 +530,35 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
     number: dict[int, int] = {}
     for n, value in enumerate(like.data):
         number.setdefault(id(value), n)
-    steps, holes = [], {}
+    steps = []
+    every_own: dict[int, list[int]] = {}
+    every_constant: dict[int, dict[Key, int]] = {}
     seen: set[int] = set()
     for i, step in enumerate(plan.steps):
-        task = step.task
-        found: list[tuple[Any, int]] = []
+        task: Any = step.task
+        own: list[Any] = []
         if type(task) is DataNode:
-            if id(task.value) not in number:
-                return None
-            found.append((True, number[id(task.value)]))
-            task = DataNode(step.key, None)
-        elif (
-            step.sent and type(task) is Task and len(task.args) == 1 and id(task.args[0]) in number
-        ):
-            found.append((False, number[id(task.args[0])]))
-            task = Task(step.key, task.func, None)
-        elif type(task) is Batch:
-            if any(id(c) not in number for c in task.chunks):
-                return None
-            found += [(Chunk, number[id(c)]) for c in task.chunks]
-            task = Batch(task.key, task.members, task.fixed)
+            own, task = [task.value], DataNode(step.key, None)
+        elif step.sent and type(task) is Task and task.func is unchanged:
+            own, task = [*task.args], Task(step.key, unchanged, None)
+        elif type(task) is Batch and task.chunks:
+            own, task = [*task.chunks], Batch(task.key, task.members, task.fixed)
+        constants = {k: v for k, v in step.constants.items() if _is_data(v)}
+        if any(id(v) not in number for v in (*own, *constants.values())):
+            return None
         if _holds(task, number, seen):
             return None
-        constants = dict(step.constants)
-        for name, value in step.constants.items():
-            if _is_data(value):
-                if id(value) not in number:
-                    return None
-                found.append((name, number[id(value)]))
-                constants[name] = None
-        if found:
-            holes[i] = found
-            step = replace(step, task=task, constants=constants)
+        if own:
+            every_own[i] = [number[id(v)] for v in own]
+        if constants:
+            every_constant[i] = {k: number[id(v)] for k, v in constants.items()}
+        if own or constants:
+            rest = {k: v for k, v in step.constants.items() if k not in constants}
+            step = replace(step, task=task, constants=rest)
         steps.append(step)
-    rest: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
-    bare = replace(plan, steps=steps, predicted=None)
-    return Template(replace(graph, **rest), bare, like.names, holes, like.around)
+    none: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
+    bare, around = replace(plan, steps=steps, predicted=None), like.around
+    return Template(replace(graph, **none), bare, like.names, every_own, every_constant, around)
 
 
 def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:

@@ -53,6 +53,7 @@ from .expr import (
 )
 from .grid import Axis
 from .sizes import map_leaves
+from .subgraph import COMPILED
 
 Shape = tuple[int, ...]
 
@@ -65,7 +66,6 @@ def _words(text: str) -> frozenset[str]:
 MADE = 1 << 40
 MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
 MOST_PARTS = 64  # of a concatenation
-FUSED = "<fused by gpuscheduler>"  # the file name of what `subgraph` compiles
 #: SciPy's functions that have a name in an expression.
 SPECIAL = _words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
 NUMPY_ALSO = frozenset({"exp2", "expm1", "log1p", "cbrt"})  # SciPy's ufuncs that are NumPy's too
@@ -2442,7 +2442,7 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
         )
     if not isinstance(function, types.FunctionType) or function in inside:
         return function
-    if function.__code__.co_filename == FUSED:
+    if function.__code__.co_filename == COMPILED:
         if function not in _adapted:
             _adapted[function] = _with_adapted(function, inside)
         return _adapted[function]
@@ -2671,7 +2671,7 @@ class _Reading:
         if isinstance(f, np.ufunc):
             return None
         if isinstance(f, types.FunctionType):
-            if f.__code__.co_filename == FUSED:
+            if f.__code__.co_filename == COMPILED:
                 return self.first([v for k, v in f.__globals__.items() if k != "__builtins__"])
             return self._function(f) if _is_users(f) else self._trusted(f) or self._around(f)
         if isinstance(f, types.MethodType):
@@ -2864,7 +2864,7 @@ def functions_in(function: Any) -> Iterator[Any]:
         inner = [function.func, *function.args, *function.keywords.values()]
     elif type(function).__name__ == "Compose" and hasattr(function, "funcs"):
         inner = [function.first, *function.funcs]
-    elif isinstance(function, types.FunctionType) and function.__code__.co_filename == FUSED:
+    elif isinstance(function, types.FunctionType) and function.__code__.co_filename == COMPILED:
         inner = [v for k, v in function.__globals__.items() if k != "__builtins__"]
     else:
         return

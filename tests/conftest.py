@@ -3,4 +3,22 @@
 import sys
 from pathlib import Path
 
+import pytest
+
+import gpuscheduler.scheduler
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Grows by one with each plan that is made."""
+    calls = []
+    real = gpuscheduler.scheduler.from_dask
+
+    def counting(dsk, keys, *args, **kwargs):
+        calls.append(keys)
+        return real(dsk, keys, *args, **kwargs)
+
+    monkeypatch.setattr(gpuscheduler.scheduler, "from_dask", counting)
+    return calls

@@ -457,8 +457,8 @@ FUSION_TESTS = (
 FUSION = {
     "a template keeps the constants of its first round": (
         TEMPLATES,
-        "constants[where] = data[n]",
-        "pass",
+        "if i in self.constants:",
+        "if False:",
     ),
     "variables around functions are not looked at again": (
         TEMPLATES,
@@ -513,13 +513,18 @@ FUSION = {
     ),
     "steps have the names of the first round": (
         TEMPLATES,
-        "key, task, constants = _called(s.key, names), s.task, s.constants",
+        "key, task, constants = _renamed(s.key, names), s.task, s.constants",
         "key, task, constants = s.key, s.task, s.constants",
+    ),
+    "what is done together has the names of the first round": (
+        TEMPLATES,
+        "return Together(tuple([_renamed(k, names) for k in key.keys]))",
+        "return key",
     ),
     "a template is learned from its first round alone": (
         "gpuscheduler/plan.py",
-        "for plan in (self, self.template):",
-        "for plan in (self,):",
+        "if self.template is not None and not self.template.tried:",
+        "if False:",
     ),
     "a value of another type is read all the same": (
         FUSE,

@@ -238,7 +238,7 @@ GOLDEN = {
     # elementwise: nothing
     "black_scholes": {},
     # one partial float32 from each of three devices, to where the tree puts the next sum: 1 and 0
-    # meet on 0, 3 and 2 on 2, and the two of them on 2, for the last sum comes late in the plan
+    # meet on 0, 3 and 2 on 2, and the two of them on 0
     "gauss_sum": {(1, 0): 4, (3, 2): 4, (2, 0): 4},
     # a mesh: each tile knows its own coordinates
     "haversine_mesh": {},

@@ -1,6 +1,6 @@
 """A collection that was computed before is not planned again, and is never mistaken for another.
 
-The scheduler here is a real one, on CPU threads; `planned` counts how often it looked at a graph.
+The scheduler here is a real one, on CPU threads; `planned` (conftest.py) grows with each plan made.
 """
 
 from __future__ import annotations
@@ -29,20 +29,6 @@ from tests.test_graph import WORKLOADS
 def scheduler():
     with Scheduler(devices="cpu:2", check=True) as s:
         yield s
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    """Grows by one with each plan that is made."""
-    calls = []
-    real = gpuscheduler.scheduler.from_dask
-
-    def counting(dsk, keys, *args, **kwargs):
-        calls.append(keys)
-        return real(dsk, keys, *args, **kwargs)
-
-    monkeypatch.setattr(gpuscheduler.scheduler, "from_dask", counting)
-    return calls
 
 
 def table(n=8):

@@ -1,6 +1,6 @@
 """A collection that is like an earlier one is not planned again: same results, and never another's.
 
-`planned` grows with each plan that is made, on a scheduler of CPU devices.
+`planned` (conftest.py) grows with each plan that is made, on a scheduler of CPU devices.
 """
 
 from __future__ import annotations
@@ -22,20 +22,8 @@ from hypothesis import strategies as st
 import gpuscheduler
 import gpuscheduler.scheduler
 from gpuscheduler import Scheduler, templates
+from gpuscheduler.siblings import Together
 from gpuscheduler.templates import Reader
-
-
-@pytest.fixture
-def planned(monkeypatch):
-    calls = []
-    real = gpuscheduler.scheduler.from_dask
-
-    def counting(dsk, keys, *args, **kwargs):
-        calls.append(keys)
-        return real(dsk, keys, *args, **kwargs)
-
-    monkeypatch.setattr(gpuscheduler.scheduler, "from_dask", counting)
-    return calls
 
 
 @pytest.fixture
@@ -218,14 +206,15 @@ def test_lists_in_partials_and_closures_are_like_nothing():
     assert words(x.map_blocks(max, "x" * 5000, dtype="f8")) is None
 
 
-def test_bags_and_delayed_tasks_are_planned_each_time():
+def test_bags_and_delayed_tasks_are_planned_each_time(scheduler, planned):
     """Their optimisation puts data into tasks."""
     db = pytest.importorskip("dask.bag")
     for n in range(2):
-        with Scheduler(devices="cpu:2"):
-            x = (da.ones(4, chunks=2) + n).persist()
-            bag = db.from_delayed(list(x.to_delayed())).map(float).sum()
-            assert bag.compute() == 4 * (n + 1)
+        x = (da.ones(4, chunks=2) + n).persist()
+        planned.clear()
+        bag = db.from_delayed(list(x.to_delayed())).map(float).sum()
+        assert bag.compute() == 4 * (n + 1)
+        assert len(planned) == 1
     assert words(dask.delayed(sum)([1, 2])) is None
 
 
@@ -308,7 +297,7 @@ def test_a_template_holds_no_data(scheduler, planned):
     for seed in range(3):
         values = np.random.default_rng(seed).random((8, 6))
         array = weakref.ref(values)
-        x = da.Array({("x", 0, 0): values}, f"x-{seed}" and "x", ((8,), (6,)), dtype="f8")
+        x = da.Array({("x", 0, 0): values}, "x", ((8,), (6,)), dtype="f8")
         y = (x + 1).persist()
         chunk = weakref.ref(next(iter(y.dask.values())).func)
         assert (y * 2).sum().compute() == pytest.approx(((values + 1) * 2).sum())
@@ -344,9 +333,20 @@ def test_an_error_names_the_key_of_this_round(scheduler):
     with pytest.raises(ValueError, match="too much") as caught:
         y.compute()
     assert any(y.name in note for note in caught.value.__notes__)
-    a, b = (x + 1).map_blocks(check, dtype="f8", meta=x._meta).sum(), y.sum()
-    with pytest.raises(ValueError, match="too much"):
-        dask.compute(a, b)
+
+
+def test_what_is_done_together_has_the_keys_of_this_round(planned, monkeypatch):
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+    with Scheduler("cpu:2", fuse_least=0) as s:
+        for seed in range(2):
+            x = table(seed)[0]
+            mean, var = x.mean(axis=0, split_every=2), x.var(axis=0, split_every=2)
+            steps = s.plan(mean, var).steps
+            made = [k for step in steps if type(step.key) is Together for k in step.key.keys]
+            names = {k[0] for k in made}
+            assert len(made) == 4 * 2
+            assert names <= mean.dask.layers.keys() | var.dask.layers.keys()
+    assert len(planned) == 1
 
 
 def test_rounds_under_a_tight_limit(planned):

@@ -327,14 +327,9 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
     assert used_bytes() == before
 
 
-def test_rounds_of_an_iteration(scheduler, monkeypatch):
+def test_rounds_of_an_iteration(scheduler, planned):
     """New arrays at each round, on a plan that was made for those of the first: also where one
     launch does many blocks, whose addresses it has by heart."""
-    planned = []
-    real = gpuscheduler.scheduler.from_dask
-    monkeypatch.setattr(
-        gpuscheduler.scheduler, "from_dask", lambda *a, **k: planned.append(a) or real(*a, **k)
-    )
     a, b = np.random.default_rng(2).random((2, 512, 64)).astype("f4")
     x, y = cupy_array(a, (16, 64)).persist(), cupy_array(b, (16, 64)).persist()
     start, v, w = len(planned), np.zeros(64, "f4"), cupy.zeros(64, "f4")

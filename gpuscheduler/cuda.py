@@ -59,6 +59,7 @@ from .state import Event as StateEvent
 from .workers import Borrowed, Team, Teams, Worker, awaited
 
 Refused = cupy.cuda.memory.OutOfMemoryError
+Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
 
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
@@ -984,7 +985,7 @@ class CudaDevices:
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self.files: dict[int, File] = {}  # of values on the disk
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
-        self._todo: list[list[tuple[str, int, int]]] = [[] for _ in self.lanes]
+        self._todo: list[list[Order]] = [[] for _ in self.lanes]
         self.unlaunched = plan.launches  # counted by one thread: `light`
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
@@ -1033,13 +1034,14 @@ class CudaDevices:
     def _follow_caller(self) -> None:
         """Order this run behind what the caller has queued: arrays of the graph may be in the
         making, and memory of earlier results may be in use."""
-        behind: dict[int, list[Event]] = {}
-        for lane in self.lanes:
-            if lane.device not in behind:
-                behind[lane.device] = self._caught_up(lane.device)
-            for event in behind[lane.device]:
-                for stream in (lane.home, lane.incoming, lane.outgoing):
-                    stream.wait_event(event)
+        behind = {d: self._caught_up(d) for d in dict.fromkeys([k.device for k in self.lanes])}
+        for device, events in behind.items():
+            for event in events:
+                for lane in self.lanes:
+                    lane.incoming.wait_event(event)  # copies may read what is on any device
+                    if lane.device == device:
+                        lane.home.wait_event(event)
+                        lane.outgoing.wait_event(event)
 
     def _go_before_caller(self) -> None:
         """Order the caller behind all that this run has queued, and later runs behind the caller:
@@ -1110,7 +1112,7 @@ class CudaDevices:
                 for place, todo in enumerate(self._todo):
                     if todo:
                         self._todo[place] = []
-                        self.team.send(place, self._obey, [place, todo])
+                        self.team.send(place, self._obey, [place, self._in_turn(place, todo)])
             out = awaited(self._events, self.team)
             if self.read:
                 out = [e for e in out if not self._goes_on(e)]
@@ -1345,6 +1347,7 @@ class CudaDevices:
         soon, then more. It looks itself for what is done; what takes longer, the workers wait for.
         """
         count = 1
+        self._todo = [self._in_turn(place, todo) for place, todo in enumerate(self._todo)]
         while any(self._todo):
             for place, todo in enumerate(self._todo):
                 if todo:
@@ -1377,6 +1380,24 @@ class CudaDevices:
                 return
             sleep(0)
 
+    def _in_turn(self, place: int, todo: list[Order]) -> list[Order]:
+        """Orders with copies from the next device first, then from the one behind it, and so on:
+        if all devices began with the first they would share what it can send. What a launch reads
+        still comes before it, and what needs no copy does not wait for one.
+        """
+        if len({other for verb, _, other in todo if verb == "fetch"}) < 2:
+            return todo
+        turn: dict[int, int] = {}  # of each value that is ordered here
+        for verb, step, other in todo:
+            if verb == "fetch":
+                turn[step] = (other - place) % len(self.lanes) if other >= 0 else 0
+            elif verb == "launch":
+                read = self.plan.steps[step].inputs
+                turn[step] = max([turn.get(j, 0) for j in read], default=0)
+            else:  # it may make room for what follows
+                return todo
+        return sorted(todo, key=lambda order: turn[order[1]])
+
     def _all_queued(self) -> bool:
         """Whether the run can end without its kernels: not where much would be kept until they have
         run, as what other devices read."""
@@ -1404,7 +1425,7 @@ class CudaDevices:
                 finally:
                     lane.settling.release()
 
-    def _obey_all(self, place: int, todo: list[tuple[str, int, int]]) -> None:
+    def _obey_all(self, place: int, todo: list[Order]) -> None:
         lane = self.lanes[place]
         events: list[StateEvent] = []
         steps: list[int] = []  # that will be waited for together
@@ -1504,10 +1525,7 @@ class CudaDevices:
 
         What the attempt had allocated goes with its frames when this returns.
         """
-        if runtime.getDevice() != lane.device:  # a task before it has chosen another
-            Device(lane.device).use()
-        if cupy.cuda.get_current_stream().ptr != lane.home.ptr:
-            lane.home.use()
+        self._come_home(lane)
         task = self.plan.steps[i].task
         try:
             if type(task) is Fused:
@@ -1518,11 +1536,20 @@ class CudaDevices:
                 )
             else:
                 value = task(values)
-            if runtime.getDevice() != lane.device:
-                Device(lane.device).use()
+                self._come_home(lane)
             return (_solid(value) if self.crossing[i] else value), 0
         except Refused as error:
             return None, _asked_for(error, 1)
+
+    def _come_home(self, lane: _Lane) -> None:
+        """To this device and its stream, where a task has chosen others; behind what it has queued
+        on another stream of this device."""
+        if runtime.getDevice() != lane.device:
+            Device(lane.device).use()
+        current = cupy.cuda.get_current_stream()
+        if current.ptr != lane.home.ptr:
+            lane.home.wait_event(lane.mark(current))
+            lane.home.use()
 
     def _tidy(self, lane: _Lane) -> None:
         """Make the allocator give all it can: what copies still hold, and what is cached."""

@@ -670,7 +670,7 @@ def find_hardware(
     >>> find_hardware("cpu:3", "1 GiB").machine.memory
     (1073741824, 1073741824, 1073741824)
     """
-    found = re.fullmatch(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?", devices.strip())
+    found = re.fullmatch(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?", str(devices).strip())
     if found is None:
         raise ValueError(f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'")
     auto, count, cuda, ids = found.groups()

@@ -55,7 +55,9 @@ def test_threads_are_joined_and_a_closed_scheduler_says_so():
         pass
 
 
-@pytest.mark.parametrize("name", ["gpu", "cpu:", "cpu:-1", "cuda:", "cuda:a", "cpu:1,2", ""])
+@pytest.mark.parametrize(
+    "name", ["gpu", "cpu:", "cpu:-1", "cuda:", "cuda:a", "cpu:1,2", "", [0, 1], 2]
+)
 def test_device_strings_that_make_no_sense(name):
     with pytest.raises(ValueError, match="devices="):
         Scheduler(name)

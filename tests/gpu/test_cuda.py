@@ -193,6 +193,53 @@ def test_a_task_that_changes_device_or_stream_for_good(scheduler):
     assert set(np.unique(host(b.compute()))) <= set(scheduler.hardware.ids)
 
 
+@pytest.mark.gpus(2)
+def test_other_devices_read_the_graphs_arrays_behind_who_writes_them():
+    a, other = cupy.zeros((256, 256), "f4"), cupy.zeros(2**22)
+    late = 1 if hasattr(cupy, "_device") else 300  # the stand-in finds races by itself
+    with gpuscheduler.Scheduler(devices="cuda:0,1"):
+        x = da.Array({("a", 0, 0): a}, "a", ((256,), (256,)), meta=a[:0, :0])
+        with dask.annotate(device=1):
+            y = x * 2
+        for turn in range(5):
+            for _ in range(late):
+                other.fill(turn)
+            a.fill(turn)
+            got = y.persist()
+            a.fill(-1)
+            assert got.dask[got.__dask_keys__()[0][0]].func.place == 1
+            np.testing.assert_array_equal(host(got.compute()), np.full(a.shape, 2 * turn, "f4"))
+
+
+@pytest.mark.gpus(3)
+@pytest.mark.parametrize("light", [True, False])
+def test_devices_fetch_from_different_ones_at_a_time(monkeypatch, light):
+    """The next device's blocks come first, then those of the one behind it. The sums do not wait
+    for blocks of other devices where they read none."""
+    monkeypatch.setattr(cuda, "A_MOMENT", 10 if light else -1)
+    devices = min(4, cuda_devices())
+    with gpuscheduler.Scheduler("cuda:" + ",".join(map(str, range(devices))), check=True):
+        values = np.arange(4.0 * (devices * 64) ** 2).reshape((devices * 128,) * 2)
+        x = cupy_array(values, (64, 64)).persist()
+        lazy = (x + x.T).sum()
+        real, copies = cuda.runtime.memcpyPeerAsync, []
+        for turn in range(3):
+            if turn:
+                monkeypatch.setattr(
+                    cuda.runtime, "memcpyPeerAsync",
+                    lambda to, d, src, e, n, s: (n > 4096 and copies.append((d, e)))
+                    or real(to, d, src, e, n, s),
+                )  # fmt: skip
+            assert float(lazy.compute()) == 2 * values.sum()
+        assert {d for d, _ in copies} == set(range(devices))
+        for d in range(devices):
+            turns = [(e - d) % devices for to, e in copies if to == d]
+            once = turns[: len(turns) // 2]
+            assert turns == 2 * once
+            assert once == sorted(once)
+            assert set(once) == set(range(1, devices))
+
+
 @pytest.mark.real
 def test_rows_more_than_two_gigabytes_apart(scheduler):
     x = da.ones((2, 2**29 + 64), chunks=(2, 2**28), dtype="u1").map_blocks(

@@ -96,13 +96,13 @@ def scheduler(request):
         yield s
 
 
-def loaded(f, scheduler):
+def loaded(f, scheduler, shape=N):
     """The same function. Numba loads a kernel when a GPU first runs it, and fails where two threads
     of one GPU do: two devices that are one GPU get it loaded."""
     ids = scheduler.hardware.ids
     for d in set(ids) if len(set(ids)) < len(ids) else ():
         with cupy.cuda.Device(d):
-            f(cupy.zeros(N))
+            f(cupy.zeros(shape))
     return f
 
 
@@ -150,6 +150,8 @@ def test_functions_that_numba_makes_ufuncs_of(scheduler):
     def along_rows(block):
         return cupy.asarray(running(block + 1)) * 3
 
+    for f in (twice, along_rows):
+        loaded(f, scheduler, (1, 2))
     x = np.arange(400.0).reshape(40, 10)
     lazy = cupy_array(x, (10, 10))
     z = lazy.map_blocks(twice, dtype=x.dtype, meta=cupy.empty((0, 0)))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-DEVICES = int(os.environ.get("FAKE_CUDA_DEVICES", "2"))
+DEVICES = int(os.environ.get("FAKE_CUDA_DEVICES", "4"))
 MEMORY = int(os.environ.get("FAKE_CUDA_MEMORY", str(2**30)))
 PEERS = os.environ.get("FAKE_CUDA_PEERS", "1") != "0"
 PROCESSORS = 2

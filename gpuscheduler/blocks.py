@@ -10,7 +10,6 @@ are meant for them.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -32,18 +31,14 @@ from .expr import (
     view_of,
     with_view,
 )
+from .regions import Box, affine, cut_for, truth_in
 
 Array = np.ndarray[Any, Any]
-Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
 
 #: Bytes of one temporary: a few of them fit a core's L2 cache. Measured; see tests/test_blocks.py.
 BLOCK_BYTES = 512 * 1024
-COMPARISONS: dict[str, Callable[[int, int], bool]] = {
-    "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
-    "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
-}  # fmt: skip
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex"})
@@ -199,114 +194,13 @@ def _chooses_calls(kernel: Kernel) -> bool:
 # ---- regions: boxes in which every view is inside its array
 
 
-def _affine(node: Expr, axes: int) -> View | None:
-    """An integer expression as a View, where it is one."""
-    if node.op == "index":
-        return node.data  # type: ignore[no-any-return]
-    if node.op == "constant" and node.dtype.kind in "iu":
-        return View(int(node.value), (0,) * axes)
-    if node.op in ("add", "subtract", "multiply") and node.dtype == np.int64:
-        a, b = (_affine(x, axes) for x in node.args)
-        if a is None or b is None:
-            return None
-        if node.op == "multiply":
-            if any(a.strides):
-                a, b = b, a
-            if any(a.strides):
-                return None
-            return View(a.offset * b.offset, tuple(a.offset * s for s in b.strides))
-        sign = 1 if node.op == "add" else -1
-        strides = tuple(s + sign * t for s, t in zip(a.strides, b.strides, strict=True))
-        return View(a.offset + sign * b.offset, strides)
-    return None
-
-
 def _place(node: Expr, axes: int) -> tuple[View, list[Expr]] | None:
     """Numbers that go evenly, as a View and what is added to it."""
     if node.op == "add" and node.dtype == np.int64 and node.args[1].op == OPEN:
         found = _place(node.args[0], axes)
         return None if found is None else (found[0], [*found[1], node.args[1]])
-    view = _affine(node, axes)
+    view = affine(node, axes)
     return None if view is None or not any(view.strides) else (view, [])
-
-
-def _difference(node: Expr, box: Box) -> tuple[int, int | None, int] | None:
-    """A comparison as `start + stride * i <op> 0` for i along an axis, None for no axis."""
-    if node.op not in COMPARISONS or any(a.dtype.kind not in "iu" for a in node.args):
-        return None
-    a, b = (_affine(x, len(box)) for x in node.args)
-    if a is None or b is None:
-        return None
-    start, axis, stride = a.offset - b.offset, None, 0
-    for k, (s, t) in enumerate(zip(a.strides, b.strides, strict=True)):
-        if s == t:
-            continue
-        if box[k][1] - box[k][0] == 1:
-            start += (s - t) * box[k][0]
-        elif axis is not None:
-            return None
-        else:
-            axis, stride = k, s - t
-    return start, axis, stride
-
-
-def _cuts(op: str, start: int, stride: int) -> set[int]:
-    """Where along its axis the truth of a comparison may change."""
-    at = -(start // stride)  # the first i with start + stride * i >= 0, for a positive stride
-    if stride < 0:
-        at = start // -stride + 1  # the first i with start + stride * i < 0
-    exact = start % stride == 0
-    zero = -start // stride
-    if exact and op in ("equal", "not_equal"):
-        return {zero, zero + 1}
-    if exact and op in ("less_equal", "greater"):
-        return {zero + 1} if stride > 0 else {zero}
-    if exact:
-        return {zero} if stride > 0 else {zero + 1}
-    return set() if op in ("equal", "not_equal") else {at}
-
-
-def _truth(node: Expr, box: Box) -> bool | None:
-    """A condition's value, where it is the same in the whole box."""
-    if node.op == "constant":
-        return bool(node.value)
-    if node.op in ("logical_not", "invert") and node.dtype == bool:
-        inner = _truth(node.args[0], box)
-        return None if inner is None else not inner
-    if node.op in ("logical_and", "logical_or", "bitwise_and", "bitwise_or"):
-        if any(a.dtype != bool for a in node.args):
-            return None
-        found = [_truth(a, box) for a in node.args]
-        settles = node.op.endswith("_or")
-        if settles in found:
-            return settles
-        return None if None in found else not settles
-    difference = _difference(node, box)
-    if difference is None:
-        return None
-    start, axis, stride = difference
-    if axis is None:
-        return COMPARISONS[node.op](start, 0)
-    low, high = box[axis]
-    if any(low < c < high for c in _cuts(node.op, start, stride)):
-        return None
-    return COMPARISONS[node.op](start + stride * low, 0)
-
-
-def _cut(condition: Expr, box: Box) -> tuple[int, list[int]] | None:
-    """An axis and the places where to cut it so that more is known of the condition."""
-    for node in nodes((condition,)):
-        difference = _difference(node, box)
-        if difference is None:
-            continue
-        start, axis, stride = difference
-        if axis is None:
-            continue
-        low, high = box[axis]
-        inside = sorted(c for c in _cuts(node.op, start, stride) if low < c < high)
-        if inside:
-            return axis, [low, *inside, high]
-    return None
 
 
 def _regions(
@@ -336,12 +230,12 @@ def _regions(
         either = node.op == "where" and node.args[1:]
         if either and any(bad[id(a)] or calls[id(a)] for a in either):
             condition = node.args[0]
-            truth = _truth(condition, box)
+            truth = truth_in(condition, box)
             if truth is not None:
                 chosen = node.args[1 if truth else 2]
                 yield from _regions(substituted(roots, {id(node): chosen}), box, bounds)
                 return
-            cut = _cut(condition, box)
+            cut = cut_for(condition, box)
             if cut is not None:
                 axis, places = cut
                 for start, stop in zip(places, places[1:], strict=False):

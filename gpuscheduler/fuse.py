@@ -808,10 +808,10 @@ def _abstract(value: Any) -> Any:
 
 
 def _laid(v: Any) -> Any:
-    """What is known of a view."""
+    """What is known of a view, or of a copy of it."""
     if not isinstance(v, Seen):
         return v
-    same = trace.is_contiguous(View(0, v.view.strides), v.shape)
+    same = v.copied or trace.is_contiguous(View(0, v.view.strides), v.shape)
     return Abstract(v.shape, v.dtype, None if same else v.view.strides)
 
 

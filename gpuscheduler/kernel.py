@@ -18,6 +18,8 @@ the last one to finish puts the parts together, in order. The same bits come out
 
 A view below a `where` may reach outside its array only where the condition is made of indices and
 constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
+Where such conditions are settled for most points at once (a block between the edges of its
+neighbours), these points have a body of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +47,7 @@ from .cuda_math import (
     stored,
 )
 from .expr import Expr, Kernel, View, constant, nodes, substituted
+from .regions import interior
 
 THREADS = 256
 #: Bytes of arguments that a kernel can have, and items of a launch.
@@ -346,7 +349,9 @@ class _Generator:
             self._reductions()
             self.final = _Tree(kernel.outputs, "f")
         else:
+            self.evaluated = list(kernel.outputs)
             self.tree = self.final = _Tree(kernel.outputs, "v")
+        self._interior()
         self._space()
         self._check()
 
@@ -370,7 +375,43 @@ class _Generator:
             taken = r.arg if _code(r.arg) == takes else Expr("cast", (r.arg,), _dtype(takes))
             roots.append(taken)
             self.kinds.append((r.op, takes, gives))
+        self.evaluated = roots
         self.tree = _Tree(roots, "v")
+
+    def _interior(self) -> None:
+        """Where conditions on indices guard loads, most points may lie where it is known which of
+        them hold: there less is to be done."""
+        self.core: _Tree | None = None
+        self.within: list[tuple[int, int, int]] = []  # axis, first, length: where the core lies
+        if all(g is None for g in self.tree.guards.values()):
+            return
+        found = interior(self.evaluated, self.kernel.shape)
+        if found is None:
+            return
+        box, roots = found
+        core = _Tree(roots, "c")
+        if 2 * len(core.nodes) <= len(self.tree.nodes):
+            self.core = core
+            for k, ((low, high), n) in enumerate(zip(box, self.kernel.shape, strict=True)):
+                if high - low < n:
+                    self.within.append((k, low, high - low))
+
+    def _inside(self, site: _Site) -> str:
+        """Whether a point lies in the core."""
+        return " && ".join([
+            f"({self.count})({self._offset(self.axis_layout[k], site)} - ({self.int})"
+            f"{self.slot(('first', k), low)}) < {self.number(('within', k), length)}"
+            for k, low, length in self.within
+        ])  # fmt: skip
+
+    @property
+    def bodies(self) -> list[_Tree]:
+        """What is evaluated at each point."""
+        return [self.tree] if self.core is None else [self.tree, self.core]
+
+    @property
+    def trees(self) -> list[_Tree]:
+        return [*self.bodies, self.final] if self.reducing else self.bodies
 
     # ---- axes
 
@@ -391,7 +432,7 @@ class _Generator:
                 self.moved.add(n)
             return n
 
-        for tree in (self.tree, self.final) if self.reducing else (self.tree,):
+        for tree in self.trees:
             for k in (*tree.inputs, *tree.indices):
                 node = tree.nodes[k]
                 view: View = node.data[1] if node.op == "input" else node.data
@@ -404,6 +445,9 @@ class _Generator:
                 # along an axis of one point a stride means nothing
                 strides = [0 if n == 1 else s for n, s in zip(kernel.shape, strides, strict=True)]
                 self.layout_of[tree.letter, k] = layout(strides, node.op == "input")
+        self.axis_layout = {
+            k: layout([int(a == k) for a in range(rank)], False) for k, _, _ in self.within
+        }
         self.points = math.prod(kernel.shape[k] for k in kept)
         self.reach = math.prod(kernel.shape[k] for k in over)
         last, order = self._fastest(kept, over)
@@ -485,35 +529,32 @@ class _Generator:
         if votes:
             self.across = max(votes, key=lambda a: (len(votes[a]), a))
             self.turned = set(votes[self.across])
+            self.core = None
 
     def _width(self) -> None:
         """How many elements a thread takes side by side, and how many times over."""
-        letter, tree = self.tree.letter, self.tree
+        tree = self.tree
+        every = [(body, k) for body in self.bodies for k in body.inputs]
         axes = self.axes[self.along]
         length = axes[-1].length if axes else 1
         sizes = [] if self.reducing else [_size(c) for c in self.outs]
         if self.reducing and not self.rows and self._fast(self.out_layout) == 1:
             sizes += [max(_size(c), 4) for c in self.outs]
         plain = self.across < 0 and self.aligned
-        for k in tree.inputs:
-            layout = self.layout_of[letter, k]
-            step = self._fast(layout)
+        for body, k in every:
+            step = self._fast(self.layout_of[body.letter, k])
             if step == 1:
-                sizes.append(_size(tree.nodes[k].code))
-            plain = plain and step in (0, 1)
-            guard = tree.guards[k]
-            if guard is not None:
-                plain = plain and not any(
-                    tree.nodes[g].op == "index" and self._fast(self.layout_of[letter, g])
-                    for g in tree.below([guard])
-                )
+                sizes.append(_size(body.nodes[k].code))
+            plain = plain and step in (0, 1) and not self._varies(body, body.guards[k])
+        plain = plain and not any(self._fast(n) for n in self.axis_layout.values())
         draws = [n for n in tree.nodes if n.op in RANDOM]
         if not sizes or (draws and not tree.inputs and self.reducing):
             sizes = [4 if any(n.code == "f4" for n in draws) else 8]
         width = max(1, min(8, 16 // min(sizes))) if plain else 1
         while width > 1 and not (length % width == 0 and self._even(width)):
             width //= 2
-        cost = sum(_cost(n) for n in tree.nodes)
+        most = tree if self.core is None else self.core  # where most points are
+        cost = sum(_cost(n) for n in most.nodes)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
             width //= 2
         if tree.calls:  # each is there as often as a thread has elements
@@ -525,18 +566,25 @@ class _Generator:
         # three blocks at least on each multiprocessor, or too few loads are under way
         self.at_once = 3 if columns else 1
         each = sum(
-            _size(tree.nodes[k].code) * (width if self._fast(self.layout_of[letter, k]) else 1)
-            for k in tree.inputs
+            _size(most.nodes[k].code) * (width if self._fast(self.layout_of[most.letter, k]) else 1)
+            for k in most.inputs
         )
         times = 8 if columns and each <= 8 else 4
         while times > 1 and (times * each > 64 or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
 
+    def _varies(self, tree: _Tree, condition: int | None) -> bool:
+        """Whether a condition on indices may differ between neighbours along the fastest axis."""
+        return condition is not None and any(
+            tree.nodes[k].op == "index" and self._fast(self.layout_of[tree.letter, k])
+            for k in tree.below([condition])
+        )
+
     def _even(self, width: int) -> bool:
         """Whether such vectors begin at multiples of what is loaded at a time."""
-        for k in self.tree.inputs:
-            layout, node = self.layout_of[self.tree.letter, k], self.tree.nodes[k]
+        for tree, k in [(body, k) for body in self.bodies for k in body.inputs]:
+            layout, node = self.layout_of[tree.letter, k], tree.nodes[k]
             if self._fast(layout) != 1:
                 continue
             size = _size(node.code)
@@ -560,9 +608,9 @@ class _Generator:
         self.count = "unsigned" if self.small else "unsigned long long"
 
     def _check(self) -> None:
-        for tree in (self.tree, self.final):
+        for tree in self.trees:
             for k, node in enumerate(tree.nodes):
-                if node.op == "reduced" and tree is self.tree:
+                if node.op == "reduced" and self.reducing and tree is not self.final:
                     raise NotGenerated("a reduced value below a reduction")
                 if node.op not in ("input", "index", "constant", "reduced", *RANDOM):
                     self._operation(tree, k)
@@ -726,9 +774,11 @@ class _Generator:
         return still and tree.guards[k] is None
 
     def _vector(self, tree: _Tree, k: int) -> bool:
-        return self.width > 1 and tree is self.tree and (
-            self._fast(self.layout_of[tree.letter, k]) == 1
-        )  # fmt: skip
+        return (
+            self.width > 1
+            and tree in self.bodies
+            and self._fast(self.layout_of[tree.letter, k]) == 1
+        )
 
     def _kind(self, tree: _Tree, k: int) -> str:
         stored_as = STORED[tree.nodes[k].code]
@@ -827,7 +877,7 @@ class _Generator:
         """Which half of a pair a random number is, as early as it is known."""
         at = tree.nodes[k].args[0]
         walk = self._walk(tree, at)
-        if tree is self.tree and walk is not None and walk[1] is not None:
+        if tree in self.bodies and walk is not None and walk[1] is not None:
             step, odd = walk
             if step % 2 == 0 or self.width == 1:
                 return "true" if odd else "false"
@@ -884,38 +934,70 @@ class _Generator:
 
     # ---- the body of a loop over points
 
-    def _inner(self) -> list[int]:
+    def _inner(self, tree: _Tree) -> list[int]:
         """The inputs that are loaded in the loop, not before it."""
         groups = ("r",) if self.reducing else ("k", "r")
-        return [k for k in self.tree.inputs if not self._hoisted(self.tree, k, groups)]
+        return [k for k in tree.inputs if not self._hoisted(tree, k, groups)]
 
     def _before(self, site: _Site) -> list[str]:
         """Loads of what is the same in all of the loop."""
-        inner = set(self._inner())
-        outer = [k for k in self.tree.inputs if k not in inner]
-        lines = [f"{self._kind(self.tree, k)} x{k};" for k in outer]
-        return lines + self._scoped(self._loads(self.tree, outer, site, "x#"), bool(outer))
+        lines = []
+        for tree in self.bodies:
+            inner, x = set(self._inner(tree)), self._register(tree)
+            outer = [k for k in tree.inputs if k not in inner]
+            lines += [f"{self._kind(tree, k)} {x}{k};" for k in outer]
+            lines += self._scoped(self._loads(tree, outer, site, f"{x}#"), bool(outer))
+        return lines
+
+    def _register(self, tree: _Tree) -> str:
+        """What inputs are called once they are loaded, before their number."""
+        return "x" if tree is self.tree else "y"
 
     @staticmethod
     def _scoped(lines: list[str], wanted: bool = True) -> list[str]:
         return ["{", *lines, "}"] if wanted and lines else []
 
-    def _values(self, element: str, which: str) -> dict[int, str]:
+    def _values(self, tree: _Tree, element: str, which: str) -> dict[int, str]:
         """What the inputs in registers are called."""
-        inner = set(self._inner())
+        inner, x = set(self._inner(tree)), self._register(tree)
         out = {}
-        for k in self.tree.inputs:
-            name = f"x{k}[{which}]" if k in inner and which else f"x{k}"
-            out[k] = f"{name}.x[{element}]" if self._vector(self.tree, k) else name
+        for k in tree.inputs:
+            name = f"{x}{k}[{which}]" if k in inner and which else f"{x}{k}"
+            out[k] = f"{name}.x[{element}]" if self._vector(tree, k) else name
         return out
 
-    def _declared(self) -> list[str]:
+    def _declared(self, tree: _Tree, times: int) -> list[str]:
         """Room for what the loop loads. What is loaded under a condition is zero otherwise."""
-        out = []
-        for k in self._inner():
-            clear = " = {}" if self.tree.guards[k] is not None else ""
-            out.append(f"{self._kind(self.tree, k)} x{k}[{self.times}]{clear};")
+        out, x = [], self._register(tree)
+        for k in self._inner(tree):
+            clear = " = {}" if tree.guards[k] is not None else ""
+            out.append(f"{self._kind(tree, k)} {x}{k}[{times}]{clear};")
         return out
+
+    def _passes(
+        self, condition: str, at: str, coords: list[str], site: _Site,
+        use: Callable[[_Tree, str], list[str]],
+    ) -> list[str]:  # fmt: skip
+        """Load what a thread reads at a time, then use it: `use(tree, which)` gives statements for
+        one vector. Where it is not in the core, it is loaded when it is used."""
+        tree = self.tree if self.core is None else self.core
+        inner, loads, uses = self._inner(tree), [], use(tree, "u")
+        if inner:
+            loads = self._loads(tree, inner, site, f"{self._register(tree)}#[u]")
+        if self.core is not None:
+            holds = f"if ({self._inside(site)}) {{"
+            edge = self._inner(self.tree)
+            uses = [
+                holds, *uses, "} else {", *self._declared(self.tree, 1),
+                *self._scoped(self._loads(self.tree, edge, site, "x#[0]")), *use(self.tree, "0"),
+                "}",
+            ]  # fmt: skip
+            loads = [holds, *loads, "}"] if inner else []
+        return [
+            *self._declared(tree, self.times),
+            *(self._each(condition, at, [*coords, *loads]) if inner else []),
+            *self._each(condition, at, [*coords, *uses]),
+        ]
 
     def _each(self, condition: str, at: str, lines: list[str]) -> list[str]:
         """Statements for each of the vectors that a thread has at a time."""
@@ -929,13 +1011,12 @@ class _Generator:
             "}",
         ]
 
-    def _elements(self, site: _Site, which: str, after: list[str]) -> list[str]:
+    def _elements(self, tree: _Tree, site: _Site, which: str, after: list[str]) -> list[str]:
         """What is computed of each element of a vector, and `after` that."""
-        tree = self.tree
         pairs, drawn = self._pairs(tree, site)
         wanted = tree.below(tree.roots, drawn)
         element = "e" if self.width > 1 else ""
-        values = self._values("e", which)
+        values = self._values(tree, "e", which)
         lines = self._statements(tree, wanted, site, values, element, drawn)
         if self.width == 1:
             return [*pairs, *lines, *after]
@@ -966,14 +1047,10 @@ class _Generator:
                 for n in (len(lengths) - 2, len(lengths) - 1)
             )
             at = f"patched<{self.count}>({at}, {rows}, {columns})"
-        body = [
-            *self._declared(),
-            *(self._each("j < n", f"j = {at}",
-                         [*coords, *self._loads(self.tree, self._inner(), site, "x#[u]")])
-              if self._inner() else []),
-            *self._each("j < n", f"j = {at}",
-                        [*coords, *self._stores(site, f"({self.int})(j * {width}u)", "u")]),
-        ]  # fmt: skip
+        place = f"({self.int})(j * {width}u)"
+        body = self._passes(
+            "j < n", f"j = {at}", coords, site, lambda tree, u: self._stores(tree, site, place, u)
+        )
         return [
             *lines,
             *self._pointers(),
@@ -984,9 +1061,9 @@ class _Generator:
             "}",
         ]
 
-    def _stores(self, site: _Site, place: str, which: str) -> list[str]:
+    def _stores(self, tree: _Tree, site: _Site, place: str, which: str) -> list[str]:
         """Compute the outputs of a vector of points and write them."""
-        tree, width = self.tree, self.width
+        width = self.width
         declared, after, writes = [], [], []
         for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
             value = stored(short, f"{tree.letter}{root}")
@@ -997,13 +1074,12 @@ class _Generator:
             declared.append(f"{kind} out{n};")
             after.append(f"out{n}.x[e] = {value};")
             writes.append(f"*({kind}*)(q{n} + {place}) = out{n};")
-        return [*declared, *self._elements(site, which, after), *writes]
+        return [*declared, *self._elements(tree, site, which, after), *writes]
 
     def _pointers(self) -> list[str]:
         """What is read and written, by name."""
         lines = []
-        trees = (self.tree, self.final) if self.reducing else (self.tree,)
-        for tree in trees:
+        for tree in self.trees:
             lines += [self._pointer(tree, k) for k in tree.inputs]
         for n, short in enumerate(self.outs):
             slot = self.slots.at(("output", n))
@@ -1022,12 +1098,12 @@ class _Generator:
         counts += [-(-axes[across].length // 32), -(-axes[last].length // 32)]
         coords, names = self._coordinates(group, counts, "w", "t", name="tile")
         turned, room = [], TILES
-        for k in self._inner():
+        for k in self._inner(self.tree):
             tile = 32 * 33 * _size(self.tree.nodes[k].code)
             if self.layout_of[self.tree.letter, k] in self.turned and tile <= room:
                 turned.append(k)
                 room -= tile
-        straight = [k for k in self._inner() if k not in turned]
+        straight = [k for k in self._inner(self.tree) if k not in turned]
 
         def site(row: str, column: str) -> _Site:
             found = {(group, a): names[n] for n, a in enumerate(rest)}
@@ -1093,7 +1169,8 @@ class _Generator:
                 length = f"({self.int}){self.slot(('edge', a), axis.length)}"
                 coordinate = f"({site.coords['k', a]})"
                 place = f"({place}) * {length} + {coordinate}" if place else coordinate
-            return [f"const {self.int} at = {place};", *self._stores(site, "at", "u")]
+            stores = self._stores(self.tree, site, "at", "u")
+            return [f"const {self.int} at = {place};", *stores]
 
         return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
@@ -1241,7 +1318,7 @@ class _Generator:
             self.times = 4
 
             def use(place: _Site) -> list[str]:
-                return self._taken(place, "u")
+                return self._taken(self.tree, place, "u")
 
             tiles = f"const {self.count} tiles = steps;"
             return [tiles, *self._tile("r", "part", "share", use)]
@@ -1252,14 +1329,10 @@ class _Generator:
             site.coords | {("r", a): x for a, x in enumerate(names)},
             site.linear | {"r": f"j * {width}u"},
         )
-        inner = self._inner()
-        at = "j = r + u * lanes"
-        body = [
-            *self._declared(),
-            *(self._each("j < end", at, [*coords, *self._loads(self.tree, inner, place, "x#[u]")])
-              if inner else []),
-            *self._each("j < end", at, [*coords, *self._taken(place, "u")]),
-        ]  # fmt: skip
+        body = self._passes(
+            "j < end", "j = r + u * lanes", coords, place,
+            lambda tree, u: self._taken(tree, place, u),
+        )  # fmt: skip
         return [
             f"const {self.count} begin = {first};",
             f"const {self.count} end = {end};",
@@ -1268,9 +1341,9 @@ class _Generator:
             "}",
         ]
 
-    def _taken(self, site: _Site, which: str) -> list[str]:
+    def _taken(self, tree: _Tree, site: _Site, which: str) -> list[str]:
         """Compute the values of a vector of points and put them into the accumulators."""
-        tree, width = self.tree, self.width
+        width = self.width
         together = width if self.rows else 1
         declared, after, takes = [], [], []
         if any(op in ("argmin", "argmax") for op, _, _ in self.kinds):
@@ -1294,7 +1367,7 @@ class _Generator:
                 target = "e" if self.held > 1 else "0"
                 after.append(f"const {kind} g{j}[1] = {{{value}}};")
                 after.append(f"part{j}[{target}].take(g{j}{extra});")
-        return [*declared, *self._elements(site, which, after), *takes]
+        return [*declared, *self._elements(tree, site, which, after), *takes]
 
     def _gathered(self) -> list[str]:
         """Put the parts of a block's threads together."""

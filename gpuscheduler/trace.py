@@ -26,6 +26,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,12 +88,13 @@ class OnlyView(Unfollowed):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A view of an input."""
+    """A view of an input, or what it shows in memory of its own (`copied`)."""
 
     array: int
     view: View
     shape: Shape
     dtype: DType
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ class _Following:
         self.made: list[_Stage | _Result] = []
         self.numbers: dict[_Stage | _Result, int] = {}
         self.inputs = 0
+        self.given: list[list[weakref.ref[Traced]]] = []  # the families of arguments
         self.refused: str | None = None  # why: the error itself would hold the caller's frames
 
     def node(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
@@ -211,7 +214,9 @@ class _Following:
             view = View.contiguous(value.shape)
             if value.strides is not None:
                 view = View(0, tuple(value.strides))
-            return Traced(self.node("input", (), dtype, (number, view)), tuple(value.shape))
+            array = Traced(self.node("input", (), dtype, (number, view)), tuple(value.shape))
+            self.given.append(array._family)
+            return array
         if isinstance(value, Generated):
             return Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
         if isinstance(value, dict | list | tuple) and not _is_plain(value):
@@ -423,6 +428,11 @@ class Traced(NDArrayOperatorsMixin):
     @property
     def dtype(self) -> DType:
         return self._expr.dtype
+
+    @property
+    def flags(self) -> SimpleNamespace:
+        """Dask copies small parts of arrays that do not own their data."""
+        return SimpleNamespace(owndata=self._family[0]() is self)
 
     @property
     def ndim(self) -> int:
@@ -2948,13 +2958,6 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, np.ndarray))
 
 
-def _as_seen(value: Any) -> Any:
-    if not isinstance(value, Traced):
-        return value
-    number, view = value._expr.data
-    return Seen(number, view, value.shape, value.dtype)
-
-
 # ------------------------------------------------------------------------------------------------
 # Kernels.
 
@@ -3010,7 +3013,7 @@ class _Assembly:
         if not outputs:
             raise Unfollowed("it computes no array")
         if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
-            raise OnlyView(map_leaves(_as_seen, result))
+            raise OnlyView(map_leaves(self._as_seen, result))
         exprs = [_canonically(o._expr, o.shape) for o in outputs]
         self._settle(exprs)
         homes = self._homes(exprs, [o.shape for o in outputs])
@@ -3025,6 +3028,13 @@ class _Assembly:
             return value
 
         return Program(self.inputs, kernels, map_leaves(named, result))
+
+    def _as_seen(self, value: Any) -> Any:
+        if not isinstance(value, Traced):
+            return value
+        number, view = value._expr.data
+        copied = not any(value._family is given for given in self.following.given)
+        return Seen(number, view, value.shape, value.dtype, copied)
 
     def _array(self, number: int) -> _Stage | _Result:
         return self.following.made[number - MADE]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler import blocks, philox
+from gpuscheduler import blocks, philox, regions
 from gpuscheduler.expr import (
     Expr,
     Kernel,
@@ -436,9 +436,9 @@ def test_boxes_are_cut_where_a_comparison_turns(name, stride):
         stack = [((0, 9),)]
         while stack:
             box = stack.pop()
-            truth = blocks._truth(node, box)
+            truth = regions.truth_in(node, box)
             if truth is None:
-                axis, places = blocks._cut(node, box)
+                axis, places = regions.cut_for(node, box)
                 assert axis == 0
                 stack += [((a, b),) for a, b in zip(places, places[1:], strict=False)]
             else:

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from gpuscheduler import blocks, cuda_math
 from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate
+from gpuscheduler.sizes import leaves
+from gpuscheduler.trace import Abstract, follow
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
 
@@ -259,6 +261,80 @@ def test_what_has_no_reading_says_so():
         generate(Kernel((8,), tuple(terms)))
 
 
+# ---- a block among its neighbours
+
+
+def among(function, lengths, dtype="f4", then=lambda x: x):
+    """The kernel of functions of a block with the edges of its neighbours around it, and arrays for
+    it; `lengths` are those of the parts along each axis."""
+
+    def parts(make, *shape):
+        if len(shape) == len(lengths):
+            return make(shape)
+        return [parts(make, *shape, n) for n in lengths[len(shape)]]
+
+    rng = np.random.default_rng(0)
+    given = parts(lambda shape: rng.normal(size=shape).astype(dtype))
+    abstract = parts(lambda shape: Abstract(shape, np.dtype(dtype)))
+    (kernel,) = follow(lambda x: then(function(np.block(x))), [abstract]).kernels
+    return kernel, list(leaves(given)), then(function(np.block(given)))
+
+
+def stencil(u):
+    return u[:-2, 1:-1] + u[2:, 1:-1] + 2 * u[1:-1, :-2] - u[1:-1, 2:] * u[1:-1, 1:-1]
+
+
+def rows_beside(u):
+    return u[:-2] * 2 + u[2:] - u[1:-1]
+
+
+NEIGHBOURS = {
+    "both axes": (stencil, [(1, 30, 1), (1, 45, 1)]),
+    "rows": (rows_beside, [(1, 40, 1), (64,)]),
+    "rows, thick": (lambda u: u[6:] - u[:-6], [(3, 40, 3), (64,)]),
+    "at a corner": (lambda u: u[1:, 1:] - u[:-1, :-1], [(31, 1), (64, 1)]),
+    "no rows before": (rows_beside, [(0, 40, 2), (8,)]),
+    "three axes": (lambda u: u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 2:], [(1, 8, 1)] * 3),
+    "one axis": (lambda u: u[:-2] + u[2:], [(1, 5000, 1)]),
+}
+OVER = {
+    "no sum": lambda x: x,
+    "sum": lambda x: x.sum(),
+    "std": lambda x: x.std(axis=0),
+    "argmin": lambda x: x.argmin(axis=-1),
+    "max of rows": lambda x: x.max(axis=-1),
+}
+
+
+@host_only
+@pytest.mark.parametrize("over", list(OVER))
+@pytest.mark.parametrize("case", list(NEIGHBOURS))
+def test_a_block_among_its_neighbours(host, case, over):
+    """Away from the edges a kernel knows which block it reads, and asks no more."""
+    function, lengths = NEIGHBOURS[case]
+    kernel, arrays, want = among(function, lengths, "f8", OVER[over])
+    made = generate(kernel, processors=2)
+    assert re.search(r"\bpc\d", made.source)
+    arrays = [aligned(a) for a in arrays]
+    got = host.run([kernel], [arrays], processors=2)[0]
+    k.same(got, blocks.evaluate(kernel, arrays), kernel)
+    np.testing.assert_allclose(got[0], want, rtol=1e-12)
+    again = host.run([kernel], [arrays], one=True, aligned=False, processors=1)[0]
+    k.same(again, got, kernel)
+
+
+def test_vectors_are_loaded_where_rows_lie_beside_a_block():
+    kernel = among(rows_beside, [(1, 4096, 1), (8192,)])[0]
+    assert "Vec<float, 4>" in generate(kernel).source
+    kernel = among(rows_beside, [(1, 4096, 1), (8191,)])[0]
+    assert "Vec<float, 4>" not in generate(kernel).source
+
+
+def test_a_few_points_are_no_interior():
+    kernel = among(stencil, [(10, 10, 10), (10, 10, 10)])[0]
+    assert not re.search(r"\bpc\d", generate(kernel).source)
+
+
 # ---- any kernel
 
 
@@ -414,6 +490,8 @@ def programs():
         "bytes": (Kernel(shape, (Expr("cast", (source(0, shape, "u1"),), "f4"),)), "LDG.E.64"),
         "turned": (Kernel(shape, (both,)), "LDG.E"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
+        "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)])[0], "LDG.E"),
+        "rows beside": (among(rows_beside, [(1, 4096, 1), (8192,)])[0], "LDG.E.128"),
         "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
         "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),
     }

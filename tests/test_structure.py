@@ -26,6 +26,7 @@ ORDER = [
     "expr",
     "philox_loops",
     "philox",
+    "regions",
     "blocks",
     "cuda_math",
     "kernel",

@@ -1,0 +1,161 @@
+"""Boxes of the iteration space in which it is known what a `where` chooses by position.
+
+A concatenation is such a choice, and so is a block with the edges of its neighbours around it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .expr import Expr, View, nodes
+
+Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
+
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
+    "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
+}  # fmt: skip
+
+
+def affine(node: Expr, axes: int) -> View | None:
+    """An integer expression as a View, where it is one."""
+    if node.op == "index":
+        return node.data  # type: ignore[no-any-return]
+    if node.op == "constant" and node.dtype.kind in "iu":
+        return View(int(node.value), (0,) * axes)
+    if node.op in ("add", "subtract", "multiply") and node.dtype == np.int64:
+        a, b = (affine(x, axes) for x in node.args)
+        if a is None or b is None:
+            return None
+        if node.op == "multiply":
+            if any(a.strides):
+                a, b = b, a
+            if any(a.strides):
+                return None
+            return View(a.offset * b.offset, tuple(a.offset * s for s in b.strides))
+        sign = 1 if node.op == "add" else -1
+        strides = tuple(s + sign * t for s, t in zip(a.strides, b.strides, strict=True))
+        return View(a.offset + sign * b.offset, strides)
+    return None
+
+
+def _difference(node: Expr, box: Box) -> tuple[int, int | None, int] | None:
+    """A comparison as `start + stride * i <op> 0` for i along an axis, None for no axis."""
+    if node.op not in COMPARISONS or any(a.dtype.kind not in "iu" for a in node.args):
+        return None
+    a, b = (affine(x, len(box)) for x in node.args)
+    if a is None or b is None:
+        return None
+    start, axis, stride = a.offset - b.offset, None, 0
+    for k, (s, t) in enumerate(zip(a.strides, b.strides, strict=True)):
+        if s == t:
+            continue
+        if box[k][1] - box[k][0] == 1:
+            start += (s - t) * box[k][0]
+        elif axis is not None:
+            return None
+        else:
+            axis, stride = k, s - t
+    return start, axis, stride
+
+
+def _cuts(op: str, start: int, stride: int) -> set[int]:
+    """Where along its axis the truth of a comparison may change."""
+    at = -(start // stride)  # the first i with start + stride * i >= 0, for a positive stride
+    if stride < 0:
+        at = start // -stride + 1  # the first i with start + stride * i < 0
+    exact = start % stride == 0
+    zero = -start // stride
+    if exact and op in ("equal", "not_equal"):
+        return {zero, zero + 1}
+    if exact and op in ("less_equal", "greater"):
+        return {zero + 1} if stride > 0 else {zero}
+    if exact:
+        return {zero} if stride > 0 else {zero + 1}
+    return set() if op in ("equal", "not_equal") else {at}
+
+
+def truth_in(node: Expr, box: Box) -> bool | None:
+    """A condition's value, where it is the same in the whole box."""
+    if node.op == "constant":
+        return bool(node.value)
+    if node.op in ("logical_not", "invert") and node.dtype == bool:
+        inner = truth_in(node.args[0], box)
+        return None if inner is None else not inner
+    if node.op in ("logical_and", "logical_or", "bitwise_and", "bitwise_or"):
+        if any(a.dtype != bool for a in node.args):
+            return None
+        found = [truth_in(a, box) for a in node.args]
+        settles = node.op.endswith("_or")
+        if settles in found:
+            return settles
+        return None if None in found else not settles
+    difference = _difference(node, box)
+    if difference is None:
+        return None
+    start, axis, stride = difference
+    if axis is None:
+        return COMPARISONS[node.op](start, 0)
+    low, high = box[axis]
+    if any(low < c < high for c in _cuts(node.op, start, stride)):
+        return None
+    return COMPARISONS[node.op](start + stride * low, 0)
+
+
+def cut_for(condition: Expr, box: Box) -> tuple[int, list[int]] | None:
+    """An axis and the places where to cut it so that more is known of the condition."""
+    for node in nodes((condition,)):
+        difference = _difference(node, box)
+        if difference is None:
+            continue
+        start, axis, stride = difference
+        if axis is None:
+            continue
+        low, high = box[axis]
+        inside = sorted(c for c in _cuts(node.op, start, stride) if low < c < high)
+        if inside:
+            return axis, [low, *inside, high]
+    return None
+
+
+def interior(roots: Sequence[Expr], shape: tuple[int, ...]) -> tuple[Box, list[Expr]] | None:
+    """A box of at least half of all points in which more is known of what is chosen than anywhere,
+    and what is left of the roots there. None where there is none.
+
+    >>> from gpuscheduler.expr import constant, index, source
+    >>> row = index(View(0, (1, 0)))
+    >>> edge = Expr("less", (row, constant(1, "i8")), "?")
+    >>> x = source(0, (64, 8), "f4")
+    >>> interior([Expr("where", (edge, constant(0, "f4"), x), "f4")], (64, 8))
+    (((1, 64), (0, 8)), [input0])
+    """
+    whole = tuple([(0, n) for n in shape])
+    every = nodes(roots)
+    cuts: list[set[int]] = [set() for _ in shape]
+    for condition in {id(n.args[0]): n.args[0] for n in every if n.op == "where"}.values():
+        for node in nodes((condition,)):
+            start, axis, stride = _difference(node, whole) or (0, None, 0)
+            if axis is not None:
+                cuts[axis] |= _cuts(node.op, start, stride)
+    box = []
+    for n, places in zip(shape, cuts, strict=True):
+        ends = [0, *sorted([c for c in places if 0 < c < n]), n]
+        box.append(max(zip(ends, ends[1:], strict=False), key=lambda part: part[1] - part[0]))
+    inside = tuple(box)
+    if inside == whole or 2 * math.prod([b - a for a, b in inside]) < math.prod(shape):
+        return None
+    new: dict[int, Expr] = {}
+    for node in every:
+        holds = truth_in(node.args[0], inside) if node.op == "where" else None
+        if holds is not None:
+            new[id(node)] = new[id(node.args[1 if holds else 2])]
+        elif any(new[id(a)] is not a for a in node.args):
+            args = tuple([new[id(a)] for a in node.args])
+            new[id(node)] = Expr(node.op, args, node.dtype, node.data)
+        else:
+            new[id(node)] = node
+    return inside, [new[id(r)] for r in roots]

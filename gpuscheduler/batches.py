@@ -124,7 +124,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
             continue  # its readers let go of it one by one
         made = [d for d in needs if not isinstance(graph.tasks[d], DataNode)]
         read = sum([graph.sizes.get(d, LITTLE) for d in made])
-        if read > LITTLE:
+        if read > LITTLE and not task.copies:
             continue  # what it reads should be let go of as soon as it is read
         fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
         # chunks may be away: all that a batch reads comes back before it begins

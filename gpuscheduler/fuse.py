@@ -84,6 +84,11 @@ class Fused:
         return out
 
     @property
+    def copies(self) -> bool:
+        """Whether it only copies parts of what it reads."""
+        return all(r.op == "input" for k in self.program.kernels for r in k.roots)
+
+    @property
     def array(self) -> tuple[tuple[int, ...], Any] | None:
         """Shape and dtype of its value, where that is the one array that its one kernel makes."""
         kernels, result = self.program.kernels, self.program.result
@@ -204,7 +209,7 @@ class Source:
 
     def of(self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None) -> Source:
         """The same of another block."""
-        free = not names and not positions
+        free = self.free or (not names and not positions)
         return Source(
             self.shape, self.expr, names, self.expects, self.leaves, positions, kind, free,
             self.far, self.number,
@@ -247,6 +252,7 @@ class Fuser:
     follow: bool = True
     near: Callable[[Key, Key], bool] | None = None  # whether two tasks are on one device
     products: bool = False  # whether those of arrays with vectors are programs, too
+    copies: bool = False  # ... and those that copy a part of an array: a launch may do several
     reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
 
     def __post_init__(self) -> None:
@@ -449,16 +455,20 @@ class Fuser:
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
 
+        copies = False
         try:
             program = trace.follow(call, [*arguments, *generated], self.products)
         except OnlyView as error:
-            makes = map_leaves(_laid, error.result)
-            return Followed(None, str(error), makes, self._number(makes), view=error.result)
+            if not (self.copies and _is_copy(error.result, arguments)):
+                makes = map_leaves(_laid, error.result)
+                return Followed(None, str(error), makes, self._number(makes), view=error.result)
+            program, copies = error.program, True
         except Unfollowed as error:
             return Followed(None, str(error))
         if reason := unreadable(program):
             return Followed(None, reason)
-        if not generated and not borrowed and _operations(program) < self.fewest:
+        few = not copies and not generated and not borrowed
+        if few and _operations(program) < self.fewest:
             return Followed(None, "it is one operation: NumPy's own is as fast")
         program = _returned(program, arrays)
         dtypes = _dtypes(program, [a for a in leaves(arguments) if isinstance(a, Abstract)])
@@ -475,6 +485,8 @@ class Fuser:
             pairs=self._pairs(recipe.task),
         )  # fmt: skip
         found.offer = self._offered(found)
+        if found.offer is not None and copies:  # each reader may as well read the whole
+            found.offer.free = True
         return found
 
     def _settle(
@@ -805,6 +817,17 @@ def _abstract(value: Any) -> Any:
     if any(s % dtype.itemsize for s in value.strides):
         return None
     return Abstract(shape, dtype, tuple([s // dtype.itemsize for s in value.strides]))
+
+
+def _is_copy(seen: Any, arguments: list[Any]) -> bool:
+    """Whether views are to be copied: where the task does so itself, and of what is at most half,
+    so that the whole can be let go of, and so that little goes to other devices."""
+    wholes = [a for a in leaves(arguments) if isinstance(a, Abstract)]
+    return all(
+        v.copied or 2 * math.prod(v.shape) <= math.prod(wholes[v.array].shape)
+        for v in leaves(seen)
+        if isinstance(v, Seen)
+    )
 
 
 def _laid(v: Any) -> Any:

@@ -638,9 +638,11 @@ def plan_graph(
     by_position = options.random == "philox"
     if options.fuse or by_position:
         near = _neighbours(graph, machine, home) if merge and options.fuse else None
+        on_gpus = kind == "cuda"
         fuser = Fuser(
-            graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near, kind == "cuda"
-        )
+            graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
+            products=on_gpus, copies=on_gpus,
+        )  # fmt: skip
         graph = fuser.fused()
     if merge and options.fuse:
         graph = siblings.merge(graph)

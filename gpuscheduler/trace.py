@@ -79,11 +79,11 @@ class Unfollowed(Exception):
 
 
 class OnlyView(Unfollowed):
-    """It computes nothing: `result` is its value, with `Seen`s for arrays."""
+    """It computes nothing: `result` is its value, with `Seen`s for arrays; `program` copies it."""
 
-    def __init__(self, result: Any):
+    def __init__(self, result: Any, program: Program):
         super().__init__("it only takes a view")
-        self.result = result
+        self.result, self.program = result, program
 
 
 @dataclass(frozen=True, slots=True)
@@ -3013,7 +3013,10 @@ class _Assembly:
         if not outputs:
             raise Unfollowed("it computes no array")
         if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
-            raise OnlyView(map_leaves(self._as_seen, result))
+            raise OnlyView(map_leaves(self._as_seen, result), self._program(result, outputs))
+        return self._program(result, outputs)
+
+    def _program(self, result: Any, outputs: list[Traced]) -> Program:
         exprs = [_canonically(o._expr, o.shape) for o in outputs]
         self._settle(exprs)
         homes = self._homes(exprs, [o.shape for o in outputs])

@@ -76,6 +76,8 @@ A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
+#: Bytes that are copied sooner at once than in parts, whatever lies between these.
+CLOSE = 2**16
 #: Bytes that devices may have fetched in a run that ends before its kernels.
 CROSSED = 2**26
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
@@ -127,6 +129,29 @@ def _is_solid(value: Any) -> bool:
 
 def _order(array: Any) -> str:
     return "C" if array.flags.c_contiguous else "F"
+
+
+def _one_memory(value: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any]] | None:
+    """Where arrays lie close together in one piece of memory: that, as an array, and a function
+    that gives the same arrays in a copy of it."""
+    every = list(leaves(value))
+    if len(every) < 2 or not all(isinstance(v, cupy.ndarray) and v.nbytes for v in every):
+        return None
+    memory = every[0].data.mem
+    if any(v.data.mem is not memory or not v.flags.c_contiguous for v in every):
+        return None
+    begin = min([v.data.ptr for v in every])
+    size = max([v.data.ptr + v.nbytes for v in every]) - begin
+    if size > max(CLOSE, 2 * sum([v.nbytes for v in every])):
+        return None
+
+    def parts(copy: Any) -> Any:
+        return map_leaves(
+            lambda v: cupy.ndarray(v.shape, v.dtype, copy.data + (v.data.ptr - begin)), value
+        )
+
+    first = min(every, key=lambda v: v.data.ptr)
+    return cupy.ndarray((size,), np.uint8, first.data), parts
 
 
 @dataclass(slots=True, eq=False)
@@ -1112,7 +1137,9 @@ class CudaDevices:
                 for place, todo in enumerate(self._todo):
                     if todo:
                         self._todo[place] = []
-                        self.team.send(place, self._obey, [place, self._in_turn(place, todo)])
+                        turns = self._turns(place, todo)
+                        todo = [order for turn in sorted(turns) for order in turns[turn]]
+                        self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
             if self.read:
                 out = [e for e in out if not self._goes_on(e)]
@@ -1346,16 +1373,19 @@ class CudaDevices:
         """In the caller's thread: first one order to each device, so that all of them have work
         soon, then more. It looks itself for what is done; what takes longer, the workers wait for.
         """
-        count = 1
-        self._todo = [self._in_turn(place, todo) for place, todo in enumerate(self._todo)]
-        while any(self._todo):
-            for place, todo in enumerate(self._todo):
-                if todo:
-                    self._todo[place] = todo[count:]
-                    lane = self.lanes[place]
-                    with Device(lane.device), lane.home:
-                        self.team.contexts[place].run(self._obey, [place, todo[:count]])
-            count *= 2
+        turns = [self._turns(place, todo) for place, todo in enumerate(self._todo)]
+        self._todo = [[] for _ in self.lanes]
+        for turn in sorted(set().union(*turns)):
+            left = [mine.get(turn, []) for mine in turns]
+            count = 1
+            while any(left):
+                for place, todo in enumerate(left):
+                    if todo:
+                        left[place] = todo[count:]
+                        lane = self.lanes[place]
+                        with Device(lane.device), lane.home:
+                            self.team.contexts[place].run(self._obey, [place, todo[:count]])
+                count *= 2
         if self._all_queued():
             self._call_it_done()
         if not self._events.empty():
@@ -1380,13 +1410,15 @@ class CudaDevices:
                 return
             sleep(0)
 
-    def _in_turn(self, place: int, todo: list[Order]) -> list[Order]:
-        """Orders with copies from the next device first, then from the one behind it, and so on:
-        if all devices began with the first they would share what it can send. What a launch reads
-        still comes before it, and what needs no copy does not wait for one.
+    def _turns(self, place: int, todo: list[Order]) -> dict[int, list[Order]]:
+        """Orders in turns: copies from the next device come first, then those from the one behind
+        it, and so on. If all devices began with the same one, they would share what it can send; a
+        device sends in the order in which copies from it are queued.
+
+        What a launch reads still comes before it, and what needs no copy does not wait for one.
         """
         if len({other for verb, _, other in todo if verb == "fetch"}) < 2:
-            return todo
+            return {0: todo} if todo else {}
         turn: dict[int, int] = {}  # of each value that is ordered here
         for verb, step, other in todo:
             if verb == "fetch":
@@ -1395,8 +1427,11 @@ class CudaDevices:
                 read = self.plan.steps[step].inputs
                 turn[step] = max([turn.get(j, 0) for j in read], default=0)
             else:  # it may make room for what follows
-                return todo
-        return sorted(todo, key=lambda order: turn[order[1]])
+                return {0: todo}
+        out: dict[int, list[Order]] = {}
+        for order in todo:
+            out.setdefault(turn[order[1]], []).append(order)
+        return out
 
     def _all_queued(self) -> bool:
         """Whether the run can end without its kernels: not where much would be kept until they have
@@ -1584,12 +1619,17 @@ class CudaDevices:
 
     def _received(self, lane: _Lane, src: int, source: _Held, keep: list[Any]) -> tuple[Any, int]:
         """A replica of a value, and 0; or None, and the bytes that were refused."""
+
+        def copy(v: Any) -> Any:
+            return self._copied(lane, src, source, v, keep)
+
         try:
             with lane.incoming:
-                copied = map_leaves(
-                    lambda v: self._copied(lane, src, source, v, keep), source.value
-                )
-            return copied, 0
+                value = source.value
+                if type(value) is tuple and (found := _one_memory(value)) is not None:
+                    whole, parts = found
+                    return parts(copy(whole)), 0
+                return map_leaves(copy, value), 0
         except Refused as error:
             return None, _asked_for(error, 1)
 

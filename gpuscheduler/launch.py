@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,7 @@ class _Prepared:
     void: Any  # dtype of the one argument
     voids: Any  # ... of many items
     outputs: tuple[tuple[int, tuple[int, ...], Any], ...]  # slot, shape and dtype
+    sizes: tuple[int, ...]  # bytes of each
     positions: tuple[tuple[int, int], ...]  # slots that hold a placeholder, and which
     given: int  # the program's own arrays; those with higher numbers its kernels make
 
@@ -83,6 +84,32 @@ class Workspace:
         return int(self.counters.data.ptr)
 
 
+class _Room:
+    """Memory for small arrays that are made together: one copy takes them all elsewhere."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self, sizes: Iterable[int]):
+        self.memory: Any = cupy.cuda.alloc(sum([_rounded(n) for n in sizes]))
+
+    def array(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
+        out = cupy.ndarray(shape, dtype, self.memory)
+        self.memory = self.memory + _rounded(nbytes)
+        return out
+
+    @classmethod
+    def of(cls, kernels: list[_Prepared], count: int = 1) -> _Room | None:
+        """For all that these kernels make of so many items, if it is several small arrays."""
+        sizes = [n for kernel in kernels for n in kernel.sizes]
+        if len(sizes) < 2 or max(sizes) > SMALL:
+            return None
+        return cls([n * count for n in sizes])
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256
+
+
 class Kernels:
     """The kernels of this process."""
 
@@ -111,10 +138,10 @@ class Kernels:
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return fused.original(values)
-        steps = iter(ready.kernels)
+        steps, room = iter(ready.kernels), _Room.of(ready.kernels)
 
         def evaluate(_: Any, every: list[Any]) -> list[Any]:
-            return self._launch(next(steps), pointers, fused.positions, work)
+            return self._launch(next(steps), pointers, fused.positions, work, room)
 
         return computed(ready.program, evaluate, arrays, scalars=False)
 
@@ -150,8 +177,9 @@ class Kernels:
             if batch.fixed and remember:
                 batch.ready[device, id(self)] = ready, inputs, begun
         pointers = [list(p) for p in inputs]
+        room = _Room.of(ready.kernels, len(pointers))
         made = [
-            self._launch_all(kernel, slots, pointers, work)
+            self._launch_all(kernel, slots, pointers, work, room)
             for kernel, slots in zip(ready.kernels, begun, strict=True)
         ]
         program = ready.program
@@ -166,7 +194,12 @@ class Kernels:
         )
 
     def _launch_all(
-        self, kernel: _Prepared, begun: Any, pointers: list[list[int]], work: Workspace
+        self,
+        kernel: _Prepared,
+        begun: Any,
+        pointers: list[list[int]],
+        work: Workspace,
+        room: _Room | None,
     ) -> list[Any]:
         """Launch a kernel for several items, of which `begun` has what is known before; each output
         is a list, or an array, of all theirs."""
@@ -177,14 +210,17 @@ class Kernels:
             if n >= kernel.given:  # the results of kernels before this one
                 slots[:count, slot] = [p[n] + offset for p in pointers]
         outputs: list[Any] = []
-        for slot, shape, dtype in kernel.outputs:
-            nbytes = math.prod(shape) * dtype.itemsize
+        for (slot, shape, dtype), nbytes in zip(kernel.outputs, kernel.sizes, strict=True):
             out: Any
             if nbytes > SMALL:  # each is let go of by itself
                 out = [cupy.ndarray(shape, dtype) for _ in range(count)]
                 places = [a.data.ptr for a in out]
             else:
-                out = cupy.ndarray((count, *shape), dtype)
+                every = count, *shape
+                if room is None:
+                    out = cupy.ndarray(every, dtype)
+                else:
+                    out = room.array(every, dtype, count * nbytes)
                 begin = out.data.ptr
                 places = [begin + i * nbytes for i in range(count)]
             for p, place in zip(pointers, places, strict=True):
@@ -205,15 +241,20 @@ class Kernels:
         return outputs
 
     def _launch(
-        self, kernel: _Prepared, pointers: list[int], positions: tuple[int, ...], work: Workspace
+        self,
+        kernel: _Prepared,
+        pointers: list[int],
+        positions: tuple[int, ...],
+        work: Workspace,
+        room: _Room | None,
     ) -> list[Any]:
         made = kernel.generated
         slots = made.slots.copy()
         for slot, n, offset in made.inputs:
             slots[slot] = pointers[n] + offset
         outputs = []
-        for slot, shape, dtype in kernel.outputs:
-            out = cupy.ndarray(shape, dtype)
+        for (slot, shape, dtype), nbytes in zip(kernel.outputs, kernel.sizes, strict=True):
+            out = cupy.ndarray(shape, dtype) if room is None else room.array(shape, dtype, nbytes)
             slots[slot] = pointer = out.data.ptr
             outputs.append(out)
             pointers.append(pointer)
@@ -269,7 +310,8 @@ class Kernels:
         )
         void = np.dtype((np.void, made.slots.nbytes))
         voids = np.dtype((np.void, made.slots.nbytes * made.most))
-        return _Prepared(one, many, made, void, voids, outputs, positions, given)
+        sizes = tuple([math.prod(shape) * dtype.itemsize for _, shape, dtype in outputs])
+        return _Prepared(one, many, made, void, voids, outputs, sizes, positions, given)
 
     def _function(self, made: Generated, name: str, device: int) -> Any:
         key = made.source, device

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from .expr import Expr, Kernel, Out, Program, Reduction, rebuilt
@@ -53,7 +54,16 @@ def merge(graph: Graph) -> Graph:
         groups = _siblings(graph, kept)
         if not groups:
             break
-        first = {group[0]: read_together(graph, group) for group in groups}
+        fused: dict[Key, Any] = graph.tasks
+        number: dict[int, int] = {}  # in the same order everywhere: alike groups are one program
+        for key in chain(*groups):
+            number.setdefault(id(fused[key].program), len(number))
+        first = {
+            group[0]: read_together(
+                graph, sorted(group, key=lambda k: number[id(fused[k].program)])
+            )
+            for group in groups
+        }
         where = {key: (h, n) for h in first.values() for n, key in enumerate(h.keys)}
         tasks = graph.tasks
         # the place in the order of execution is the first one's: what they read is all before it

@@ -33,9 +33,11 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         nbytes = dtype.itemsize
         for n in shape:
             nbytes *= int(n)
-        self._pooled = d.pools[d.here.device].allocate(nbytes)
+        if memptr is None:
+            memptr = cuda.alloc(nbytes)
+        self._pooled = memptr.mem
         memory = self._pooled.memory
-        at = memory.ptr - memory.raw.ctypes.data
+        at = memptr.ptr - memory.raw.ctypes.data
         self._a = _np.ndarray(shape, dtype, memory.raw, at, strides, order or "C")
 
     @classmethod

@@ -70,3 +70,11 @@ class MemoryPointer:
     def __init__(self, mem, ptr, device_id):
         self.mem, self.ptr, self.device_id = mem, ptr, device_id
         self.device = Device(device_id)
+
+    def __add__(self, nbytes):
+        return MemoryPointer(self.mem, self.ptr + nbytes, self.device_id)
+
+
+def alloc(nbytes):
+    pooled = d.pools[d.here.device].allocate(nbytes)
+    return MemoryPointer(pooled, pooled.memory.ptr, d.here.device)

@@ -613,7 +613,9 @@ class Fuser:
         expects = tuple(e for e in found.expects if e is not None)
         if made.shape != kernel.shape or len(expects) < len(found.expects):
             return None
-        far = sum(e.nbytes for e in expects) > 2 * made.nbytes
+        # steps of a tree meet on each device before they meet on one
+        tiny = len(expects) > 1 and math.prod(made.shape) <= trace.FEW
+        far = tiny or sum(e.nbytes for e in expects) > 2 * made.nbytes
         # readers of alike ones have one program, and that what each reads has as many leaves
         words = ("source", kernel.outputs[0], made, expects, found.leaves)
         number = self.numbers.setdefault(words, len(self.numbers))

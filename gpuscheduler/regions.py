@@ -148,9 +148,21 @@ def interior(roots: Sequence[Expr], shape: tuple[int, ...]) -> tuple[Box, list[E
     inside = tuple(box)
     if inside == whole or 2 * math.prod([b - a for a, b in inside]) < math.prod(shape):
         return None
+    return inside, settled(roots, inside)
+
+
+def settled(roots: Sequence[Expr], box: Box) -> list[Expr]:
+    """What is left of the roots where they are evaluated in a box only.
+
+    >>> from gpuscheduler.expr import constant, index, source
+    >>> first = Expr("less", (index(View(0, (1,))), constant(1, "i8")), "?")
+    >>> choice = Expr("where", (first, source(0, (1,), "f4"), source(1, (1,), "f4")), "f4")
+    >>> settled([choice], ((0, 1),)), settled([choice], ((1, 2),))
+    ([input0], [input1])
+    """
     new: dict[int, Expr] = {}
-    for node in every:
-        holds = truth_in(node.args[0], inside) if node.op == "where" else None
+    for node in nodes(roots):
+        holds = truth_in(node.args[0], box) if node.op == "where" else None
         if holds is not None:
             new[id(node)] = new[id(node.args[1 if holds else 2])]
         elif any(new[id(a)] is not a for a in node.args):
@@ -158,4 +170,4 @@ def interior(roots: Sequence[Expr], shape: tuple[int, ...]) -> tuple[Box, list[E
             new[id(node)] = Expr(node.op, args, node.dtype, node.data)
         else:
             new[id(node)] = node
-    return inside, [new[id(r)] for r in roots]
+    return [new[id(r)] for r in roots]

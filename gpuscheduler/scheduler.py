@@ -35,7 +35,7 @@ from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
 from .fuse import Fuser
 from .gather import Gathering
-from .graph import SLICERS, Graph, compile_tasks, from_dask, received, wanted_keys
+from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, Plan, make_plan, places_of
@@ -655,12 +655,11 @@ def plan_graph(
 def _neighbours(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
 ) -> Callable[[Any, Any], bool]:
-    """Whether two tasks should be on one device: asked of those that read a part of a block."""
+    """Whether two tasks should be on one device: asked of those that read a part of a block, and of
+    the steps of trees."""
     if machine.shared or len(machine.devices) == 1:
         return lambda a, b: True
-    if not any(getattr(t, "func", None) in SLICERS for t in graph.tasks.values()):
-        return lambda a, b: False
-    place = places_of(graph, machine, home)
+    place = places_of(graph, machine, home) if graph.blocks or graph.draws else {}
     return lambda a, b: place.get(a, -1) == place.get(b, -2)
 
 

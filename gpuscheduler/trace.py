@@ -53,6 +53,7 @@ from .expr import (
     with_view,
 )
 from .grid import Axis
+from .regions import settled
 from .sizes import map_leaves
 from .subgraph import COMPILED
 
@@ -67,6 +68,12 @@ def _words(text: str) -> frozenset[str]:
 MADE = 1 << 40
 MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
 MOST_PARTS = 64  # of a concatenation
+FEW = 64  # elements that are put side by side, to be reduced one by one
+#: What reduces two elements.
+ADDED_UP = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "any": np.logical_or, "all": np.logical_and,
+}  # fmt: skip
 #: SciPy's functions that have a name in an expression.
 SPECIAL = _words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
 NUMPY_ALSO = frozenset({"exp2", "expm1", "log1p", "cbrt"})  # SciPy's ufuncs that are NumPy's too
@@ -1091,6 +1098,8 @@ def _reduce(
         if op == "moment":
             own = (x, x - x)  # NaN where x is none that has a distance
         return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
+    if op in ADDED_UP and _is_few(x):
+        return [_one_by_one(op, x, axes, types[0], keep)]
     results = []
     for which in range(REDUCTIONS[op]):
         result = _Result(x.shape, axes, Reduction(op, x._expr, types), which)
@@ -1100,6 +1109,37 @@ def _reduce(
             out = _look(out, lambda a: np.expand_dims(a, axes))
         results.append(out)
     return results
+
+
+def _is_few(x: Traced) -> bool:
+    """Whether these are a few results put side by side, as in each step of a tree."""
+    expr = x._expr
+    while expr.op == "cast":
+        (expr,) = expr.args
+    return expr.op == "where" and expr.args[0].op == "less" and 0 < x.size <= FEW
+
+
+def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Traced:
+    """A reduction of a few as operations on elements: so one step of a tree may disappear into the
+    next. Floating point adds up in double precision, as it does in kernels."""
+    wide = dtype
+    if op in ("sum", "prod") and dtype.kind in "fc":
+        wide = np.dtype(np.float64 if dtype.kind == "f" else np.complex128)
+    out: Traced | None = None
+    for place in itertools.product(*[range(x.shape[k]) for k in axes]):
+        index: list[Any] = [slice(None)] * x.ndim
+        for k, i in zip(axes, place, strict=True):
+            index[k] = slice(i, i + 1)
+        part = _look(x, lambda a, index=tuple(index): a[index])  # type: ignore[misc]
+        (expr,) = settled([part._expr], tuple([(0, n) for n in part.shape]))
+        part = Traced(_cast(_changed(expr, lambda leaf: leaf), wide), part.shape)
+        both = ADDED_UP[op]
+        out = part if out is None else _elementwise(both, both.__name__, (out, part))
+    assert out is not None
+    out = Traced(_cast(out._expr, dtype), out.shape)
+    if keep:
+        return out
+    return _scalar_if_point(_reshape(out, [n for k, n in enumerate(out.shape) if k not in axes]))
 
 
 @functools.cache

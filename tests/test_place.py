@@ -229,6 +229,24 @@ def test_a_pin_to_no_device_is_an_error_that_names_the_devices(pin):
         plan_on(4, x)
 
 
+# ---- trees
+
+
+def test_the_steps_of_a_tree_are_one_on_each_device():
+    """A sum of 32 blocks, in fives: what lies on one device is one kernel behind those of blocks,
+    and what meets goes across once."""
+    x = da.ones((32, 4), chunks=(1, 4)).map_blocks(np.sin)
+    for devices, most in ((1, 1), (4, 7)):
+        graph, plan = plan_graph(
+            graph_of((x * 2).sum()), Machine.uniform(devices), None, "cuda", Options(fuse_least=0)
+        )
+        tree = [s for s in plan.steps if any(not plan.steps[j].fixed for j in s.inputs)]
+        blocks = [s for s in plan.steps if s not in tree and not s.fixed]
+        assert len(tree) <= most
+        assert {s.place for s in blocks} == set(range(devices))
+        assert sum(plan.traffic().values()) == 8 * (devices - 1)
+
+
 # ---- golden traffic
 
 # Bytes between devices, by link, at the size for tests on four devices, with the sizes that values

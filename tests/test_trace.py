@@ -304,6 +304,58 @@ def test_three_axes():
     agree(lambda x: np.linalg.norm(x, axis=(0, 2)) + np.trace(x, axis1=0, axis2=1).sum(), CUBE)
 
 
+SIDE_BY_SIDE = {
+    "all": lambda a, b, c: np.concatenate([a, b, c]).sum(),
+    "keepdims": lambda a, b, c: np.concatenate([a, b], 1).sum((0, 1), keepdims=True) + c[:, :1],
+    "rows": lambda a, b, c: np.concatenate([a, b, c], 0).sum(axis=0),
+    "columns": lambda a, b, c: np.concatenate([a, b, c], 1).sum(axis=0),
+    "of a product": lambda a, b, c: np.concatenate([a * 2, b, c - a], 1).sum(1),
+    "prod": lambda a, b, c: np.concatenate([a, b, c]).prod(0),
+    "min": lambda a, b, c: np.concatenate([a, b, c]).min(0, keepdims=True),
+    "max": lambda a, b, c: np.concatenate([a, b, c], 1).max(),
+    "any": lambda a, b, c: np.concatenate([a > 0, b > 0]).any(0),
+    "all of them": lambda a, b, c: np.concatenate([a != 0, b > 1, c < 2]).all(0),
+    "mean": lambda a, b, c: np.concatenate([a, b, c]).mean(0),
+    "of integers": lambda a, b, c: np.concatenate([a, b]).astype("i2").sum(0),
+    "steps": lambda a, b, c: np.concatenate(
+        [np.concatenate([a, b]).sum(0, keepdims=True), c]).sum(0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "i4", "?"])
+@pytest.mark.parametrize("case", list(SIDE_BY_SIDE))
+def test_a_few_side_by_side_are_added_up_one_by_one(case, dtype):
+    """So that a step of a tree can be part of the next one's kernel."""
+    if np.dtype(dtype).kind in "cb" and case in (
+        "min",
+        "max",
+        "any",
+        "all of them",
+        "of integers",
+        "of a product",
+    ):
+        pytest.skip("NumPy has no order of complex numbers, and no minus of bools")
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.normal(0, 3, (n, 3)).astype(dtype) for n in (1, 1, 1))
+    agree(SIDE_BY_SIDE[case], a, b, c)
+    made = kernels(SIDE_BY_SIDE[case], a, b, c)
+    assert not any(k.reductions for k in made)
+    if dtype in ("f4", "f8") and "of" not in case:
+        agree(SIDE_BY_SIDE[case], a, b * np.nan, c)
+
+
+def test_floats_side_by_side_add_up_in_double_precision():
+    a, b, c = (np.full((1, 1), v, "f4") for v in (2.0**24, 1, 1))
+    total = traced(lambda a, b, c: np.concatenate([a, b, c]).sum(), a, b, c)
+    assert total == np.float32(2.0**24 + 2)
+
+
+def test_many_side_by_side_are_a_reduction():
+    x = np.ones((3, 40))
+    (kernel,) = kernels(lambda x: np.concatenate([x, x * 2]).sum(0), x)
+    assert kernel.reductions
+
+
 def test_arrays_without_elements():
     nothing = np.zeros((0, 3))
     agree(lambda x: (x + 1, x.sum(), x.sum(0), x.prod(1), x.any(), x.mean(1)), nothing)

@@ -40,6 +40,9 @@ PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 #: Followed structures per graph, beyond which the rest stays as it is: following takes a
 #: millisecond, and such a graph repeats too little to gain by it.
 MOST_STRUCTURES = 2_000
+#: Arrays that a task may read because of what disappears into it: its kernel has an argument for
+#: each, and they are all there at once.
+MOST_READ = 64
 
 
 class Fused:
@@ -370,14 +373,18 @@ class Fuser:
             return False
         plain: list[tuple[int, Any]] = []
         inlined: dict[int, Source] = {}
+        read = 0  # arrays, by what is inlined
         for n, name in enumerate(recipe.names):
             if name in constants:
                 known = self._given(constants[name])
             else:
                 target = targets[name]
                 known = self.foreseen.get(target)
-                if target in self.sources and self._may_inline(target, key):
-                    inlined[n] = self.sources[target]
+                source = self.sources.get(target)
+                more = 0 if source is None else len(source.expects)
+                if source and read + more <= MOST_READ and self._may_inline(target, key):
+                    inlined[n] = source
+                    read += more
             if known is None:
                 self.reasons[key] = f"what {name!r} will be like is not known before it is there"
                 return False

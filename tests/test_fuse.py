@@ -28,6 +28,15 @@ def _everything_is_worth_it(monkeypatch):
     monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
 
 
+def test_so_much_disappears_into_a_task_and_no_more(scheduler):
+    """A tree of 1,000 blocks is not one kernel of 1,000 arguments."""
+    x = da.from_array(np.arange(2000.0), chunks=2)
+    graph = fused((x + 1).sum(split_every=4), near=lambda a, b: True)
+    assert max(len(t.expects) for t in programs(graph)) < 64 + 4
+    assert len(programs(graph)) < 1000 + 64
+    assert (x + 1).sum(split_every=4).compute() == np.arange(1, 2001.0).sum()
+
+
 @pytest.fixture
 def scheduler():
     with Scheduler("cpu:2", check=True, fuse_least=0) as s:

@@ -1761,11 +1761,13 @@ class CudaDevices:
     def _drop_all(self, place: int) -> None:
         lane, held = self.lanes[place], self.held[place]
         done = lane.mark(lane.home) if held else None
+        late = [done] if done is not None and not done.done else []
         # what comes next is behind this run, but not what another thread runs now
         last = self.ahead and not self.hardware.others(self.team)
         for i, h in list(held.items()):
             if i in self.chunks:  # it stays, and may be read here still when it goes
-                h.reads = [e for e in (*h.reads, done) if not e.done]
+                if h.reads or late:
+                    h.reads = [e for e in h.reads if not e.done] + late
                 if h.reads and not last:
                     lane.later.append((h.reads, h.value))
             elif self.ahead and not last and self.plan.steps[i].fixed:

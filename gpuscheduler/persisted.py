@@ -108,8 +108,9 @@ class Chunk:
 
     def settled(self) -> None:
         """At the end of a run: let go of replicas that only it had a use for."""
-        with self._lock:
-            self.places = worth_keeping(self.place, self.places)
+        if len(self.places) > 1:
+            with self._lock:
+                self.places = worth_keeping(self.place, self.places)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Given, (self(),)

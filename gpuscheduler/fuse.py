@@ -68,8 +68,9 @@ class Fused:
         self.positions = positions  # what stands for the placeholders in this block
         self.kind = kind  # type of the arrays that it makes, where it reads none
 
-    def arrays(self, values: Values) -> list[Any] | None:
-        """The arrays that it reads; None where they are not as foreseen."""
+    def arrays(self, values: Values, copy: bool = False) -> list[Any] | None:
+        """The arrays that it reads; None where they are not as foreseen. With `copy`, those that
+        only lie otherwise in memory (one element seen as many) are copied."""
         out = []
         expects = iter(self.expects)
         for name in self.names:
@@ -82,7 +83,9 @@ class Fused:
                 if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:
                     return None
                 if not _laid_out(leaf, foreseen):
-                    return None
+                    if not copy or foreseen.strides is not None or type(leaf) is not np.ndarray:
+                        return None
+                    leaf = leaf.copy()
                 out.append(leaf)
         return out
 
@@ -104,7 +107,7 @@ class Fused:
     def __call__(self, values: Values, out: Any = None) -> Any:
         """Its value; written to `out` where that is given, which is like its `array`, and where it
         is computed as a program."""
-        arrays = self.arrays(values)
+        arrays = self.arrays(values, copy=True)
         if arrays is None or not all(type(a) is np.ndarray for a in arrays):
             return self.original(values)
         if not arrays and self.kind != "numpy.ndarray":

@@ -452,6 +452,7 @@ FUSE, SIBLINGS, PLANS, TEMPLATES = (
 )
 FUSION_TESTS = (
     "test_templates.py", "test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py",
+    "test_place.py",
 )  # fmt: skip
 #: name: (file, what is replaced, by what); as above.
 FUSION = {
@@ -525,6 +526,21 @@ FUSION = {
         "gpuscheduler/plan.py",
         "if self.template is not None and not self.template.tried:",
         "if False:",
+    ),
+    "a copy is foreseen as a view": (
+        FUSE,
+        "same = v.copied or trace.is_contiguous(",
+        "same = trace.is_contiguous(",
+    ),
+    "a tree of any size disappears into its end": (
+        FUSE,
+        "if source and read + more <= MOST_READ and",
+        "if source and",
+    ),
+    "siblings come in any order": (
+        SIBLINGS,
+        "sorted(group, key=lambda k: number[id(fused[k].program)])",
+        "group",
     ),
     "a value of another type is read all the same": (
         FUSE,

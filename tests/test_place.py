@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from dask._task_spec import DataNode, Task, TaskRef
 
+from gpuscheduler.batches import Batch
+from gpuscheduler.fuse import Fused
 from gpuscheduler.graph import PlanError, from_dask, received
 from gpuscheduler.machine import HOST, Machine
 from gpuscheduler.persisted import Chunk, Kept
@@ -245,6 +247,21 @@ def test_the_steps_of_a_tree_are_one_on_each_device():
         assert len(tree) <= most
         assert {s.place for s in blocks} == set(range(devices))
         assert sum(plan.traffic().values()) == 8 * (devices - 1)
+
+
+def test_edges_of_blocks_go_across_in_few_copies():
+    """Eight rows of eight blocks on four devices. Of each of the two rows that a device sends to a
+    neighbour, what lies between the corners is one launch and one copy."""
+    steps = 4
+    u = da.from_array(np.zeros((64, 64), "f4"), chunks=8).map_blocks(np.sin)
+    module = importlib.import_module("graphs.heat_stencil")
+    graph, plan = plan_graph(
+        graph_of(module.apply(u, steps)), Machine.uniform(4), None, "cuda", Options(fuse_least=0)
+    )
+    sent = [i for i, s in enumerate(plan.steps)
+            if any(plan.steps[r].place != s.place for r in plan.readers[i])]  # fmt: skip
+    assert len(sent) == steps * 4 * 2 * 3
+    assert all(type(plan.steps[i].task) in (Fused, Batch) for i in sent)
 
 
 # ---- golden traffic

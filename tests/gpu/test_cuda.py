@@ -21,6 +21,7 @@ import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler import cuda, launch  # noqa: E402
+from gpuscheduler.fuse import Fused  # noqa: E402
 from gpuscheduler.run import DeviceLost  # noqa: E402
 from gpuscheduler.scheduler import cuda_devices  # noqa: E402
 
@@ -238,6 +239,28 @@ def test_devices_fetch_from_different_ones_at_a_time(monkeypatch, light):
             assert turns == 2 * once
             assert once == sorted(once)
             assert set(once) == set(range(1, devices))
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "nearest", "reflect", 0])
+def test_blocks_with_edges_of_their_neighbours_are_kernels(scheduler, monkeypatch, boundary):
+    def stencil(u):
+        return u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1]
+
+    def never(self, values, out=None):
+        raise AssertionError(f"{self!r} is computed operation by operation")
+
+    monkeypatch.setattr(Fused, "__call__", never)
+    values = np.random.default_rng(0).normal(size=(96, 120))
+    u = cupy_array(values, (24, 30)).persist()
+    for _ in range(3):
+        u = da.map_overlap(stencil, u, depth=1, boundary=boundary, trim=False, dtype="f8",
+                           meta=u._meta)  # fmt: skip
+    got = host(u.compute())
+    mode = {"periodic": "wrap", "nearest": "edge", "reflect": "symmetric"}.get(boundary)
+    for _ in range(3):
+        wide = np.pad(values, 1, mode) if mode else np.pad(values, 1)
+        values = stencil(wide)
+    np.testing.assert_allclose(got, values, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.real

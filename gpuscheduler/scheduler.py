@@ -659,8 +659,16 @@ def _neighbours(
     the steps of trees."""
     if machine.shared or len(machine.devices) == 1:
         return lambda a, b: True
-    place = places_of(graph, machine, home) if graph.blocks or graph.draws else {}
-    return lambda a, b: place.get(a, -1) == place.get(b, -2)
+    # as it is now: tasks disappear into others while this is asked
+    before = replace(graph, tasks={**graph.tasks}, needs={**graph.needs}, pins={**graph.pins})
+    place: dict[Any, int] = {}
+
+    def near(a: Any, b: Any) -> bool:
+        if not place:
+            place.update(places_of(before, machine, home))
+        return place.get(a, -1) == place.get(b, -2)
+
+    return near
 
 
 def find_hardware(

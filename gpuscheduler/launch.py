@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,7 @@ class _Ready(NamedTuple):
 
     program: Program
     kernels: list[_Prepared]
+    small: tuple[int, ...]  # bytes of each array that it makes, where these are several small ones
 
 
 class Workspace:
@@ -89,21 +90,13 @@ class _Room:
 
     __slots__ = ("memory",)
 
-    def __init__(self, sizes: Iterable[int]):
-        self.memory: Any = cupy.cuda.alloc(sum([_rounded(n) for n in sizes]))
+    def __init__(self, sizes: Sequence[int], count: int = 1):
+        self.memory: Any = cupy.cuda.alloc(sum([_rounded(n * count) for n in sizes]))
 
     def array(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
         out = cupy.ndarray(shape, dtype, self.memory)
         self.memory = self.memory + _rounded(nbytes)
         return out
-
-    @classmethod
-    def of(cls, kernels: list[_Prepared], count: int = 1) -> _Room | None:
-        """For all that these kernels make of so many items, if it is several small arrays."""
-        sizes = [n for kernel in kernels for n in kernel.sizes]
-        if len(sizes) < 2 or max(sizes) > SMALL:
-            return None
-        return cls([n * count for n in sizes])
 
 
 def _rounded(nbytes: int) -> int:
@@ -138,7 +131,8 @@ class Kernels:
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return fused.original(values)
-        steps, room = iter(ready.kernels), _Room.of(ready.kernels)
+        steps = iter(ready.kernels)
+        room = _Room(ready.small) if ready.small else None
 
         def evaluate(_: Any, every: list[Any]) -> list[Any]:
             return self._launch(next(steps), pointers, fused.positions, work, room)
@@ -177,7 +171,7 @@ class Kernels:
             if batch.fixed and remember:
                 batch.ready[device, id(self)] = ready, inputs, begun
         pointers = [list(p) for p in inputs]
-        room = _Room.of(ready.kernels, len(pointers))
+        room = _Room(ready.small, len(pointers)) if ready.small else None
         made = [
             self._launch_all(kernel, slots, pointers, work, room)
             for kernel, slots in zip(ready.kernels, begun, strict=True)
@@ -217,10 +211,8 @@ class Kernels:
                 places = [a.data.ptr for a in out]
             else:
                 every = count, *shape
-                if room is None:
-                    out = cupy.ndarray(every, dtype)
-                else:
-                    out = room.array(every, dtype, count * nbytes)
+                size = count * nbytes
+                out = cupy.ndarray(every, dtype) if room is None else room.array(every, dtype, size)
                 begin = out.data.ptr
                 places = [begin + i * nbytes for i in range(count)]
             for p, place in zip(pointers, places, strict=True):
@@ -283,7 +275,9 @@ class Kernels:
                     self._prepare(k, device, aligned, start, shapes, program.inputs)
                     for k, start in zip(program.kernels, program.starts, strict=True)
                 ]
-                found = self._prepared[key] = given, _Ready(program, kernels)
+                sizes = tuple([n for k in kernels for n in k.sizes])
+                small = sizes if len(sizes) > 1 and max(sizes) <= SMALL else ()
+                found = self._prepared[key] = given, _Ready(program, kernels, small)
         return found[1]
 
     def _prepare(

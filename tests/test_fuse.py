@@ -18,7 +18,7 @@ from dask.callbacks import Callback
 
 import gpuscheduler.scheduler
 from gpuscheduler import Scheduler
-from gpuscheduler.fuse import Fused, Fuser
+from gpuscheduler.fuse import MOST_READ, Fused, Fuser
 from gpuscheduler.graph import from_dask
 from tests.strategies import graph_of, received
 
@@ -32,8 +32,8 @@ def test_so_much_disappears_into_a_task_and_no_more(scheduler):
     """A tree of 1,000 blocks is not one kernel of 1,000 arguments."""
     x = da.from_array(np.arange(2000.0), chunks=2)
     graph = fused((x + 1).sum(split_every=4), near=lambda a, b: True)
-    assert max(len(t.expects) for t in programs(graph)) < 64 + 4
-    assert len(programs(graph)) < 1000 + 64
+    assert max(len(t.expects) for t in programs(graph)) < MOST_READ + 4
+    assert len(programs(graph)) < 1000 + MOST_READ
     assert (x + 1).sum(split_every=4).compute() == np.arange(1, 2001.0).sum()
 
 

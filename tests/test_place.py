@@ -235,11 +235,11 @@ def test_a_pin_to_no_device_is_an_error_that_names_the_devices(pin):
 
 
 def test_the_steps_of_a_tree_are_one_on_each_device():
-    """A sum of 32 blocks, in fives: what lies on one device is one kernel behind those of blocks,
-    and what meets goes across once."""
+    """A sum of 32 blocks, two by two: what lies on one device is one kernel behind those of the
+    blocks, and what meets goes across once."""
     x = da.ones((32, 4), chunks=(1, 4)).map_blocks(np.sin)
     for devices, most in ((1, 1), (4, 7)):
-        graph, plan = plan_graph(
+        _, plan = plan_graph(
             graph_of((x * 2).sum()), Machine.uniform(devices), None, "cuda", Options(fuse_least=0)
         )
         tree = [s for s in plan.steps if any(not plan.steps[j].fixed for j in s.inputs)]
@@ -255,7 +255,7 @@ def test_edges_of_blocks_go_across_in_few_copies():
     steps = 4
     u = da.from_array(np.zeros((64, 64), "f4"), chunks=8).map_blocks(np.sin)
     module = importlib.import_module("graphs.heat_stencil")
-    graph, plan = plan_graph(
+    _, plan = plan_graph(
         graph_of(module.apply(u, steps)), Machine.uniform(4), None, "cuda", Options(fuse_least=0)
     )
     sent = [i for i, s in enumerate(plan.steps)

@@ -326,15 +326,10 @@ SIDE_BY_SIDE = {
 @pytest.mark.parametrize("case", list(SIDE_BY_SIDE))
 def test_a_few_side_by_side_are_added_up_one_by_one(case, dtype):
     """So that a step of a tree can be part of the next one's kernel."""
-    if np.dtype(dtype).kind in "cb" and case in (
-        "min",
-        "max",
-        "any",
-        "all of them",
-        "of integers",
-        "of a product",
-    ):
-        pytest.skip("NumPy has no order of complex numbers, and no minus of bools")
+    if dtype == "c8" and case in ("min", "max", "any", "all of them", "of integers"):
+        pytest.skip("complex numbers have no order here, and are no integers")
+    if dtype == "?" and case == "of a product":
+        pytest.skip("NumPy has no minus of bools")
     rng = np.random.default_rng(0)
     a, b, c = (rng.normal(0, 3, (n, 3)).astype(dtype) for n in (1, 1, 1))
     agree(SIDE_BY_SIDE[case], a, b, c)

@@ -27,6 +27,7 @@ from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import sizeof
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
+from .tape import Tape
 from .workers import Borrowed, Team, Teams, Worker, awaited, reported
 
 #: A worker with more to do reports at least this often, in seconds.
@@ -84,6 +85,9 @@ class CpuHardware:
         self.store = Store(spill_directory)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
+
+    def follows(self, plan: Plan) -> bool:
+        return False
 
     def home(self, value: Any) -> int | None:
         return None  # every thread reads all of the host's memory
@@ -237,6 +241,9 @@ class CpuDevices:
             return awaited(self._events, self.team)
         out += reported(self._events)
         return out
+
+    def follow(self, tape: Tape) -> bool:
+        return False  # its threads do not obey in order
 
     def interrupt(self) -> None:
         self._events.put([Failed(-1, Interrupted())])

@@ -50,16 +50,16 @@ from .graph import is_plain
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
-from .plan import OutOfMemory, Plan
-from .run import DeviceLost, Interrupted, Lease, Told
+from .plan import OutOfMemory, Plan, Step
+from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
+from .tape import Order, Tape, by_turns, interleaved
 from .workers import Borrowed, Team, Teams, Worker, awaited
 
 Refused = cupy.cuda.memory.OutOfMemoryError
-Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
 
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
@@ -254,6 +254,12 @@ class _Lane:
         if held.arrived:
             self.incoming.wait_event(self.mark(self.home))
         self.let_go(held)
+
+    def go_behind(self, held: _Held) -> None:
+        """Drop a value of which no more is read; its memory is used again behind its readers."""
+        for event in held.reads:
+            if not event.done:
+                self.home.wait_event(event)
 
     def sweep(self, wait: bool = False) -> None:
         """Drop what only had to outlive copies that are over by now."""
@@ -630,6 +636,9 @@ class CudaHardware:
         if np.dtype(dtype).hasobject:
             return np.empty(shape, dtype)
         return self.pinned.array(shape, dtype)
+
+    def follows(self, plan: Plan) -> bool:
+        return plan.types <= KERNELS
 
     def brought_in(self, arrays: list[Any], place: int) -> list[Any]:
         """Host arrays on the device of a place, in one copy for all that lie in one buffer."""
@@ -1034,6 +1043,7 @@ class CudaDevices:
         self.ahead = self.light and told is Told.NOTHING
         self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
         self.fetched = 0  # bytes
+        self.followed = False  # whether it does what a tape says
         team.begin()
         self._follow_caller()
 
@@ -1129,6 +1139,46 @@ class CudaDevices:
         else:
             self._todo[place].append(("free", step, place))
 
+    def follow(self, tape: Tape) -> bool:
+        if not self.ahead:
+            return False
+        self.followed = True
+        for place, lane in enumerate(self.lanes):
+            for held in self.held[place].values():
+                if held.unseen:
+                    lane.home.wait_event(held.ready)
+                    held.unseen = False
+        for place, orders in tape.orders:
+            lane = self.lanes[place]
+            with Device(lane.device), lane.home:
+                if not self.team.contexts[place].run(self._follow, lane, orders):
+                    return False
+        return True
+
+    def _follow(self, lane: _Lane, orders: list[tuple[str, int, tuple[int, ...]]]) -> bool:
+        """Do so much of a tape; False where memory was refused."""
+        held, steps, wanted = self.held[lane.place], self.plan.steps, self.wanted
+        for verb, i, others in orders:
+            step = steps[i]
+            try:
+                if verb == "launch":
+                    for j in others:
+                        lane.home.wait_event(held[j].ready)
+                    value = self._called(lane, i, self._read_by(lane, step))
+                    seen = self.crossing[i] or (i in wanted and device_bytes(value))
+                    held[i] = _Held(value, lane.mark(lane.home) if seen else None)
+                elif verb == "fetch":
+                    if type(self._fetch(lane, i, *others)) is NoRoom:
+                        return False
+                else:
+                    del held[i]
+            except Refused:
+                return False
+            except Exception as error:
+                explained(error, step)
+                raise
+        return True
+
     def wait(self) -> list[StateEvent]:
         while True:
             if self.light:
@@ -1137,8 +1187,7 @@ class CudaDevices:
                 for place, todo in enumerate(self._todo):
                     if todo:
                         self._todo[place] = []
-                        turns = self._turns(place, todo)
-                        todo = [order for turn in sorted(turns) for order in turns[turn]]
+                        todo = by_turns(self.plan, place, todo)
                         self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
             if self.read:
@@ -1370,22 +1419,13 @@ class CudaDevices:
             self._events.put([Failed(order[1][0][1], error)])
 
     def _obey_here(self) -> None:
-        """In the caller's thread: first one order to each device, so that all of them have work
-        soon, then more. It looks itself for what is done; what takes longer, the workers wait for.
-        """
-        turns = [self._turns(place, todo) for place, todo in enumerate(self._todo)]
-        self._todo = [[] for _ in self.lanes]
-        for turn in sorted(set().union(*turns)):
-            left = [mine.get(turn, []) for mine in turns]
-            count = 1
-            while any(left):
-                for place, todo in enumerate(left):
-                    if todo:
-                        left[place] = todo[count:]
-                        lane = self.lanes[place]
-                        with Device(lane.device), lane.home:
-                            self.team.contexts[place].run(self._obey, [place, todo[:count]])
-                count *= 2
+        """In the caller's thread, which looks itself for what is done; what takes longer, the
+        workers wait for."""
+        todo, self._todo = self._todo, [[] for _ in self.lanes]
+        for place, orders in interleaved(self.plan, todo):
+            lane = self.lanes[place]
+            with Device(lane.device), lane.home:
+                self.team.contexts[place].run(self._obey, [place, orders])
         if self._all_queued():
             self._call_it_done()
         if not self._events.empty():
@@ -1409,29 +1449,6 @@ class CudaDevices:
                         self.team.wake(place)
                 return
             sleep(0)
-
-    def _turns(self, place: int, todo: list[Order]) -> dict[int, list[Order]]:
-        """Orders in turns: copies from the next device come first, then those from the one behind
-        it, and so on. If all devices began with the same one, they would share what it can send; a
-        device sends in the order in which copies from it are queued.
-
-        What a launch reads still comes before it, and what needs no copy does not wait for one.
-        """
-        if len({other for verb, _, other in todo if verb == "fetch"}) < 2:
-            return {0: todo} if todo else {}
-        turn: dict[int, int] = {}  # of each value that is ordered here
-        for verb, step, other in todo:
-            if verb == "fetch":
-                turn[step] = (other - place) % len(self.lanes) if other >= 0 else 0
-            elif verb == "launch":
-                read = self.plan.steps[step].inputs
-                turn[step] = max([turn.get(j, 0) for j in read], default=0)
-            else:  # it may make room for what follows
-                return {0: todo}
-        out: dict[int, list[Order]] = {}
-        for order in todo:
-            out.setdefault(turn[order[1]], []).append(order)
-        return out
 
     def _all_queued(self) -> bool:
         """Whether the run can end without its kernels: not where much would be kept until they have
@@ -1527,14 +1544,7 @@ class CudaDevices:
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
-        task = step.task
-        # such a batch knows where its arrays are
-        by_heart = type(task) is Batch and self.alone and task.known()
-        values = {} if by_heart else step.values(lambda j: held[j].value)
-        if step.constants:
-            for name in step.constants:
-                # the graph's own arrays may be on a GPU that is not among these
-                values[name] = map_leaves(lambda v: _moved(v, lane.device, lane.home), values[name])
+        values = self._read_by(lane, step)
         value, refused = self._attempt(lane, i, values)
         if refused:
             self._tidy(lane)
@@ -1555,26 +1565,39 @@ class CudaDevices:
         steps.append(i)
         return bool(self.crossing[i])
 
+    def _read_by(self, lane: _Lane, step: Step) -> dict[Any, Any]:
+        """What a task is called with."""
+        held, task = self.held[lane.place], step.task
+        # such a batch knows where its arrays are
+        by_heart = type(task) is Batch and self.alone and task.known()
+        values = {} if by_heart else step.values(lambda j: held[j].value)
+        for name in step.constants:
+            # the graph's own arrays may be on a GPU that is not among these
+            values[name] = map_leaves(lambda v: _moved(v, lane.device, lane.home), values[name])
+        return values
+
     def _attempt(self, lane: _Lane, i: int, values: dict[Any, Any]) -> tuple[Any, int]:
         """The value of a step, and 0; or None, and the bytes that were refused.
 
         What the attempt had allocated goes with its frames when this returns.
         """
-        self._come_home(lane)
-        task = self.plan.steps[i].task
         try:
-            if type(task) is Fused:
-                value = self.hardware.kernels.run(task, values, lane.device, lane.work)
-            elif type(task) is Batch:
-                value = self.hardware.kernels.run_batch(
-                    task, values, lane.device, lane.work, self.alone
-                )
-            else:
-                value = task(values)
-                self._come_home(lane)
-            return (_solid(value) if self.crossing[i] else value), 0
+            return self._called(lane, i, values), 0
         except Refused as error:
             return None, _asked_for(error, 1)
+
+    def _called(self, lane: _Lane, i: int, values: dict[Any, Any]) -> Any:
+        self._come_home(lane)
+        task = self.plan.steps[i].task
+        if type(task) is Fused:
+            value = self.hardware.kernels.run(task, values, lane.device, lane.work)
+        elif type(task) is Batch:
+            kernels = self.hardware.kernels
+            value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
+        else:
+            value = task(values)
+            self._come_home(lane)
+        return _solid(value) if self.crossing[i] else value
 
     def _come_home(self, lane: _Lane) -> None:
         """To this device and its stream, where a task has chosen others; behind what it has queued
@@ -1613,8 +1636,9 @@ class CudaDevices:
         if keep:
             lane.later.append(([done], keep))
         here = self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
-        self.fetched += device_bytes(value)
-        self._came(i, lane.place, here)
+        if not self.followed:
+            self.fetched += device_bytes(value)
+            self._came(i, lane.place, here)
         return Copied(i, src, lane.place)
 
     def _received(self, lane: _Lane, src: int, source: _Held, keep: list[Any]) -> tuple[Any, int]:
@@ -1764,8 +1788,11 @@ class CudaDevices:
         late = [done] if done is not None and not done.done else []
         # what comes next is behind this run, but not what another thread runs now
         last = self.ahead and not self.hardware.others(self.team)
+        arrived = False
         for i, h in list(held.items()):
-            if i in self.chunks:  # it stays, and may be read here still when it goes
+            chunk = self.chunks.get(i)
+            if chunk is not None and chunk.places.get(place) is h:
+                # it stays, and may be read here still when it goes
                 if h.reads or late:
                     h.reads = [e for e in h.reads if not e.done] + late
                 if h.reads and not last:
@@ -1773,7 +1800,13 @@ class CudaDevices:
             elif self.ahead and not last and self.plan.steps[i].fixed:
                 lane.later.append(([done], h.value))
             else:
-                lane.abandon(h)
+                if h.arrived and not arrived:
+                    lane.incoming.wait_event(done)
+                    arrived = True
+                if self.followed:  # much may have been read elsewhere
+                    lane.go_behind(h)
+                else:
+                    lane.let_go(h)
         held.clear()
         lane.sweep()
 

@@ -115,6 +115,9 @@ class Plan:
     there: Mapping[int, Set[int]] = field(default_factory=dict)
     tried: bool = False  # whether it has been run
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
+    #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
+    #: there is none.
+    tape: Any = field(default=None, init=False, repr=False, compare=False)
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
@@ -192,8 +195,8 @@ class Plan:
         for plan in plans:
             plan.tried = True
             for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
-                if not step.fixed:
-                    step.nbytes = true
+                if not step.fixed and step.nbytes != true:
+                    step.nbytes, plan.tape = true, None
 
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
         """Bytes that cross each link when nothing is evicted: each value once per device.

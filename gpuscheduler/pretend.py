@@ -17,6 +17,7 @@ from .plan import Footprint, Plan
 from .run import Interrupted, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, SHARE, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom
+from .tape import Tape
 
 
 class InOrderDevices:
@@ -64,6 +65,21 @@ class InOrderDevices:
         assert self.events, "nothing is under way: the state machine is stuck"
         out, self.events = self.events, []
         return out
+
+    def follow(self, tape: Tape) -> bool:
+        for place, orders in tape.orders:
+            for verb, step, others in orders:
+                if verb == "launch":
+                    self.launch(step, place)
+                elif verb == "fetch":
+                    self.copy(step, others[0], place)
+                else:
+                    self.free(step, place)
+                failed = next((e for e in self.events if type(e) is Failed), None)
+                if failed is not None:
+                    raise failed.error
+                self.events.clear()
+        return True
 
     def interrupt(self) -> None:
         self.events.append(Failed(-1, Interrupted()))
@@ -239,6 +255,9 @@ class ClockDevices:
         while self._queue and self._queue[0][0] <= self.now:
             out.append(heappop(self._queue)[2])
         return out
+
+    def follow(self, tape: Tape) -> bool:
+        return False  # it says when things happen
 
     def interrupt(self) -> None:
         self._later(self.now, Failed(-1, Interrupted()))

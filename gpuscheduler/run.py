@@ -17,6 +17,7 @@ from .machine import Machine
 from .persisted import Keeper
 from .plan import Plan, Step
 from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
+from .tape import Tape
 
 
 class DeviceLost(RuntimeError):
@@ -53,6 +54,10 @@ class Devices(Protocol):
 
     def free(self, step: int, place: int) -> None:
         """Let go of a value on one place, once nothing queued there needs it. No event."""
+
+    def follow(self, tape: Tape) -> bool:
+        """Do all that a tape says, instead of what these verbs are for: nothing is reported. False
+        where it cannot be done so: then these devices are good for nothing any more."""
 
     def wait(self) -> list[Event]:
         """At least one event; blocks until there is one."""
@@ -91,6 +96,9 @@ class Hardware(Keeper, Protocol):
     @property
     def trouble(self) -> str:
         """Which of its devices are lost, for people; "" where none is."""
+
+    def follows(self, plan: Plan) -> bool:
+        """Whether its devices can follow a tape of this plan."""
 
     def home(self, value: Any) -> int | None:
         """The device that holds a value of the graph; None where every device can read it."""

@@ -44,6 +44,7 @@ from .pretend import predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
+from .tape import Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
@@ -401,9 +402,14 @@ class Scheduler:
         begun: Callable[[Devices], None] | None = None,
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
+        heard = watch or counter or begun or rerun or self.options.timeline or self.options.check
         with self._persisted.lent() as chunks:
-            plan = self._beside(known, chunks)
             try:
+                if not heard and (tape := self._tape(known, chunks)) is not None:
+                    values = self._followed(graph, known, lease, *tape, results)
+                    if values is not None:
+                        return values
+                plan = self._beside(known, chunks)
                 state, values = self._obeyed(
                     graph, plan, lease, watch, rerun, results, counter, begun
                 )
@@ -414,6 +420,57 @@ class Scheduler:
                 raise lost from error
         known.learn(state.nbytes)
         return values
+
+    def _tape(self, plan: Plan, chunks: list[Chunk]) -> tuple[Tape, dict[int, int]] | None:
+        """What the plan does where all fits, and bytes of other chunks on each device; None where
+        it does not, and where somebody else may move chunks that it reads."""
+        windows = self.options.window, self.options.deep_window
+        if not plan.tried or windows != (WINDOW, DEEP_WINDOW) or not self.hardware.follows(plan):
+            return None
+        base = plan.template or plan
+        if base.tape is None:
+            with without_garbage_collection():
+                base.tape = rehearsed(plan) or False
+        if not base.tape:
+            return None
+        left = {id(c) for c in plan.chunks.values()}
+        others: dict[int, int] = {}
+        for chunk in chunks:
+            devices = [p for p in chunk.places if p >= 0]
+            if id(chunk) not in left:
+                for p in devices:
+                    others[p] = others.get(p, 0) + chunk.nbytes
+            elif devices != [chunk.place]:
+                return None
+            else:
+                left.remove(id(chunk))
+        memory = plan.machine.memory
+        if left or any(n + others.get(p, 0) > memory[p] for p, n in base.tape.need.items()):
+            return None
+        return base.tape, others
+
+    def _followed(
+        self,
+        graph: Graph,
+        known: Plan,
+        lease: Lease,
+        tape: Tape,
+        others: dict[int, int],
+        results: Results,
+    ) -> list[Any] | None:
+        """The values, by a tape; None where it cannot be followed after all."""
+        hardware = self.hardware
+        plan = self._beside(known, list(known.chunks.values()))
+        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
+        devices = lease.devices(plan, gathering, Told.NOTHING)
+        try:
+            begin = perf_counter()
+            if not devices.follow(tape):
+                return None
+            self.last = tape.footprint(perf_counter() - begin, others)
+            return results(graph, plan, devices, gathering, tape.end)
+        finally:
+            devices.close()
 
     def _obeyed(
         self,

@@ -44,6 +44,7 @@ ORDER = [
     "plans",
     "gather",
     "state",
+    "tape",
     "run",
     "timeline",
     "pretend",

@@ -51,6 +51,7 @@ from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan, Step
+from .replay import CLOSE, Recorder
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
@@ -76,8 +77,6 @@ A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
-#: Bytes that are copied sooner at once than in parts, whatever lies between these.
-CLOSE = 2**16
 #: Bytes that devices may have fetched in a run that ends before its kernels.
 CROSSED = 2**26
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
@@ -681,6 +680,12 @@ class CudaHardware:
                 "blocks where they are, or reduce it first"
             ) from error
         stream = cupy.cuda.get_current_stream()
+        for device in {block.device.id for block in flat} - {here}:
+            # blocks are ordered behind their making on the caller's stream of their own device
+            with Device(device):
+                made = Event(disable_timing=True)
+                made.record(cupy.cuda.get_current_stream())
+            stream.wait_event(made)
         for block, where in zip(flat, slots, strict=True):
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
@@ -1144,20 +1149,44 @@ class CudaDevices:
             return False
         self.followed = True
         for place, lane in enumerate(self.lanes):
+            lane.sweep()
             for held in self.held[place].values():
-                if held.unseen:
+                if held.ready is not None:  # it is still in the making
                     lane.home.wait_event(held.ready)
+                    for other in self.lanes:
+                        other.incoming.wait_event(held.ready)
                     held.unseen = False
+        replays = self.team.replays
+        replay = replays.get(tape)
+        try:
+            if replay is not None and replay.fits(self.held):
+                for place, i, value, ready in replay.run(self.lanes, self.held):
+                    self.held[place][i] = _Held(value, ready)
+                return True
+        except Refused:
+            return False
+        kernels, staged = self.hardware.kernels, self.hardware.staged
+        recorder = None if tape in replays else Recorder(self.plan, self.lanes, kernels, staged)
         for place, orders in tape.orders:
             lane = self.lanes[place]
             with Device(lane.device), lane.home:
-                if not self.team.contexts[place].run(self._follow, lane, orders):
-                    return False
+                done = self.team.contexts[place].run(self._follow, lane, orders, recorder)
+            if not done:
+                return False
+        if recorder is not None:
+            replays[tape] = recorder.replay()
         return True
 
-    def _follow(self, lane: _Lane, orders: list[tuple[str, int, tuple[int, ...]]]) -> bool:
+    def _follow(
+        self,
+        lane: _Lane,
+        orders: list[tuple[str, int, tuple[int, ...]]],
+        recorder: Recorder | None,
+    ) -> bool:
         """Do so much of a tape; False where memory was refused."""
         held, steps, wanted = self.held[lane.place], self.plan.steps, self.wanted
+        if recorder is not None:
+            recorder.turn(lane.place)
         for verb, i, others in orders:
             step = steps[i]
             try:
@@ -1167,11 +1196,17 @@ class CudaDevices:
                     value = self._called(lane, i, self._read_by(lane, step))
                     seen = self.crossing[i] or (i in wanted and device_bytes(value))
                     held[i] = _Held(value, lane.mark(lane.home) if seen else None)
+                    if recorder is not None:
+                        recorder.launched(i, others, held)
                 elif verb == "fetch":
                     if type(self._fetch(lane, i, *others)) is NoRoom:
                         return False
+                    if recorder is not None:
+                        recorder.fetched(i, others[0], self.held)
                 else:
                     del held[i]
+                    if recorder is not None:
+                        recorder.freed(i)
             except Refused:
                 return False
             except Exception as error:

@@ -44,7 +44,7 @@ class CompileFailed(Exception):
 
 
 @dataclass(slots=True)
-class _Prepared:
+class Prepared:
     """One kernel on one device, with all that is the same at each of its launches."""
 
     function: Any
@@ -58,11 +58,11 @@ class _Prepared:
     given: int  # the program's own arrays; those with higher numbers its kernels make
 
 
-class _Ready(NamedTuple):
+class Ready(NamedTuple):
     """A program as it runs on a device: with what is computed once in kernels of its own."""
 
     program: Program
-    kernels: list[_Prepared]
+    kernels: list[Prepared]
     small: tuple[int, ...]  # bytes of each array that it makes, where these are several small ones
 
 
@@ -85,21 +85,21 @@ class Workspace:
         return int(self.counters.data.ptr)
 
 
-class _Room:
+class Room:
     """Memory for small arrays that are made together: one copy takes them all elsewhere."""
 
     __slots__ = ("memory",)
 
     def __init__(self, sizes: Sequence[int], count: int = 1):
-        self.memory: Any = cupy.cuda.alloc(sum([_rounded(n * count) for n in sizes]))
+        self.memory: Any = cupy.cuda.alloc(sum([rounded(n * count) for n in sizes]))
 
     def array(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
         out = cupy.ndarray(shape, dtype, self.memory)
-        self.memory = self.memory + _rounded(nbytes)
+        self.memory = self.memory + rounded(nbytes)
         return out
 
 
-def _rounded(nbytes: int) -> int:
+def rounded(nbytes: int) -> int:
     return -(-nbytes // 256) * 256
 
 
@@ -110,29 +110,29 @@ class Kernels:
         self.compiled = 0  # sources that were compiled, not found
         self._cubins: dict[tuple[str, str], bytes] = {}
         self._loaded: dict[tuple[str, int], Any] = {}
-        self._prepared: dict[tuple[int, int, bool], tuple[Program, _Ready]] = {}
+        self._prepared: dict[tuple[int, int, bool], tuple[Program, Ready]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
 
     def run(self, fused: Fused, values: dict[Any, Any], device: int, work: Workspace) -> Any:
         """The value of a fused task on the current device and stream."""
         program = fused.program
-        if id(program) in self._broken:
+        if self.broken(program):
             return fused.original(values)
         arrays = fused.arrays(values)
-        if arrays is None or not _all_here(arrays, device):
+        if arrays is None or not all_here(arrays, device):
             return fused(values)
         if not arrays and fused.kind != "cupy.ndarray":
             return fused(values)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
-            ready = self._ready(program, device, aligned)
+            ready = self.ready(program, device, aligned)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return fused.original(values)
         steps = iter(ready.kernels)
-        room = _Room(ready.small) if ready.small else None
+        room = Room(ready.small) if ready.small else None
 
         def evaluate(_: Any, every: list[Any]) -> list[Any]:
             return self._launch(next(steps), pointers, fused.positions, work, room)
@@ -158,11 +158,14 @@ class Kernels:
             ready, inputs, begun = known
         else:
             inputs, aligned = _pointers(batch, values, device)
-            broken = id(first.program) in self._broken
-            if inputs is None or broken or (not first.names and first.kind != "cupy.ndarray"):
+            if (
+                inputs is None
+                or self.broken(first.program)
+                or (not first.names and first.kind != "cupy.ndarray")
+            ):
                 return tuple([self.run(f, values, device, work) for f in batch.members])
             try:
-                ready = self._ready(first.program, device, aligned)
+                ready = self.ready(first.program, device, aligned)
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return tuple([f.original(values) for f in batch.members])
@@ -171,29 +174,20 @@ class Kernels:
             if batch.fixed and remember:
                 batch.ready[device, id(self)] = ready, inputs, begun
         pointers = [list(p) for p in inputs]
-        room = _Room(ready.small, len(pointers)) if ready.small else None
+        room = Room(ready.small, len(pointers)) if ready.small else None
         made = [
             self._launch_all(kernel, slots, pointers, work, room)
             for kernel, slots in zip(ready.kernels, begun, strict=True)
         ]
-        program = ready.program
-        before = [None] * program.inputs  # no result of a program is one of its inputs
-        flat = [out for outputs in made for out in outputs]
-        result = program.result
-        if isinstance(result, Out):
-            every = flat[result.array - len(before)]
-            return tuple(every) if isinstance(every, list) else every
-        return tuple(
-            [filled(program, [*before, *items], False) for items in zip(*flat, strict=True)]
-        )
+        return batch_value(ready.program, [out for outputs in made for out in outputs])
 
     def _launch_all(
         self,
-        kernel: _Prepared,
+        kernel: Prepared,
         begun: Any,
         pointers: list[list[int]],
         work: Workspace,
-        room: _Room | None,
+        room: Room | None,
     ) -> list[Any]:
         """Launch a kernel for several items, of which `begun` has what is known before; each output
         is a list, or an array, of all theirs."""
@@ -222,10 +216,10 @@ class Kernels:
         if made.scratch is not None:
             slot, nbytes = made.scratch
             nbytes = -(-nbytes // 256) * 256
-            _spread(slots, begun, slot, work.scratch_at(nbytes * min(count, most)), nbytes, most)
+            spread(slots, begun, slot, work.scratch_at(nbytes * min(count, most)), nbytes, most)
         if made.counters is not None:
             slot, n = made.counters
-            _spread(slots, begun, slot, work.counters_at(n * min(count, most)), 4 * n, most)
+            spread(slots, begun, slot, work.counters_at(n * min(count, most)), 4 * n, most)
         for start in range(0, count, most):
             argument = slots[start : start + most].reshape(-1).view(kernel.voids)[0]
             grid = made.blocks, min(most, count - start), 1
@@ -234,11 +228,11 @@ class Kernels:
 
     def _launch(
         self,
-        kernel: _Prepared,
+        kernel: Prepared,
         pointers: list[int],
         positions: tuple[int, ...],
         work: Workspace,
-        room: _Room | None,
+        room: Room | None,
     ) -> list[Any]:
         made = kernel.generated
         slots = made.slots.copy()
@@ -261,7 +255,7 @@ class Kernels:
 
     # ---- once per program and device
 
-    def _ready(self, given: Program, device: int, aligned: bool) -> _Ready:
+    def ready(self, given: Program, device: int, aligned: bool) -> Ready:
         key = id(given), device, aligned
         found = self._prepared.get(key)
         if found is None:
@@ -277,7 +271,7 @@ class Kernels:
                 ]
                 sizes = tuple([n for k in kernels for n in k.sizes])
                 small = sizes if len(sizes) > 1 and max(sizes) <= SMALL else ()
-                found = self._prepared[key] = given, _Ready(program, kernels, small)
+                found = self._prepared[key] = given, Ready(program, kernels, small)
         return found[1]
 
     def _prepare(
@@ -288,7 +282,7 @@ class Kernels:
         start: int,
         shapes: dict[int, Any],
         given: int,
-    ) -> _Prepared:
+    ) -> Prepared:
         processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         made = generate(kernel, aligned, processors)
         one = self._function(made, made.name + "_one", device)
@@ -305,7 +299,7 @@ class Kernels:
         void = np.dtype((np.void, made.slots.nbytes))
         voids = np.dtype((np.void, made.slots.nbytes * made.most))
         sizes = tuple([math.prod(shape) * dtype.itemsize for _, shape, dtype in outputs])
-        return _Prepared(one, many, made, void, voids, outputs, sizes, positions, given)
+        return Prepared(one, many, made, void, voids, outputs, sizes, positions, given)
 
     def _function(self, made: Generated, name: str, device: int) -> Any:
         key = made.source, device
@@ -332,6 +326,10 @@ class Kernels:
             self._cubins[source, arch] = found
         return found
 
+    def broken(self, program: Program) -> bool:
+        """Whether it has no kernels that could be had."""
+        return id(program) in self._broken
+
     def _give_up(self, fused: Fused, error: Exception) -> None:
         with self._lock:
             if id(fused.program) in self._broken:
@@ -345,14 +343,25 @@ class Kernels:
         )
 
 
-def _spread(slots: Any, begun: Any, slot: int, begin: int, nbytes: int, most: int) -> None:
+def batch_value(program: Program, made: list[Any]) -> Any:
+    """The values of alike tasks, given what their kernels made: for each output a list, or an
+    array, of all theirs."""
+    before = [None] * program.inputs  # no result of a program is one of its inputs
+    result = program.result
+    if isinstance(result, Out):
+        every = made[result.array - len(before)]
+        return tuple(every) if isinstance(every, list) else every
+    return tuple([filled(program, [*before, *items], False) for items in zip(*made, strict=True)])
+
+
+def spread(slots: Any, begun: Any, slot: int, begin: int, nbytes: int, most: int) -> None:
     """Give the items of each launch memory of their own, from `begin` on; `begun` remembers it."""
     if slots[0, slot] != begin:
         places = [begin + i % most * nbytes for i in range(len(slots))]
         slots[:, slot] = begun[:, slot] = places
 
 
-def _begun(kernel: _Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:
+def _begun(kernel: Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:
     """The arguments of a kernel for several items, without what is new at each launch; with room
     for as many as a launch takes."""
     made, count = kernel.generated, len(pointers)
@@ -375,7 +384,7 @@ def _pointers(
     aligned = True
     for fused in batch.members:
         arrays = fused.arrays(values)
-        if arrays is None or not _all_here(arrays, device):
+        if arrays is None or not all_here(arrays, device):
             return None, False
         pointers = [a.data.ptr for a in arrays]
         aligned = aligned and not any(p % 16 for p in pointers)
@@ -383,7 +392,7 @@ def _pointers(
     return out, aligned
 
 
-def _all_here(arrays: list[Any], device: int) -> bool:
+def all_here(arrays: list[Any], device: int) -> bool:
     return all(type(a) is cupy.ndarray and a.data.device_id == device for a in arrays)
 
 

@@ -20,7 +20,7 @@ from .state import Copied, Copy, Done, Event, Issued, Launch, State
 Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tape:
     """Orders to devices, in the order in which one thread gives them: those in one entry go to one
     device. A launch has what it waits for, replicas that no launch before it has waited for."""

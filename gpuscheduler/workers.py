@@ -113,6 +113,8 @@ class Team:
         self.aside: dict[str, Worker] = {}  # for what must not wait behind tasks
         self.contexts: list[Context] = []
         self.caller = Context()
+        #: What the hardware has prepared for runs that are like earlier ones of this team.
+        self.replays: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def __len__(self) -> int:
         return len(self.workers)

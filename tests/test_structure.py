@@ -53,6 +53,7 @@ ORDER = [
     "cpu",
     "backend",
     "launch",
+    "replay",
     "cuda",
     "callbacks",
     "scheduler",

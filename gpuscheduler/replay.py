@@ -1,0 +1,579 @@
+"""A tape made concrete: which kernel, with which arrays, in what memory. Its second run on the same
+lanes makes no arrays and looks at no task: addresses are in one table, what a kernel reads and
+writes is gathered from there, and it is launched.
+
+It imports CuPy. `Recorder` watches a run that follows a tape task by task; `Replay` runs it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import cupy
+import numpy as np
+from cupy.cuda import Event, Stream, runtime
+
+from .batches import SMALL, Batch
+from .expr import Out
+from .fuse import Fused, filled
+from .launch import Kernels, Prepared, Ready, Workspace, all_here, batch_value, rounded
+from .plan import Plan, Step
+from .sizes import leaves, map_leaves
+
+#: Bytes that are copied sooner at once than in parts, whatever lies between these.
+CLOSE = 2**16
+
+
+class Unfit(Exception):
+    """Something that a table of addresses does not describe."""
+
+
+class Lane(Protocol):
+    """The streams of a place."""
+
+    device: int
+    home: Stream
+    incoming: Stream
+    work: Workspace
+
+    def mark(self, stream: Stream, block: bool = False) -> Event: ...
+
+
+class Held(Protocol):
+    """A value that is there before the run, on one place."""
+
+    value: Any
+    reads: list[Event]
+
+
+class _Seen(NamedTuple):
+    """A value on a place, as it was when the recorder saw it."""
+
+    value: Any
+    entries: Any  # the same containers with where in the table each array's address is, or -1
+    number: int  # of the value; -1 where it was there before
+
+
+class _Memory:
+    """What a run has in hand."""
+
+    __slots__ = ("events", "held", "lanes", "pieces", "table")
+
+    def __init__(
+        self, table: Any, lanes: Sequence[Lane], held: dict[int, dict[int, Any]], count: int
+    ):
+        self.table, self.lanes, self.held = table, lanes, held
+        self.pieces: list[Any] = [None] * count  # of each value
+        self.events: list[Any] = [None] * count  # behind its making
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """A kernel of a launch; arrays are in the columns of its slots."""
+
+    function: Any
+    grid: int
+    block: tuple[int, int, int]
+    most: int  # items of one launch
+    count: int
+    void: Any  # dtype of the argument
+    slots: Any
+    columns: Any
+    index: Any  # of the table, for each item and column
+    offsets: Any  # bytes to add
+    scratch: tuple[int, int] | None
+    counters: tuple[int, int] | None
+
+    def launch(self, table: Any, work: Workspace) -> None:
+        slots, count, most = self.slots, self.count, self.most
+        slots[:count, self.columns] = table[self.index] + self.offsets
+        items = min(count, most)
+        if self.scratch is not None:
+            slot, nbytes = self.scratch
+            self._spread(slot, work.scratch_at(nbytes * items), nbytes)
+        if self.counters is not None:
+            slot, n = self.counters
+            self._spread(slot, work.counters_at(n * items), 4 * n)
+        for start in range(0, count, most):
+            argument = slots[start : start + most].reshape(-1).view(self.void)[0]
+            self.function((self.grid, min(most, count - start), 1), self.block, (argument,))
+
+    def _spread(self, slot: int, begin: int, nbytes: int) -> None:
+        if self.slots[0, slot] != begin:
+            self.slots[:, slot] = [begin + i % self.most * nbytes for i in range(len(self.slots))]
+
+
+@dataclass(slots=True)
+class _Launch:
+    """All kernels of a step."""
+
+    step: int
+    number: int
+    waits: tuple[int, ...]  # values that have to be here
+    sizes: tuple[int, ...]  # bytes of each piece of memory
+    which: Any  # piece of each array that it makes
+    within: Any  # ... and where in it, bytes
+    begin: int  # of their addresses in the table
+    end: int
+    kernels: list[_Kernel]
+    crosses: bool  # whether other places read it
+    ready: Ready | None  # where the caller gets the value
+    single: bool
+
+    def do(self, memory: _Memory, place: int) -> None:
+        lane, table, events = memory.lanes[place], memory.table, memory.events
+        for number in self.waits:
+            lane.home.wait_event(events[number])
+        pieces = [cupy.cuda.alloc(n) for n in self.sizes]
+        if len(pieces) == 1:
+            table[self.begin : self.end] = self.within + pieces[0].ptr
+        elif pieces:
+            begins = np.array([p.ptr for p in pieces], np.uint64)
+            table[self.begin : self.end] = begins[self.which] + self.within
+        memory.pieces[self.number] = pieces
+        for kernel in self.kernels:
+            kernel.launch(table, lane.work)
+        if self.crosses or self.ready is not None:
+            memory.events[self.number] = lane.mark(lane.home)
+
+    def value(self, pieces: list[Any]) -> Any:
+        """What the caller gets."""
+        assert self.ready is not None
+        program, count = self.ready.program, self.kernels[0].count
+        which, within = self.which.tolist(), self.within.tolist()
+        made: list[Any] = []
+        at = 0
+        for prepared in self.ready.kernels:
+            for (_, shape, dtype), nbytes in zip(prepared.outputs, prepared.sizes, strict=True):
+                if not self.single and nbytes <= SMALL:
+                    first = pieces[which[at]] + within[at]
+                    made.append(cupy.ndarray((count, *shape), dtype, first))
+                else:
+                    mine = [
+                        cupy.ndarray(shape, dtype, pieces[which[at + m]] + within[at + m])
+                        for m in range(count)
+                    ]
+                    made.append(mine[0] if self.single else mine)
+                at += count
+        if not self.single:
+            return batch_value(program, made)
+        return filled(program, [None] * program.inputs + made, False)
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """Copies of a value from another place."""
+
+    step: int
+    number: int
+    src: int
+    source: int  # the value there; -1 where it was there before
+    pieces: list[
+        tuple[int, int, list[tuple[int, int]]]
+    ]  # bytes, from where; whose, and where in it
+
+    def do(self, memory: _Memory, place: int) -> None:
+        lane, there, table = memory.lanes[place], memory.lanes[self.src], memory.table
+        stream = lane.incoming
+        if self.source >= 0:
+            stream.wait_event(memory.events[self.source])
+        stream.use()
+        kept = []
+        for nbytes, begin, parts in self.pieces:
+            piece = cupy.cuda.alloc(nbytes)
+            kept.append(piece)
+            to, at = piece.ptr, int(table[begin])
+            if there.device == lane.device:
+                kind = runtime.memcpyDeviceToDevice
+                runtime.memcpyAsync(to, at, nbytes, kind, stream.ptr)
+            else:
+                runtime.memcpyPeerAsync(to, lane.device, at, there.device, nbytes, stream.ptr)
+            for entry, offset in parts:
+                table[entry] = to + offset
+        lane.home.use()
+        memory.pieces[self.number] = kept
+        memory.events[self.number] = done = lane.mark(stream)
+        if self.source < 0:
+            memory.held[self.src][self.step].reads.append(done)
+
+
+@dataclass(slots=True)
+class _Free:
+    number: int
+
+    def do(self, memory: _Memory, place: int) -> None:
+        memory.pieces[self.number] = None
+
+
+@dataclass(slots=True)
+class _Given:
+    """An array that is there before the run: where its address is kept, and how it has to lie."""
+
+    place: int
+    step: int
+    leaf: int
+    entry: int
+    strides: tuple[int, ...]
+    rest: int  # of its address, by 16
+
+
+@dataclass(eq=False)
+class Replay:
+    """What a run does, with the addresses of the arrays that it is given still to be filled in."""
+
+    turns: list[tuple[int, list[_Launch | _Fetch | _Free]]]
+    given: list[_Given]
+    entries: int
+    values: int
+    results: list[tuple[int, _Launch]]
+    into: list[int]  # places that fetch
+    between: list[tuple[int, int]]  # pairs of places; what the first one made, the second fetches
+    table: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.table = np.zeros(self.entries, np.uint64)
+
+    def fits(self, held: dict[int, dict[int, Any]]) -> bool:
+        """Fill in addresses; False where an array lies in another way than the recorded one."""
+        table, known = self.table, None
+        every: Sequence[Any] = ()
+        for g in self.given:
+            value = held[g.place][g.step].value
+            if type(value) is cupy.ndarray:
+                array = value
+            else:
+                if value is not known:
+                    known, every = value, list(leaves(value))
+                array = every[g.leaf] if g.leaf < len(every) else None
+            if type(array) is not cupy.ndarray or array.strides != g.strides:
+                return False
+            address = array.data.ptr
+            if address % 16 != g.rest:
+                return False
+            table[g.entry] = address
+        return True
+
+    def run(
+        self, lanes: Sequence[Lane], held: dict[int, dict[int, Any]]
+    ) -> list[tuple[int, int, Any, Event]]:
+        """Queue everything: the place, step, value and event of each result of the run. Raises
+        CuPy's error where memory is refused."""
+        memory = _Memory(self.table, lanes, held, self.values)
+        device = runtime.getDevice()
+        before = {}
+        for lane in lanes:
+            if lane.device not in before:
+                runtime.setDevice(lane.device)
+                before[lane.device] = cupy.cuda.get_current_stream()
+        try:
+            for place, orders in self.turns:
+                runtime.setDevice(lanes[place].device)
+                lanes[place].home.use()
+                for order in orders:
+                    order.do(memory, place)
+            out = []
+            for place, launch in self.results:
+                runtime.setDevice(lanes[place].device)
+                value = launch.value(memory.pieces[launch.number])
+                out.append((place, launch.step, value, memory.events[launch.number]))
+            return out
+        finally:
+            self._order(memory)
+            for other, stream in before.items():
+                runtime.setDevice(other)
+                stream.use()
+            runtime.setDevice(device)
+
+    def _order(self, memory: _Memory) -> None:
+        """What is let go of now may be in use still: what comes next is behind that."""
+        lanes = memory.lanes
+        copied = {}
+        for place in self.into:
+            lane = lanes[place]
+            runtime.setDevice(lane.device)
+            copied[place] = lane.mark(lane.incoming)
+            lane.incoming.wait_event(lane.mark(lane.home))
+        for src, dst in self.between:
+            runtime.setDevice(lanes[src].device)
+            lanes[src].home.wait_event(copied[dst])
+
+
+class Recorder:
+    """Watches a run that follows a tape. What it has seen is a `Replay`, if nothing was unfit."""
+
+    def __init__(self, plan: Plan, lanes: Sequence[Lane], kernels: Kernels, staged: Any):
+        self.plan, self.lanes, self.kernels, self.staged = plan, lanes, kernels, staged
+        self.fit = True
+        self.wanted = set(plan.outputs)
+        self._seen: dict[tuple[int, int], _Seen] = {}
+        self._turns: list[tuple[int, list[Any]]] = []
+        self._given: list[_Given] = []
+        self._entries = 0
+        self._values = 0
+        self._results: list[tuple[int, _Launch]] = []
+        self._into: set[int] = set()
+        self._between: set[tuple[int, int]] = set()
+
+    def replay(self) -> Replay | None:
+        if not self.fit:
+            return None
+        into, between = sorted(self._into), sorted(self._between)
+        return Replay(
+            self._turns, self._given, self._entries, self._values, self._results, into, between
+        )
+
+    # ---- what the run tells
+
+    def turn(self, place: int) -> None:
+        self._turns.append((place, []))
+
+    def launched(self, i: int, waits: Iterable[int], held: dict[int, Any]) -> None:
+        """A step was launched, and its value is in `held`."""
+        if not self.fit:
+            return
+        place = self._turns[-1][0]
+        try:
+            self._launched(place, i, waits, held)
+        except Unfit:
+            self.fit = False
+
+    def fetched(self, i: int, src: int, held: dict[int, dict[int, Any]]) -> None:
+        """A value was copied to the place of this turn."""
+        if not self.fit:
+            return
+        place = self._turns[-1][0]
+        try:
+            if (src, place) in self.staged:
+                raise Unfit
+            source = self._at(src, i, held[src])
+            copy = held[place][i].value
+            number = self._number()
+            entries = self._new_entries(copy)
+            pieces = _pieces(source, entries)
+            self._seen[place, i] = _Seen(copy, entries, number)
+            self._turns[-1][1].append(_Fetch(i, number, src, source.number, pieces))
+            self._into.add(place)
+            if source.number >= 0:
+                self._between.add((src, place))
+        except Unfit:
+            self.fit = False
+
+    def freed(self, i: int) -> None:
+        if self.fit:
+            place, orders = self._turns[-1]
+            orders.append(_Free(self._seen.pop((place, i)).number))
+
+    # ---- what it makes of that
+
+    def _number(self) -> int:
+        self._values += 1
+        return self._values - 1
+
+    def _entry(self, count: int = 1) -> int:
+        self._entries += count
+        return self._entries - count
+
+    def _new_entries(self, value: Any) -> Any:
+        def entry(leaf: Any) -> int:
+            return self._entry() if isinstance(leaf, cupy.ndarray) and leaf.nbytes else -1
+
+        return map_leaves(entry, value)
+
+    def _at(self, place: int, i: int, held: dict[int, Any]) -> _Seen:
+        """A value on a place; one that was there before is given to each run."""
+        seen = self._seen.get((place, i))
+        if seen is None:
+            if not self.plan.steps[i].fixed:
+                raise Unfit
+            value = held[i].value
+            seen = self._seen[place, i] = _Seen(value, self._new_entries(value), -1)
+            for n, (leaf, entry) in enumerate(
+                zip(leaves(value), leaves(seen.entries), strict=True)
+            ):
+                if entry >= 0:
+                    rest = leaf.data.ptr % 16
+                    self._given.append(_Given(place, i, n, entry, leaf.strides, rest))
+        return seen
+
+    def _launched(self, place: int, i: int, waits: Iterable[int], held: dict[int, Any]) -> None:
+        step, lane = self.plan.steps[i], self.lanes[place]
+        task = step.task
+        single = type(task) is Fused
+        members: list[Fused] = task.members if type(task) is Batch else [task]  # type: ignore[list-item]
+        read, aligned = self._read(place, step, members, held)
+        first = members[0]
+        if self.kernels.broken(first.program) or (not first.names and first.kind != "cupy.ndarray"):
+            raise Unfit
+        ready = self.kernels.ready(first.program, lane.device, aligned)
+        given, count = ready.program.inputs, len(members)
+        sizes, which, within = _memory(ready, count, single)
+        begin = self._entry(len(which))
+        kernels = []
+        done = 0
+        for prepared in ready.kernels:
+            made = prepared.generated
+            addresses = []  # of each slot: entries and offsets of all items
+            for slot, n, offset in made.inputs:
+                if n < given:
+                    addresses.append((slot, [(e, d + offset) for e, d in [r[n] for r in read]]))
+                else:
+                    start = begin + (n - given) * count
+                    addresses.append((slot, [(start + m, offset) for m in range(count)]))
+            for slot, _, _ in prepared.outputs:
+                start = begin + done * count
+                addresses.append((slot, [(start + m, 0) for m in range(count)]))
+                done += 1
+            kernels.append(_kernel(prepared, single, addresses, [f.positions for f in members]))
+        number = self._number()
+        wanted = i in self.wanted
+        launch = _Launch(
+            i, number, tuple([self._seen[place, j].number for j in waits]), sizes,
+            np.array(which, np.intp), np.array(within, np.uint64), begin, begin + len(which),
+            kernels, bool(self.plan.crossing[i]), ready if wanted else None, single,
+        )  # fmt: skip
+        self._turns[-1][1].append(launch)
+        if wanted:
+            self._results.append((place, launch))
+        entries = _made_entries(ready, begin, count, single)
+        self._seen[place, i] = _Seen(held[i].value, entries, number)
+
+    def _read(
+        self, place: int, step: Step, members: list[Fused], held: dict[int, Any]
+    ) -> tuple[list[list[tuple[int, int]]], bool]:
+        """For each task, where in the table the addresses of its arrays are, and what to add to
+        these; and whether all arrays are aligned."""
+        parts: dict[Any, tuple[Any, Any, int]] = {}
+        picks = step.picks or ((),) * len(step.names)
+        for name, j, path in zip(step.names, step.sources, picks, strict=True):
+            value, entries, _ = self._at(place, j, held)
+            offset = 0
+            for n in path:
+                part = value[n]
+                if isinstance(value, cupy.ndarray):
+                    offset += part.data.ptr - value.data.ptr
+                else:
+                    entries = entries[n]
+                value = part
+            parts[name] = value, entries, offset
+        values = {name: value for name, (value, _, _) in parts.items()} | step.constants
+        out, aligned = [], True
+        for fused in members:
+            arrays = fused.arrays(values)
+            if arrays is None or not all_here(arrays, self.lanes[place].device):
+                raise Unfit
+            aligned = aligned and not any(a.data.ptr % 16 for a in arrays)
+            row = []
+            expects = iter(fused.expects)
+            for name in fused.names:
+                if name in step.constants:
+                    if any(next(expects, None) is not None for _ in leaves(values[name])):
+                        raise Unfit
+                    continue
+                value, entries, offset = parts[name]
+                numbers = leaves(entries) if not isinstance(value, cupy.ndarray) else [entries]
+                for entry in numbers:
+                    if next(expects, None) is None:
+                        continue
+                    if entry < 0:
+                        raise Unfit
+                    row.append((entry, offset))
+            out.append(row)
+        return out, aligned
+
+
+def _memory(ready: Ready, count: int, single: bool) -> tuple[tuple[int, ...], list[int], list[int]]:
+    """Bytes of each piece of memory for what a launch makes; for each array, item by item, which
+    it is in, and where."""
+    sizes: list[int] = []
+    which: list[int] = []
+    within: list[int] = []
+    every = [n for k in ready.kernels for n in k.sizes]
+    if not all(every):
+        raise Unfit  # nothing is read of an empty array
+    if ready.small:
+        at = 0
+        for nbytes in every:
+            which += [0] * count
+            within += [at + m * nbytes for m in range(count)]
+            at += rounded(nbytes * count)
+        return (at,), which, within
+    for nbytes in every:
+        if single or nbytes > SMALL:
+            which += range(len(sizes), len(sizes) + count)
+            within += [0] * count
+            sizes += [nbytes] * count
+        else:
+            which += [len(sizes)] * count
+            within += [m * nbytes for m in range(count)]
+            sizes.append(nbytes * count)
+    return tuple(sizes), which, within
+
+
+def _made_entries(ready: Ready, begin: int, count: int, single: bool) -> Any:
+    """The value of a launch, with where the address of each of its arrays is."""
+    program = ready.program
+    sizes = [n for k in ready.kernels for n in k.sizes]
+
+    def of(m: int) -> Any:
+        return map_leaves(
+            lambda leaf: (
+                begin + (leaf.array - program.inputs) * count + m if isinstance(leaf, Out) else -1
+            ),
+            program.result,
+        )
+
+    if single:
+        return of(0)
+    result = program.result
+    if isinstance(result, Out) and sizes[result.array - program.inputs] <= SMALL:
+        return of(0)  # one array of all
+    return tuple([of(m) for m in range(count)])
+
+
+def _kernel(
+    prepared: Prepared,
+    single: bool,
+    addresses: list[tuple[int, list[tuple[int, int]]]],
+    positions: list[tuple[int, ...]],
+) -> _Kernel:
+    made, count = prepared.generated, len(positions)
+    most = 1 if single else made.most
+    slots = np.zeros((-(-count // most) * most, made.slots.size), np.uint64)
+    slots[:count] = made.slots
+    for slot, n in prepared.positions:
+        slots[:count, slot] = [p[n] for p in positions]
+    index = [[items[m][0] for _, items in addresses] for m in range(count)]
+    offsets = [[items[m][1] % 2**64 for _, items in addresses] for m in range(count)]
+    scratch = made.scratch
+    if scratch is not None and not single:
+        scratch = scratch[0], rounded(scratch[1])
+    return _Kernel(
+        prepared.function if single else prepared.many, made.blocks, (made.threads, 1, 1), most,
+        count, prepared.void if single else prepared.voids, slots,
+        np.array([slot for slot, _ in addresses], np.intp), np.array(index, np.intp),
+        np.array(offsets, np.uint64), scratch, made.counters,
+    )  # fmt: skip
+
+
+def _pieces(source: _Seen, entries: Any) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """What has to be copied of a value, and where in it each array of the copy is."""
+    arrays = []
+    for leaf, at, to in zip(
+        leaves(source.value), leaves(source.entries), leaves(entries), strict=True
+    ):
+        if isinstance(leaf, cupy.ndarray) and leaf.nbytes:
+            if not (leaf.flags.c_contiguous or leaf.flags.f_contiguous):
+                raise Unfit
+            arrays.append((leaf, at, to))
+    if not arrays or (type(source.value) is tuple and len(list(leaves(entries))) != len(arrays)):
+        raise Unfit
+    begin = min(a.data.ptr for a, _, _ in arrays)
+    size = max(a.data.ptr + a.nbytes for a, _, _ in arrays) - begin
+    # what was there before may lie elsewhere the next time
+    together = source.number >= 0 and len({id(a.data.mem) for a, _, _ in arrays}) == 1
+    if together and size <= max(CLOSE, 2 * sum(a.nbytes for a, _, _ in arrays)):
+        at = next(at for a, at, _ in arrays if a.data.ptr == begin)
+        return [(size, at, [(to, a.data.ptr - begin) for a, _, to in arrays])]
+    return [(a.nbytes, at, [(to, 0)]) for a, at, to in arrays]

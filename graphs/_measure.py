@@ -174,7 +174,7 @@ def graphs() -> None:
                 arrays = [a.persist() if isinstance(a, da.Array) else a for a in arrays]
                 result = graph.apply(*arrays)
                 small = result.nbytes < 2**20
-                seconds = best(result.compute if small else result.persist, 4)
+                seconds = best(result.compute if small else result.persist, 9)
                 moved = graph.bytes_moved(size(n)) / seconds / 1e12
                 row.append((seconds, moved))
                 del arrays, result
@@ -235,7 +235,7 @@ def generated() -> None:
         for n in COUNTS[-1:]:
             with gpuscheduler.Scheduler(devices=devices(n)):
                 result = build(size, None, "cupy")
-                seconds = best(result.compute, 2)
+                seconds = best(result.compute, 5)
                 print(f"{name} {size}: {seconds * 1e3:.1f} ms on {n} GPUs")
 
 

@@ -1,5 +1,5 @@
 """GPUs: a worker thread and long-lived streams for each, events between them, no host wait between
-two steps of a graph. It imports CuPy, as only `launch` and `ipc` do beside it.
+two steps of a graph. It imports CuPy, as `launch`, `replay` and `ipc` do beside it.
 
 Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
 other devices and from the host, and what they are written to) and an *out* stream (copies to the
@@ -44,9 +44,10 @@ from dask.core import flatten
 from . import backend
 from .batches import Batch
 from .cpu import CpuDevices, available_memory
+from .direct import Direct, Located, in_dataset, in_file
 from .fuse import Fused
 from .gather import WIDEST, Gathering, strips
-from .graph import is_plain
+from .graph import block_read, is_plain
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
@@ -553,6 +554,7 @@ class CudaHardware:
         limit: Callable[[int], int] = lambda free: int(0.9 * free),
         staged: set[tuple[int, int]] | None = None,
         spill_directory: str | None = None,
+        direct_storage: bool | str = "auto",
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
@@ -570,6 +572,7 @@ class CudaHardware:
         self.inside = PinnedBlocks(inside=True)
         self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
         self.store = Store(spill_directory)
+        self.direct = Direct(direct_storage)
         self.kernels = Kernels()
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
@@ -804,6 +807,7 @@ class CudaHardware:
         for i, pieces in self.pieces.items():
             if i not in LOST:
                 pieces.close()
+        self.direct.close()
         self.pinned.clear()
         self.inside.clear()
         for i in sorted(set(self.ids) - LOST.keys()):
@@ -1235,7 +1239,10 @@ class CudaDevices:
 
     def value(self, step: int) -> Any:
         """The value, ordered behind its making on the caller's current stream of its device."""
-        places = [self.plan.steps[step].place, *range(len(self.lanes)), HOST]
+        home = self.plan.steps[step].place
+        if step not in self.plan.deliver and (here := self.held[home].get(step)) is not None:
+            return self.hardware._behind(here, self.lanes[home].device)
+        places = [home, *range(len(self.lanes)), HOST]
         if step in self.plan.deliver:
             places.insert(0, HOST)  # its device has been told to let go of it, and may not have yet
         for place in places:
@@ -1358,7 +1365,13 @@ class CudaDevices:
         lane, step = self.lanes[place], self.plan.steps[i]
         try:
             Device(lane.device).use()
-            value = step.task(step.values(lambda j: self._brought_home(lane, self.held[place][j])))
+            value = None
+            if step.sent and self.hardware.direct:
+                value = in_dataset(*block_read(step.task, step.constants))
+            if value is None:
+                value = step.task(
+                    step.values(lambda j: self._brought_home(lane, self.held[place][j]))
+                )
             if step.sent:
                 self._events.put(self._sent(lane, i, value))
                 return
@@ -1386,7 +1399,10 @@ class CudaDevices:
         direct: list[Any] = []  # what the copies read where it is
         try:
             with lane.incoming:
-                value = map_leaves(lambda v: self._sent_array(lane, v, direct), value)
+                if type(value) is Located:
+                    value = self._read_straight(lane, value, direct)
+                else:
+                    value = map_leaves(lambda v: self._sent_array(lane, v, direct), value)
         except Refused as error:
             cupy.get_default_memory_pool().free_all_blocks()
             return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
@@ -1396,6 +1412,21 @@ class CudaDevices:
         self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
         return [Issued(i, device_bytes(value)), Done(i)]
 
+    def _read_straight(self, lane: _Lane, block: Located, direct: list[Any]) -> Any:
+        out = cupy.empty(block.view.shape, block.view.dtype)
+        if self._straight(lane, block, out):
+            return out
+        del out
+        return self._sent_array(lane, block.source[block.index], direct)
+
+    def _straight(self, lane: _Lane, block: Located | None, out: Any) -> bool:
+        """Read a block from its file into an array that was made on the in stream."""
+        if block is None:
+            return False
+        # what had this memory may be under way still, and KvikIO knows no stream of ours
+        lane.mark(lane.incoming, block=True).synchronize()
+        return self.hardware.direct.read(block, out)
+
     def _sent_array(self, lane: _Lane, v: Any, direct: list[Any]) -> Any:
         if not _is_plain(v):
             return v
@@ -1404,6 +1435,8 @@ class CudaDevices:
         out, stream = cupy.empty(v.shape, v.dtype), lane.incoming
         kind = runtime.memcpyHostToDevice
         if not v.nbytes:
+            return out
+        if self.hardware.direct.takes(v.nbytes) and self._straight(lane, in_file(v), out):
             return out
         if _is_pinned(v):
             direct.append(v)
@@ -1519,6 +1552,7 @@ class CudaDevices:
         waiting = 0.0  # seconds that they should take
         report = perf_counter() + REPORT_EVERY
         lane.sweep()
+        self._come_home(lane)
         for verb, step, other in todo:
             if self.stopped:
                 break
@@ -1605,7 +1639,8 @@ class CudaDevices:
         held, task = self.held[lane.place], step.task
         # such a batch knows where its arrays are
         by_heart = type(task) is Batch and self.alone and task.known()
-        values = {} if by_heart else step.values(lambda j: held[j].value)
+        reads = (step.names or step.constants) and not by_heart
+        values = step.values(lambda j: held[j].value) if reads else {}
         for name in step.constants:
             # the graph's own arrays may be on a GPU that is not among these
             values[name] = map_leaves(lambda v: _moved(v, lane.device, lane.home), values[name])
@@ -1622,15 +1657,15 @@ class CudaDevices:
             return None, _asked_for(error, 1)
 
     def _called(self, lane: _Lane, i: int, values: dict[Any, Any]) -> Any:
-        self._come_home(lane)
-        task = self.plan.steps[i].task
-        if type(task) is Fused:
-            value = self.hardware.kernels.run(task, values, lane.device, lane.work)
-        elif type(task) is Batch:
-            kernels = self.hardware.kernels
-            value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
-        else:
-            value = task(values)
+        task, kernels = self.plan.steps[i].task, self.hardware.kernels
+        try:
+            if type(task) is Fused:
+                value = kernels.run(task, values, lane.device, lane.work)
+            elif type(task) is Batch:
+                value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
+            else:
+                value = task(values)
+        finally:
             self._come_home(lane)
         return _solid(value) if self.crossing[i] else value
 
@@ -1824,7 +1859,9 @@ class CudaDevices:
         # what comes next is behind this run, but not what another thread runs now
         last = self.ahead and not self.hardware.others(self.team)
         arrived = False
-        for i, h in list(held.items()):
+        for i, h in held.items():
+            if h.ready is None and not h.reads and i not in self.chunks and not self.ahead:
+                continue  # of which nobody but this lane knew
             chunk = self.chunks.get(i)
             if chunk is not None and chunk.places.get(place) is h:
                 # it stays, and may be read here still when it goes

@@ -485,6 +485,16 @@ def _is_in_file(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] != "cupy"
 
 
+def block_read(task: Any, constants: Mapping[Key, Any]) -> tuple[Any, Any]:
+    """The array of which a task takes a block, and the index of that; None twice for others."""
+    if type(task) is not Task or task.func not in SLICERS or len(task.args) < 2:
+        return None, None
+    array, index = task.args[:2]
+    if isinstance(array, (TaskRef, Alias)):
+        array = constants.get(array.key if isinstance(array, TaskRef) else array.target)
+    return tuple([a.value if isinstance(a, DataNode) else a for a in (array, index)])
+
+
 def _may_be_one(source: Any, target: Any) -> bool:
     """Whether what is written to a target may change a source."""
     if type(source) is np.ndarray and isinstance(target, np.ndarray):
@@ -600,7 +610,7 @@ class _Builder:
         send = _Sending()
         for key, given in [(k, c) for k, c in constants.items() if c]:
             for name, value in given.items():
-                if type(value) is not np.ndarray or value.nbytes < LEAST_SENT:
+                if type(value) not in (np.ndarray, np.memmap) or value.nbytes < LEAST_SENT:
                     continue
                 task = send.without(self.tasks[key], name) if is_plain(value.dtype) else None
                 if task is None:

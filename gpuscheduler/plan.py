@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -172,20 +172,13 @@ class Plan:
 
     @cached_property
     def readers(self) -> list[list[int]]:
-        out: list[list[int]] = [[] for _ in self.steps]
-        for i, step in enumerate(self.steps):
-            for j in step.inputs:
-                out[j].append(i)
-        return out
+        return _readers([s.inputs for s in self.steps])
 
     @cached_property
     def crossing(self) -> bytearray:
         """Which steps are read on other devices than their own, or by a step that runs aside."""
-        steps = self.steps
-        return bytearray(
-            any(steps[r].place != step.place or steps[r].aside for r in self.readers[i])
-            for i, step in enumerate(steps)
-        )
+        aside = [i for i, s in enumerate(self.steps) if s.aside]
+        return _crossing([s.inputs for s in self.steps], [s.place for s in self.steps], aside)
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
@@ -281,7 +274,35 @@ def make_plan(
     _refuse_what_cannot_fit(steps, machine)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
-    return Plan(steps, outputs, machine, delivered, direct, graph.gathers, index)
+    plan = Plan(steps, outputs, machine, delivered, direct, graph.gathers, index)
+    # what is in lists here is not looked up in all of these steps again
+    aside = [index[k] for k in graph.aside if k in index]
+    plan.__dict__["readers"] = _readers(inputs)
+    plan.__dict__["crossing"] = _crossing(inputs, places, aside)
+    return plan
+
+
+def _readers(inputs: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in inputs]
+    for i, reads in enumerate(inputs):
+        for j in reads:
+            out[j].append(i)
+    return out
+
+
+def _crossing(
+    inputs: Sequence[tuple[int, ...]], places: Sequence[int], aside: Iterable[int]
+) -> bytearray:
+    """Which steps are read on other devices than their own, or by a step that runs aside."""
+    out = bytearray(len(inputs))
+    for reads, place in zip(inputs, places, strict=True):
+        for j in reads:
+            if places[j] != place:
+                out[j] = 1
+    for i in aside:
+        for j in inputs[i]:
+            out[j] = 1
+    return out
 
 
 def places_of(

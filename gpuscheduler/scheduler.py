@@ -64,7 +64,8 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, random='philox', spill_directory=None, timeline=False, check=False)
+fuse_least=None, random='philox', spill_directory=None, direct_storage='auto', timeline=False, \
+check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -75,6 +76,7 @@ fuse_least=None, random='philox', spill_directory=None, timeline=False, check=Fa
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     spill_directory: str | None = None  # where files of evicted values are made
+    direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
 
@@ -94,6 +96,10 @@ fuse_least=None, random='philox', spill_directory=None, timeline=False, check=Fa
         options = cls(**out)
         if options.random not in ("philox", "dask"):
             raise ValueError(f"random={options.random!r}: use 'philox' or 'dask'")
+        if options.direct_storage not in (True, False, "auto"):
+            raise ValueError(
+                f"direct_storage={options.direct_storage!r}: use 'auto', True or False"
+            )
         return options
 
 
@@ -124,6 +130,10 @@ class Scheduler:
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
+    direct_storage
+        Whether GPUs read blocks of NumPy's memory maps (mode ``"r"``) straight from their files, by
+        KvikIO: ``"auto"``, where it is installed and GPUDirect Storage works; True, wherever it is
+        installed; False, never.
     timeline
         Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
@@ -155,7 +165,10 @@ class Scheduler:
     ):
         self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
         self.hardware = find_hardware(
-            self.options.devices, self.options.memory_limit, self.options.spill_directory
+            self.options.devices,
+            self.options.memory_limit,
+            self.options.spill_directory,
+            self.options.direct_storage,
         )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
@@ -659,6 +672,9 @@ def kind_in_use() -> str:
     return "cuda" if cuda_devices() else "cpu"
 
 
+#: Objects that planning makes which are worth to be spared a look.
+MANY_OBJECTS = 100_000
+
 _active: list[Scheduler] = []
 _default: Scheduler | None = None
 _lock = threading.Lock()
@@ -729,7 +745,10 @@ def _neighbours(
 
 
 def find_hardware(
-    devices: str, memory_limit: int | str | float | None, spill_directory: str | None = None
+    devices: str,
+    memory_limit: int | str | float | None,
+    spill_directory: str | None = None,
+    direct_storage: bool | str = "auto",
 ) -> Hardware:
     """The hardware that a device string names.
 
@@ -746,7 +765,10 @@ def find_hardware(
         chosen = [int(i) for i in ids.split(",")] if ids else devices_left()
         if chosen or cuda:
             return CudaHardware(
-                chosen, lambda free: _limit(memory_limit, free), spill_directory=spill_directory
+                chosen,
+                lambda free: _limit(memory_limit, free),
+                spill_directory=spill_directory,
+                direct_storage=direct_storage,
             )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))
@@ -828,7 +850,12 @@ def nested(keys: Any, values: Iterator[Any]) -> Any:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Planning makes many objects and no garbage: looking for some would take half of its time."""
+    """Planning makes many objects and no garbage: looking for some would take half of its time.
+
+    Of very many, what was made joins what has been looked at already: else the run would begin with
+    a look at all of it, and soon have another. `freeze` puts everything aside, for good; what is
+    there by the user's own wish stays.
+    """
     if not gc.isenabled():
         yield
         return
@@ -836,4 +863,7 @@ def without_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()

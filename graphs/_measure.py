@@ -492,20 +492,28 @@ def host() -> None:
         print(f"{gib:.0f} GiB to the host: {x.nbytes / seconds / 1e9:.0f} GB/s from {GPUS} GPUs")
 
 
-def sweep() -> None:
-    """`(x*2+1).sum()` over an array of the host, beside pinned copies to all GPUs at once."""
-    nbytes, lines = 2**30, 2**13
+def together(nbytes: int = 2**30) -> tuple[float, float]:
+    """Bytes a second of pinned copies to all GPUs at once, and from all of them."""
     pieces = everywhere(lambda d: (cupyx.empty_pinned(nbytes, "u1"), cupy.empty(nbytes, "u1")))
     streams = everywhere(lambda d: cupy.cuda.Stream(non_blocking=True))
 
-    def copy() -> None:
+    def copy(to_gpus: bool) -> None:
         for d, ((a, b), stream) in enumerate(zip(pieces, streams, strict=True)):
             with cupy.cuda.Device(d):
-                cupy.cuda.runtime.memcpyAsync(b.data.ptr, a.ctypes.data, nbytes, 1, stream.ptr)
+                pair = (b.data.ptr, a.ctypes.data) if to_gpus else (a.ctypes.data, b.data.ptr)
+                kind = 1 if to_gpus else 2
+                cupy.cuda.runtime.memcpyAsync(*pair, nbytes, kind, stream.ptr)
 
-    limit = GPUS * nbytes / best(copy)
+    rates = [GPUS * nbytes / best(lambda to=to: copy(to)) for to in (True, False)]  # type: ignore[misc]
     pieces.clear()
     everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())
+    return rates[0], rates[1]
+
+
+def sweep() -> None:
+    """`(x*2+1).sum()` over an array of the host, beside pinned copies to all GPUs at once."""
+    lines = 2**13
+    limit, _ = together()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     threads = os.cpu_count() or 1
     print(f"pinned host to device, {GPUS} GPUs together: {limit / 1e9:.0f} GB/s")
@@ -533,9 +541,12 @@ def sweep() -> None:
 
 
 def quarter() -> None:
-    """Products under a limit of a quarter of what they take, beside moving those bytes."""
+    """Products under a limit of a quarter of what they take, beside moving those bytes: over each
+    link by itself, and between the host and all GPUs at once."""
     with gpuscheduler.Scheduler(devices="cuda") as s:
         links = s.hardware.links()  # type: ignore[attr-defined]
+    rates = dict(zip(("to", "from"), together(), strict=True))
+    print("all GPUs at once, GB/s:", {k: round(v / 1e9) for k, v in rates.items()})
     for name, size, chunks in (
         ("transpose_sum", 65536, 4096),
         ("matmul", 32768, 2048),
@@ -557,21 +568,23 @@ def quarter() -> None:
             y.persist()
             synchronize()
             first = time.perf_counter() - begin  # pinned memory for what leaves has to be made
-            seconds = best(y.persist, 5)
+            seconds = best(y.persist, 12)
             assert s.last is not None
             busy: dict[tuple[int, str], float] = defaultdict(float)
             for (a, b), moved in s.last.moved.items():
                 if a < 0:
                     busy[b, "in"] += moved / links.host[b][0] / 1e9
+                    busy[-1, "in"] += moved / rates["to"]
                 elif b < 0:
                     busy[a, "out"] += moved / links.host[a][1] / 1e9
+                    busy[-1, "out"] += moved / rates["from"]
                 else:
                     busy[b, "from others"] += moved / links.gbs[a][b] / 1e9
             moving = max(busy.values())
             print(f"{name} {size} by {chunks}: {free * 1e3:.0f} ms with all memory; "
                   f"with {limit / 2**30:.2f} GiB on each {seconds * 1e3:.0f} ms, "
                   f"the first time {first * 1e3:.0f}; "
-                  f"the busiest link {moving * 1e3:.0f} ms, "
+                  f"the busiest link, or all to the host at once, {moving * 1e3:.0f} ms, "
                   f"x{seconds / max(moving, free):.2f} of the longer; {s.last}")  # fmt: skip
             del x, y
         everywhere(lambda d: cupy.get_default_memory_pool().free_all_blocks())

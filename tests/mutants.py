@@ -1,5 +1,5 @@
 """Break `gpuscheduler/state.py` on purpose, many times: does tests/test_state.py notice? The same
-for `fuse.py`, `siblings.py` and `plans.py`, and the tests of fusion.
+for `fuse.py`, `siblings.py` and `plans.py`, and the tests of fusion; and for `tape.py`.
 
     python tests/mutants.py             # all of them
     python tests/mutants.py guess       # those whose name has "guess" in it
@@ -447,8 +447,8 @@ MUTANTS = {
 }
 
 
-FUSE, SIBLINGS, PLANS, TEMPLATES = (
-    f"gpuscheduler/{name}.py" for name in ("fuse", "siblings", "plans", "templates")
+FUSE, SIBLINGS, PLANS, TEMPLATES, TAPE = (
+    f"gpuscheduler/{name}.py" for name in ("fuse", "siblings", "plans", "templates", "tape")
 )
 FUSION_TESTS = (
     "test_templates.py", "test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py",
@@ -621,6 +621,55 @@ FUSION = {
         "alike = other.shape == kernel.shape and other.axes == kernel.axes",
         "alike = other.shape == kernel.shape",
     ),
+    "a tape forgets what waits for a copy": (
+        TAPE,
+        "waits = [j for j in plan.steps[step].inputs if j in coming[place]]",
+        "waits: list[int] = []",
+    ),
+    "a tape waits for a copy again and again": (
+        TAPE,
+        "                coming[place].difference_update(waits)\n",
+        "",
+    ),
+    "a tape lets go of what others read": (TAPE, "elif step not in crossed:", "else:"),
+    "a tape lets go of nothing": (TAPE, "elif step not in crossed:", "elif False:"),
+    "a tape does not count replicas": (TAPE, "late[ins.dst] += step.nbytes", "pass"),
+    "a tape does not count what others read": (
+        TAPE,
+        "late[step.place] += step.nbytes",
+        "pass",
+    ),
+    "a tape counts what others read for each of them": (
+        TAPE,
+        "if ins.step not in crossed and not step.fixed:",
+        "if not step.fixed:",
+    ),
+    "a tape heeds no limit": (
+        TAPE,
+        "if any(n > plan.machine.memory[d] for d, n in need.items()):",
+        "if False:",
+    ),
+    "a tape takes what runs aside": (TAPE, "if step.aside:", "if False:"),
+    "a tape takes results to the host": (
+        TAPE,
+        "if plan.deliver or plan.machine.shared:",
+        "if False:",
+    ),
+    "all orders go to the first device at once": (
+        TAPE,
+        "        count = 1\n",
+        "        count = 99\n",
+    ),
+    "copies come from the first device first": (
+        TAPE,
+        "turn[step] = (other - place) % devices if other >= 0 else 0",
+        "turn[step] = other",
+    ),
+    "a launch does not wait for its copies' turn": (
+        TAPE,
+        "turn[step] = max([turn.get(j, 0) for j in plan.steps[step].inputs], default=0)",
+        "turn[step] = 0",
+    ),
     "a changed global keeps its plan": (
         PLANS,
         "if gone or graph.changed():",
@@ -639,7 +688,7 @@ def broken(text: str, name: str) -> str:
 
 def outcome(file: str, source: str) -> tuple[bool, str]:
     """Whether the tests fail on a copy of the package with this source; and which did."""
-    tests = ("test_state.py",) if file == STATE else FUSION_TESTS
+    tests = {STATE: ("test_state.py",), TAPE: ("test_tape.py",)}.get(file, FUSION_TESTS)
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         leave = shutil.ignore_patterns("__pycache__")

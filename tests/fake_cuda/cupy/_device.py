@@ -46,6 +46,7 @@ class _Here(threading.local):
     def __init__(self):
         self.device = 0
         self.streams = {}
+        self.previous = []  # as CuPy has it: of each thread
 
 
 here = _Here()
@@ -94,7 +95,6 @@ class Stream(Timed):
             self.clock = {self.number: 0}
             self.pending = []  # (count, address, bytes, keep): to pinned memory
             self.sources = []  # (count, address, bytes): from pinned memory
-        self.previous = []
 
     def __eq__(self, other):
         return isinstance(other, Stream) and self.number == other.number
@@ -118,11 +118,11 @@ class Stream(Timed):
     def __enter__(self):
         before = here.streams.get(self.device_id)
         self.use()
-        self.previous.append(before)
+        here.previous.append(before)
         return self
 
     def __exit__(self, *_):
-        before = self.previous.pop()
+        before = here.previous.pop()
         if before is None:
             here.streams.pop(self.device_id, None)
         else:

@@ -24,6 +24,9 @@ from .sizes import leaves, map_leaves
 
 #: Bytes that are copied sooner at once than in parts, whatever lies between these.
 CLOSE = 2**16
+#: Bytes of all that a launch makes which lie in one piece of memory, so that one copy takes them
+#: elsewhere.
+TOGETHER = 2**23
 
 
 class Unfit(Exception):
@@ -311,6 +314,7 @@ class Recorder:
         self._turns: list[tuple[int, list[Any]]] = []
         self._given: list[_Given] = []
         self._entries = 0
+        self._within: dict[int, int] = {}  # where in the one piece that a launch makes
         self._values = 0
         self._results: list[tuple[int, _Launch]] = []
         self._into: set[int] = set()
@@ -351,7 +355,7 @@ class Recorder:
             copy = held[place][i].value
             number = self._number()
             entries = self._new_entries(copy)
-            pieces = _pieces(source, entries)
+            pieces = self._pieces(source, entries)
             self._seen[place, i] = _Seen(copy, entries, number)
             self._turns[-1][1].append(_Fetch(i, number, src, source.number, pieces))
             self._into.add(place)
@@ -397,6 +401,24 @@ class Recorder:
                     self._given.append(_Given(place, i, n, entry, leaf.strides, rest))
         return seen
 
+    def _pieces(self, source: _Seen, entries: Any) -> list[tuple[int, int, list[tuple[int, int]]]]:
+        """What has to be copied of a value, and where in it each array of the copy is."""
+        arrays = []  # bytes, and entries there and here
+        for leaf, at, to in zip(
+            leaves(source.value), leaves(source.entries), leaves(entries), strict=True
+        ):
+            if isinstance(leaf, cupy.ndarray) and leaf.nbytes:
+                if not (leaf.flags.c_contiguous or leaf.flags.f_contiguous):
+                    raise Unfit
+                arrays.append((leaf.nbytes, at, to))
+        within = self._within
+        if arrays and all(at in within for _, at, _ in arrays):
+            first = min(arrays, key=lambda a: within[a[1]])[1]
+            size = max(within[at] + n for n, at, _ in arrays) - within[first]
+            if size <= max(CLOSE, 2 * sum(n for n, _, _ in arrays)):
+                return [(size, first, [(to, within[at] - within[first]) for _, at, to in arrays])]
+        return [(n, at, [(to, 0)]) for n, at, to in arrays]
+
     def _launched(self, place: int, i: int, waits: Iterable[int], held: dict[int, Any]) -> None:
         step, lane = self.plan.steps[i], self.lanes[place]
         task = step.task
@@ -408,8 +430,11 @@ class Recorder:
             raise Unfit
         ready = self.kernels.ready(first.program, lane.device, aligned)
         given, count = ready.program.inputs, len(members)
-        sizes, which, within = _memory(ready, count, single)
+        wanted = i in self.wanted
+        sizes, which, within = _memory(ready, count, single, wanted)
         begin = self._entry(len(which))
+        if len(sizes) == 1:
+            self._within.update(enumerate(within, begin))
         kernels = []
         done = 0
         for prepared in ready.kernels:
@@ -427,7 +452,6 @@ class Recorder:
                 done += 1
             kernels.append(_kernel(prepared, single, addresses, [f.positions for f in members]))
         number = self._number()
-        wanted = i in self.wanted
         launch = _Launch(
             i, number, tuple([self._seen[place, j].number for j in waits]), sizes,
             np.array(which, np.intp), np.array(within, np.uint64), begin, begin + len(which),
@@ -483,21 +507,24 @@ class Recorder:
         return out, aligned
 
 
-def _memory(ready: Ready, count: int, single: bool) -> tuple[tuple[int, ...], list[int], list[int]]:
+def _memory(
+    ready: Ready, count: int, single: bool, wanted: bool
+) -> tuple[tuple[int, ...], list[int], list[int]]:
     """Bytes of each piece of memory for what a launch makes; for each array, item by item, which
-    it is in, and where."""
+    it is in, and where. What the caller gets lies in pieces of its own, which go one by one."""
     sizes: list[int] = []
     which: list[int] = []
     within: list[int] = []
     every = [n for k in ready.kernels for n in k.sizes]
     if not all(every):
         raise Unfit  # nothing is read of an empty array
-    if ready.small:
+    if ready.small or (not wanted and sum(map(rounded, every)) * count <= TOGETHER):
         at = 0
         for nbytes in every:
+            apart = nbytes if not single and nbytes <= SMALL else rounded(nbytes)
             which += [0] * count
-            within += [at + m * nbytes for m in range(count)]
-            at += rounded(nbytes * count)
+            within += [at + m * apart for m in range(count)]
+            at += rounded(apart * count)
         return (at,), which, within
     for nbytes in every:
         if single or nbytes > SMALL:
@@ -555,25 +582,3 @@ def _kernel(
         np.array([slot for slot, _ in addresses], np.intp), np.array(index, np.intp),
         np.array(offsets, np.uint64), scratch, made.counters,
     )  # fmt: skip
-
-
-def _pieces(source: _Seen, entries: Any) -> list[tuple[int, int, list[tuple[int, int]]]]:
-    """What has to be copied of a value, and where in it each array of the copy is."""
-    arrays = []
-    for leaf, at, to in zip(
-        leaves(source.value), leaves(source.entries), leaves(entries), strict=True
-    ):
-        if isinstance(leaf, cupy.ndarray) and leaf.nbytes:
-            if not (leaf.flags.c_contiguous or leaf.flags.f_contiguous):
-                raise Unfit
-            arrays.append((leaf, at, to))
-    if not arrays or (type(source.value) is tuple and len(list(leaves(entries))) != len(arrays)):
-        raise Unfit
-    begin = min(a.data.ptr for a, _, _ in arrays)
-    size = max(a.data.ptr + a.nbytes for a, _, _ in arrays) - begin
-    # what was there before may lie elsewhere the next time
-    together = source.number >= 0 and len({id(a.data.mem) for a, _, _ in arrays}) == 1
-    if together and size <= max(CLOSE, 2 * sum(a.nbytes for a, _, _ in arrays)):
-        at = next(at for a, at, _ in arrays if a.data.ptr == begin)
-        return [(size, at, [(to, a.data.ptr - begin) for a, _, to in arrays])]
-    return [(a.nbytes, at, [(to, 0)]) for a, at, to in arrays]

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 
@@ -87,8 +88,16 @@ def timed(name: str, call: Callable[[], Any], repeat: int) -> None:
     print(f"{name}: median {1e3 * median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
 
 
-def gpus(repeat: int, rows: int = 2**16, side: int = 100_000, matrix: int = 2**16) -> None:
-    """One process that drives every GPU, and two workers with half of them each."""
+def gpus(
+    repeat: int,
+    protocol: str,
+    ipc: bool,
+    rows: int = 2**16,
+    side: int = 100_000,
+    matrix: int = 2**16,
+) -> None:
+    """One process that drives every GPU, and two workers with half of them each, which talk by
+    this protocol; with `ipc`, GPUs of one worker read what another's have."""
     import cupy
     from distributed import Client, LocalCluster
 
@@ -117,11 +126,14 @@ def gpus(repeat: int, rows: int = 2**16, side: int = 100_000, matrix: int = 2**1
 
     with gpuscheduler.Scheduler("cuda"):
         every(f"one process, {count} GPUs")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        dask.config.set({"gpuscheduler.ipc": ipc}),
+        LocalCluster(protocol=protocol, **options) as cluster,
         Client(cluster) as client,
         gpuscheduler.attach(client, devices),
     ):
+        print(f"the scheduler is at {client.scheduler.address}, IPC: {ipc}")
         timed("submit and back", lambda: client.submit(abs, 1, pure=False).result(), repeat)
         every(f"two workers, {half} each")
 
@@ -148,12 +160,14 @@ if __name__ == "__main__":
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--workers", type=int, default=128)
     parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--protocol", default="tcp")
+    parser.add_argument("--no-ipc", dest="ipc", action="store_false")
     options = parser.parse_args()
     if options.what == "tasks":
         tasks(options.count, options.repeat)
     elif options.what == "again":
         again(5 * options.repeat)
     elif options.what == "gpus":
-        gpus(3 * options.repeat)
+        gpus(3 * options.repeat, options.protocol, options.ipc)
     else:
         simulated(options.workers, options.devices)

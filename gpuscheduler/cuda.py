@@ -162,6 +162,7 @@ class _Held:
     ready: Event | None = None  # recorded behind what makes it; None: nothing to wait for
     arrived: bool = False  # allocated on the in stream
     unseen: bool = False  # the home stream has not waited for `ready` yet
+    empty: bool = False  # it was made without anything on the device: nothing has to be waited for
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
 
 
@@ -1624,9 +1625,13 @@ class CudaDevices:
         nbytes = device_bytes(value)
         other = self.crossing[i] or (i in self.wanted and nbytes)
         ready = lane.mark(lane.home) if other else None
-        held[i] = _Held(value, ready)
+        empty = not nbytes and not step.constants and all(held[j].empty for j in step.inputs)
+        held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
         events.append(Issued(i, nbytes))
+        if empty and not self.exact:
+            events.append(Done(i))
+            return bool(self.crossing[i])
         if self.exact:
             lane.home.synchronize()
             events.append(Done(i))

@@ -245,7 +245,7 @@ class Scheduler:
         with local_callbacks(callbacks) as active:
             watch = Callbacks(active) if active else None
             try:
-                with self.hardware.lease(num_workers, pool) as lease:
+                with garbage_spared(), self.hardware.lease(num_workers, pool) as lease:
                     if watch or cache is not None:
                         graph, plan = self._planned(dsk, keys, lease, cache, watch)
                     else:
@@ -281,7 +281,7 @@ class Scheduler:
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
         homes = tuple([self.hardware.home(v) for v in given.values()])
-        with self.hardware.lease(None, None) as lease:
+        with garbage_spared(), self.hardware.lease(None, None) as lease:
             name = (known, homes)
             found = self._graphs.get(name) if known is not None else None
             if found is None:
@@ -367,7 +367,7 @@ class Scheduler:
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received(*collections)
-        with self.hardware.lease(None, None) as lease:
+        with garbage_spared(), self.hardware.lease(None, None) as lease:
             _, plan = self._known(dsk, keys, lease)
         now = self._beside(plan, self._persisted.every())
         plan.predicted = predict(now, self.options.window, self.options.deep_window)
@@ -673,7 +673,7 @@ def kind_in_use() -> str:
 
 
 #: Objects that planning makes which are worth to be spared a look.
-MANY_OBJECTS = 100_000
+MANY_OBJECTS = 50_000
 
 _active: list[Scheduler] = []
 _default: Scheduler | None = None
@@ -852,9 +852,8 @@ def nested(keys: Any, values: Iterator[Any]) -> Any:
 def without_garbage_collection() -> Iterator[None]:
     """Planning makes many objects and no garbage: looking for some would take half of its time.
 
-    Of very many, what was made joins what has been looked at already: else the run would begin with
-    a look at all of it, and soon have another. `freeze` puts everything aside, for good; what is
-    there by the user's own wish stays.
+    Very many are put aside, with all that there is, until the run is over (`garbage_spared`): else
+    it would begin with a look at all of them, and soon have another.
     """
     if not gc.isenabled():
         yield
@@ -863,7 +862,49 @@ def without_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_count()[0] > MANY_OBJECTS and not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
+        if gc.get_count()[0] > MANY_OBJECTS:
+            _spared.put_aside()
         gc.enable()
+
+
+@contextmanager
+def garbage_spared() -> Iterator[None]:
+    """What was put aside meanwhile in this thread comes back at the end."""
+    _spared.depth += 1
+    try:
+        yield
+    finally:
+        _spared.depth -= 1
+        if not _spared.depth:
+            _spared.put_back()
+
+
+class _Spared(threading.local):
+    """What threads have put aside. The collector has one place for all; what is there by the user's
+    own wish stays there."""
+
+    threads = 0  # that have put something aside
+    lock = threading.Lock()
+    depth = 0  # of this thread
+    mine = False  # whether this thread has put something aside
+
+    def put_aside(self) -> None:
+        if not self.depth:
+            return
+        with _Spared.lock:
+            if not self.mine and (_Spared.threads or not gc.get_freeze_count()):
+                _Spared.threads += 1
+                self.mine = True
+            if self.mine:
+                gc.freeze()
+
+    def put_back(self) -> None:
+        if self.mine:
+            with _Spared.lock:
+                self.mine = False
+                _Spared.threads -= 1
+                if not _Spared.threads:
+                    gc.unfreeze()
+
+
+_spared = _Spared()

@@ -1,12 +1,14 @@
 """`Scheduler` and `get` as a Dask user meets them, on CPU devices."""
 
 import contextlib
+import gc
 import io
 import os
 import subprocess
 import sys
 import threading
 import time
+from operator import add
 
 import dask
 import dask.array as da
@@ -14,6 +16,7 @@ import dask.bag as db
 import numpy as np
 import pytest
 from dask import config, delayed
+from dask._task_spec import Task
 from dask.diagnostics import Profiler, ProgressBar
 
 import gpuscheduler
@@ -427,3 +430,50 @@ def test_what_a_mask_leaves_is_not_known_before_the_run():
     with Scheduler("cpu:1", memory_limit=2**21):
         a = da.from_array(x, chunks=2**19)
         assert a[a >= 2**20 - 10].compute().size == 10
+
+
+# ---- garbage
+
+
+def many(n=40_000):
+    return {("a", i): Task(("a", i), add, i, 1) for i in range(n)}
+
+
+def test_many_objects_are_aside_during_the_run_and_come_back():
+    seen = []
+    dsk = many()
+    dsk["look"] = Task("look", lambda: seen.append(gc.get_freeze_count()))
+    with Scheduler(devices="cpu:2") as s:
+        s.get(dsk, list(dsk))
+        assert seen[0] > 50_000
+        assert not gc.get_freeze_count()
+        dsk["fail"] = Task("fail", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            s.get(dsk, list(dsk))
+        assert not gc.get_freeze_count()
+        s.get({"look": dsk["look"]}, "look")
+        assert seen[-1] == 0  # few are looked at as ever
+    assert gc.isenabled()
+
+
+def test_what_the_user_has_put_aside_stays_there():
+    dsk = many()
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with Scheduler(devices="cpu:2") as s:
+            s.get(dsk, list(dsk))
+        assert gc.get_freeze_count() >= before - 1000  # some of it goes by itself
+    finally:
+        gc.unfreeze()
+
+
+def test_threads_put_aside_and_take_back_what_is_theirs():
+    dsk = many()
+    with Scheduler(devices="cpu:2") as s:
+        threads = [threading.Thread(target=s.get, args=(dsk, list(dsk))) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert not gc.get_freeze_count()

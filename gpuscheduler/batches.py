@@ -71,6 +71,8 @@ class Batch:
 def batched(graph: Graph, plan: Plan) -> bool:
     """Put alike tasks of one device together, and pin every task to where the plan has it. Whether
     there were any; changes the graph."""
+    if not any(type(t) is Fused for t in graph.tasks.values()):
+        return False
     places = {s.key: s.place for s in plan.steps}
     groups = _groups(graph, plan, places)
     if not groups:

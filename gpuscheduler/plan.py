@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from dask._task_spec import DataNode
@@ -114,6 +115,7 @@ class Plan:
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
     tried: bool = False  # whether it has been run
+    once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
     #: there is none.
@@ -242,32 +244,33 @@ def make_plan(
     placed = placed_tasks(graph, machine, home)
     keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
-    names, constants = graph.names, graph.constants
     none: dict[Key, Any] = {}
-    picks, sent = graph.picks, graph.sent
+
+    def among(found: Collection[Key]) -> Iterable[bool]:
+        return [key in found for key in keys] if found else repeat(False)
+
+    # keys are looked up where there is something to be found only: to hash one takes its time
+    constants, picks = graph.constants, graph.picks
     steps = [
         Step(
-            key,
-            graph.tasks[key],
-            inputs[i],
-            names[key],
-            sources[i],
-            constants.get(key, none),
-            places[i],
-            nbytes[i],
-            known[i],
-            machine.copy_seconds(nbytes[i], HOST, places[i])
-            if key in sent
-            else seconds(nbytes[i] + sum([nbytes[j] for j in inputs[i]])),
-            kinds[i],
-            key in given,
-            picks.get(key, ()),
-            key in graph.aside,
-            key in graph.again,
-            key in sent,
+            key, task, reads, graph.names[key], source, constant, place, size, sure,
+            machine.copy_seconds(size, HOST, place)
+            if is_sent
+            else seconds(size + (sum([nbytes[j] for j in reads]) if reads else 0)),
+            kind, is_given, path, is_aside, is_again, is_sent,
         )
-        for i, key in enumerate(keys)
-    ]
+        for (
+            key, task, reads, source, constant, place, size, sure, kind, is_given, path, is_aside,
+            is_again, is_sent,
+        ) in zip(
+            keys, graph.tasks.values(), inputs, sources,
+            [constants.get(k, none) for k in keys] if constants else repeat(none),
+            places, nbytes, known, kinds, among(given),
+            [picks.get(k, ()) for k in keys] if picks else repeat(()),
+            among(graph.aside), among(graph.again), among(graph.sent),
+            strict=False,  # what repeats has no end
+        )
+    ]  # fmt: skip
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     delivered = _delivered(graph, index)

@@ -335,7 +335,10 @@ class Scheduler:
                     cache.update(constants)
             merge = watch is None and cache is None  # callbacks see the tasks as they were
             kind = self.hardware.kind
-            return plan_graph(graph, lease.machine, home, kind, self.options, merge)
+            graph, plan = plan_graph(graph, lease.machine, home, kind, self.options, merge)
+            if len(plan.steps) > MANY_STEPS:
+                _spared.put_aside()
+            return graph, plan
 
     def _home(self, lease: Lease) -> Callable[[Any], int | None]:
         """Which of a run's devices a value is on."""
@@ -382,7 +385,9 @@ class Scheduler:
         wanted = wanted_keys(keys)
         known = signature(dsk, wanted)
         if known is None:
-            return self._planned(dsk, keys, lease)
+            graph, plan = self._planned(dsk, keys, lease)
+            plan.once = True
+            return graph, plan
         where = lease.machine, self._front(lease)
         found = self._plans.find(known, *where)
         if found is None:
@@ -431,7 +436,8 @@ class Scheduler:
                 if lost is None:
                     raise
                 raise lost from error
-        known.learn(state.nbytes)
+        if not known.once:
+            known.learn(state.nbytes)
         return values
 
     def _tape(self, plan: Plan, chunks: list[Chunk]) -> tuple[Tape, dict[int, int]] | None:
@@ -672,8 +678,9 @@ def kind_in_use() -> str:
     return "cuda" if cuda_devices() else "cpu"
 
 
-#: Objects that planning makes which are worth to be spared a look.
-MANY_OBJECTS = 50_000
+#: Steps of a plan that is put aside, with all that there is, until the run is over: else that would
+#: begin with a look for garbage in all of it, and soon have another.
+MANY_STEPS = 20_000
 
 _active: list[Scheduler] = []
 _default: Scheduler | None = None
@@ -850,11 +857,7 @@ def nested(keys: Any, values: Iterator[Any]) -> Any:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Planning makes many objects and no garbage: looking for some would take half of its time.
-
-    Very many are put aside, with all that there is, until the run is over (`garbage_spared`): else
-    it would begin with a look at all of them, and soon have another.
-    """
+    """Planning makes many objects and no garbage: looking for some would take half of its time."""
     if not gc.isenabled():
         yield
         return
@@ -862,8 +865,6 @@ def without_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_count()[0] > MANY_OBJECTS:
-            _spared.put_aside()
         gc.enable()
 
 

@@ -407,7 +407,7 @@ class Registered(Memory):
 
 
 def _let_go(memory):
-    for stream in streams.values():
+    for stream in list(streams.values()):
         for at, rows, *_ in stream.pending:
             if rows.start < memory.ptr + memory.size and memory.ptr < rows.end:
                 races.append(f"pinned memory went while copy {at} to it was under way")

@@ -63,7 +63,7 @@ def deviceEnablePeerAccess(peer):
 def _stream(ptr):
     if not ptr:
         return d.null()
-    return next(s for s in d.streams.values() if s.ptr == ptr)
+    return next(s for s in list(d.streams.values()) if s.ptr == ptr)
 
 
 def memcpy(to, source, nbytes, kind):

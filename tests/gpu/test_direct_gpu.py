@@ -67,6 +67,16 @@ def reads(request, monkeypatch):
     return count
 
 
+class Wrapped:
+    """A memory map without the method `copy`, which Dask would call."""
+
+    def __init__(self, m):
+        self.m, self.shape, self.ndim, self.dtype = m, m.shape, m.ndim, m.dtype
+
+    def __getitem__(self, index):
+        return self.m[index]
+
+
 def array_in(tmp_path, kind, a, chunks):
     """`a` in a file, as an array of Dask's that goes to GPUs; and what has to be closed."""
     if kind == "h5py":
@@ -76,6 +86,8 @@ def array_in(tmp_path, kind, a, chunks):
         return da.from_array(file["x"], chunks=chunks).map_blocks(cupy.asarray), file
     np.save(tmp_path / "x.npy", a)
     m = np.load(tmp_path / "x.npy", mmap_mode="r")
+    if kind == "wrapped":
+        return da.from_array(Wrapped(m), chunks=chunks).map_blocks(cupy.asarray), m
     grid = da.core.normalize_chunks(chunks, a.shape)
     slices = da.core.slices_from_chunks(grid)
     keys = da.core.product(["mapped"], *(range(len(c)) for c in grid))
@@ -83,7 +95,7 @@ def array_in(tmp_path, kind, a, chunks):
     return x.map_blocks(cupy.asarray), m
 
 
-@pytest.mark.parametrize("kind", ["h5py", "memmap"])
+@pytest.mark.parametrize("kind", ["h5py", "memmap", "wrapped"])
 @pytest.mark.parametrize("chunks", [(64, 640), (128, 160)])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 def test_blocks_of_a_file(reads, tmp_path, kind, chunks, devices):
@@ -99,7 +111,7 @@ def test_blocks_of_a_file(reads, tmp_path, kind, chunks, devices):
         file.close()
 
 
-@pytest.mark.parametrize("kind", ["h5py", "memmap"])
+@pytest.mark.parametrize("kind", ["h5py", "memmap", "wrapped"])
 def test_memory_that_was_in_use_is_not_written_too_soon(reads, tmp_path, kind):
     """Blocks that come again and again into the same memory, which kernels still read."""
     a = np.arange(2**20, dtype="f8").reshape(64, -1)

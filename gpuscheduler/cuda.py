@@ -71,6 +71,8 @@ MOST_TOGETHER = 64
 #: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
 #: takes the interpreter from the threads that launch.
 REPORT_EVERY = 0.002
+#: What has nothing on a device.
+HOST_TYPES = (int, float, complex, str, bytes, np.generic, np.ndarray)
 #: Tasks that are launched in little time.
 KERNELS = {Fused, Batch}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
@@ -110,6 +112,18 @@ def device_bytes(value: Any) -> int:
     if type(value) in (dict, tuple, list):
         return sum(int(v.nbytes) for v in leaves(value) if isinstance(v, cupy.ndarray))
     return 0
+
+
+def _on_the_host(value: Any) -> bool:
+    """Whether all of a value is surely on the host; None may be what a task returns that has
+    written to a device.
+
+    >>> _on_the_host(1.5), _on_the_host((np.ones(5), "a")), _on_the_host(None)
+    (True, True, False)
+    """
+    if type(value) in (dict, tuple, list):
+        return all(map(_on_the_host, leaves(value)))
+    return isinstance(value, HOST_TYPES) and not getattr(value, "dtype", np.dtype(int)).hasobject
 
 
 def _solid(value: Any) -> Any:
@@ -1625,7 +1639,8 @@ class CudaDevices:
         nbytes = device_bytes(value)
         other = self.crossing[i] or (i in self.wanted and nbytes)
         ready = lane.mark(lane.home) if other else None
-        empty = not nbytes and not step.constants and all(held[j].empty for j in step.inputs)
+        empty = not (nbytes or step.constants) and _on_the_host(value)
+        empty = empty and all(held[j].empty for j in step.inputs)
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
         events.append(Issued(i, nbytes))
@@ -1875,7 +1890,7 @@ class CudaDevices:
                 if h.reads and not last:
                     lane.later.append((h.reads, h.value))
             elif self.ahead and not last and self.plan.steps[i].fixed:
-                lane.later.append(([done], h.value))
+                lane.later.append(([done, *h.reads], h.value))
             else:
                 if h.arrived and not arrived:
                     lane.incoming.wait_event(done)

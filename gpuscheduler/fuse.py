@@ -18,10 +18,11 @@ from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, T
 from dask.array import reductions as dask_reductions
 
 from . import blocks, philox, trace
-from .expr import Expr, Kernel, Out, Program, View, constant, rebuilt
+from .expr import Expr, Kernel, Out, Program, View, constant, nodes, rebuilt
 from .graph import RANDOM, Draw, Graph
 from .grid import Tile
 from .persisted import Chunk
+from .regions import interior
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain, literal
 from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
@@ -43,6 +44,8 @@ MOST_STRUCTURES = 2_000
 #: Arrays that a task may read because of what disappears into it: its kernel has an argument for
 #: each, and they are all there at once.
 MOST_READ = 64
+#: Conditions on where a point is with which a program takes NumPy longer than Dask's own way.
+CHOICES = 3
 
 
 class Fused:
@@ -171,6 +174,21 @@ def filled(program: Program, every: Sequence[Any], scalars: bool) -> Any:
 
 def _placeholder(n: int) -> Expr:
     return constant(PLACEHOLDER + 2 * n, np.int64)
+
+
+def _is_mosaic(kernel: Kernel) -> bool:
+    """Whether it chooses by position among much that is the same in most places: parts of arrays
+    side by side, edges that are treated in another way."""
+    chosen = {n.args[0] for n in nodes(kernel.roots) if n.op == "where"}
+    by_position = [c for c in chosen if all(n.op != "input" for n in nodes((c,)))]
+    if len(by_position) < CHOICES:
+        return False
+    inner = [r.arg for r in kernel.reductions]
+    return any(
+        interior(roots, shape) is not None
+        for roots, shape in ((inner, kernel.shape), (kernel.outputs, kernel.kept))
+        if roots
+    )
 
 
 def changed(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
@@ -477,6 +495,8 @@ class Fuser:
             return Followed(None, str(error))
         if reason := unreadable(program):
             return Followed(None, reason)
+        if not self.copies and not generated and any(map(_is_mosaic, program.kernels)):
+            return Followed(None, "it joins parts of arrays: NumPy does it faster than to choose")
         few = not copies and not generated and not borrowed
         if few and _operations(program) < self.fewest:
             return Followed(None, "it is one operation: NumPy's own is as fast")

@@ -218,7 +218,10 @@ class _Given:
     step: int
     leaf: int
     entry: int
+    shape: tuple[int, ...]
     strides: tuple[int, ...]
+    dtype: Any
+    device: int
     rest: int  # of its address, by 16
 
 
@@ -252,8 +255,11 @@ class Replay:
                 array = every[g.leaf] if g.leaf < len(every) else None
             if type(array) is not cupy.ndarray or array.strides != g.strides:
                 return False
-            address = array.data.ptr
-            if address % 16 != g.rest:
+            memory = array.data
+            address = memory.ptr
+            if address % 16 != g.rest or memory.device_id != g.device:
+                return False
+            if array.shape != g.shape or array.dtype != g.dtype:
                 return False
             table[g.entry] = address
         return True
@@ -355,7 +361,7 @@ class Recorder:
             copy = held[place][i].value
             number = self._number()
             entries = self._new_entries(copy)
-            pieces = self._pieces(source, entries)
+            pieces = self._pieces(source, entries, copy)
             self._seen[place, i] = _Seen(copy, entries, number)
             self._turns[-1][1].append(_Fetch(i, number, src, source.number, pieces))
             self._into.add(place)
@@ -398,24 +404,38 @@ class Recorder:
             ):
                 if entry >= 0:
                     rest = leaf.data.ptr % 16
-                    self._given.append(_Given(place, i, n, entry, leaf.strides, rest))
+                    self._given.append(
+                        _Given(
+                            place, i, n, entry, leaf.shape, leaf.strides, leaf.dtype,
+                            leaf.data.device_id, rest,
+                        )
+                    )  # fmt: skip
         return seen
 
-    def _pieces(self, source: _Seen, entries: Any) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    def _pieces(
+        self, source: _Seen, entries: Any, copy: Any
+    ) -> list[tuple[int, int, list[tuple[int, int]]]]:
         """What has to be copied of a value, and where in it each array of the copy is."""
         arrays = []  # bytes, and entries there and here
-        for leaf, at, to in zip(
-            leaves(source.value), leaves(source.entries), leaves(entries), strict=True
+        rests = []  # of the copies' addresses, by 16
+        for leaf, at, to, here in zip(
+            leaves(source.value), leaves(source.entries), leaves(entries), leaves(copy), strict=True
         ):
             if isinstance(leaf, cupy.ndarray) and leaf.nbytes:
                 if not (leaf.flags.c_contiguous or leaf.flags.f_contiguous):
                     raise Unfit
                 arrays.append((leaf.nbytes, at, to))
+                rests.append(here.data.ptr % 16)
         within = self._within
         if arrays and all(at in within for _, at, _ in arrays):
             first = min(arrays, key=lambda a: within[a[1]])[1]
             size = max(within[at] + n for n, at, _ in arrays) - within[first]
-            if size <= max(CLOSE, 2 * sum(n for n, _, _ in arrays)):
+            # kernels that read the copies were chosen for arrays that are aligned so
+            same = all(
+                (within[at] - within[first]) % 16 == rest
+                for (_, at, _), rest in zip(arrays, rests, strict=True)
+            )
+            if same and size <= max(CLOSE, 2 * sum(n for n, _, _ in arrays)):
                 return [(size, first, [(to, within[at] - within[first]) for _, at, to in arrays])]
         return [(n, at, [(to, 0)]) for n, at, to in arrays]
 

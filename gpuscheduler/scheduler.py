@@ -44,7 +44,7 @@ from .pretend import predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
-from .tape import Tape, rehearsed
+from .tape import Ended, Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
@@ -527,7 +527,7 @@ class Scheduler:
             devices.close()
 
     def _chunks(
-        self, graph: Graph, plan: Plan, devices: Devices, gathering: Gathering, state: State
+        self, graph: Graph, plan: Plan, devices: Devices, gathering: Gathering, state: State | Ended
     ) -> list[Any]:
         """Tasks for the wanted keys that give the values which are now persisted."""
         known: dict[Any, Any] = {}
@@ -698,6 +698,9 @@ def _forget_after_fork() -> None:
     global _default, _lock
     _default, _lock = None, threading.Lock()
     _active.clear()
+    if _Spared.threads:
+        gc.unfreeze()
+    _Spared.lock, _Spared.threads, _spared.mine = threading.Lock(), 0, False
 
 
 if hasattr(os, "register_at_fork"):
@@ -815,7 +818,7 @@ def _is_number(chunk: Chunk) -> bool:
     return isinstance(chunk.shown(), (bool, int, float, complex, str, np.generic))
 
 
-Results = Callable[[Graph, Plan, Devices, Gathering, State], list[Any]]
+Results = Callable[[Graph, Plan, Devices, Gathering, State | Ended], list[Any]]
 
 
 def _results(
@@ -823,7 +826,7 @@ def _results(
     plan: Plan,
     devices: Devices,
     gathering: Gathering,
-    state: State,
+    state: State | Ended,
     keys: Iterable[Any] | None = None,
 ) -> list[Any]:
     """The value of each wanted key, or of these."""

@@ -27,13 +27,21 @@ class Tape:
 
     orders: list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]]
     need: dict[int, int]  # bytes on each device at most, with those of the chunks that it reads
-    end: State
+    end: Ended
 
     def footprint(self, seconds: float, others: dict[int, int]) -> Footprint:
         """What the run took, beside bytes of others on each device."""
-        took = self.end.footprint(seconds)
-        peak = {**took.peak, **self.need}
-        return replace(took, peak={p: n + others.get(p, 0) for p, n in peak.items()})
+        peak = {**self.end.took.peak, **self.need}
+        peak = {p: n + others.get(p, 0) for p, n in peak.items()}
+        return replace(self.end.took, seconds=seconds, peak=peak)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is known of a run when it is over. It holds no plan: that has arrays."""
+
+    nbytes: list[int]  # of each step
+    took: Footprint
 
 
 def rehearsed(plan: Plan) -> Tape | None:
@@ -93,7 +101,8 @@ def rehearsed(plan: Plan) -> Tape | None:
     need = {d: state.peak[d] + n for d, n in late.items()}
     if any(n > plan.machine.memory[d] for d, n in need.items()):
         return None
-    return Tape(_with_waits(plan, rounds, crossed), need, state)
+    end = Ended(state.nbytes, state.footprint(0.0))
+    return Tape(_with_waits(plan, rounds, crossed), need, end)
 
 
 def _with_waits(

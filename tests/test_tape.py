@@ -154,3 +154,13 @@ def test_copies_come_from_the_next_device_first_with_what_reads_them_behind():
     assert [step for _, step, _ in turned] == [6, 3, 5, 1, 4]
     free = [*todo, ("free", 0, 2)]
     assert by_turns(plan, 2, free) == free  # what makes room keeps its place
+
+
+def test_a_copy_is_waited_for_once_and_its_source_counted_once():
+    """a is read twice on device 1 and once on device 2."""
+    steps = [("a", "", 0, 100), ("b", "a", 1, 1), ("c", "ab", 1, 1), ("d", "a", 2, 1)]
+    plan = plan_of(*steps, memory=(1000,) * 3, wanted="cd")
+    tape, _ = follow(plan)
+    launches = {step: waits for _, o in tape.orders for v, step, waits in o if v == "launch"}
+    assert launches == {0: (), 1: (0,), 2: (), 3: (0,)}
+    assert tape.need[0] == 200  # once as it is made, once as it stays

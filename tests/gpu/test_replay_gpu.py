@@ -91,6 +91,16 @@ def test_nothing_is_left_behind(runs):
     assert used_bytes() <= before
 
 
+def test_a_tape_holds_no_chunks(runs):
+    """What was persisted goes with its collection, though its template stays, and its tape."""
+    x = da.random.default_rng(0).random((64, 64), chunks=16).persist()
+    for _ in range(4):
+        (x + 1).sum(axis=0).compute()
+    assert runs._persisted.every()
+    del x
+    assert not runs._persisted.every()
+
+
 def test_rounds_of_an_iteration_have_other_arrays_each_time(runs, count):
     rng = np.random.default_rng(1)
     x0 = rng.random((48, 40))

@@ -20,6 +20,8 @@ import numpy as np
 
 #: Bytes that lie in one piece in the file, at least: small ones are read faster by the host.
 LEAST = 2**20
+#: Files that are kept open; each takes two of the process's handles.
+MOST_FILES = 32
 
 
 class Direct:
@@ -95,6 +97,8 @@ class Direct:
                 if os.fstat(file.fileno()).st_ino != inode:  # replaced in between
                     self._files.pop((path, inode)).close()
                     file = None
+                while len(self._files) > MOST_FILES:  # it closes when nobody reads it any more
+                    self._files.pop(next(iter(self._files)))
             return file
 
     def close(self) -> None:

@@ -81,6 +81,17 @@ def test_blocks_are_read_from_where_they_lie_in_the_file(kvikio, tmp_path):
     assert file.closed
 
 
+def test_few_files_are_kept_open(kvikio, tmp_path, monkeypatch):
+    monkeypatch.setattr(direct, "MOST_FILES", 2)
+    files = Direct()
+    for n in (0, 1, 2, 3, 0):
+        a, m = mapped(tmp_path / str(n), shape=(4, 4))
+        out = np.zeros((4, 4))
+        assert files.read(in_file(m), out)
+        np.testing.assert_array_equal(out, a)
+    assert len(files._files) == 2
+
+
 def test_npy_files_have_a_header(kvikio, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(12.0).reshape(3, 4))
     m = np.load(tmp_path / "x.npy", mmap_mode="r")

@@ -29,12 +29,13 @@ from dask.utils import format_bytes, key_split
 
 from .cargo import Cargo, Unreachable, put_back
 from .cut import CALLER, Cut, Stage, cut
+from .garbage import without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received, wanted_keys
 from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
-from .scheduler import Options, cuda_devices, nested, without_garbage_collection
+from .scheduler import Options, cuda_devices, nested
 from .sizes import sizeof
 from .timeline import write
 

@@ -52,7 +52,7 @@ from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan, Step
-from .replay import CLOSE, Recorder
+from .replay import Recorder, one_copy_pays
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves
 from .spill import File, NotSpillable, Store
@@ -156,7 +156,7 @@ def _one_memory(value: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any]] | No
         return None
     begin = min([v.data.ptr for v in every])
     size = max([v.data.ptr + v.nbytes for v in every]) - begin
-    if size > max(CLOSE, 2 * sum([v.nbytes for v in every])):
+    if not one_copy_pays(size, sum([v.nbytes for v in every])):
         return None
 
     def parts(copy: Any) -> Any:
@@ -700,10 +700,7 @@ class CudaHardware:
         stream = cupy.cuda.get_current_stream()
         for device in {block.device.id for block in flat} - {here}:
             # blocks are ordered behind their making on the caller's stream of their own device
-            with Device(device):
-                made = Event(disable_timing=True)
-                made.record(cupy.cuda.get_current_stream())
-            stream.wait_event(made)
+            _come_behind(stream, device)
         for block, where in zip(flat, slots, strict=True):
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
@@ -877,11 +874,16 @@ def _moved(v: Any, device: int, stream: Stream) -> Any:
     current stream of its own has queued. Anything else as it is."""
     if not isinstance(v, cupy.ndarray) or v.device.id == device:
         return v
-    with Device(v.device.id):
+    _come_behind(stream, v.device.id)
+    return _brought(v, device, stream)
+
+
+def _come_behind(stream: Stream, device: int) -> None:
+    """Order a stream behind what the current stream of a device has queued."""
+    with Device(device):
         made = Event(disable_timing=True)
         made.record(cupy.cuda.get_current_stream())
     stream.wait_event(made)
-    return _brought(v, device, stream)
 
 
 def _grid(blocks: Any, ndim: int) -> tuple[tuple[int, ...], list[tuple[slice, ...]]] | None:

@@ -34,6 +34,7 @@ class Direct:
     def __init__(self, wanted: bool | str = "auto"):
         self._lock = threading.Lock()
         self._files: dict[tuple[str, int], Any] = {}  # by path and inode
+        self._refused: set[tuple[str, int]] = set()  # that it could not read: it costs time to try
         self._kvikio: Any = None
         if wanted is not False:
             try:
@@ -64,6 +65,8 @@ class Direct:
         if self._kvikio is None or found is None:
             return False
         path, inode, start = found.path, found.inode, found.start
+        if (path, inode) in self._refused:
+            return False
         pieces = list(runs(found.view))
         if not pieces or pieces[0][1] < LEAST:
             return False
@@ -86,13 +89,15 @@ class Direct:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._kvikio = None  # what went wrong once costs time each time
+            with self._lock:
+                self._refused.add((path, inode))
+                self._files.pop((path, inode), None)
             return False
 
     def _file(self, path: str, inode: int) -> Any:
         with self._lock:
             file = self._files.get((path, inode))
-            if file is None and os.stat(path).st_ino == inode:
+            if file is None and _inode(path) == inode:
                 file = self._files[path, inode] = self._kvikio.CuFile(path, "r")
                 if os.fstat(file.fileno()).st_ino != inode:  # replaced in between
                     self._files.pop((path, inode)).close()
@@ -158,6 +163,14 @@ def in_dataset(source: Any, index: Any) -> Located | None:
         start += view.ctypes.data - one.ctypes.data
         return Located(file.filename, inode, start, view, source, index)
     except (AttributeError, OSError, TypeError, ValueError):  # of another h5py than we know
+        return None
+
+
+def _inode(path: str) -> int | None:
+    """The inode of a file; None where there is none any more."""
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
         return None
 
 

@@ -275,8 +275,9 @@ class Fuser:
     merge: bool = True
     follow: bool = True
     near: Callable[[Key, Key], bool] | None = None  # whether two tasks are on one device
-    products: bool = False  # whether those of arrays with vectors are programs, too
-    copies: bool = False  # ... and those that copy a part of an array: a launch may do several
+    #: There, products of arrays with vectors are programs, too, and what copies a part: a
+    #: launch may do several. What joins such parts is one there only.
+    on_gpus: bool = False
     reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
 
     def __post_init__(self) -> None:
@@ -485,9 +486,9 @@ class Fuser:
 
         copies = False
         try:
-            program = trace.follow(call, [*arguments, *generated], self.products)
+            program = trace.follow(call, [*arguments, *generated], self.on_gpus)
         except OnlyView as error:
-            if not (self.copies and _is_copy(error.result, arguments)):
+            if not (self.on_gpus and _is_copy(error.result, arguments)):
                 makes = map_leaves(_laid, error.result)
                 return Followed(None, str(error), makes, self._number(makes), view=error.result)
             program, copies = error.program, True
@@ -495,7 +496,7 @@ class Fuser:
             return Followed(None, str(error))
         if reason := unreadable(program):
             return Followed(None, reason)
-        if not self.copies and not generated and any(map(_is_mosaic, program.kernels)):
+        if not self.on_gpus and not generated and any(map(_is_mosaic, program.kernels)):
             return Followed(None, "it joins parts of arrays: NumPy does it faster than to choose")
         few = not copies and not generated and not borrowed
         if few and _operations(program) < self.fewest:

@@ -489,10 +489,15 @@ def block_read(task: Any, constants: Mapping[Key, Any]) -> tuple[Any, Any]:
     """The array of which a task takes a block, and the index of that; None twice for others."""
     if type(task) is not Task or task.func not in SLICERS or len(task.args) < 2:
         return None, None
-    array, index = task.args[:2]
-    if isinstance(array, (TaskRef, Alias)):
-        array = constants.get(array.key if isinstance(array, TaskRef) else array.target)
-    return tuple([a.value if isinstance(a, DataNode) else a for a in (array, index)])
+    return _argument(task, 0, constants), _argument(task, 1, constants)
+
+
+def _argument(task: Any, n: int, constants: Mapping[Key, Any]) -> Any:
+    """The n-th argument of a task, if it is a value of the graph."""
+    value = task.args[n]
+    if isinstance(value, (TaskRef, Alias)):
+        value = constants.get(value.key if isinstance(value, TaskRef) else value.target)
+    return value.value if isinstance(value, DataNode) else value
 
 
 def _may_be_one(source: Any, target: Any) -> bool:
@@ -567,7 +572,7 @@ class _Builder:
         for k in self._leave_on_device(needs):
             if k in blocks:  # what Dask converts to NumPy is of its other library
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
-        targets = [self._argument(k, 1, constants) for k in stores]
+        targets = [_argument(self.tasks[k], 1, constants[k]) for k in stores]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
         aside = {*sources, *stores, *sent}
@@ -655,18 +660,8 @@ class _Builder:
 
     def _source(self, key: Key, constants: Mapping[Key, dict[Key, Any]]) -> Any:
         """The array in a file of which a task takes a block; None for other tasks."""
-        task = self.tasks[key]
-        if type(task) is not Task or task.func not in SLICERS or not task.args:
-            return None
-        array = self._argument(key, 0, constants)
+        array, _ = block_read(self.tasks[key], constants[key])
         return array if _is_in_file(array) else None
-
-    def _argument(self, key: Key, n: int, constants: Mapping[Key, dict[Key, Any]]) -> Any:
-        """The n-th argument of a task, if it is a value of the graph."""
-        value = self.tasks[key].args[n]
-        if isinstance(value, (TaskRef, Alias)):
-            value = constants[key].get(value.key if isinstance(value, TaskRef) else value.target)
-        return value.value if isinstance(value, DataNode) else value
 
     def _discover(self) -> tuple[Key, ...]:
         """Everything that is wanted, directly or not; the keys to compute for it."""

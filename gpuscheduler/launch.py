@@ -192,7 +192,6 @@ class Kernels:
         """Launch a kernel for several items, of which `begun` has what is known before; each output
         is a list, or an array, of all theirs."""
         made, count = kernel.generated, len(pointers)
-        most = made.most
         slots = begun.copy()
         for slot, n, offset in made.inputs:
             if n >= kernel.given:  # the results of kernels before this one
@@ -213,17 +212,7 @@ class Kernels:
                 p.append(place)
             slots[:count, slot] = places
             outputs.append(out)
-        if made.scratch is not None:
-            slot, nbytes = made.scratch
-            nbytes = -(-nbytes // 256) * 256
-            spread(slots, begun, slot, work.scratch_at(nbytes * min(count, most)), nbytes, most)
-        if made.counters is not None:
-            slot, n = made.counters
-            spread(slots, begun, slot, work.counters_at(n * min(count, most)), 4 * n, most)
-        for start in range(0, count, most):
-            argument = slots[start : start + most].reshape(-1).view(kernel.voids)[0]
-            grid = made.blocks, min(most, count - start), 1
-            kernel.many(grid, (made.threads, 1, 1), (argument,))
+        queue(kernel, slots, begun, count, work)
         return outputs
 
     def _launch(
@@ -354,25 +343,53 @@ def batch_value(program: Program, made: list[Any]) -> Any:
     return tuple([filled(program, [*before, *items], False) for items in zip(*made, strict=True)])
 
 
-def spread(slots: Any, begun: Any, slot: int, begin: int, nbytes: int, most: int) -> None:
-    """Give the items of each launch memory of their own, from `begin` on; `begun` remembers it."""
-    if slots[0, slot] != begin:
-        places = [begin + i % most * nbytes for i in range(len(slots))]
-        slots[:, slot] = begun[:, slot] = places
-
-
-def _begun(kernel: Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:
-    """The arguments of a kernel for several items, without what is new at each launch; with room
-    for as many as a launch takes."""
-    made, count = kernel.generated, len(pointers)
-    slots = np.zeros((-(-count // made.most) * made.most, made.slots.size), np.uint64)
-    slots[:count] = made.slots
-    for slot, n, offset in made.inputs:
-        if n < kernel.given:
-            slots[:count, slot] = [p[n] + offset for p in pointers]
+def rows(kernel: Prepared, positions: Sequence[tuple[int, ...]], most: int) -> Any:
+    """The arguments of a kernel for several items, without what they read and write; with room for
+    as many as its launches take, `most` in each."""
+    count = len(positions)
+    slots = np.zeros((-(-count // most) * most, kernel.generated.slots.size), np.uint64)
+    slots[:count] = kernel.generated.slots
     for slot, n in kernel.positions:
         slots[:count, slot] = [p[n] for p in positions]
     return slots
+
+
+def _begun(kernel: Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:
+    """The arguments of a kernel for several items, without what is new at each launch."""
+    slots = rows(kernel, positions, kernel.generated.most)
+    for slot, n, offset in kernel.generated.inputs:
+        if n < kernel.given:
+            slots[: len(pointers), slot] = [p[n] + offset for p in pointers]
+    return slots
+
+
+def queue(
+    kernel: Prepared, slots: Any, begun: Any, count: int, work: Workspace, single: bool = False
+) -> None:
+    """Launch a kernel for `count` items, with these arguments but its workspace, which `begun`
+    remembers for later launches. A `single` item has a kernel of its own."""
+    made = kernel.generated
+    most = 1 if single else made.most
+    function, void = (kernel.function, kernel.void) if single else (kernel.many, kernel.voids)
+    items = min(count, most)
+    if made.scratch is not None:
+        slot, nbytes = made.scratch
+        nbytes = rounded(nbytes)
+        _spread(slots, begun, slot, work.scratch_at(nbytes * items), nbytes, most)
+    if made.counters is not None:
+        slot, n = made.counters
+        _spread(slots, begun, slot, work.counters_at(n * items), 4 * n, most)
+    for start in range(0, count, most):
+        argument = slots[start : start + most].reshape(-1).view(void)[0]
+        grid = made.blocks, min(most, count - start), 1
+        function(grid, (made.threads, 1, 1), (argument,))
+
+
+def _spread(slots: Any, begun: Any, slot: int, begin: int, nbytes: int, most: int) -> None:
+    """Give the items of each launch memory of their own, from `begin` on."""
+    if slots[0, slot] != begin:
+        places = [begin + i % most * nbytes for i in range(len(slots))]
+        slots[:, slot] = begun[:, slot] = places
 
 
 def _pointers(

@@ -22,10 +22,11 @@ from distributed import Reschedule, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, Lent, Lost, Unreachable, off_device, put_back
+from .garbage import without_garbage_collection
 from .graph import Graph
 from .plan import Plan
 from .run import Devices, Interrupted, Watch, noted
-from .scheduler import Scheduler, without_garbage_collection
+from .scheduler import Scheduler
 from .sizes import leaves
 from .timeline import Row
 

@@ -18,7 +18,17 @@ from cupy.cuda import Event, Stream, runtime
 from .batches import SMALL, Batch
 from .expr import Out
 from .fuse import Fused, filled
-from .launch import Kernels, Prepared, Ready, Workspace, all_here, batch_value, rounded
+from .launch import (
+    Kernels,
+    Prepared,
+    Ready,
+    Workspace,
+    all_here,
+    batch_value,
+    queue,
+    rounded,
+    rows,
+)
 from .plan import Plan, Step
 from .sizes import leaves, map_leaves
 
@@ -27,6 +37,11 @@ CLOSE = 2**16
 #: Bytes of all that a launch makes which lie in one piece of memory, so that one copy takes them
 #: elsewhere.
 TOGETHER = 2**23
+
+
+def one_copy_pays(size: int, nbytes: int) -> bool:
+    """Whether so many bytes are copied sooner all at once, with what lies between them."""
+    return size <= max(CLOSE, 2 * nbytes)
 
 
 class Unfit(Exception):
@@ -42,13 +57,6 @@ class Lane(Protocol):
     work: Workspace
 
     def mark(self, stream: Stream, block: bool = False) -> Event: ...
-
-
-class Held(Protocol):
-    """A value that is there before the run, on one place."""
-
-    value: Any
-    reads: list[Event]
 
 
 class _Seen(NamedTuple):
@@ -76,36 +84,18 @@ class _Memory:
 class _Kernel:
     """A kernel of a launch; arrays are in the columns of its slots."""
 
-    function: Any
-    grid: int
-    block: tuple[int, int, int]
-    most: int  # items of one launch
+    prepared: Prepared
+    single: bool
     count: int
-    void: Any  # dtype of the argument
     slots: Any
     columns: Any
     index: Any  # of the table, for each item and column
     offsets: Any  # bytes to add
-    scratch: tuple[int, int] | None
-    counters: tuple[int, int] | None
 
     def launch(self, table: Any, work: Workspace) -> None:
-        slots, count, most = self.slots, self.count, self.most
+        slots, count = self.slots, self.count
         slots[:count, self.columns] = table[self.index] + self.offsets
-        items = min(count, most)
-        if self.scratch is not None:
-            slot, nbytes = self.scratch
-            self._spread(slot, work.scratch_at(nbytes * items), nbytes)
-        if self.counters is not None:
-            slot, n = self.counters
-            self._spread(slot, work.counters_at(n * items), 4 * n)
-        for start in range(0, count, most):
-            argument = slots[start : start + most].reshape(-1).view(self.void)[0]
-            self.function((self.grid, min(most, count - start), 1), self.block, (argument,))
-
-    def _spread(self, slot: int, begin: int, nbytes: int) -> None:
-        if self.slots[0, slot] != begin:
-            self.slots[:, slot] = [begin + i % self.most * nbytes for i in range(len(self.slots))]
+        queue(self.prepared, slots, slots, count, work, self.single)
 
 
 @dataclass(slots=True)
@@ -173,9 +163,8 @@ class _Fetch:
     number: int
     src: int
     source: int  # the value there; -1 where it was there before
-    pieces: list[
-        tuple[int, int, list[tuple[int, int]]]
-    ]  # bytes, from where; whose, and where in it
+    #: bytes, from where; and the entry of each array in it, with where that begins
+    pieces: list[tuple[int, int, list[tuple[int, int]]]]
 
     def do(self, memory: _Memory, place: int) -> None:
         lane, there, table = memory.lanes[place], memory.lanes[self.src], memory.table
@@ -435,7 +424,7 @@ class Recorder:
                 (within[at] - within[first]) % 16 == rest
                 for (_, at, _), rest in zip(arrays, rests, strict=True)
             )
-            if same and size <= max(CLOSE, 2 * sum(n for n, _, _ in arrays)):
+            if same and one_copy_pays(size, sum(n for n, _, _ in arrays)):
                 return [(size, first, [(to, within[at] - within[first]) for _, at, to in arrays])]
         return [(n, at, [(to, 0)]) for n, at, to in arrays]
 
@@ -585,20 +574,12 @@ def _kernel(
     addresses: list[tuple[int, list[tuple[int, int]]]],
     positions: list[tuple[int, ...]],
 ) -> _Kernel:
-    made, count = prepared.generated, len(positions)
-    most = 1 if single else made.most
-    slots = np.zeros((-(-count // most) * most, made.slots.size), np.uint64)
-    slots[:count] = made.slots
-    for slot, n in prepared.positions:
-        slots[:count, slot] = [p[n] for p in positions]
+    count = len(positions)
+    slots = rows(prepared, positions, 1 if single else prepared.generated.most)
     index = [[items[m][0] for _, items in addresses] for m in range(count)]
     offsets = [[items[m][1] % 2**64 for _, items in addresses] for m in range(count)]
-    scratch = made.scratch
-    if scratch is not None and not single:
-        scratch = scratch[0], rounded(scratch[1])
+    columns = np.array([slot for slot, _ in addresses], np.intp)
     return _Kernel(
-        prepared.function if single else prepared.many, made.blocks, (made.threads, 1, 1), most,
-        count, prepared.void if single else prepared.voids, slots,
-        np.array([slot for slot, _ in addresses], np.intp), np.array(index, np.intp),
-        np.array(offsets, np.uint64), scratch, made.counters,
+        prepared, single, count, slots, columns, np.array(index, np.intp),
+        np.array(offsets, np.uint64),
     )  # fmt: skip

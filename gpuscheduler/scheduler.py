@@ -6,7 +6,6 @@ Dask graph -> Graph -> Plan -> State <-> Devices -> values
 from __future__ import annotations
 
 import atexit
-import gc
 import importlib.util
 import multiprocessing.pool
 import os
@@ -14,7 +13,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from os import PathLike
@@ -34,6 +33,7 @@ from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
 from .fuse import Fuser
+from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, HOST, Machine
@@ -44,7 +44,7 @@ from .pretend import predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
-from .tape import Ended, Tape, rehearsed
+from .tape import Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
@@ -131,9 +131,10 @@ class Scheduler:
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
     direct_storage
-        Whether GPUs read blocks of NumPy's memory maps (mode ``"r"``) straight from their files, by
-        KvikIO: ``"auto"``, where it is installed and GPUDirect Storage works; True, wherever it is
-        installed; False, never.
+        Whether GPUs read blocks of NumPy's memory maps and of h5py's datasets without chunks and
+        filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,
+        where it is installed and GPUDirect Storage works; True, wherever it is installed; False,
+        never.
     timeline
         Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
@@ -337,7 +338,7 @@ class Scheduler:
             kind = self.hardware.kind
             graph, plan = plan_graph(graph, lease.machine, home, kind, self.options, merge)
             if len(plan.steps) > MANY_STEPS:
-                _spared.put_aside()
+                put_aside()
             return graph, plan
 
     def _home(self, lease: Lease) -> Callable[[Any], int | None]:
@@ -420,10 +421,12 @@ class Scheduler:
         begun: Callable[[Devices], None] | None = None,
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
-        heard = watch or counter or begun or rerun or self.options.timeline or self.options.check
+        options = self.options
+        heard = watch or counter or begun or rerun or options.timeline or options.check
+        followed = not heard and lease.threads is None  # the caller's own threads are given all
         with self._persisted.lent() as chunks:
             try:
-                if not heard and (tape := self._tape(known, chunks)) is not None:
+                if followed and (tape := self._tape(known, chunks)) is not None:
                     values = self._followed(graph, known, lease, *tape, results)
                     if values is not None:
                         return values
@@ -487,7 +490,7 @@ class Scheduler:
             if not devices.follow(tape):
                 return None
             self.last = tape.footprint(perf_counter() - begin, others)
-            return results(graph, plan, devices, gathering, tape.end)
+            return results(graph, plan, devices, gathering, tape.nbytes)
         finally:
             devices.close()
 
@@ -522,12 +525,12 @@ class Scheduler:
             begin = perf_counter()
             state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
             self.last = state.footprint(perf_counter() - begin)
-            return state, results(graph, plan, devices, gathering, state)
+            return state, results(graph, plan, devices, gathering, state.nbytes)
         finally:
             devices.close()
 
     def _chunks(
-        self, graph: Graph, plan: Plan, devices: Devices, gathering: Gathering, state: State | Ended
+        self, graph: Graph, plan: Plan, devices: Devices, gathering: Gathering, nbytes: list[int]
     ) -> list[Any]:
         """Tasks for the wanted keys that give the values which are now persisted."""
         known: dict[Any, Any] = {}
@@ -537,14 +540,14 @@ class Scheduler:
             target = graph.alias.get(key, key)
             i = plan.index.get(target)
             if target in graph.gathers or target in graph.data or i is None:
-                (value,) = _results(graph, plan, devices, gathering, state, [key])
+                (value,) = _results(graph, plan, devices, gathering, nbytes, [key])
                 return value
             if target not in known:
                 if i in plan.chunks:
                     known[target] = plan.chunks[i]
                 else:
-                    nbytes = state.nbytes[i]
-                    known[target] = self._chunk(graph, plan, devices, target, i, nbytes, together)
+                    size = nbytes[i]
+                    known[target] = self._chunk(graph, plan, devices, target, i, size, together)
             found = known[target]
             return found.shown() if _is_number(found) else Kept(graph.called.get(key, key), found)
 
@@ -698,9 +701,6 @@ def _forget_after_fork() -> None:
     global _default, _lock
     _default, _lock = None, threading.Lock()
     _active.clear()
-    if _Spared.threads:
-        gc.unfreeze()
-    _Spared.lock, _Spared.threads, _spared.mine = threading.Lock(), 0, False
 
 
 if hasattr(os, "register_at_fork"):
@@ -721,10 +721,9 @@ def plan_graph(
     by_position = options.random == "philox"
     if options.fuse or by_position:
         near = _neighbours(graph, machine, home) if merge and options.fuse else None
-        on_gpus = kind == "cuda"
         fuser = Fuser(
             graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
-            products=on_gpus, copies=on_gpus,
+            on_gpus=kind == "cuda",
         )  # fmt: skip
         graph = fuser.fused()
     if merge and options.fuse:
@@ -818,7 +817,7 @@ def _is_number(chunk: Chunk) -> bool:
     return isinstance(chunk.shown(), (bool, int, float, complex, str, np.generic))
 
 
-Results = Callable[[Graph, Plan, Devices, Gathering, State | Ended], list[Any]]
+Results = Callable[[Graph, Plan, Devices, Gathering, list[int]], list[Any]]
 
 
 def _results(
@@ -826,7 +825,7 @@ def _results(
     plan: Plan,
     devices: Devices,
     gathering: Gathering,
-    state: State | Ended,
+    nbytes: list[int],
     keys: Iterable[Any] | None = None,
 ) -> list[Any]:
     """The value of each wanted key, or of these."""
@@ -856,59 +855,3 @@ def _part(graph: Graph, key: Any, value: Any) -> Any:
 def nested(keys: Any, values: Iterator[Any]) -> Any:
     """Values as their keys are in lists, as Dask wants them."""
     return tuple(nested(k, values) for k in keys) if isinstance(keys, list) else next(values)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Planning makes many objects and no garbage: looking for some would take half of its time."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextmanager
-def garbage_spared() -> Iterator[None]:
-    """What was put aside meanwhile in this thread comes back at the end."""
-    _spared.depth += 1
-    try:
-        yield
-    finally:
-        _spared.depth -= 1
-        if not _spared.depth:
-            _spared.put_back()
-
-
-class _Spared(threading.local):
-    """What threads have put aside. The collector has one place for all; what is there by the user's
-    own wish stays there."""
-
-    threads = 0  # that have put something aside
-    lock = threading.Lock()
-    depth = 0  # of this thread
-    mine = False  # whether this thread has put something aside
-
-    def put_aside(self) -> None:
-        if not self.depth:
-            return
-        with _Spared.lock:
-            if not self.mine and (_Spared.threads or not gc.get_freeze_count()):
-                _Spared.threads += 1
-                self.mine = True
-            if self.mine:
-                gc.freeze()
-
-    def put_back(self) -> None:
-        if self.mine:
-            with _Spared.lock:
-                self.mine = False
-                _Spared.threads -= 1
-                if not _Spared.threads:
-                    gc.unfreeze()
-
-
-_spared = _Spared()

@@ -19,12 +19,13 @@ from dask._task_spec import Task
 from dask.utils import format_bytes
 
 from .cut import Cut, Stage, cut
+from .garbage import without_garbage_collection
 from .graph import compile_tasks, from_dask, received
 from .machine import Machine
 from .plan import Plan
 from .pretend import ClockDevices
 from .run import run
-from .scheduler import Options, plan_graph, without_garbage_collection
+from .scheduler import Options, plan_graph
 
 Key = Any
 

@@ -23,25 +23,21 @@ Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
 @dataclass(frozen=True, eq=False)
 class Tape:
     """Orders to devices, in the order in which one thread gives them: those in one entry go to one
-    device. A launch has what it waits for, replicas that no launch before it has waited for."""
+    device. A launch has what it waits for, replicas that no launch before it has waited for.
+
+    It holds no plan: that has arrays.
+    """
 
     orders: list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]]
     need: dict[int, int]  # bytes on each device at most, with those of the chunks that it reads
-    end: Ended
+    nbytes: list[int]  # of each step
+    took: Footprint  # but seconds
 
     def footprint(self, seconds: float, others: dict[int, int]) -> Footprint:
         """What the run took, beside bytes of others on each device."""
-        peak = {**self.end.took.peak, **self.need}
+        peak = {**self.took.peak, **self.need}
         peak = {p: n + others.get(p, 0) for p, n in peak.items()}
-        return replace(self.end.took, seconds=seconds, peak=peak)
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What is known of a run when it is over. It holds no plan: that has arrays."""
-
-    nbytes: list[int]  # of each step
-    took: Footprint
+        return replace(self.took, seconds=seconds, peak=peak)
 
 
 def rehearsed(plan: Plan) -> Tape | None:
@@ -101,8 +97,8 @@ def rehearsed(plan: Plan) -> Tape | None:
     need = {d: state.peak[d] + n for d, n in late.items()}
     if any(n > plan.machine.memory[d] for d, n in need.items()):
         return None
-    end = Ended(state.nbytes, state.footprint(0.0))
-    return Tape(_with_waits(plan, rounds, crossed), need, end)
+    orders = _with_waits(plan, rounds, crossed)
+    return Tape(orders, need, state.nbytes, state.footprint(0.0))
 
 
 def _with_waits(

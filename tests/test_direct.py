@@ -122,6 +122,15 @@ def test_a_file_that_was_replaced_is_not_read(kvikio, tmp_path):
     np.testing.assert_array_equal(m, a)
 
 
+def test_a_file_that_was_removed_is_read_from_its_map(kvikio, tmp_path):
+    _, m = mapped(tmp_path / "x")
+    found = in_file(m)
+    os.unlink(tmp_path / "x")
+    files = Direct()
+    assert not files.read(found, np.zeros(m.shape))
+    assert files
+
+
 def test_an_error_of_kvikios_is_told_and_not_met_again(kvikio, tmp_path, monkeypatch):
     _, m = mapped(tmp_path / "x")
     files = Direct()
@@ -129,10 +138,15 @@ def test_an_error_of_kvikios_is_told_and_not_met_again(kvikio, tmp_path, monkeyp
     def refuse(*_):
         raise OSError("no such device")
 
-    monkeypatch.setattr(CuFile, "pread", refuse)
-    with pytest.warns(RuntimeWarning, match=r"x is read through the host.*no such device"):
+    with monkeypatch.context() as change:
+        change.setattr(CuFile, "pread", refuse)
+        with pytest.warns(RuntimeWarning, match=r"x is read through the host.*no such device"):
+            assert not files.read(in_file(m), np.zeros(m.shape))
         assert not files.read(in_file(m), np.zeros(m.shape))
-    assert not files
+    a, other = mapped(tmp_path / "y")
+    out = np.zeros(a.shape)
+    assert files.read(in_file(other), out)  # it may be that one file
+    np.testing.assert_array_equal(out, a)
 
 
 def test_a_file_that_has_become_shorter_is_told(kvikio, tmp_path):

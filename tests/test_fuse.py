@@ -53,7 +53,7 @@ def test_blocks_among_their_neighbours_are_kernels_on_gpus_and_numpys_own_on_cpu
                            meta=np.empty((0, 0)))  # fmt: skip
     np.testing.assert_allclose(u.compute(), u.compute(scheduler="sync"))
     for on_gpus in (True, False):
-        fuser = Fuser(graph_of(u), 0, copies=on_gpus)
+        fuser = Fuser(graph_of(u), 0, on_gpus=on_gpus)
         stencils = [t for t in programs(fuser.fused()) if len(t.names) > 2]
         assert bool(stencils) == on_gpus
         assert any("joins parts" in r for r in fuser.reasons.values()) != on_gpus

@@ -43,6 +43,7 @@ ORDER = [
     "templates",
     "plans",
     "gather",
+    "garbage",
     "state",
     "tape",
     "run",

@@ -1,0 +1,85 @@
+"""Python's garbage collector, kept from looking through what surely is none.
+
+Planning makes many objects that live until the run is over, and each look for garbage is one at all
+of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Planning makes many objects and no garbage: looking for some would take half of its time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def garbage_spared() -> Iterator[None]:
+    """What was put aside meanwhile in this thread comes back at the end."""
+    _spared.depth += 1
+    try:
+        yield
+    finally:
+        _spared.depth -= 1
+        if not _spared.depth:
+            _spared.put_back()
+
+
+class _Spared(threading.local):
+    """What threads have put aside. The collector has one place for all; what is there by the user's
+    own wish stays there."""
+
+    threads = 0  # that have put something aside
+    lock = threading.Lock()
+    depth = 0  # of this thread
+    mine = False  # whether this thread has put something aside
+
+    def put_aside(self) -> None:
+        if not self.depth:
+            return
+        with _Spared.lock:
+            if not self.mine and (_Spared.threads or not gc.get_freeze_count()):
+                _Spared.threads += 1
+                self.mine = True
+            if self.mine:
+                gc.freeze()
+
+    def put_back(self) -> None:
+        if self.mine:
+            with _Spared.lock:
+                self.mine = False
+                _Spared.threads -= 1
+                if not _Spared.threads:
+                    gc.unfreeze()
+
+
+_spared = _Spared()
+
+
+def put_aside() -> None:
+    """Spare all that there is now, until this thread leaves `garbage_spared`."""
+    _spared.put_aside()
+
+
+def _forget_after_fork() -> None:
+    """A child process has none of its parent's threads."""
+    if _Spared.threads:
+        gc.unfreeze()
+    _Spared.lock, _Spared.threads, _spared.mine = threading.Lock(), 0, False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

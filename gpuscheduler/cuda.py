@@ -570,6 +570,7 @@ class CudaHardware:
         staged: set[tuple[int, int]] | None = None,
         spill_directory: str | None = None,
         direct_storage: bool | str = "auto",
+        fast_math: bool = False,
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
@@ -588,7 +589,7 @@ class CudaHardware:
         self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
         self.store = Store(spill_directory)
         self.direct = Direct(direct_storage)
-        self.kernels = Kernels()
+        self.kernels = Kernels(fast_math)
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
         peer = tuple(

@@ -36,7 +36,10 @@ from .trace import names_read, narrowed, replaced
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.
-LINK = ("-lto", "-fma=0", "-O3")
+LINK = {
+    False: ("-lto", "-O3", "-fma=0"),
+    True: ("-lto", "-O3", "-fma=1", "-ftz=1", "-prec-div=0", "-prec-sqrt=0"),
+}
 #: Of what Numba has compiled: the function's name, and the text of each module.
 NAME_AND_TEXTS = attrgetter("fndesc.llvm_func_name", "library.llvm_strs")
 NVVM = {"opt": 3, "fma": 0, "gen-lto": None}
@@ -87,10 +90,10 @@ def llvm(call: Call, arch: str) -> list[str]:
         raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{reason(error)}") from error
 
 
-def linked(pieces: Sequence[bytes], arch: str) -> bytes:
+def linked(pieces: Sequence[bytes], arch: str, fast_math: bool = False) -> bytes:
     """Machine code of LTO-IR: a kernel's first, and what it calls."""
     linker = _numba().nvjitlink
-    options = [f"-arch={arch}", *LINK]
+    options = [f"-arch={arch}", *LINK[fast_math]]
     handle = linker.create(len(options), options)
     try:
         for n, piece in enumerate(pieces):

@@ -32,7 +32,11 @@ from .hoist import hoisted
 from .kernel import Call, Generated, NotGenerated, generate
 from .sizes import leaves
 
-OPTIONS = ("-std=c++17", "--fmad=false", "-default-device")
+#: The compiler's options, by whether its fast mathematics is asked for.
+OPTIONS = {
+    False: ("-std=c++17", "-default-device", "--fmad=false"),
+    True: ("-std=c++17", "-default-device", "--use_fast_math"),
+}
 #: What makes of a source a piece to link, not machine code.
 TO_LINK = ("-dlto", "--relocatable-device-code=true")
 #: Programs of which the launches are kept prepared.
@@ -104,9 +108,11 @@ def rounded(nbytes: int) -> int:
 
 
 class Kernels:
-    """The kernels of this process."""
+    """The kernels of a scheduler; with `fast_math`, faster ones that are less exact than
+    NumPy."""
 
-    def __init__(self) -> None:
+    def __init__(self, fast_math: bool = False) -> None:
+        self.fast_math = bool(fast_math)
         self.compiled = 0  # sources that were compiled, not found
         self._cubins: dict[tuple[str, str], bytes] = {}
         self._loaded: dict[tuple[str, int], Any] = {}
@@ -307,11 +313,11 @@ class Kernels:
         arch = f"sm_{cupy.cuda.Device(device).compute_capability}"
         found = self._cubins.get((source, arch))
         if found is None:
-            found = _from_disk(source, arch, calls)
+            found = _from_disk(source, arch, calls, self.fast_math)
             if found is None:
-                found = compiled(source, arch, calls)
+                found = compiled(source, arch, calls, self.fast_math)
                 self.compiled += 1
-                _to_disk(source, arch, found, calls)
+                _to_disk(source, arch, found, calls, self.fast_math)
             self._cubins[source, arch] = found
         return found
 
@@ -413,14 +419,15 @@ def all_here(arrays: list[Any], device: int) -> bool:
     return all(type(a) is cupy.ndarray and a.data.device_id == device for a in arrays)
 
 
-def compiled(source: str, arch: str, calls: Sequence[Call] = ()) -> bytes:
+def compiled(source: str, arch: str, calls: Sequence[Call] = (), fast_math: bool = False) -> bytes:
     """Machine code for an architecture such as ``sm_90``, with the functions that it calls."""
+    options = f"-arch={arch}", *OPTIONS[fast_math]
     if not calls:
-        return _translated(source, (f"-arch={arch}", *OPTIONS), nvrtc.getCUBIN)
+        return _translated(source, options, nvrtc.getCUBIN)
     try:
         pieces = [device_code.compiled(call, arch) for call in calls]
-        kernel = _translated(source, (f"-arch={arch}", *OPTIONS, *TO_LINK), nvrtc.getLTOIR)
-        return device_code.linked([kernel, *pieces], arch)
+        kernel = _translated(source, (*options, *TO_LINK), nvrtc.getLTOIR)
+        return device_code.linked([kernel, *pieces], arch, fast_math)
     except device_code.NoDeviceCode as error:
         raise CompileFailed(str(error)) from error
 
@@ -446,28 +453,32 @@ def directory() -> Path:
     return Path(given) if given else Path(base) / "gpuscheduler" / "kernels"
 
 
-def _file(source: str, arch: str, calls: Sequence[Call]) -> Path:
-    words = repr((source, arch, OPTIONS, nvrtc.getVersion()))
+def _file(source: str, arch: str, calls: Sequence[Call], fast_math: bool) -> Path:
+    words = repr((source, arch, OPTIONS[fast_math], nvrtc.getVersion()))
     if calls:  # what the symbols in the source stand for
         digests = [c.function.digest for c in calls]
-        words += repr((digests, TO_LINK, device_code.LINK, device_code.version()))
+        words += repr((digests, TO_LINK, device_code.LINK[fast_math], device_code.version()))
     return directory() / f"{hashlib.sha256(words.encode()).hexdigest()}.cubin"
 
 
-def _from_disk(source: str, arch: str, calls: Sequence[Call] = ()) -> bytes | None:
+def _from_disk(
+    source: str, arch: str, calls: Sequence[Call] = (), fast_math: bool = False
+) -> bytes | None:
     """What an earlier process compiled; a file that is not whole counts for nothing."""
     with suppress(OSError):
-        content = _file(source, arch, calls).read_bytes()
+        content = _file(source, arch, calls, fast_math).read_bytes()
         digest, cubin = content[:32], content[32:]
         if hashlib.sha256(cubin).digest() == digest:
             return cubin
     return None
 
 
-def _to_disk(source: str, arch: str, cubin: bytes, calls: Sequence[Call] = ()) -> None:
+def _to_disk(
+    source: str, arch: str, cubin: bytes, calls: Sequence[Call] = (), fast_math: bool = False
+) -> None:
     """A disk that cannot be written costs a compilation in the next process, and nothing else."""
     with suppress(OSError):
-        path = _file(source, arch, calls)
+        path = _file(source, arch, calls, fast_math)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(dir=path.parent)
         try:

@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 from dask import config
 from dask._task_spec import DataNode
+from dask.base import collections_to_expr
 from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
+from dask.core import flatten
 from dask.local import MultiprocessingPoolExecutor
-from dask.utils import format_bytes, parse_bytes
+from dask.utils import format_bytes, parse_bytes, shorten_traceback
 
 from . import siblings
 from .batches import batched
@@ -64,8 +66,8 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, random='philox', spill_directory=None, direct_storage='auto', timeline=False, \
-check=False)
+fuse_least=None, fast_math=False, random='philox', spill_directory=None, direct_storage='auto', \
+timeline=False, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -74,6 +76,7 @@ check=False)
     deep_window: int = DEEP_WINDOW  # ... where all they make and fetch is small beside the memory
     fuse: bool = True  # run chains of array operations as one kernel
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
+    fast_math: bool = False  # faster kernels that are less exact than NumPy
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     spill_directory: str | None = None  # where files of evicted values are made
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
@@ -124,6 +127,12 @@ class Scheduler:
     fuse_least
         How many bytes a task must touch to be worth a kernel. Default: any on GPUs, 256 KiB on CPU
         devices.
+    fast_math
+        Compile kernels for GPUs with CUDA's ``--use_fast_math``: products and sums are rounded
+        together, and float32 division, roots, exponentials, logarithms, sines and cosines are
+        approximate (the CUDA programming guide says by how much; sines and cosines of large
+        arguments have no correct digit), and denormal float32 numbers are zero. Without it, each
+        operation is rounded as NumPy rounds it. On CPU devices it changes nothing.
     random
         ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
@@ -170,6 +179,7 @@ class Scheduler:
             self.options.memory_limit,
             self.options.spill_directory,
             self.options.direct_storage,
+            self.options.fast_math,
         )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
@@ -216,11 +226,23 @@ class Scheduler:
         1000000.0
         """
 
-        def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-            return self._get(dsk, keys, self._chunks, **kwargs)
+        if any(hasattr(c, "__dask_exprs__") for c in collections):  # Dask puts these together again
 
-        options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
-        return list(dask_persist(*collections, **options, **kwargs))
+            def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+                return self._get(dsk, keys, self._chunks, **kwargs)
+
+            options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
+            return list(dask_persist(*collections, **options, **kwargs))
+        expr = collections_to_expr(collections, optimize_graph).optimize()
+        every = [list(flatten(keys)) for keys in expr.__dask_keys__()]
+        rebuilt = [c.__dask_postpersist__() for c in collections]
+        with shorten_traceback():
+            wanted = [k for keys in every for k in keys]
+            values = iter(self._get(expr, wanted, self._chunks, **kwargs))
+        return [
+            rebuild(dict(zip(keys, values)), *state)  # noqa: B905 - as many as there are keys
+            for (rebuild, state), keys in zip(rebuilt, every, strict=True)
+        ]
 
     def _get(
         self,
@@ -758,6 +780,7 @@ def find_hardware(
     memory_limit: int | str | float | None,
     spill_directory: str | None = None,
     direct_storage: bool | str = "auto",
+    fast_math: bool = False,
 ) -> Hardware:
     """The hardware that a device string names.
 
@@ -778,6 +801,7 @@ def find_hardware(
                 lambda free: _limit(memory_limit, free),
                 spill_directory=spill_directory,
                 direct_storage=direct_storage,
+                fast_math=fast_math,
             )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))

@@ -532,3 +532,15 @@ def test_code_of_another_function_is_another_file(tmp_path):
         launch._to_disk(made.source, "sm_90", cubin, made.calls)
         assert launch._from_disk(made.source, "sm_90", made.calls) == cubin
         assert launch._from_disk(made.source, "sm_90") is None
+
+
+def test_fast_mathematics_is_linked_so():
+    def quotient(x, y):
+        return x / y if x < y else y / x
+
+    (outputs,) = [(of(quotient, *lines("f4", "f4"), dtype="f4"),)]
+    made = generate(Kernel((64,), outputs))
+    exact, fast = (
+        launch.compiled(made.source, "sm_90", made.calls, fast_math=f) for f in (False, True)
+    )
+    assert len(fast) < len(exact)

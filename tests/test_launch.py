@@ -65,3 +65,13 @@ def test_a_kernel_that_is_not_to_be_had_is_said_once():
         warnings.simplefilter("error")
         kernels._give_up(fused, launch.CompileFailed("no such op"))
         assert kernels.run(fused, {"a": 7}, 0, launch.Workspace()) == {"a": 7}  # as it was
+
+
+def test_fast_mathematics_is_other_code_and_kept_apart(folder):
+    program = follow(lambda x, y: x / y * y + x, [Abstract((8,), np.dtype("f4"))] * 2)
+    text = generate(program.kernels[0]).source
+    exact, fast = (launch.compiled(text, ARCH, fast_math=f) for f in (False, True))
+    assert len(fast) < len(exact)  # no slow path of a division
+    launch._to_disk(text, ARCH, fast, fast_math=True)
+    assert launch._from_disk(text, ARCH) is None
+    assert launch._from_disk(text, ARCH, fast_math=True) == fast

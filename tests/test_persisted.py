@@ -321,6 +321,7 @@ def performed(program, get):
     return out
 
 
+@pytest.mark.timeout(600)  # a minute by itself
 @settings(thorough, max_examples=max(1, EXAMPLES // 6))  # each takes a third of a second
 @given(programs(), st.integers(5, 12), st.integers(1, 3))
 def test_any_program_gives_the_same_in_little_memory(program, blocks, devices):

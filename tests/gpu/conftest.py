@@ -76,7 +76,7 @@ if fake:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-            patch.setattr(launch, "compiled", lambda source, arch, calls=(): source.encode())
+            patch.setattr(launch, "compiled", lambda source, *_: source.encode())
             patch.setattr(launch.Kernels, "_function", found)
             yield
 

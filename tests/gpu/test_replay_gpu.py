@@ -265,7 +265,7 @@ def test_several_threads_have_each_their_own(runs):
 
 
 def test_a_kernel_that_cannot_be_had_is_not_recorded(count, monkeypatch):
-    def refused(source, arch, calls=()):
+    def refused(*_):
         raise launch.CompileFailed("no")
 
     monkeypatch.setattr(launch, "compiled", refused)

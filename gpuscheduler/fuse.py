@@ -891,7 +891,8 @@ class _Recipe:
         self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
         self.reason: str | None = None
         self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
-        self._parts = task.tasks if type(task) is Chain else [(task.key, task)]
+        parts = task.tasks if type(task) is Chain else [(task.key, task)]
+        self._parts = [(name, _with_place(part)) for name, part in parts]
         self.names: list[Key] = []
         words: list[Any] = []
         for name, part in self._parts:
@@ -970,6 +971,27 @@ class _Recipe:
                 value = _evaluated(part, env, tiles)
             env[name] = value
         return value
+
+
+def _with_place(part: Any) -> Any:
+    """The same task of Dask's argmin or argmax, with where its block begins as a place: else that
+    would be a number of its own in each block's structure."""
+    function: Any = getattr(part, "func", None)
+    if type(part) is not Task or getattr(function, "func", None) is not dask_reductions.arg_chunk:
+        return part
+    *given, where = part.args
+    try:
+        begin, whole = ((where,), None) if isinstance(where, int) else where
+        place = Tile(tuple([int(b) for b in begin]), (1,) * len(begin))
+    except (TypeError, ValueError):  # of another Dask than we know
+        return part
+    return Task(part.key, function, *given, Task(None, _place, place, whole), **part.kwargs)
+
+
+def _place(tile: Tile, whole: tuple[int, ...] | None) -> Any:
+    """As `arg_chunk` is given it: of all axes, with the array's shape, or of one."""
+    begin = tuple([tile.numbers(k) for k in range(len(tile.shape))])
+    return begin[0] if whole is None else (begin, whole)
 
 
 def _tile(node: Any) -> Tile | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -37,9 +37,10 @@ LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
 MOST_TILES = 4096
-#: Lengths of arrays with which a function is followed: from the length of an axis, or of several
-#: that have been made one, it is known which they were.
-_PROBE = (2, 3, 5, 7, 11, 13)
+#: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
+#: several that have been made one, it is known which they were; and what it does with points one by
+#: one is the same both times.
+_PROBES = ((2, 3, 5, 7, 11, 13), (17, 19, 23, 29, 31, 37))
 
 
 def axis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
@@ -82,7 +83,7 @@ def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
     array([   1.,   10.,  100., 1000.])
     """
     first, last = _ends(start, stop)
-    if first * last <= 0:
+    if not first or not last or (first < 0) != (last < 0):
         raise ValueError(
             f"a geometric axis from {start!r} to {stop!r}: the ends must have the same sign, and "
             "neither may be zero"
@@ -140,7 +141,8 @@ def mesh(
     chunks
         As for other Dask arrays. ``"auto"`` makes tiles of up to `array.chunk-size` bytes.
     dtype
-        Of the coordinates that `f` gets: float64 by default. With float32, what `f` makes of them
+        Of the coordinates that `f` gets: float64 by default, complex128 where an axis is complex.
+        With float32, what `f` makes of them
         is float32, too.
     indexing
         ``"ij"``: the result's axes are those of `axes`. ``"xy"``: the first two change places, as
@@ -183,12 +185,19 @@ def mesh(
         raise ValueError(f"how={how!r}: use 'auto', 'trace', 'numba' or 'numpy'")
     if indexing not in ("ij", "xy"):
         raise ValueError(f"indexing={indexing!r}: use 'ij' or 'xy'")
+    if not isinstance(axes, Iterable):
+        raise TypeError(f"axes={axes!r}: a sequence of them, one for each argument of the function")
+    if not isinstance(args, tuple):
+        raise TypeError(f"args={args!r}: a tuple of numbers")
     every = [_checked_axis(a, k) for k, a in enumerate(axes)]
     if not 1 <= len(every) <= MOST_AXES:
         raise ValueError(f"{len(every)} axes: a mesh has one to {MOST_AXES}")
-    given = np.dtype(np.float64 if dtype is None else dtype)
+    wide = any(getattr(a, "dtype", np.dtype(float)).kind == "c" for a in every)
+    given = np.dtype((np.complex128 if wide else np.float64) if dtype is None else dtype)
     if given.kind not in "iufc":
         raise TypeError(f"dtype={given}: coordinates are numbers")
+    if wide and given.kind != "c":
+        raise TypeError(f"dtype={given}: an axis has complex coordinates")
     numbers = tuple([_number(a) for a in args])
     order = list(range(len(every)))
     if indexing == "xy" and len(order) > 1:
@@ -196,7 +205,8 @@ def mesh(
     if how == "numpy":
         made: list[Any] = _as_written(f, len(every), given, numbers)
     else:
-        made = _expressions(f, [given] * len(every), numbers, how)
+        whole = _whole(f, len(every) + len(numbers))
+        made = _expressions(whole, [given] * len(every), numbers, how)
     xp = backend or {"cpu": "numpy", "cuda": "cupy"}[kind_in_use()]
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
@@ -258,19 +268,41 @@ def _expressions(
         ) from error.__cause__
 
 
+def _whole(f: Any, count: int) -> Any:
+    """A function with arguments already given as one of `count` arguments."""
+    if not isinstance(f, functools.partial) or plain(f.func) is None:
+        return f
+    inner = plain(f.func)
+    space = {"f": f.func, **{f"g{n}": a for n, a in enumerate(f.args)}}
+    space |= {f"k_{name}": value for name, value in f.keywords.items()}
+    words = [f"g{n}" for n in range(len(f.args))] + [f"a{n}" for n in range(count)]
+    words += [f"{name}=k_{name}" for name in f.keywords]
+    names = ", ".join([f"a{n}" for n in range(count)])
+    made = eval(f"lambda {names}: f({', '.join(words)})", space)
+    made.__name__ = made.__qualname__ = inner.__name__  # type: ignore[union-attr]
+    return made
+
+
 def _followed(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
     function = plain(f) or f
-    count = len(types)
-    shapes = [tuple(_PROBE[k] if k == j else 1 for j in range(count)) for k in range(count)]
-    probes = [Abstract(s, t) for s, t in zip(shapes, types, strict=True)]
     call = functools.partial(_called, function, args)
+    out, again = [_followed_by(call, types, lengths) for lengths in _PROBES]
+    if type(out) is not type(again) or list(map(_tokens, out)) != list(map(_tokens, again)):
+        raise Unfollowed("what it gives depends on how many points there are")
+    return out
+
+
+def _followed_by(call: Callable[..., Any], types: list[DType], lengths: Sequence[int]) -> list[Any]:
+    count = len(types)
+    shapes = [tuple(lengths[k] if k == j else 1 for j in range(count)) for k in range(count)]
+    probes = [Abstract(s, t) for s, t in zip(shapes, types, strict=True)]
     try:
         program = trace.follow(call, probes)
         result = program.result
     except OnlyView as error:
         program, result = None, error.result
     several = isinstance(result, (tuple, list))
-    out = [_pointwise(part, program, count) for part in (result if several else [result])]
+    out = [_pointwise(part, program, lengths) for part in (result if several else [result])]
     return _Several(out) if several else out
 
 
@@ -278,10 +310,10 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...], *points: Any) -
     return function(*points, *args)
 
 
-def _pointwise(part: Any, program: Any, count: int) -> Expr:
+def _pointwise(part: Any, program: Any, lengths: Sequence[int]) -> Expr:
     """A part of a program's result as an expression of single elements of its inputs."""
     if isinstance(part, Seen):
-        return _element(Expr("input", (), part.dtype, (part.array, part.view)), part.shape)
+        return _element(Expr("input", (), part.dtype, (part.array, part.view)), part.shape, lengths)
     if isinstance(part, (bool, int, float, complex, np.number, np.bool_)):
         return constant(part, np.asarray(part).dtype)
     if not isinstance(part, Out):
@@ -290,18 +322,18 @@ def _pointwise(part: Any, program: Any, count: int) -> Expr:
         raise Unfollowed("what it gives at one point depends on others")
     (kernel,) = program.kernels
     root = kernel.outputs[part.array - program.inputs]
-    (expr,) = rebuilt([root], lambda leaf: _element(leaf, kernel.shape))
+    (expr,) = rebuilt([root], lambda leaf: _element(leaf, kernel.shape, lengths))
     return expr
 
 
-def _element(leaf: Expr, shape: tuple[int, ...]) -> Expr:
+def _element(leaf: Expr, shape: tuple[int, ...], lengths: Sequence[int]) -> Expr:
     """An element of a coordinate's array where the function reads just that one of it."""
     if leaf.op == "constant":
         return leaf
     if leaf.op == "input":
         n, view = leaf.data
-        along = [(length, s) for length, s in zip(shape, view.strides, strict=True) if s]
-        if view.offset == 0 and along in ([(_PROBE[n], 1)], []):
+        along = [(m, s) for m, s in zip(shape, view.strides, strict=True) if s and m > 1]
+        if view.offset == 0 and along == [(lengths[n], 1)]:
             return Expr("input", (), leaf.dtype, (n, View(0, ())))
     raise Unfollowed("what it gives at one point depends on others")
 
@@ -389,7 +421,15 @@ def _sides(
     points = math.prod(shape)
     most = parse_bytes(config.get("array.chunk-size")) // dtype.itemsize
     tile = max(min(most, max(points // TILES, least)), points // MOST_TILES, 1)
-    sides = normalize_chunks(chunks, shape, limit=tile * dtype.itemsize, dtype=dtype)
+    words = chunks.values() if isinstance(chunks, dict) else chunks
+    open_ = words == "auto" or (isinstance(words, Iterable) and "auto" in tuple(words))
+    limit = tile * dtype.itemsize if open_ else None
+    try:
+        sides = normalize_chunks(chunks, shape, limit=limit, dtype=dtype)
+    except ZeroDivisionError:
+        sides = ((0,),)
+    if not all(map(all, sides)):
+        raise ValueError(f"chunks={chunks!r}: a tile has at least one point")
     return tuple(tuple(map(int, s)) for s in sides)
 
 

@@ -4,6 +4,7 @@ repeat by the values that they are given. Numba compiles it: here for CPU device
 
 from __future__ import annotations
 
+import dis
 import enum
 import hashlib
 import linecache
@@ -88,14 +89,46 @@ class ScalarFunction:
                 import numba
 
                 self.results(types)
-                names = ", ".join([f"a{n}" for n in range(len(types))])
-                item = "" if part is None else f"[{part}]"
-                one = eval(f"lambda {names}: f({names}){item}", {"f": self._compiled})
+                one = self._of(len(types), part)
                 from_dtype = numba.from_dtype
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
                 self._ufuncs[key] = vectorize([signature], nopython=True)(one).ufunc
             return self._ufuncs[key]
+
+    def rows(
+        self,
+        types: tuple[DType, ...],
+        gives: DType,
+        part: int | None,
+        varies: tuple[bool, ...],
+    ) -> Callable[..., Any]:
+        """It for arrays of which some have one element along the last axis, as `varies` says: what
+        depends on these alone is computed once for each row, where the compiler finds that."""
+        with self._lock:
+            key = types, gives, part, varies
+            if key not in self._ufuncs:
+                import numba
+
+                self.results(types)
+                names = [f"a{n}" for n in range(len(types))]
+                given = ", ".join(
+                    [f"{a}[i]" if v else a for a, v in zip(names, varies, strict=True)]
+                )
+                text = (
+                    f"def loop({', '.join(names)}, out):\n"
+                    f"    for i in range(len(out)):\n        out[i] = f({given})\n"
+                )
+                space = {"f": numba.njit(nogil=True)(self._of(len(types), part))}
+                exec(text, space)
+                kinds = [numba.from_dtype(t) for t in types]
+                signature = [k[:] if v else k for k, v in zip(kinds, varies, strict=True)]
+                layout = ",".join(["(n)" if v else "()" for v in varies]) + "->(n)"
+                made: Any = numba.guvectorize(
+                    [(*signature, numba.from_dtype(gives)[:])], layout, nopython=True
+                )(space["loop"])
+                self._ufuncs[key] = made.ufunc
+            return partial(_by_rows, self._ufuncs[key], varies)
 
     def _inferred(self, types: tuple[DType, ...]) -> Any:
         import numba
@@ -103,17 +136,27 @@ class ScalarFunction:
 
         if self._compiled is None:
             self._compiled = jitted(self.python)
+        # of exactly so many arguments: it may have defaults for more
+        one: Any = numba.njit(error_model="numpy", nogil=True)(self._of(len(types)))
         signature = tuple([numba.from_dtype(t) for t in types])
         try:
-            self._compiled.compile(signature)
-        except NumbaError as error:
-            raise NotCompiled(f"{place(self.python)}: {reason(error)}") from error
-        except Exception as error:  # Numba's compiler lets some of its own through
-            raise NotCompiled(f"{place(self.python)}: {type(error).__name__}: {error}") from error
-        given = self._compiled.overloads[signature].signature.return_type
+            one.compile(signature)
+        except Exception as error:  # Numba's compiler lets some through that are not its own
+            own = isinstance(error, NumbaError)
+            said = reason(error) if own else f"{type(error).__name__}: {error}"
+            if ", line " not in said and (name := _MISSING.search(said)):
+                said += _line_of(self.python.__code__, name[1])
+            raise NotCompiled(f"{place(self.python)}: {said}") from error
+        given = one.overloads[signature].signature.return_type
         if isinstance(given, numba.types.BaseTuple):
             return tuple([self._number(t) for t in given.types])  # type: ignore[attr-defined,unused-ignore]
         return self._number(given)
+
+    def _of(self, count: int, part: int | None = None) -> Any:
+        """A function of so many arguments that calls it; of several results, one."""
+        names = ", ".join([f"a{n}" for n in range(count)])
+        item = "" if part is None else f"[{part}]"
+        return eval(f"lambda {names}: f({names}){item}", {"f": self._compiled})
 
     def _number(self, given: Any) -> DType:
         from numba.np import numpy_support
@@ -130,9 +173,15 @@ class ScalarFunction:
         return dtype
 
 
+def _by_rows(function: Any, varies: tuple[bool, ...], *args: Any, out: Any = None) -> Any:
+    every = zip(args, varies, strict=True)
+    return function(*[a if v or not a.ndim else a[..., 0] for a, v in every], out=out)
+
+
 def plain(function: Any) -> types.FunctionType | None:
     """The Python function inside Numba's objects; None where there is none."""
-    inner = getattr(function, "py_func", function)
+    inner = getattr(function, "_dispatcher", function)  # of `numba.vectorize`
+    inner = getattr(inner, "py_func", inner)
     return inner if isinstance(inner, types.FunctionType) else None
 
 
@@ -162,6 +211,8 @@ def jitted(function: types.FunctionType) -> Any:
     done: dict[types.FunctionType, Any] = {}
 
     def other(value: Any) -> Any:
+        if type(value).__name__ == "CUDADispatcher":  # of `cuda.jit(device=True)`
+            return compiled(value.py_func)
         own = isinstance(value, types.FunctionType) and not _is_library(value.__globals__)
         return compiled(value) if own else value
 
@@ -191,6 +242,7 @@ def place(function: types.FunctionType) -> str:
 _UNSAID = re.compile(r"\x1b\[[\d;]*m| at 0x[\da-f]+")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _SIGNATURE = re.compile(r"^ >>> (.*)$", re.MULTILINE)
+_MISSING = re.compile(r"(?:name|attribute) '(\w+)'")
 _WHY = re.compile(r"specific error:\n\s*(.*)")
 
 
@@ -205,9 +257,21 @@ def reason(error: BaseException) -> str:
 
 def _place(text: str) -> str:
     for file, line in _PLACE.findall(text):
+        if file.startswith("<"):  # a few words of ours
+            continue
         if "numba" not in Path(file).parts and Path(file).parent != Path(__file__).parent:
             code = linecache.getline(file, int(line)).strip()
             return f" ({Path(file).name}, line {line}{f': {code}' if code else ''})"
+    return ""
+
+
+def _line_of(code: types.CodeType, name: str) -> str:
+    """Where code reads a name, for people."""
+    for read in dis.get_instructions(code):
+        if read.argval == name:
+            line = next(n for a, b, n in code.co_lines() if a <= read.offset < b and n)
+            text = linecache.getline(code.co_filename, line).strip()
+            return f" ({Path(code.co_filename).name}, line {line}{f': {text}' if text else ''})"
     return ""
 
 

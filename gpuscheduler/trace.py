@@ -1004,7 +1004,8 @@ def _divmod(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _modf(x: Any) -> tuple[Any, Any]:
-    x = np.positive(_array(x) * 1.0 if _array(x).dtype.kind not in "f" else x)
+    x = _array(x)
+    x = np.positive(x.astype(np.modf.resolve_dtypes((x.dtype, None, None))[0]))
     whole = np.trunc(x)
     part = _where(np.isinf(x), 0.0, np.subtract(x, whole))
     return np.copysign(part, x), whole
@@ -2234,11 +2235,16 @@ def _arg_chunk(func: Any, argfunc: Any, x: Any, axis: Any, offset_info: Any) -> 
             inner = math.prod(x.shape[k + 1 :])
             here = at // inner if inner > 1 else at
             here = here % n if k else here
-            place = place + (here + int(offset[k])) * math.prod(total[k + 1 :])
+            place = place + (here + _one(offset[k])) * math.prod(total[k + 1 :])
         at = place
     elif x.ndim:
-        at = at + int(offset_info)
+        at = at + _one(offset_info)
     return {"vals": value, "arg": at}
+
+
+def _one(number: Any) -> Any:
+    """A number that is given as such, or as the only one of an array."""
+    return _reshape(number, ()) if isinstance(number, Traced) else int(number)
 
 
 def _arg_merge(data: Any, axis: Any, argfunc: Any, keepdims: bool) -> tuple[Traced, Traced]:
@@ -2388,7 +2394,8 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(python)
     def either(*args: Any, **kwargs: Any) -> Any:
-        known = any(isinstance(a, Traced) for a in args)
+        every = [v for a in args for v in (a if isinstance(a, (tuple, list)) else (a,))]
+        known = any(isinstance(v, Traced) for v in every)
         return own(*args, **kwargs) if known else python(*args, **kwargs)
 
     return either
@@ -2419,6 +2426,16 @@ def _logarithm(x: Any, base: Any = None) -> Any:
     return np.log(x) if base is None else np.log(x) / np.log(base)
 
 
+def _distance(*coordinates: Any) -> Any:
+    if len(coordinates) < 2:
+        return abs(coordinates[0]) if coordinates else 0.0
+    return functools.reduce(np.hypot, coordinates)
+
+
+def _between(p: Sequence[Any], q: Sequence[Any]) -> Any:
+    return _distance(*[a - b for a, b in zip(p, q, strict=True)])
+
+
 def _special_of(name: str) -> Callable[..., Any]:
     def special(*args: Any) -> Any:
         library = _scipy_special()
@@ -2435,14 +2452,15 @@ _MATH_NAMES = {
     "atan2": "arctan2", "atanh": "arctanh", "pow": "power", "degrees": "degrees",
     "radians": "radians", "gcd": "gcd", "lcm": "lcm",
     **{name: name for name in _words(
-        "cbrt copysign cos cosh exp exp2 expm1 fabs fmod hypot isfinite isinf isnan ldexp log10 "
+        "cbrt copysign cos cosh exp exp2 expm1 fabs fmod isfinite isinf isnan ldexp log10 "
         "log1p log2 nextafter sin sinh sqrt tan tanh"
     )},
 }  # fmt: skip
 _MATH_OWN: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, numpys) for name, numpys in _MATH_NAMES.items()},
     "floor": _whole(np.floor), "ceil": _whole(np.ceil), "trunc": _whole(np.trunc),
-    "log": _logarithm, "gamma": _special_of("gamma"), "lgamma": _special_of("gammaln"),
+    "log": _logarithm, "hypot": _distance, "dist": _between,
+    "gamma": _special_of("gamma"), "lgamma": _special_of("gammaln"),
     "erf": _special_of("erf"), "erfc": _special_of("erfc"),
 }  # fmt: skip
 _MATH = types.SimpleNamespace(**vars(math))
@@ -2517,7 +2535,7 @@ def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types
     """A copy that finds `other(value)` under each of its global names and those of functions around
     it, whatever is assigned to these later."""
     outside = ChainMap(function.__globals__, _BUILTINS)  # type: ignore[arg-type]
-    names = names_read(function.__code__) & outside.keys()
+    names = _looked_up(function.__code__) & outside.keys()
     space = {n: other(outside[n]) for n in sorted(names)}
     space["__name__"] = function.__globals__.get("__name__")
     space["__builtins__"] = builtins  # for NumPy's C code, which imports with them
@@ -2938,6 +2956,17 @@ def names_read(code: types.CodeType) -> set[str]:
     """Every name that a code object, or one inside it, may look up as a global."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*[names_read(c) for c in inner])
+
+
+@functools.lru_cache(1024)
+def _looked_up(code: types.CodeType) -> frozenset[str]:
+    """The names that it does look up as globals: no names of attributes."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
+    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return frozenset(names).union(*[_looked_up(c) for c in inner])
+
+
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
 def _is_users(f: types.FunctionType) -> bool:

@@ -161,6 +161,77 @@ def test_args_are_numbers_behind_the_coordinates(cpu):
     )
 
 
+@numba.vectorize
+def larger(x, y):
+    return x if x > y else y
+
+
+def scaled(s, x, y, by=2.0, function=math.sin):
+    return s * function(x) * by if x > y else y
+
+
+def exp(x, y):
+    """Of the name of what it calls."""
+    return np.exp(x) if x > y else y
+
+
+@pytest.mark.parametrize(
+    ("f", "python"),
+    [
+        (functools.partial(scaled, 3.0, by=4), lambda x, y: scaled(3.0, x, y, 4)),
+        (lambda x, y, by=2.0: x * by if x > y else y, None),
+        (lambda *p: p[0] if p[0] > p[1] else p[1], None),
+        (larger, larger.py_func if hasattr(larger, "py_func") else max),
+        (exp, lambda x, y: math.exp(x) if x > y else y),
+        (lambda x, y: math.hypot(x, y, 2) + math.dist((x, 1), (y, 3)), None),
+        (lambda x, y: x, None),
+    ],
+)
+def test_functions_as_people_have_them(cpu, f, python):
+    got = mesh(f, AXES, chunks=5).compute()
+    np.testing.assert_allclose(got, at_each_point(python or f, X, Y), rtol=1e-15)
+
+
+def test_coordinates_themselves_are_arrays(cpu):
+    x, y = mesh(lambda x, y: [x, y], AXES, chunks=5)
+    np.testing.assert_array_equal(x.compute(), np.meshgrid(X, Y, indexing="ij")[0])
+    np.testing.assert_array_equal(y.compute(), np.meshgrid(X, Y, indexing="ij")[1])
+
+
+def test_device_functions_of_cuda_are_plain_functions_elsewhere(cpu):
+    cuda = pytest.importorskip("numba.cuda")
+
+    @cuda.jit(device=True)
+    def helper(x):
+        return x + 1 if x > 0.5 else x
+
+    z = mesh(lambda x, y: helper(x) * y, AXES, chunks=5)
+    np.testing.assert_allclose(z.compute(), np.outer(np.where(X > 0.5, X + 1, X), Y))
+
+
+def test_complex_axes(cpu):
+    z = mesh(lambda x, y: x * y, ([1j, 2], [1.0, 3]))
+    np.testing.assert_array_equal(z.compute(), [[1j, 3j], [2, 6]])
+
+
+def test_chunks_by_their_bytes(cpu):
+    z = mesh(distance, (axis(0, 1, 1000), axis(0, 1, 1000)), chunks="1 MiB")
+    assert z.chunksize == da.ones((1000, 1000), chunks="1 MiB").chunksize
+    assert mesh(distance, (axis(0, 1, 1000),) * 2, chunks={0: 100}).chunksize[0] == 100
+
+
+@pytest.mark.parametrize("along", [{}, {"axis": 0}])
+@pytest.mark.parametrize("name", ["argmin", "argmax"])
+def test_where_the_extreme_is_has_a_program_for_each_kind_of_tile(cpu, name, along):
+    """Where a tile begins is no number of its own in the program."""
+    every = [axis(-2, 2, 30), axis(0, 1, 37), axis(0, 3, 20)]
+    z = mesh(lambda a, b, c: (a * a - 1) ** 2 + np.cos(9 * b) + (c - a) ** 2, every, chunks=10)
+    lazy = getattr(z, name)(**along)
+    programs = {id(t.program) for t in steps(cpu, lazy) if isinstance(t, Fused)}
+    assert 1 <= len(programs) <= 8  # tiles have two lengths along one axis; and steps of trees
+    np.testing.assert_array_equal(lazy.compute(), getattr(z.compute(), name)(**along))
+
+
 @pytest.mark.parametrize("f", [polar, branching_pair])
 def test_a_tuple_is_as_many_arrays(cpu, f):
     first, second = mesh(f, AXES, chunks=5)
@@ -481,10 +552,22 @@ def looks_around(x, y):
     return x - x.mean() + y
 
 
+def looks_at_the_first(x, y):
+    return x[0] + 0 * x + y
+
+
+def misspelt(x, y):
+    if x > y:
+        return np.sine(x)
+    return y
+
+
 @pytest.mark.parametrize(
     ("f", "words"),
     [(uses_a_file, "uses_a_file"), (gives_text, "gives"), (unknown_name, "undefined"),
-     (looks_around, "mean"), (lambda x: x, "argument")],
+     (looks_around, "mean"), (lambda x: x, "argument"), (looks_at_the_first, "depends"),
+     (lambda x, y: x * len(x) + y, "depends on how many"), (lambda x, y: x + y.size, "how many"),
+     (misspelt, r"test_mesh.py, line \d+: return np.sine")],
 )  # fmt: skip
 def test_what_cannot_be_compiled_is_refused_with_its_place(f, words):
     with pytest.raises(NotCompiled, match=words) as caught:
@@ -502,6 +585,11 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(f, words):
         (lambda: axis(0, "one", 5), (TypeError, ValueError), "one"),
         (lambda: geomaxis(0, 1, 5), ValueError, "zero"),
         (lambda: geomaxis(-1, 1, 5), ValueError, "sign"),
+        (lambda: geomaxis(1, -1e-300, 5), ValueError, "sign"),
+        (lambda: mesh(distance, AXES[0]), TypeError, "a sequence"),
+        (lambda: mesh(escape, AXES, args=50), TypeError, "a tuple"),
+        (lambda: mesh(distance, AXES, chunks=0), ValueError, "at least one point"),
+        (lambda: mesh(distance, (AXES[0], [1j, 2]), dtype="f8"), TypeError, "complex"),
         (lambda: mesh(distance, ()), ValueError, "0 axes"),
         (lambda: mesh(lambda *x: x[0], [AXES[0]] * 7), ValueError, "7 axes"),
         (lambda: mesh(distance, (AXES[0], np.ones((2, 2)))), ValueError, "axis 1 is 2-dim"),

@@ -223,6 +223,8 @@ def test_other_types(x):
     agree(lambda x: (x.sum(), x.sum(0), x.prod(1), x.any(), x.all(1), x.mean(), x.mean(0)), x)
     agree(lambda x: (x.var(), x.std(0), np.var(x, 1, ddof=1)), x)
     if x.dtype.kind != "c":
+        agree(np.modf, x)
+        agree(np.modf, x.astype("i1"))
         agree(lambda x: (x.min(), x.max(0), x.argmin(1), np.ptp(x * 1, 0), np.round(x)), x)
         agree(lambda x: (np.nansum(x), np.nanmax(x, 1), np.nanmean(x), np.linalg.norm(x)), x)
     if x.dtype.kind in "iu":

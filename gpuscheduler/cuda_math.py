@@ -347,8 +347,12 @@ _real(
 __device__ __forceinline__ Complex<Real> times~(Complex<Real> a, Complex<Real> b) {
   return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x};
 }
+__device__ __forceinline__ Complex<Real> times_real~(Complex<Real> a, Real b) {
+  return {a.x * b, a.y * b};
+}
 """,
     "times",
+    "times_real",
 )
 _real(
     """
@@ -468,6 +472,74 @@ __device__ Complex<Real> complex_tanh~(Complex<Real> a) {  // Kahan's
 }
 """,
     "complex_tanh",
+)
+_real(
+    """
+__device__ Complex<Real> complex_tan~(Complex<Real> a) {
+  const Complex<Real> t = complex_tanh~({-a.y, a.x});
+  return {t.y, -t.x};
+}
+""",
+    "complex_tan",
+)
+_real(
+    """
+__device__ Complex<Real> complex_expm1~(Complex<Real> a) {
+  const Real s = sin~(a.y / 2);
+  return {expm1~(a.x) * cos~(a.y) - 2 * s * s, exp~(a.x) * sin~(a.y)};
+}
+__device__ Complex<Real> complex_log1p~(Complex<Real> a) {
+  return {log~(hypot~(a.x + 1, a.y)), atan2~(a.y, a.x + 1)};
+}
+""",
+    "complex_expm1",
+    "complex_log1p",
+)
+_real(
+    """
+__device__ Complex<Real> complex_power~(Complex<Real> a, Complex<Real> b) {
+  if (b.x == 0 && b.y == 0) return {1, 0};
+  if (a.x == 0 && a.y == 0) {
+    if (b.x > 0 && b.y == 0) return {0, 0};
+    const Real nan = (a.x - a.x) / (a.x - a.x);
+    return {nan, nan};
+  }
+  if (b.y == 0 && b.x == rint~(b.x) && fabs~(b.x) < 100) {
+    const int n = (int)fabs~(b.x);
+    Complex<Real> r = {1, 0}, p = a;
+    if (n == 1) r = a;
+    else if (n == 2) r = times~(a, a);
+    else if (n == 3) r = times~(a, times~(a, a));
+    else {
+      for (int mask = 1;;) {
+        if (n & mask) r = times~(r, p);
+        mask <<= 1;
+        if (n < mask) break;
+        p = times~(p, p);
+      }
+    }
+    return b.x < 0 ? over~({1, 0}, r) : r;
+  }
+  return complex_exp~(times~(b, complex_log~(a)));
+}
+""",
+    "complex_power",
+)
+_real(
+    """
+__device__ __forceinline__ bool complex_less~(Complex<Real> a, Complex<Real> b) {
+  return (a.x < b.x && a.y == a.y && b.y == b.y) || (a.x == b.x && a.y < b.y);
+}
+__device__ __forceinline__ bool complex_less_equal~(Complex<Real> a, Complex<Real> b) {
+  return (a.x < b.x && a.y == a.y && b.y == b.y) || (a.x == b.x && a.y <= b.y);
+}
+__device__ __forceinline__ bool complex_isnan~(Complex<Real> a) {
+  return a.x != a.x || a.y != a.y;
+}
+""",
+    "complex_less",
+    "complex_less_equal",
+    "complex_isnan",
 )
 _real(
     """
@@ -912,9 +984,21 @@ _COMPLEX = {
     "isfinite": "is_finite~({0}.x) && is_finite~({0}.y)",
     "isinf": "is_infinite~({0}.x) || is_infinite~({0}.y)", "sign": "complex_sign~({0})",
     "rint": "{{rint~({0}.x), rint~({0}.y)}}",
+    "exp2": "complex_exp~(times_real~({0}, (Real)0x1.62e42fefa39efp-1))",
+    "log2": "times_real~(complex_log~({0}), (Real)0x1.71547652b82fep+0)",
+    "log10": "times_real~(complex_log~({0}), (Real)0x1.bcb7b1526e50ep-2)",
+    "power": "complex_power~({0}, {1})", "float_power": "complex_power~({0}, {1})",
+    "less": "complex_less~({0}, {1})", "less_equal": "complex_less_equal~({0}, {1})",
+    "greater": "complex_less~({1}, {0})", "greater_equal": "complex_less_equal~({1}, {0})",
+    "maximum": "complex_isnan~({0}) || complex_less_equal~({1}, {0}) ? {0} : {1}",
+    "minimum": "complex_isnan~({0}) || complex_less_equal~({0}, {1}) ? {0} : {1}",
+    "fmax": "complex_isnan~({1}) || complex_less_equal~({1}, {0}) ? {0} : {1}",
+    "fmin": "complex_isnan~({1}) || complex_less_equal~({0}, {1}) ? {0} : {1}",
 } | {
     name: f"complex_{name}~({{0}})"
-    for name in ("exp", "log", "sqrt", "sin", "cos", "sinh", "cosh", "tanh")
+    for name in (
+        "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"
+    )
 }  # fmt: skip
 _ALIASES = {
     "true_divide": "divide", "mod": "remainder", "abs": "absolute", "conj": "conjugate",
@@ -954,7 +1038,8 @@ def operation(op: str, types: Sequence[str], gives: str, args: Sequence[str]) ->
         return _float(op, types[0], gives, args)
     if op not in _COMPLEX:
         return None
-    text = _COMPLEX[op].replace("~", "" if types[0] == "c16" else "f").format(*args)
+    suffix, real = ("", "double") if types[0] == "c16" else ("f", "float")
+    text = _COMPLEX[op].replace("~", suffix).replace("Real", real).format(*args)
     return TYPES[gives] + text if text.startswith("{") else text
 
 
@@ -1069,10 +1154,8 @@ def accumulator(op: str, short: str, gives: str, name: str) -> tuple[str, str] |
         return _added(op, gives, name), gives
     if op in ("sum", "prod"):
         return accumulator("any" if op == "sum" else "all", short, gives, name)
-    if short[0] == "c":
-        return None
     if op in ("argmin", "argmax"):
-        return _argument(op, short, name), short
+        return None if short[0] == "c" else (_argument(op, short, name), short)
     extreme = {"min": "minimum", "max": "maximum"}.get(op, op)
     step = operation(extreme, (short, short), short, ("v", "x"))
     join = operation(extreme, (short, short), short, ("v", "o.v"))
@@ -1082,6 +1165,9 @@ def accumulator(op: str, short: str, gives: str, name: str) -> tuple[str, str] |
 def _first(op: str, short: str) -> str:
     """What gives way to any value, in a minimum or maximum."""
     least = op in ("max", "fmax")
+    if short[0] == "c":
+        part = _first(op, "f4" if short == "c8" else "f8")
+        return f"{TYPES[short]}{{{part}, {part}}}"
     if short == "b1":
         return "false" if least else "true"
     if short[0] == "f":

@@ -21,6 +21,7 @@ from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, nodes, rebuilt
 from .graph import RANDOM, Draw, Graph
 from .grid import Tile
+from .kernel import unwritten
 from .persisted import Chunk
 from .regions import interior
 from .sizes import leaves, map_leaves
@@ -496,6 +497,8 @@ class Fuser:
             return Followed(None, str(error))
         if reason := unreadable(program):
             return Followed(None, reason)
+        if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
+            return Followed(None, f"there is no kernel for {reason}")
         if not self.on_gpus and not generated and any(map(_is_mosaic, program.kernels)):
             return Followed(None, "it joins parts of arrays: NumPy does it faster than to choose")
         few = not copies and not generated and not borrowed

@@ -46,7 +46,7 @@ from .cuda_math import (
     results,
     stored,
 )
-from .expr import Expr, Kernel, View, constant, nodes, substituted
+from .expr import LEAVES, Expr, Kernel, View, constant, nodes, substituted
 from .regions import interior
 
 THREADS = 256
@@ -169,6 +169,33 @@ class _Node:
     code: str
     args: tuple[int, ...]
     data: Any = None
+
+
+#: Of what `_operation` gives the text for any types.
+ANY_TYPE = frozenset({"cast", "where", "real", "imag", "complex", "call", *LEAVES, *RANDOM})
+
+
+def unwritten(kernel: Kernel) -> str | None:
+    """What of a kernel there is no CUDA for; None where there is all.
+
+    >>> from .expr import constant
+    >>> unwritten(Kernel((), (Expr("arcsin", (constant(1j, "c16"),), "c16"),)))
+    'arcsin of complex128'
+    """
+    try:
+        for node in nodes(kernel.roots):
+            types, gives = [_code(a) for a in node.args], _code(node)
+            if node.op in ANY_TYPE:
+                continue
+            if operation(node.op, types, gives, ["x"] * len(types)) is None:
+                return f"{node.op} of {', '.join(a.dtype.name for a in node.args)}"
+    except NotGenerated as error:
+        return str(error)
+    for r in kernel.reductions:
+        made = code(np.dtype(r.dtypes[0]))
+        if made is None or accumulator(r.op, _code(r.arg), made, "Part") is None:
+            return f"{r.op} of {r.arg.dtype}"
+    return None
 
 
 def _code(expr: Expr) -> str:
@@ -1589,7 +1616,8 @@ def _part_size(op: str, short: str, gives: Sequence[str]) -> int:
         return 64 if short[0] == "c" else 32
     if op in ("argmin", "argmax"):
         return 16
-    return 16 if gives[0][0] == "c" else 8
+    added = op in ("sum", "prod")  # in double
+    return 16 if gives[0] == "c16" or (added and gives[0][0] == "c") else 8
 
 
 def _counting(shape: Sequence[int], axes: Iterable[int]) -> list[int]:

@@ -112,21 +112,19 @@ class ScalarFunction:
 
                 self.results(types)
                 names = [f"a{n}" for n in range(len(types))]
-                given = ", ".join(
-                    [f"{a}[i]" if v else a for a, v in zip(names, varies, strict=True)]
-                )
+                here = [f"{a}[i]" if v else a for a, v in zip(names, varies, strict=True)]
                 text = (
                     f"def loop({', '.join(names)}, out):\n"
-                    f"    for i in range(len(out)):\n        out[i] = f({given})\n"
+                    f"    for i in range(len(out)):\n        out[i] = f({', '.join(here)})\n"
                 )
-                space = {"f": numba.njit(nogil=True)(self._of(len(types), part))}
+                space: dict[str, Any] = {"f": numba.njit(nogil=True)(self._of(len(types), part))}
                 exec(text, space)
                 kinds = [numba.from_dtype(t) for t in types]
-                signature = [k[:] if v else k for k, v in zip(kinds, varies, strict=True)]
+                given = [k[:] if v else k for k, v in zip(kinds, varies, strict=True)]
+                signature = (*given, numba.from_dtype(gives)[:])
                 layout = ",".join(["(n)" if v else "()" for v in varies]) + "->(n)"
-                made: Any = numba.guvectorize(
-                    [(*signature, numba.from_dtype(gives)[:])], layout, nopython=True
-                )(space["loop"])
+                guvectorize: Any = numba.guvectorize
+                made = guvectorize([signature], layout, nopython=True)(space["loop"])
                 self._ufuncs[key] = made.ufunc
             return partial(_by_rows, self._ufuncs[key], varies)
 

@@ -2625,6 +2625,26 @@ for _name in _MAKERS:
     KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
 
 
+def _as_it_is(name: str) -> Callable[..., Any]:
+    """A function that makes an array of what is one already."""
+    make = getattr(np, name)
+
+    @functools.wraps(make)
+    def made(a: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        inside = a if isinstance(a, (list, tuple)) else (a,)
+        if not any(isinstance(v, Traced) for v in inside):
+            return make(a, dtype, *args, **kwargs)
+        x = _array(a)
+        return x if dtype is None else x.astype(dtype)
+
+    return made
+
+
+for _name in _words("array asarray asanyarray ascontiguousarray"):
+    setattr(_NUMPY, _name, _as_it_is(_name))
+    KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))
+
+
 def _in_numpy(value: Any) -> Any:
     """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
     none."""
@@ -2849,6 +2869,7 @@ class _Reading:
                     return f"it reads an attribute of the function {name}"
                 break  # a method or attribute of a constant
             known = value.__name__ in _MODULES or _root_of(value) in ("numpy", "cupy", "cupyx")
+            known = known or (value.__name__ == "scipy" and attribute == "special")
             if not known or value.__name__.startswith("cupy.cuda"):  # which device, which stream
                 return f"it uses the module {value.__name__}"
             if attribute in _NUMPY_DENIED and _root_of(value) in ("numpy", "cupy"):

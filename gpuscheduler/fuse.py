@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
 from dask.array import reductions as dask_reductions
+from dask.utils import key_split
 
 from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, nodes, rebuilt
@@ -409,7 +410,9 @@ class Fuser:
                     inlined[n] = source
                     read += more
             if known is None:
-                self.reasons[key] = f"what {name!r} will be like is not known before it is there"
+                self.reasons[key] = (
+                    f"what {key_split(name)} will be like is not known before it is there"
+                )
                 return False
             plain.append(known)
         found = self._follow(recipe, plain, inlined)

@@ -4,7 +4,7 @@ Two particles on a line in a double well with a ripple, bound to a frame that mo
 enough that methods that go downhill end in the wrong place. What depends on one coordinate only is
 computed once for each of its values, not once per point.
 
-    python examples/potential.py
+    python examples/potential.py potential.png
     python examples/potential.py --n 1000     # a million million points
 """
 
@@ -31,8 +31,22 @@ def points(n):
     return gpuscheduler.mesh(potential, [gpuscheduler.axis(*SIDE, n)] * 4)
 
 
+def draw(lowest, file):
+    """The lowest value for each place of the two particles, wherever the frame is."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 4), layout="constrained")
+    plot = figure.add_subplot(xlabel="a", ylabel="b")
+    plot.set_title("lowest potential of all u and v")
+    image = plot.imshow(lowest.T, origin="lower", extent=(*SIDE, *SIDE), vmax=2.5)
+    plot.contour(lowest.T, extent=(*SIDE, *SIDE), levels=range(8), colors="white", linewidths=0.5)
+    figure.colorbar(image, ax=plot)
+    figure.savefig(file, dpi=120)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="The minimum of a potential on a 4-D grid.")
+    parser.add_argument("file", nargs="?", help="draw two of its coordinates into this PNG")
     parser.add_argument("--n", type=int, default=60, help="points along each side (60)")
     options = parser.parse_args()
     with gpuscheduler.Scheduler() as scheduler:
@@ -41,6 +55,8 @@ if __name__ == "__main__":
         began = time.perf_counter()
         at = int(z.argmin().compute())
         seconds = time.perf_counter() - began
+        if options.file:
+            draw(z.min(axis=(2, 3)).to_backend("numpy").compute(), options.file)
     where = np.linspace(*SIDE, options.n)[list(np.unravel_index(at, z.shape))]
     print(f"lowest of {z.size:,} points: {potential(*where):.5f} at {np.round(where, 3).tolist()}")
     print(f"{seconds:.3g} s, the compiler included: {z.size / seconds:.3g} points/s")

@@ -210,10 +210,11 @@ def test_the_mandelbrot_example_draws_its_centre_black(tmp_path):
 
 
 def test_the_potential_example_agrees_with_itself(tmp_path):
-    out = python(ROOT / "examples" / "potential.py", "--n", "24", cwd=tmp_path)
+    out = python(ROOT / "examples" / "potential.py", "p.png", "--n", "24", cwd=tmp_path)
     space = runpy.run_path(str(ROOT / "examples" / "potential.py"))
     x = np.meshgrid(*[np.linspace(-2, 2, 24)] * 4, sparse=True)
     assert f"points: {space['potential'](*x).min():.5f} at" in out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
 if __name__ == "__main__":

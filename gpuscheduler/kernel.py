@@ -52,6 +52,9 @@ from .regions import interior
 THREADS = 256
 #: Bytes of arguments that a kernel can have, and items of a launch.
 MOST_BYTES, MOST_ITEMS = 4000, 32
+#: Columns from which a thread may have four of them, with all that a mean and a variance need: with
+#: fewer, too few threads have work. Measured.
+MANY_COLUMNS = 2**15
 #: Blocks per processor: enough that it does not matter when the last ones end.
 WAVES, SHARED_WAVES = 128, 32
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
@@ -587,17 +590,19 @@ class _Generator:
         if tree.calls:  # each is there as often as a thread has elements
             width = min(width, 4)
         columns = self.reducing and not self.rows and self.across < 0
-        if columns and any(r.op == "moment" for r in self.kernel.reductions):
-            width = min(width, 2)  # each column keeps much in registers
+        moments = columns and any(r.op == "moment" for r in self.kernel.reductions)
+        many = moments and width >= 4 and self.points >= MANY_COLUMNS and cost < 16
+        if moments:  # each column keeps much in registers
+            width = min(width, 4 if many else 2)
         self.width = width
         # three blocks at least on each multiprocessor, or too few loads are under way
-        self.at_once = 3 if columns else 1
+        self.at_once = 2 if many else 3 if columns else 1
         each = sum(
             _size(most.nodes[k].code) * (width if self._fast(self.layout_of[most.letter, k]) else 1)
             for k in most.inputs
         )
-        times = 8 if columns and each <= 8 else 4
-        while times > 1 and (times * each > 64 or times * width * cost > 512):
+        times = 8 if many or (columns and each <= 8) else 4
+        while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
 

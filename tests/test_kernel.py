@@ -11,15 +11,18 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpuscheduler import blocks, cuda_math
+from gpuscheduler import Scheduler, blocks, cuda_math
 from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
+from gpuscheduler.fuse import Fused
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate
 from gpuscheduler.sizes import leaves
 from gpuscheduler.trace import Abstract, follow
+from graphs import black_scholes
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
 
@@ -488,6 +491,10 @@ def programs():
         "columns": (k.reduced(x, shape, (0,), "sum"), "LDG.E.128"),
         "turned and vector": (k.reduced(product, (256, 65536), (1,), "sum"), "LDG.E.128"),
         "float64": (k.reduced(source(0, shape, "f8"), shape, (0, 1), "moment"), "LDG.E.128"),
+        "moments of columns": (
+            k.reduced(source(0, (4096, 32768), "f4"), (4096, 32768), (0,), "moment"),
+            "LDG.E.128",
+        ),
         "bytes": (Kernel(shape, (Expr("cast", (source(0, shape, "u1"),), "f4"),)), "LDG.E.64"),
         "turned": (Kernel(shape, (both,)), "LDG.E"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
@@ -495,7 +502,17 @@ def programs():
         "rows beside": (among(rows_beside, [(1, 4096, 1), (8192,)])[0], "LDG.E.128"),
         "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
         "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),
+        "prices of options": (prices(), "LDG.E.128"),
     }
+
+
+def prices():
+    """The kernel of graphs/black_scholes."""
+    with Scheduler("cpu:1", fuse_least=0) as s:
+        arrays = [da.from_array(np.ones(2**20, "f4"), chunks=-1) for _ in range(3)]
+        steps = s.plan(black_scholes.apply(*arrays)).steps
+        (task,) = [step.task for step in steps if isinstance(step.task, Fused)]
+        return task.program.kernels[0]
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])

@@ -22,6 +22,9 @@ from gpuscheduler import Scheduler
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))
 
 DTYPES = ("f8", "f4", "i8", "i4", "u1", "bool", "c16")
+#: What sources are, and how arrays of values become some: GPUs have their own.
+KINDS = ["array", "array", "ones", "arange"]
+from_values = da.from_array
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +67,13 @@ def sources(draw, shape=None):
     if values.ndim > 1 and draw(st.booleans()):
         values = np.asfortranarray(values)
     cut = tuple(draw(chunks(n)) for n in shape)
-    kind = draw(st.sampled_from(["array", "array", "ones", "arange"]))
+    kind = draw(st.sampled_from(KINDS))
     if kind == "ones":
         return da.ones(shape, chunks=cut, dtype=dtype)
     if kind == "arange" and shape and dtype.kind != "b":
         flat = da.arange(int(np.prod(shape)), chunks=5, dtype=dtype)
         return flat.reshape(shape) if flat.size else da.zeros(shape, dtype=dtype, chunks=cut)
-    return da.from_array(values, chunks=cut)
+    return from_values(values, chunks=cut)
 
 
 def twice(block):

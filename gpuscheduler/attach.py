@@ -8,19 +8,23 @@ goes from worker to worker, runs stages again where a worker was lost, and tells
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from os import PathLike
 from time import monotonic
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import dask
 from dask import config
 from dask._expr import FinalizeCompute
-from dask._task_spec import Alias, DataNode, List, Task, TaskRef
+from dask._task_spec import Alias, DataNode, GraphNode, List, Task, TaskRef
 from dask.base import collections_to_expr
 from dask.callbacks import local_callbacks
 from dask.core import flatten
@@ -31,12 +35,13 @@ from .cargo import Cargo, Unreachable, put_back
 from .cut import CALLER, Cut, Stage, cut
 from .garbage import without_garbage_collection
 from .gather import Gathering
-from .graph import Graph, PlanError, from_dask, received, wanted_keys
+from .graph import Graph, PlanError, from_dask, received, unchanged, wanted_keys
 from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
 from .scheduler import Options, cuda_devices, nested
 from .sizes import sizeof
+from .subgraph import Chain
 from .timeline import write
 
 if TYPE_CHECKING:
@@ -70,8 +75,9 @@ def attach(
 
     Until it is closed, or left as a context manager, `compute()`, `persist()`, `dask.compute` and
     `client.compute` go this way: a graph is cut into stages, one task of the cluster each, however
-    many tasks they are made of. `client.submit` and `client.map` work as ever. Workers that join
-    later take part.
+    many tasks they are made of. `client.submit` and `client.map` work as ever, and so do
+    collections that are shuffled peer to peer (``method="p2p"``), by the cluster itself. Workers
+    that join later take part.
 
     Parameters
     ----------
@@ -109,28 +115,48 @@ def attach(
     return Attached(client, settings)
 
 
-class Block:
+class PeerToPeer(PlanError):
+    """A graph whose tasks talk to each other: only the cluster itself can run it."""
+
+
+class Block(GraphNode):  # type: ignore[misc]
     """A persisted block: a reference to one of the values that a worker holds.
 
-    Dask takes it for a future. When the last block of a stage is gone, the worker lets go of them.
+    For whoever is not attached, and in other processes, it is the task that picks this value out of
+    the future. When the last block of a stage is gone, the worker lets go of them.
     """
 
     __dask_future__ = True
-    __slots__ = ("__weakref__", "future", "inner", "key", "nbytes", "worker")
+    __slots__ = ("__weakref__", "future", "inner", "nbytes", "worker")
 
     def __init__(self, key: Key, inner: Key, future: Future, worker: str, nbytes: int):
-        self.key = key
+        self.key, self._dependencies = key, frozenset((future.key,))
         self.inner = inner  # the key under which the future's value has it; None: it is the value
         self.future, self.worker, self.nbytes = future, worker, nbytes
+
+    @property
+    def block_fusion(self) -> bool:
+        return True
+
+    def substitute(self, subs: dict[Key, Any], key: Key | None = None) -> Block:
+        """The same under another key. Its future has no other one."""
+        key = self.key if key is None else key
+        return Block(key, self.inner, self.future, self.worker, self.nbytes)
+
+    def copy(self) -> Block:
+        return self.substitute({})
+
+    def __call__(self, values: dict[Key, Any]) -> Any:
+        return pick(values[self.future.key], self.inner)
+
+    def __dask_tokenize__(self) -> Any:
+        return self.key, self.inner, self.future.key
 
     def __repr__(self) -> str:
         return f"<Block {self.key!r}, {format_bytes(self.nbytes)} on {self.worker}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            f"{self!r} lives on a cluster, and only the scheduler that is attached to it can use "
-            "it: compute the collection while it is attached"
-        )
+        return Task, (self.key, pick, TaskRef(self.future.key), self.inner)
 
 
 @dataclass
@@ -177,6 +203,11 @@ def _to_device(array: Any) -> Any:
     return cupy.asarray(array)
 
 
+def pick(cargo: Cargo, key: Key) -> Any:
+    """The task that makes one value of a cargo one of the cluster, for who knows of no cargos."""
+    return put_back(cargo.values[key], _to_device if cuda_devices() else _same)
+
+
 def finish(answer: Answer, cargos: list[Cargo]) -> Any:
     """The task that makes one result of what the stages made, for `client.compute`."""
     (value,) = answer.values(cargos, on_device=bool(cuda_devices()))
@@ -192,6 +223,7 @@ class Work:
     answer: Answer
     workers: tuple[str, ...]  # addresses, by number
     shared: list[Any]  # large values of the graph that several stages read, sent once
+    once: bool = False  # it is not kept, for it brings values that stay on the workers
 
     @property
     def steps(self) -> range:
@@ -244,10 +276,18 @@ class Attached:
             from . import backend as creation
 
             creation.register()
-        self._config: AbstractContextManager[Any] = config.set({"scheduler": self.get, **backend})
+        from .node import SHUFFLES
+
+        get = Get(self)
+        self._config: AbstractContextManager[Any] = config.set(
+            {"scheduler": get, **SHUFFLES, **backend}
+        )
         client.subscribe_topic(self.name, self._told)
-        self._client_compute, self._client_persist = client.compute, client.persist
-        mine = {"compute": self.compute, "persist": self.persist}
+        own = type(client)
+        self._client_get = MethodType(own.get, client)
+        self._client_compute = MethodType(own.compute, client)
+        self._client_persist = MethodType(own.persist, client)
+        mine = {"get": get, "compute": self.compute, "persist": self.persist}
         self._replaced = {name: vars(client).get(name) for name in mine}
         vars(client).update(mine)
 
@@ -298,12 +338,16 @@ class Attached:
         there = [a for a, facts in info.items() if facts.get("status", "running") == "running"]
         for gone in set(self.workers) - set(there):
             del self.workers[gone]
+        self._left_out &= set(there)
         new = [a for a in there if a not in self.workers and a not in self._left_out]
         if new:
             answers = self.client.run(facts, self.name, workers=new, on_error="return")
             failed = {a: f for a, f in answers.items() if isinstance(f, Exception)}
             if failed and strict:
                 raise RuntimeError("; ".join(map(str, failed.values())))
+            for address, why in failed.items():
+                said = f"{why}" if address in f"{why}" else f"{_worker(address)}: {why}"
+                warnings.warn(f"{said}; it takes no part", stacklevel=2)
             self._left_out |= set(failed)
             known = {a: f for a, f in answers.items() if a not in failed and f is not None}
             self.workers |= known  # who is not ready yet is asked again next time
@@ -368,7 +412,8 @@ class Attached:
             said = f"{len(f.memory)} {f.kind} device{'s'[: len(f.memory) != 1]}"
             kinds[said] = kinds.get(said, 0) + 1
         each = ", ".join(f"{n} worker{'s'[: n != 1]} of {what}" for what, n in kinds.items())
-        return f"<Attached to {self.client.scheduler.address}: {each}>"
+        out = "".join(f", not {_worker(address)}" for address in sorted(self._left_out))
+        return f"<Attached to {self.client.scheduler.address}: {each}{out}>"
 
     # ---- planning
 
@@ -393,23 +438,25 @@ class Attached:
             raise RuntimeError("this cluster is not attached any more: attach(client) again")
         return self._meet()
 
-    def _work(self, dsk: Any, keys: Any) -> Work:
-        """The computation of these keys, as it was cut before if it was."""
+    def _work(self, dsk: Any, keys: Any, stay: bool = False) -> Work:
+        """The computation of these keys, as it was cut before if it was. Its results may `stay` on
+        the workers."""
         workers = tuple(self._there())
         if not workers:
             raise RuntimeError("the cluster has no workers left")
         known = signature(dsk, wanted_keys(keys))
         if known is not None:
-            found = self._plans.find(known, workers)
+            found = self._plans.find(known, workers, stay)
             if found is not None:
                 return found[1]  # type: ignore[return-value]
         with without_garbage_collection():
-            work = self._cut(dsk, keys, workers)
-        if known is not None:
-            self._plans.keep(known, workers, graph=work.cut.graph, plan=work)  # type: ignore[arg-type]
+            work = self._cut(dsk, keys, workers, stay)
+        if known is not None and not work.once:
+            graph: Any = work.cut.graph
+            self._plans.keep(known, workers, stay, graph=graph, plan=work)  # type: ignore[arg-type]
         return work
 
-    def _cut(self, dsk: Any, keys: Any, workers: tuple[str, ...]) -> Work:
+    def _cut(self, dsk: Any, keys: Any, workers: tuple[str, ...], stay: bool) -> Work:
         from distributed.protocol.pickle import dumps
 
         from .node import Payload
@@ -429,6 +476,14 @@ class Attached:
             held=lambda key, reference: self._held(reference),
             compiled=False,
         )
+        if _peer_to_peer(graph):
+            raise PeerToPeer(
+                "a peer-to-peer shuffle is tasks that talk to each other, which the cluster runs "
+                "itself, without stages: shuffle with method='tasks' for a plan"
+            )
+        once = stay and bool(graph.data)
+        if once:
+            _make_there(graph)
         self._find([v for v in _values(graph) if type(v) is Block and not v.worker], workers)
         pins, local = self._pins(graph, workers)
         work = cut(graph, self._machine(workers), holder, pins)
@@ -440,7 +495,7 @@ class Attached:
             payloads.append(Payload(uuid.uuid4().hex, reads, use, dumps(portion)))
         names = {k: _name(work, k) for k in work.held_by}
         answer = Answer(graph.wanted, graph.alias, graph.gathers, graph.data, names)
-        return Work(work, payloads, answer, workers, shared)
+        return Work(work, payloads, answer, workers, shared, once)
 
     def _find(self, loose: list[Block], workers: tuple[str, ...]) -> None:
         """Where the values of a user's own futures are; what is not there yet is spread evenly."""
@@ -501,9 +556,10 @@ class Attached:
         callbacks: Any = None,
         retries: int | None = None,
         priority: int = 0,
+        sync: bool = True,
         **others: Any,
     ) -> Any:
-        """Compute `keys` of `dsk`, as Dask's `get`.
+        """Compute `keys` of `dsk`, as Dask's `get` and the client's.
 
         Of Dask's callbacks those see it that only look at how much is done, as `ProgressBar`.
         """
@@ -511,9 +567,15 @@ class Attached:
 
         if (scheduler := inside.get()) is not None:  # in a task, of a worker in this process
             return scheduler.get(dsk, keys)
-        if any(others.get(name) for name in OF_TASKS):
-            return self.client.get(dsk, keys, retries=retries, priority=priority, **others)
-        work = self._work(dsk, keys)
+        own = partial(
+            self._client_get, dsk, keys, retries=retries, priority=priority, sync=sync, **others
+        )
+        if not sync or any(others.get(name) for name in OF_TASKS):
+            return own()
+        try:
+            work = self._work(dsk, keys)
+        except PeerToPeer:
+            return own()
         wishes = _wishes(dsk, retries, priority)
         with local_callbacks(callbacks) as active, self._progress(work, active) as run:
             try:
@@ -546,20 +608,25 @@ class Attached:
     ) -> Any:
         """`client.compute`: futures of the values of collections, one for each. Options that mean
         single tasks, such as `workers`, are for the client's own."""
+        own = partial(
+            self._client_compute, collections, sync, optimize_graph, workers, retries=retries,
+            priority=priority, traverse=traverse, **others,
+        )  # fmt: skip
         if workers or any(others.values()):
-            return self._client_compute(
-                collections, sync, optimize_graph, workers, retries=retries, priority=priority,
-                traverse=traverse, **others,
-            )  # fmt: skip
+            return own()
         several = isinstance(collections, (list, tuple, set, frozenset))
         every = [
             dask.delayed(c) if traverse and isinstance(c, (list, set, tuple, dict)) else c
             for c in (collections if several else [collections])
         ]
         lazy = [c for c in every if dask.is_dask_collection(c)]
-        futures = iter(self._futures(lazy, optimize_graph, retries, priority) if lazy else [])
+        try:
+            futures = iter(self._futures(lazy, optimize_graph, retries, priority) if lazy else [])
+        except PeerToPeer:
+            return own()
         out = [next(futures) if dask.is_dask_collection(c) else c for c in every]
-        result = self.client.gather(out) if sync else out
+        # not by way of the cluster's scheduler, which would hold all of it
+        result = self.client.gather(out, direct=True) if sync else out
         return result if several else result[0]
 
     def _futures(
@@ -594,10 +661,12 @@ class Attached:
         """
         from .node import inside
 
+        own = partial(
+            self._client_persist, collections, optimize_graph, workers, retries=retries,
+            priority=priority, **others,
+        )  # fmt: skip
         if workers or any(others.values()):
-            return self._client_persist(
-                collections, optimize_graph, workers, retries=retries, priority=priority, **others
-            )
+            return own()
         several = isinstance(collections, (list, tuple, set, frozenset))
         every = list(collections) if several else [collections]
         if (scheduler := inside.get()) is not None:  # in a task, of a worker in this process
@@ -606,7 +675,10 @@ class Attached:
         lazy = [c for c in every if dask.is_dask_collection(c)]
         expr = collections_to_expr(lazy, optimize_graph).optimize()
         keys = list(dict.fromkeys(flatten([c.__dask_keys__() for c in lazy])))
-        blocks = self._persisted(expr, keys, _wishes(expr, retries, priority))
+        try:
+            blocks = self._persisted(expr, keys, _wishes(expr, retries, priority))
+        except PeerToPeer:
+            return own()
         out = []
         for c in every:
             if not dask.is_dask_collection(c):
@@ -620,15 +692,12 @@ class Attached:
 
     def _persisted(self, expr: Any, keys: list[Key], wishes: dict[str, Any]) -> dict[Key, Any]:
         """A block for each key; one that is there already is the same as before."""
-        work = self._work(expr, keys)
+        work = self._work(expr, keys, stay=True)
         futures = self._submit(work, wishes)
         plan, answer = work.cut, work.answer
         out: dict[Key, Any] = {}
         for key in keys:
             target = answer.alias.get(key, key)
-            if target in answer.data:
-                out[key] = answer.data[target]
-                continue
             source = plan.at[target]
             if source < 0:
                 held: Any = plan.graph.tasks[target]
@@ -758,7 +827,21 @@ class Attached:
         annotations = {"workers": where.__getitem__, "allow_other_workers": True}
         layer = MaterializedLayer(tasks, annotations=annotations)
         graph = HighLevelGraph({self.name: layer}, {self.name: set()})
-        return self.client.get(graph, keys, sync=False, **wishes)  # type: ignore[no-any-return]
+        return self._client_get(graph, keys, sync=False, **wishes)  # type: ignore[no-any-return]
+
+
+class Get:
+    """`client.get` while the client is attached, and Dask's scheduler. It tells whose it is as a
+    method does: so Dask and xarray know that locks must be the cluster's."""
+
+    def __init__(self, attached: Attached):
+        self.attached, self.__self__ = attached, attached.client
+
+    def __call__(self, dsk: Any, keys: Any, workers: Any = None, **options: Any) -> Any:
+        return self.attached.get(dsk, keys, workers=workers, **options)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.attached, "get")
 
 
 class Progress:
@@ -833,6 +916,26 @@ def _wishes(dsk: Any, retries: int | None, priority: int) -> dict[str, Any]:
 
 def _values(graph: Graph) -> list[Any]:
     return [t.value for t in graph.tasks.values() if isinstance(t, DataNode)]
+
+
+def _peer_to_peer(graph: Graph) -> bool:
+    """Whether it has the task for which all others of such a shuffle wait."""
+    from distributed.shuffle._core import P2PBarrierTask
+
+    chains = [task.tasks for task in graph.tasks.values() if type(task) is Chain]
+    every = chain(graph.tasks.values(), (t for tasks in chains for _, t in tasks))
+    return any(type(t) is P2PBarrierTask for t in every)
+
+
+def _make_there(graph: Graph) -> None:
+    """Wanted values of the graph become tasks, which workers run and whose results they keep."""
+    for key, value in graph.data.items():
+        name = (key, "value")
+        graph.tasks[key] = Task(key, unchanged, TaskRef(name))
+        graph.needs[key] = graph.names[key] = ()
+        graph.constants[key] = {name: value}
+        graph.sizes[key] = sizeof(value)
+    graph.data = {}
 
 
 def _shared(portions: list[Graph]) -> tuple[list[Any], list[dict[tuple[Key, Key], int]]]:

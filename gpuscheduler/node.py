@@ -7,13 +7,15 @@ This module imports `distributed`; nothing else does when it is imported.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from dask import config
@@ -39,6 +41,16 @@ Key = Any
 KEPT = 2**23
 #: Under this, and their numbers, come values of the graph that several stages read.
 DATA = "gpuscheduler.data"
+#: What a worker makes of the pickled plug-in, in names that every Python knows: one without this
+#: package could not start otherwise.
+UNPICKLED = (
+    "__import__('gpuscheduler.node', fromlist=['Node']).Node(*told)"
+    " if __import__('importlib.util').util.find_spec('gpuscheduler')"
+    " else __import__('distributed').WorkerPlugin()"
+)
+#: What Dask is told while a cluster is attached: the tasks of its other way to shuffle talk to each
+#: other, and find each other as tasks of the cluster only.
+SHUFFLES = {"array.rechunk.method": "tasks", "dataframe.shuffle.method": "tasks"}
 #: Seconds between two reports of how far a stage is.
 REPORT_EVERY = 0.2
 
@@ -98,6 +110,9 @@ class Node(WorkerPlugin):  # type: ignore[misc]
 
     def __init__(self, name: str, settings: dict[str, Any], expected: str):
         self.name, self.settings, self.expected = name, settings, expected
+
+    def __reduce__(self) -> Any:
+        return eval, (UNPICKLED, {"told": (self.name, self.settings, self.expected)})
 
     async def setup(self, worker: Worker) -> None:
         self.lock = threading.Lock()  # memory limits hold for one stage at a time
@@ -171,6 +186,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         assert self.scheduler is not None
         scheduler = self.scheduler
         run = self.running[key] = _Run()
+        collecting = gc.isenabled()
         try:
             if key in self.cancelled:
                 run.interrupt()
@@ -179,6 +195,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 found = {k: v for cargo in cargos for k, v in cargo.values.items()}
 
                 def graph() -> Graph:
+                    run.plans()
                     with without_garbage_collection():
                         out: Graph = loads(payload.graph)
                     for (task, name), number in payload.shared.items():
@@ -189,12 +206,21 @@ class Node(WorkerPlugin):  # type: ignore[misc]
                 known = payload.token if len(payload.graph) <= KEPT else None
 
                 def counter(plan: Plan) -> Counter:
+                    run.planned()
                     return Counter(self.tell, key, sum(not s.fixed for s in plan.steps))
 
-                values = scheduler.run_graph(graph, given, run.begun, counter, known)
+                try:
+                    values = scheduler.run_graph(graph, given, run.begun, counter, known)
+                except Interrupted:
+                    raise
+                except BaseException:
+                    run.planned()
+                    raise
                 self.tell(key, 1.0)
                 return Cargo(values)
         except Interrupted:  # whoever wants it again after all gets it
+            if collecting:  # it may have come just before garbage was to be collected again
+                gc.enable()
             raise Reschedule from None
         except BaseException as error:
             noted(error, f"on worker {self.address}")
@@ -244,18 +270,19 @@ class _Default:
 
     def __init__(self) -> None:
         self.nodes: set[Node] = set()
-        self.before: Any = None  # what the configuration said
+        self.mine = {"scheduler": self.get, **SHUFFLES}
+        self.before: dict[str, Any] = {}  # what the configuration said
 
     def add(self, node: Node) -> None:
         if not self.nodes:
-            self.before = config.get("scheduler", None)
-            config.set(scheduler=self.get)
+            self.before = {name: config.get(name, None) for name in self.mine}
+            config.set(self.mine)
         self.nodes.add(node)
 
     def discard(self, node: Node) -> None:
         self.nodes.discard(node)
         if not self.nodes and config.get("scheduler", None) == self.get:
-            config.set(scheduler=self.before)
+            config.set(self.before)
 
     @contextmanager
     def running_on(self, scheduler: Scheduler) -> Iterator[None]:
@@ -276,7 +303,7 @@ class _Default:
     def _given(self) -> Any:
         if (mine := inside.get()) is not None:
             return mine.get
-        before = self.before
+        before = self.before.get("scheduler")
         given = get_scheduler(scheduler=before) if before is not None else get_client().get
         self._again()
         return given
@@ -314,12 +341,41 @@ class Counter(Watch):
 
 
 class _Run:
-    """A stage that is running: it can be interrupted from another thread, at any time."""
+    """A stage that is running: it can be interrupted from another thread, at any time.
+
+    While it is planned nothing looks whether somebody has done so: an exception is raised in its
+    thread, as Ctrl-C raises one in the main thread. Whoever takes the number of the thread decides
+    whether that happens, so it never does later.
+    """
 
     def __init__(self) -> None:
         self.devices: Devices | None = None
         self.stopped = False
         self._lock = threading.Lock()
+        self._planning = False
+        self._thread: list[int] = []  # which is planning
+        self._raised = False
+
+    def plans(self) -> None:
+        """From now on this thread is planning."""
+        self._planning = True
+        self._thread.append(threading.get_ident())
+        if self.stopped:
+            self.planned()
+            self.check()
+
+    def planned(self) -> None:
+        """This thread is not planning any more."""
+        if not self._planning:
+            return
+        try:
+            self._thread.pop()
+        except IndexError:  # the exception is on its way, or was lost in a destructor
+            while not self._raised:
+                sleep(0.001)
+            _raise_in(threading.get_ident(), None)
+            self.check()
+        self._planning = False
 
     def begun(self, devices: Devices) -> None:
         with self._lock:
@@ -335,6 +391,15 @@ class _Run:
             self.stopped = True
             if self.devices is not None:
                 self.devices.interrupt()
+        with suppress(IndexError):
+            _raise_in(self._thread.pop(), Interrupted)
+            self._raised = True
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in another thread when it is in Python code next. None takes it back."""
+    given = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
 
 
 def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Cargo:
@@ -395,7 +460,8 @@ def _node(worker: Worker, name: str) -> Node:
         node.ready.wait()
     if node is None or node.scheduler is None:
         why = node.failure if node is not None else "it was detached, or its log says why"
+        expected = version() if node is None else node.expected
         raise RuntimeError(
-            f"worker {worker.address} has no gpuscheduler {version()} over its devices: {why}"
+            f"worker {worker.address} has no gpuscheduler {expected} over its devices: {why}"
         )
     return node  # type: ignore[no-any-return]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -15,10 +16,12 @@ import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
+import psutil
 import pytest
 from dask import bag, delayed
 from dask.callbacks import Callback
-from distributed import Client, LocalCluster, SchedulerPlugin, futures_of, wait
+from dask.utils import get_scheduler_lock, key_split
+from distributed import Client, LocalCluster, Lock, SchedulerPlugin, futures_of, wait
 from distributed.security import Security
 from hypothesis import HealthCheck, given, settings
 
@@ -61,9 +64,11 @@ class Counting(SchedulerPlugin):
     """Counts the tasks that the cluster's scheduler, which is in this process, is told of."""
 
     tasks = 0
+    names: set[str] = set()  # as its dashboard shows them
 
     def update_graph(self, scheduler, *, tasks, **_):
         Counting.tasks += len(tasks)
+        Counting.names |= {key_split(key) for key in tasks}
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,21 @@ def test_reference_workloads_are_bit_for_bit_those_of_dask(attached, name):
     x = module.build(module.SMALL)
     (got,), (expected,) = dask.compute(x), dask.compute(x, scheduler="sync")
     np.testing.assert_array_equal(got, expected, strict=True)
+
+
+def test_with_default_options_the_bits_are_those_of_one_scheduler(client, attached):
+    different = []
+    with (
+        gpuscheduler.attach(client, devices="cpu:2") as attached,
+        gpuscheduler.Scheduler("cpu:2") as scheduler,
+    ):
+        for name in GRAPHS:
+            module = importlib.import_module(f"graphs.{name}")
+            x = module.build(module.SMALL)
+            got, expected = (dask.compute(x, scheduler=s.get)[0] for s in (attached, scheduler))
+            if got.tobytes() != expected.tobytes():
+                different.append(name)
+    assert different == []
 
 
 @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -138,10 +158,80 @@ def test_what_a_client_sends_itself_works_as_ever(attached):
     client = attached.client
     assert client.submit(pow, 2, 5).result() == 32
     assert client.gather(client.map(abs, [-1, -2])) == [1, 2]
+    assert client.get({"x": (pow, 2, 5)}, "x", sync=False).result() == 32
     future = client.submit(np.arange, 6)
     assert delayed(sum)(future).compute() == 15
     assert delayed(len)([future, [future, 1], {"a": future}]).compute() == 3
     assert delayed(np.concatenate)([future, future]).compute().sum() == 30
+
+
+# ---- shuffles, locks, ports
+
+
+def test_blocks_are_shuffled_by_tasks(attached):
+    """Where there is a client, Dask would have tasks that talk to each other."""
+    a = np.arange(40_000.0).reshape(200, 200)
+    x = (da.from_array(a, chunks=(200, 2)) + 0).persist()
+    y = x.rechunk((2, 200))
+    np.testing.assert_array_equal(y.compute(), a)
+    pandas = pytest.importorskip("pandas")
+    frames = importlib.import_module("dask.dataframe")
+    one = pandas.DataFrame({"k": np.arange(60) % 7, "v": np.arange(60.0)})
+    df = frames.from_pandas(one, npartitions=5).persist()
+    merged = df.merge(df, on="k").compute()
+    assert all(attached.plan(c).stages for c in (y, df.merge(df, on="k")))
+    assert merged.v_x.sum() == one.merge(one, on="k").v_x.sum()
+    assert list(df.set_index("v").compute().k) == list(one.k)
+    assert df.groupby("k").v.median().compute()[0] == one.groupby("k").v.median()[0]
+
+
+@pytest.mark.parametrize("way", ["compute", "client", "persist"])
+def test_a_shuffle_peer_to_peer_is_run_by_the_cluster_itself(attached, way):
+    """Also of blocks that were persisted here."""
+    a = np.arange(2500.0).reshape(50, 50)
+    x = (da.from_array(a, chunks=(50, 5)) + 0).persist().rechunk((5, 50), method="p2p")
+    with pytest.raises(PlanError, match="a peer-to-peer shuffle"):
+        attached.plan(x)
+    how = {
+        "compute": lambda: (x + 1).compute(),
+        "client": lambda: attached.client.compute([x + 1], sync=True)[0],
+        "persist": lambda: (x.persist() + 1).compute(),
+    }
+    np.testing.assert_array_equal(how[way](), a + 1)
+
+
+class Door:
+    """Writes blocks, and fails where somebody else is writing one, in whatever process."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __setitem__(self, index, block):
+        with self.path.open("x"):
+            time.sleep(0.02)
+        self.path.unlink()
+
+
+def test_locks_are_those_of_the_cluster(attached, tmp_path):
+    assert type(get_scheduler_lock(da.ones(3))) is Lock
+    da.store(da.ones(16, chunks=1), Door(tmp_path / "inside"), lock=True)
+    locks = pytest.importorskip("xarray.backends.locks")
+    assert locks.get_dask_scheduler() == "distributed"
+
+
+def listening():
+    """The ports on which this process listens."""
+    connections = psutil.Process().net_connections("inet")
+    return sorted({c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN})
+
+
+def test_nobody_listens_on_other_ports_than_before(client, attached):
+    before = listening(), client.run(listening)
+    assert before[0]
+    with gpuscheduler.attach(client, **EXACT):
+        x = da.ones((100, 100), chunks=50).persist()
+        assert float((x + x.T).sum().compute()) == 20_000
+        assert (listening(), client.run(listening)) == before
 
 
 # ---- few tasks
@@ -155,6 +245,13 @@ def test_the_cluster_sees_stages_and_no_chunks(attached):
     before = Counting.tasks
     assert float(y.compute()) == 4000 * 4001 / 2
     assert Counting.tasks - before == cut.tasks <= 6
+
+
+def test_stages_are_named_after_their_last_tasks(attached):
+    x = da.from_array(np.arange(100.0), chunks=10)
+    Counting.names.clear()
+    np.log1p(x).compute()
+    assert Counting.names == {"log1p.stage0"}
 
 
 def test_a_plan_says_what_is_cut(attached):
@@ -217,6 +314,46 @@ def test_persisted_blocks_stay_on_their_workers_and_are_used_there(attached):
     assert float(client.compute(x.sum()).result()) == 2 * a.sum()
 
 
+def test_values_of_the_caller_are_sent_once_and_stay(attached, monkeypatch):
+    sent = []
+    send = attached._send
+    remembering = lambda tasks, *a: sent.append(len(pickle.dumps(tasks))) or send(tasks, *a)  # noqa: E731
+    monkeypatch.setattr(attached, "_send", remembering)
+    a = np.random.default_rng(0).random((300, 300))
+    x = da.from_array(a, chunks=50).persist()
+    assert len(futures_of(x)) == 2
+    assert sent.pop() > a.nbytes
+    np.testing.assert_array_equal((x + 1).compute(), a + 1)
+    assert sent.pop() < a.nbytes / 10
+    np.testing.assert_array_equal(x.compute(), a)
+    assert sent == [] or sent.pop() < a.nbytes / 10
+    frame = {"a": [1, (2, None)]}
+    value, sequence = dask.persist(delayed(frame), bag.from_sequence(range(9), npartitions=3))
+    assert futures_of([value, sequence])
+    assert dask.compute(value, sequence.sum()) == (frame, 36)
+    assert not any(loose for _, loose in attached.plan(sequence.map(abs), value).holders)
+
+
+def test_what_is_persisted_is_as_any_other_collection_for_the_cluster(attached):
+    client = attached.client
+    a = np.arange(10_000.0).reshape(100, 100)
+    x = (da.from_array(a, chunks=10) * 2).persist()
+    there = list(attached.workers)[:1]
+    assert client.submit(lambda x: float(x.sum().compute()), x).result(PATIENCE) == 2 * a.sum()
+    np.testing.assert_array_equal((x + x.T).compute(workers=there), 2 * (a + a.T))
+    np.testing.assert_array_equal(client.compute(x, workers=there).result(PATIENCE), 2 * a)
+    assert float(delayed(np.sum)(x).compute(workers=there)) == 2 * a.sum()
+    client.publish_dataset(published=x)
+    try:
+        again = client.get_dataset("published")
+        del x
+        gc.collect()
+        np.testing.assert_array_equal(again.compute(workers=there), 2 * a)
+        np.testing.assert_array_equal((again + again.T).compute(), 2 * (a + a.T))
+    finally:
+        client.unpublish_dataset("published")
+
+
 def test_releasing_a_persisted_collection_frees_its_memory(attached):
     client = attached.client
     gc.collect()
@@ -239,6 +376,18 @@ def test_client_compute_gives_futures_and_persist_collections(attached):
     p = client.persist(x + 1)
     assert int(p.sum().compute()) == 5050
     assert client.compute(x.sum(), workers=list(attached.workers)[:1]).result() == 4950
+
+
+def test_results_do_not_go_by_way_of_the_cluster_s_scheduler(attached, monkeypatch):
+    client, handlers = attached.client, attached.client.cluster.scheduler.handlers
+    asked = []
+    gather = handlers["gather"]
+    monkeypatch.setitem(handlers, "gather", lambda **k: asked.append(k) or gather(**k))
+    x = da.ones((1000, 1000), chunks=250)
+    assert client.compute([x, x.sum()], sync=True)[1] == x.compute().sum() == 1_000_000
+    assert asked == []
+    assert client.gather(client.submit(abs, -1)) == 1
+    assert len(asked) == 1
 
 
 # ---- failures
@@ -389,14 +538,19 @@ def test_a_wrong_option_is_refused_at_once(client):
 
 def test_closing_gives_everything_back(client, attached):
     """Also while another one is attached: that one is in place again."""
-    before = client.compute, dask.config.get("scheduler", None)
+
+    def found():
+        names = "scheduler", "array.rechunk.method", "dataframe.shuffle.method"
+        return client.get, client.compute, [dask.config.get(name, None) for name in names]
+
+    before = found()
     attached = gpuscheduler.attach(client, devices="cpu:1", memory_limit="100 MiB")
     assert repr(attached) == f"<Attached to {client.scheduler.address}: 2 workers of 1 cpu device>"
     assert client.compute == attached.compute
     assert int(da.arange(4, chunks=2).sum().compute()) == 6
     attached.close()
     attached.close()
-    assert (client.compute, dask.config.get("scheduler", None)) == before
+    assert found() == before
     assert repr(attached) == "<Attached, closed>"
     name = attached.name
     plugins = client.run(lambda dask_worker: name in dask_worker.plugins)

@@ -4,22 +4,29 @@ of Dask's client."""
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 import threading
+import time
 import weakref
+from contextlib import suppress
+from types import SimpleNamespace
 
 import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask import config, delayed
-from distributed import Client, LocalCluster, futures_of, wait
+from dask import bag, config, delayed
+from dask.tokenize import tokenize
+from distributed import Client, LocalCluster, Nanny, WorkerPlugin, futures_of, wait
 
 import gpuscheduler
 from gpuscheduler import node as nodes
-from gpuscheduler.attach import Answer, finish
+from gpuscheduler import scheduler
+from gpuscheduler.attach import Answer, Block, finish
 from gpuscheduler.cargo import Cargo
+from gpuscheduler.run import Interrupted
 from tests.test_attach import until
 from tests.test_timeline import threads
 
@@ -54,6 +61,11 @@ def persists():
     return int(da.ones(4, chunks=2).persist().sum().compute())
 
 
+def rechunks():
+    """Of so many blocks that Dask would have the tasks talk to each other."""
+    return int(da.ones((400, 400), chunks=(400, 4)).rechunk((4, 400)).sum().compute())
+
+
 def waits(begun, go, n=0):
     begun.write_text("begun")
     until(go.exists)
@@ -81,6 +93,7 @@ def test_what_a_task_computes_beside_a_running_stage_goes_to_the_cluster(tmp_pat
             go.write_text("go")
         assert future.result(PATIENCE) == "gpuscheduler-cpu-0"
         assert delayed(computes)().compute() == "gpuscheduler-cpu-0"
+        assert delayed(rechunks)().compute() == 160_000
         assert delayed(persists)().compute() == client.submit(persists).result(PATIENCE) == 4
         assert "Dask" in client.submit(computes, pure=False).result(PATIENCE)
 
@@ -95,6 +108,23 @@ def test_closing_while_a_stage_runs_in_this_process_gives_the_configuration_back
     go.write_text("go")
     wait(futures_of(kept), PATIENCE)
     assert config.get("scheduler", None) == before
+
+
+def test_what_was_persisted_is_of_use_when_nothing_is_attached_any_more(client):
+    attached = gpuscheduler.attach(client, devices="cpu:1")
+    a = np.arange(64.0).reshape(8, 8)
+    x = (da.from_array(a, chunks=4) + 1).persist()
+    number, sequence = dask.persist(delayed(pow)(2, 5), bag.from_sequence(range(8)).map(abs))
+    wait([x, number, sequence])
+    attached.close()
+    assert client.compute.__func__ is Client.compute
+    np.testing.assert_array_equal((x + x.T).compute(), a + a.T + 2)
+    np.testing.assert_array_equal(client.compute(x[:2]).result(PATIENCE), a[:2] + 1)
+    np.testing.assert_array_equal(x.persist().compute(), a + 1)
+    assert dask.compute(number + 1, sequence.sum()) == (33, 28)
+    with gpuscheduler.attach(client, devices="cpu:1") as again:
+        assert len(again.plan(x + 1).holders) == 2
+        np.testing.assert_array_equal((x + 1).compute(), a + 2)
 
 
 def test_what_a_task_persists_in_this_process_stays_on_its_worker(attached):
@@ -155,6 +185,18 @@ def test_futures_that_nobody_has_made_yet_are_spread(attached, tmp_path):
         go.write_text("go")
 
 
+def test_a_block_is_the_task_that_it_becomes_elsewhere():
+    block = Block(("x", 0), ("y", 0), SimpleNamespace(key="stage"), "tcp://there", 8)
+    values = {"stage": Cargo({("y", 0): 7})}
+    for same in (block, block.copy(), pickle.loads(pickle.dumps(block))):
+        assert same(values) == 7
+        assert (same.key, set(same.dependencies)) == (("x", 0), {"stage"})
+    other = block.substitute({"stage": "another"}, key="z")
+    assert (other.key, other(values)) == ("z", 7)
+    assert tokenize(block) == tokenize(block.copy()) != tokenize(other)
+    assert repr(block) == "<Block ('x', 0), 8 B on tcp://there>"
+
+
 # ---- options of Dask's client
 
 
@@ -184,8 +226,9 @@ def test_what_fails_is_tried_again_as_often_as_is_said(attached, tmp_path, way):
 
 def test_priorities_go_to_the_stages(client, attached, monkeypatch):
     given = []
-    get = client.get
-    monkeypatch.setattr(client, "get", lambda *a, **k: given.append(k["priority"]) or get(*a, **k))
+    get = attached._client_get
+    remembering = lambda *a, **k: given.append(k["priority"]) or get(*a, **k)  # noqa: E731
+    monkeypatch.setattr(attached, "_client_get", remembering)
     x = da.arange(8, chunks=4)
     with dask.annotate(priority=5):
         y = x + 1
@@ -218,6 +261,109 @@ def test_workers_that_are_not_ready_are_no_missing_workers(client, monkeypatch):
 def test_nothing_to_plan_is_an_error(attached):
     with pytest.raises(gpuscheduler.PlanError, match="nothing to compute"):
         attached.plan()
+
+
+#: What keeps a worker from taking part, and what is said then.
+HINDRANCES = {
+    "import gpuscheduler; gpuscheduler.__version__ = '99.0'": "it has 99.0, and the client has",
+    "import sys; sys.modules['gpuscheduler'] = None": "No module named 'gpuscheduler",
+}
+
+
+def test_a_worker_that_joins_and_cannot_take_part_is_named_once():
+    """One has another version, one has not the package."""
+    with (
+        LocalCluster(n_workers=1, processes=True, **LOCAL) as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices="cpu:1") as attached,
+    ):
+
+        async def join(preload):
+            return await Nanny(
+                cluster.scheduler_address, nthreads=1, preload=preload, memory_limit=0
+            )
+
+        def computed():
+            assert int(da.arange(4, chunks=2).sum().compute()) == 6
+            return ", not worker tcp://" in repr(attached)
+
+        for hindrance, why in HINDRANCES.items():
+            late = client.sync(join, [hindrance + "\n"])
+            with pytest.warns(UserWarning, match=why) as warned:
+                until(computed)
+            address = late.worker_address
+            assert [str(w.message).count(f"worker {address}") for w in warned] == [1]
+            assert repr(attached).endswith(f": 1 worker of 1 cpu device, not worker {address}>")
+            client.sync(late.close)
+            until(lambda: len(client.scheduler_info()["workers"]) == 1)
+        until(lambda: computed() is False)
+
+
+def test_a_worker_without_the_package_gets_a_plug_in_that_does_nothing(monkeypatch):
+    pickled = pickle.dumps(nodes.Node("name", {"devices": "cpu:1"}, "1.0"))
+    node = pickle.loads(pickled)
+    assert (node.name, node.settings, node.expected) == ("name", {"devices": "cpu:1"}, "1.0")
+    monkeypatch.setitem(sys.modules, "gpuscheduler", None)
+    assert type(pickle.loads(pickled)) is WorkerPlugin
+
+
+# ---- stages that nobody wants any more
+
+
+def test_a_stage_is_cancelled_while_it_is_planned(attached, monkeypatch):
+    """50,000 tasks, planned over and over until somebody stops it."""
+    begun = threading.Event()
+    plan_graph = scheduler.plan_graph
+
+    def for_ever(*args):
+        begun.set()
+        while True:
+            plan_graph(*args)
+
+    monkeypatch.setattr(scheduler, "plan_graph", for_ever)
+    collecting = gc.isenabled()
+    future = attached.client.compute(da.ones(50_000, chunks=1).map_blocks(np.negative).sum())
+    assert begun.wait(PATIENCE)
+    running = lambda: any(n.running for n in nodes._default.nodes)  # noqa: E731
+    assert running()
+    future.cancel()
+    begin = time.monotonic()
+    until(lambda: not running())
+    assert time.monotonic() - begin < 2
+    assert gc.isenabled() == collecting
+    monkeypatch.undo()
+    assert int(da.arange(4, chunks=2).sum().compute()) == 6
+
+
+def test_no_exception_comes_while_a_stage_runs(attached):
+    def planning():
+        return [run._thread for node in nodes._default.nodes for run in node.running.values()]
+
+    assert delayed(planning)().compute() == [[]]
+
+
+def test_what_interrupts_a_stage_that_has_been_planned_comes_later():
+    """1. The stage ends planning. 2. It is interrupted: no exception comes, but a look tells."""
+    run = nodes._Run()
+    run.plans()
+    run.planned()
+    run.interrupt()
+    assert run.stopped
+    with pytest.raises(Interrupted):
+        run.check()
+
+
+def test_an_interruption_that_was_lost_is_found_when_planning_ends():
+    """As destructors drop an exception that comes while they run."""
+    run = nodes._Run()
+    run.plans()
+    thread = threading.Thread(target=run.interrupt)
+    with suppress(Interrupted):
+        thread.start()
+        until(lambda: False)
+    with pytest.raises(Interrupted):
+        run.planned()
+    thread.join()
 
 
 # ---- progress

@@ -477,6 +477,7 @@ def run(
         x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
         if figure and not (is_lazy_array(x) and x.ndim == 2):
             raise click.UsageError(f"--png: the result of {work.name} is not two-dimensional")
+        surely, foreseen = predicted_run(x, s)  # before anything has told its size
         value, times = None, []
         for turn in range(1 + repeat):
             value = None  # a large result may fit only once
@@ -485,25 +486,35 @@ def run(
                 begin = time.perf_counter()
                 value = held(x)
                 times.append(time.perf_counter() - begin)
-        took, foreseen = s.last, s.plan(on_host(x)).predicted
+        took = s.last
         correct, verdict = checked(work, size, value, check)
         where = devices_said(s.hardware)
         what = f"{work.name} {label(size, x)}"
         facts = [timing(*times), *rates(work, size, x, min(times)), verdict]
         click.echo(f"{what} on {where}: {', '.join(filter(None, facts))}")
         if took is not None:
-            click.echo(f"memory: {compared(took, foreseen, s.hardware.machine)}")
+            click.echo(f"memory: {compared(took, foreseen, s.hardware.machine, surely)}")
         if figure and png:
             draw(work, value, png, what, figure)
     if not correct:
         raise click.ClickException(f"the result of {work.name} is not NumPy's")
 
 
-def compared(took: Footprint, foreseen: Footprint | None, machine: Machine) -> str:
+def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
+    """What computing x should take, and how sure that is. The scheduler knows no more of x than
+    before."""
+    hardware = s.hardware
+    _, planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
+    return planned.surely, predict(planned, s.options.window, s.options.deep_window)
+
+
+def compared(
+    took: Footprint, foreseen: Footprint | None, machine: Machine, surely: str = ""
+) -> str:
     """Memory and spilling as they were, beside what was predicted."""
 
     def with_prediction(what: str, real: int, predicted: int | None) -> str:
-        said = "" if predicted is None else f" (predicted {format_bytes(predicted)})"
+        said = "" if predicted is None else f" (predicted {surely}{format_bytes(predicted)})"
         return f"{what} {format_bytes(real)}{said}"
 
     peaks = foreseen.peak if foreseen else {}
@@ -661,9 +672,10 @@ def plan(
             graph, planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
             where = devices_said(s.hardware)
     foreseen = predict(planned, options.window, options.deep_window)
+    unknown = f" ({planned.unknown:,} of unknown size)" if planned.unknown else ""
     click.echo(
-        f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps, "
-        f"predicted {seconds_said(foreseen.seconds)}"
+        f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps{unknown}, "
+        f"predicted {planned.surely}{seconds_said(foreseen.seconds)}"
     )
     for table in (*predicted(planned, foreseen), *programs(planned, graph)):
         console.print(table)
@@ -703,7 +715,7 @@ def predicted(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
             str(d),
             f"{len(mine):,}",
             seconds_said(sum(mine)),
-            format_bytes(foreseen.peak[memory]) if memory == d else "the same",
+            planned.surely + format_bytes(foreseen.peak[memory]) if memory == d else "the same",
             format_bytes(machine.limit(memory)) if memory == d else "the same",
         )
     for place in (HOST, DISK):

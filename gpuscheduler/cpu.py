@@ -188,6 +188,7 @@ class CpuDevices:
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
         self.stopped = False
+        self._ending = threading.Lock()  # a file comes to be before the end, or goes
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -268,7 +269,8 @@ class CpuDevices:
         return places or {0: self.value(step)}
 
     def close(self) -> None:
-        self.stopped = True
+        with self._ending:
+            self.stopped = True
         self.values = []
         for step in self.chunks:
             self.files.pop(step, None)
@@ -352,18 +354,23 @@ class CpuDevices:
         step, src = copy
         if self.stopped:
             return
-        event: Event = Copied(step, src, DISK)
         try:
-            self.files[step] = self.store.write(self.values[step], self.plan.steps[step].key)
+            file = self.store.write(self.values[step], self.plan.steps[step].key)
+            self._came_to_disk(step, file)
+            self._events.put([Copied(step, src, DISK)])
         except NotSpillable:
-            event = NoRoom(step, DISK, self.plan.steps[step].nbytes)
+            self._events.put([NoRoom(step, DISK, self.plan.steps[step].nbytes)])
         except BaseException as error:
-            event = Failed(step, error)
-        if self.stopped:  # after `close` has looked for files, maybe
-            self._forget(step)
-        elif type(event) is Copied and step in self.chunks:
-            self.chunks[step].came(DISK, self.files[step])
-        self._events.put([event])
+            self._events.put([Failed(step, error)])
+
+    def _came_to_disk(self, step: int, file: File) -> None:
+        with self._ending:
+            if not self.stopped:
+                self.files[step] = file
+                if step in self.chunks:
+                    self.chunks[step].came(DISK, file)
+                return
+        self.store.remove(file)
 
     def _read(self, copy: tuple[int, int]) -> None:
         step, dst = copy

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import threading
 import warnings
 import weakref
@@ -62,6 +63,10 @@ from .tape import Order, Tape, by_turns, interleaved
 from .workers import Borrowed, Team, Teams, Worker, awaited
 
 Refused = cupy.cuda.memory.OutOfMemoryError
+#: What the runtime, the driver (Numba's errors, too) and CUDA's libraries say without memory.
+NO_MEMORY = re.compile(
+    "cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|CU[A-Z]+_(STATUS_)?ALLOC(ATION)?_FAILED"
+)
 
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
@@ -99,6 +104,20 @@ MEASURED_BYTES = 2**28
 
 
 # ---- values
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says that there is no memory, whoever has asked for it; not so that of a
+    computation in a task, which has done what it could.
+
+    >>> is_refusal(MemoryError()), is_refusal(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"))
+    (True, True)
+    >>> is_refusal(OutOfMemory()), is_refusal(RuntimeError("CUBLAS_STATUS_INTERNAL_ERROR"))
+    (False, False)
+    """
+    if isinstance(error, MemoryError):
+        return not isinstance(error, OutOfMemory)
+    return isinstance(error, Exception) and NO_MEMORY.search(str(error)) is not None
 
 
 def device_bytes(value: Any) -> int:
@@ -270,6 +289,12 @@ class _Lane:
             self.incoming.wait_event(self.mark(self.home))
         self.let_go(held)
 
+    def outlive(self, stream: Stream, *values: Any) -> None:
+        """Drop what copies on a stream may read or write still: where one failed, others of the
+        same value may be under way."""
+        with suppress(runtime.CUDARuntimeError):  # of a device that is lost
+            self.later.append(([self.mark(stream)], values))
+
     def go_behind(self, held: _Held) -> None:
         """Drop a value of which no more is read; its memory is used again behind its readers."""
         for event in held.reads:
@@ -305,6 +330,7 @@ class PinnedBlocks:
         self.inside = inside
         # collecting garbage may bring a block back while the lock is held
         self._lock = threading.RLock()
+        _PINNED.add(self)
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An empty NumPy array in pinned memory; the memory comes back when the array is gone."""
@@ -320,13 +346,30 @@ class PinnedBlocks:
         if block is None and self.inside and size >= LEAST_REGISTERED:
             block = self._in_slab(size)
         if block is None:
-            memory = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
-            pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
-            block = np.frombuffer(pointer, dtype=np.uint8, count=size)
+            try:
+                block = _pinned_block(size)
+            except runtime.CUDARuntimeError as error:
+                if not is_refusal(error):
+                    raise
+                block = self._last_block(size)
         # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
         raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
         weakref.finalize(raw, self._back, size, block).atexit = False
         return raw.view(dtype).reshape(shape)
+
+    def _last_block(self, size: int) -> Any:
+        """A block, where the system has refused one: what waits for reuse goes before."""
+        for blocks in list(_PINNED):
+            blocks.shrink()
+        try:
+            return _pinned_block(size)
+        except runtime.CUDARuntimeError as error:
+            raise OutOfMemory(
+                f"the host has no {size:,} bytes of page-locked memory left, into which GPUs write "
+                "results and what does not fit on them: free memory of the host, use smaller "
+                "chunks, raise memory_limit so that less leaves the GPUs, or .persist() what is "
+                "large"
+            ) from error
 
     def _in_slab(self, size: int) -> Any:
         """A block of a new slab, whose others are free: about as many as there were before. None
@@ -349,12 +392,27 @@ class PinnedBlocks:
                 self.free.setdefault(size, []).append(block)
                 self.idle += size
 
-    def clear(self) -> None:
-        """Keep nothing any more."""
+    def shrink(self) -> None:
+        """Let go of what waits for reuse."""
         with self._lock:
             self.free.clear()
             self.made.clear()
-            self.idle = self.most = 0
+            self.idle = 0
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self.shrink()
+            self.most = 0
+
+
+_PINNED: weakref.WeakSet[PinnedBlocks] = weakref.WeakSet()
+
+
+def _pinned_block(size: int) -> Any:
+    memory = cupy.cuda.PinnedMemory(size, runtime.hostAllocPortable)
+    pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
+    return np.frombuffer(pointer, dtype=np.uint8, count=size)
 
 
 class _Slab:
@@ -756,7 +814,7 @@ class CudaHardware:
             borrowed = Borrowed(pool, pool._max_workers)
             yield Lease(
                 Machine.uniform(1, memory=self.machine.memory[0]),
-                lambda plan, g, _: CpuDevices(plan, borrowed, g),
+                lambda plan, g, _: CpuDevices(plan, borrowed, g, self.store),
                 pool._max_workers,
             )
             return
@@ -1041,6 +1099,7 @@ class CudaDevices:
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
+        self._ending = threading.Lock()  # a file comes to be before the end, or goes
         self.crossing = plan.crossing
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
@@ -1160,7 +1219,7 @@ class CudaDevices:
         if step in self.chunks:
             self.chunks[step].left(place)
         if place == HOST:
-            self._free_host(step)
+            self._leave_host(step, self.held[HOST].pop(step))
         elif place == DISK:
             self._forget(step)
         else:
@@ -1229,9 +1288,9 @@ class CudaDevices:
                     del held[i]
                     if recorder is not None:
                         recorder.freed(i)
-            except Refused:
-                return False
             except Exception as error:
+                if is_refusal(error):
+                    return False
                 explained(error, step)
                 raise
         return True
@@ -1298,7 +1357,8 @@ class CudaDevices:
         return worth_keeping(home, places) or {home: _Held(self.value(step))}
 
     def close(self) -> None:
-        self.stopped = True
+        with self._ending:
+            self.stopped = True
         try:
             if self.ahead:
                 self._go_before_caller()
@@ -1313,8 +1373,10 @@ class CudaDevices:
                 with suppress(runtime.CUDARuntimeError), Device(lane.device):
                     self._clear(place)
             else:
-                self.team.send(place, self._clear, place)
-        self.held[HOST] = {}
+                self.team.send_last(place, self._clear, place)
+        on_host, self.held[HOST] = self.held[HOST], {}
+        for step, held in on_host.items():
+            self._leave_host(step, held)
         for step in self.chunks:
             self.files.pop(step, None)
         for step in list(self.files):
@@ -1336,21 +1398,24 @@ class CudaDevices:
 
     def _write_file(self, copy: tuple[int, int]) -> None:
         step, src = copy
-        if not self.stopped:
-            self._events.put([self._written(step, src, self.held[HOST][step].value)])
+        held = self.held[HOST].get(step)
+        if held is not None and not self.stopped:
+            self._events.put([self._written(step, src, held.value)])
 
     def _written(self, step: int, src: int, value: Any) -> StateEvent:
         """Put a value, whose arrays are in pinned memory, into a file."""
         try:
-            self.files[step] = self.hardware.store.write(value, self.plan.steps[step].key)
+            file = self.hardware.store.write(value, self.plan.steps[step].key)
         except NotSpillable:
             return NoRoom(step, DISK, self.plan.steps[step].nbytes)
         except BaseException as error:
             return Failed(step, error)
-        if self.stopped:  # after `close` has looked for files, maybe
-            self._forget(step)
-        else:
-            self._came(step, DISK, self.files[step])
+        with self._ending:
+            if not self.stopped:
+                self.files[step] = file
+                self._came(step, DISK, file)
+                return Copied(step, src, DISK)
+        self.hardware.store.remove(file)
         return Copied(step, src, DISK)
 
     def _read_file(self, copy: tuple[int, int]) -> None:
@@ -1390,6 +1455,8 @@ class CudaDevices:
                 value = step.task(
                     step.values(lambda j: self._brought_home(lane, self.held[place][j]))
                 )
+            if any(isinstance(v, cupy.ndarray) for v in leaves(value)):  # a source has such
+                cupy.cuda.get_current_stream().synchronize()
             if step.sent:
                 self._events.put(self._sent(lane, i, value))
                 return
@@ -1397,7 +1464,10 @@ class CudaDevices:
             self.held[place][i] = _Held(value)
             self._events.put([Issued(i, device_bytes(value)), Done(i)])
         except BaseException as error:
-            self._events.put([Failed(i, error)])
+            if is_refusal(error):
+                self._events.put([NoRoom(i, place, max(1, step.nbytes))])
+            else:
+                self._events.put([Failed(i, error)])
 
     def _brought_home(self, lane: _Lane, held: _Held) -> Any:
         """A value with arrays of the host, which have arrived."""
@@ -1406,10 +1476,16 @@ class CudaDevices:
         stream = lane.outgoing
         if held.ready is not None:
             stream.wait_event(held.ready)
-        with stream:
-            pinned = self.hardware.pinned
-            out = map_leaves(lambda v: self._on_host(v, stream, pinned), _solid(held.value))
-        lane.mark(stream, block=True).synchronize()
+        made: list[Any] = []
+        try:
+            with stream:
+                pinned = self.hardware.pinned
+                made.append(value := _solid(held.value))
+                out = map_leaves(lambda v: self._on_host(v, stream, pinned, made), value)
+            lane.mark(stream, block=True).synchronize()
+        except BaseException:
+            lane.outlive(stream, made)
+            raise
         return map_leaves(_host_array, out)
 
     def _sent(self, lane: _Lane, i: int, value: Any) -> list[StateEvent]:
@@ -1421,7 +1497,10 @@ class CudaDevices:
                     value = self._read_straight(lane, value, direct)
                 else:
                     value = map_leaves(lambda v: self._sent_array(lane, v, direct), value)
-        except Refused as error:
+        except BaseException as error:
+            lane.outlive(lane.incoming, direct)
+            if not is_refusal(error):
+                raise
             cupy.get_default_memory_pool().free_all_blocks()
             return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
         done = lane.mark(lane.incoming, block=bool(direct))
@@ -1676,7 +1755,9 @@ class CudaDevices:
         """
         try:
             return self._called(lane, i, values), 0
-        except Refused as error:
+        except Exception as error:
+            if not is_refusal(error):
+                raise
             return None, _asked_for(error, 1)
 
     def _called(self, lane: _Lane, i: int, values: dict[Any, Any]) -> Any:
@@ -1715,10 +1796,14 @@ class CudaDevices:
         if source.ready is not None:
             stream.wait_event(source.ready)
         keep: list[Any] = []
-        value, refused = self._received(lane, src, source, keep)
-        if refused:
-            self._tidy(lane)
+        try:
             value, refused = self._received(lane, src, source, keep)
+            if refused:
+                self._tidy(lane)
+                value, refused = self._received(lane, src, source, keep)
+        except BaseException:
+            lane.outlive(stream, source.value, keep)
+            raise
         if src == DISK:  # nothing but this copy needs what was read
             keep.append(source.value)
         if refused:
@@ -1726,6 +1811,8 @@ class CudaDevices:
             return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
         done = lane.mark(stream)
         source.reads.append(done)
+        if self.stopped:  # after `close` has looked for reads, maybe
+            keep.append(source.value)
         if keep:
             lane.later.append(([done], keep))
         here = self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
@@ -1798,6 +1885,14 @@ class CudaDevices:
 
     def _to_host(self, lane: _Lane, i: int, dst: int = HOST) -> None:
         """Copy a value to its place in a result, or to pinned memory, and on to the disk."""
+        made: list[Any] = []  # what the copies read, and what they write
+        try:
+            self._send_to_host(lane, i, dst, made)
+        except BaseException:
+            lane.outlive(lane.outgoing, made, self.gathering)
+            raise
+
+    def _send_to_host(self, lane: _Lane, i: int, dst: int, made: list[Any]) -> None:
         held = self.held[lane.place][i]
         stream = lane.outgoing
         if held.unseen:
@@ -1806,6 +1901,7 @@ class CudaDevices:
         slots = self.gathering.slots.get(i, []) if dst == HOST else []
         if slots and isinstance(value, cupy.ndarray):
             value = cupy.ascontiguousarray(value)
+        made.append(value)
         stream.wait_event(lane.mark(lane.home))
         written = bool(slots)
         for target, _, where in slots:
@@ -1818,11 +1914,13 @@ class CudaDevices:
         alone = not self.plan.readers[i] and i not in self.plan.direct
         whole = not (written and alone)  # others want the value itself, too
         pinned = self.hardware.pinned if i in self.plan.deliver else self.hardware.inside
-        kept = map_leaves(lambda v: self._on_host(v, stream, pinned), value) if whole else None
+        kept = None
+        if whole:
+            kept = map_leaves(lambda v: self._on_host(v, stream, pinned, made), value)
         done = lane.mark(stream, block=True)
         held.reads.append(done)
         copy = (i, lane.place, done, written, kept, value, dst)
-        lane.watch.send(self._context.copy(), self._arrived, copy)
+        lane.watch.send(self._context.copy(), self._arrived, copy, self.team.raised)
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
         base = part.ctypes.data
@@ -1830,10 +1928,11 @@ class CudaDevices:
             kind = runtime.memcpyDeviceToHost
             _copy_rows(base + to, pitch, block.data.ptr + at, width, rows, kind, stream)
 
-    def _on_host(self, v: Any, stream: Stream, pinned: PinnedBlocks) -> Any:
+    def _on_host(self, v: Any, stream: Stream, pinned: PinnedBlocks, made: list[Any]) -> Any:
         if not isinstance(v, cupy.ndarray):
             return v
         out = pinned.array(v.shape, v.dtype)
+        made.append(out)
         runtime.memcpyAsync(
             out.ctypes.data, v.data.ptr, v.nbytes, runtime.memcpyDeviceToHost, stream.ptr
         )
@@ -1860,9 +1959,8 @@ class CudaDevices:
         except BaseException as error:
             self._events.put([Failed(i, error)])
 
-    def _free_host(self, step: int) -> None:
-        held = self.held[HOST].pop(step)
-        pending = [e for e in held.reads if not e.done]
+    def _leave_host(self, step: int, held: _Held) -> None:
+        pending = [e for e in held.reads if not _over(e)]
         if pending:  # pinned memory must outlive the copies from it
             lane = self.lanes[self.plan.steps[step].place]
             lane.later.append((pending, held.value))
@@ -1883,6 +1981,8 @@ class CudaDevices:
         last = self.ahead and not self.hardware.others(self.team)
         arrived = False
         for i, h in held.items():
+            if late and self.plan.steps[i].aside:  # pinned memory, of which tasks make copies
+                lane.later.append((late, h.value))
             if h.ready is None and not h.reads and i not in self.chunks and not self.ahead:
                 continue  # of which nobody but this lane knew
             chunk = self.chunks.get(i)

@@ -16,6 +16,7 @@ from .machine import DISK, HOST, Machine
 from .persisted import Chunk
 from .place import place_tasks
 from .sizes import sizeof
+from .subgraph import Chain
 
 Key = Any
 
@@ -112,6 +113,9 @@ class Plan:
     gathers: dict[Key, Gather] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
     predicted: Footprint | None = None
+    #: Steps of which nothing is known, nor of what they read: bytes that they may have, before the
+    #: first run; 0 where nothing can be said.
+    likely: Mapping[int, int] = field(default_factory=dict)
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
     tried: bool = False  # whether it has been run
@@ -193,6 +197,18 @@ class Plan:
                 if not step.fixed and step.nbytes != true:
                     step.nbytes, plan.tape = true, None
 
+    @property
+    def unknown(self) -> int:
+        """Steps of unknown size, as long as it has not been run."""
+        return 0 if self.tried else len(self.likely)
+
+    @property
+    def surely(self) -> str:
+        """What to say before a prediction: of unknown sizes, some can be estimated."""
+        if not self.unknown:
+            return ""
+        return "about " if all(self.likely.values()) else "at least "
+
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
         """Bytes that cross each link when nothing is evicted: each value once per device.
 
@@ -215,8 +231,10 @@ class Plan:
         lines = [f"{len(self.steps)} steps on {len(devices)} devices"]
         lines += [f"  device {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
         lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in sorted(self.traffic().items())]
+        if self.unknown:
+            lines.append(f"  {self.unknown} of these steps: of unknown size until they have run")
         if self.predicted is not None:
-            lines.append(f"  predicted: {self.predicted}")
+            lines.append(f"  predicted: {self.surely}{self.predicted}")
         return "\n".join(lines)
 
 
@@ -274,13 +292,18 @@ def make_plan(
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     delivered = _delivered(graph, index)
-    _refuse_what_cannot_fit(steps, machine)
+    inside = _inside(graph, steps)
+    likely = _likely(steps, inside)
+    for i, size in likely.items():
+        steps[i].nbytes = size
+    _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
     plan = Plan(steps, outputs, machine, delivered, direct, graph.gathers, index)
     # what is in lists here is not looked up in all of these steps again
     aside = [index[k] for k in graph.aside if k in index]
     plan.__dict__["readers"] = _readers(inputs)
+    plan.likely = likely
     plan.__dict__["crossing"] = _crossing(inputs, places, aside)
     return plan
 
@@ -365,16 +388,61 @@ def _sizes(
     """Bytes of each value: as the collection says, or as large as the largest thing it reads."""
     nbytes: list[int] = []
     known: list[bool] = []
+    times: dict[Any, int] = {}  # by the name of an array
     for key, reads in zip(keys, inputs, strict=True):
         size = sizes.get(key)
         known.append(size is not None)
-        if size is None:
+        if size is not None:
+            name = key[0] if type(key) is tuple and key else ""
+            if name not in times:
+                times[name] = _together(name)
+            size *= times[name]
+        else:
             size = 0
             for j in reads:
                 if nbytes[j] > size:
                     size = nbytes[j]
         nbytes.append(size)
     return nbytes, known
+
+
+#: Arrays in one value between the steps of Dask's reductions, where it tells the size of one.
+TOGETHER = {"mean_chunk": 2, "mean_combine-partial": 2, "moment_chunk": 3, "var-partial": 3}
+TOGETHER |= {"moment_combine-partial": 3, "arg-reduce": 2, "arg_combine-partial": 2}
+
+
+def _together(name: Any) -> int:
+    """
+    >>> _together("mean_chunk-865ac1b622faf535671b5c4849b249eb"), _together("x")
+    (2, 1)
+    """
+    return TOGETHER.get(name.rpartition("-")[0], 1) if isinstance(name, str) else 1
+
+
+def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
+    """Of steps of unknown size that run several tasks: bytes of what each of these makes; 0 where
+    that is not known."""
+    return {
+        i: [graph.sizes.get(key, 0) for key, _ in step.task.tasks]
+        for i, step in enumerate(steps)
+        if not step.known and type(step.task) is Chain
+    }
+
+
+def _likely(steps: Sequence[Step], inside: Mapping[int, list[int]]) -> dict[int, int]:
+    """Bytes of steps of which nothing is known: their share in what is made of them, or as much as
+    the largest thing that they read. These are guesses: a sum is smaller than its parts."""
+    out = {i: 0 for i, s in enumerate(steps) if not s.known and not s.nbytes}
+    if not out:
+        return out
+    for i, step in enumerate(steps):
+        made = step.nbytes if step.known else inside.get(i, [0])[0]
+        for j in step.inputs:
+            if j in out:
+                out[j] = max(out[j], -(-made // len(step.inputs)))
+    for i in out:
+        out[i] = max([out[i], *(out.get(j, 0) for j in steps[i].inputs)])
+    return out
 
 
 def _pins(
@@ -411,8 +479,14 @@ def _delivered(graph: Graph, index: Mapping[Key, int]) -> frozenset[int]:
     return frozenset(i for i in found if i is not None)
 
 
-def _refuse_what_cannot_fit(steps: Iterable[Step], machine: Machine) -> None:
+def _refuse_what_cannot_fit(
+    steps: Iterable[Step], machine: Machine, inside: Mapping[int, list[int]]
+) -> None:
     everything = list(steps)
+    for i, made in inside.items():
+        place = everything[i].place
+        if max(made) > machine.limit(machine.memory_of(place)):
+            raise OutOfMemory(does_not_fit(everything[i].key, max(made), place, machine))
     for step in everything:
         if not step.known:
             continue

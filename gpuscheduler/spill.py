@@ -3,7 +3,8 @@
 The bytes of arrays are written from where they are and read to where they will be, with no copy
 between. A store makes its folder when the first value comes, and removes it when it is closed and
 at exit. A process that was killed leaves its folder behind: the next store in the same directory
-finds that nobody holds its lock any more, and removes it. Knows no device and no plan.
+finds, when it is made, that nobody holds its lock any more, and removes it. Knows no device and no
+plan.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Store:
         self._lock = threading.RLock()
         self._end: Any = None
         self._retired = False
+        remove_abandoned(self.base)
 
     @property
     def base(self) -> str:
@@ -105,7 +107,7 @@ class Store:
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-            raise self._failed("written to", key, error) from error
+            raise self._failed(key, error) from error
         file = File(
             path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts), os.getpid()
         )
@@ -123,7 +125,7 @@ class Store:
                     buffers.append(empty(size))
                     _read_all(f, memoryview(buffers[-1]).cast("B"))
         except OSError as error:
-            raise self._failed("read from", key, error) from error
+            raise _lost(file, key, error) from error
         views = [
             memoryview(b).toreadonly() if fixed else b
             for b, fixed in zip(buffers, file.fixed, strict=True)
@@ -166,15 +168,30 @@ class Store:
                 self._end = weakref.finalize(self, _remove, self._folder, lock, os.getpid())
             return self._folder
 
-    def _failed(self, what: str, key: Any, error: OSError) -> SpillError:
+    def _failed(self, key: Any, error: OSError) -> SpillError:
         remedy = "free space there, or name another" if error.errno in FULL else "name another"
         out = SpillError(
-            f"{key!r} does not fit in memory and could not be {what} {self.base}: "
+            f"{key!r} does not fit in memory and could not be written to {self.base}: "
             f"{error.strerror or error}: {remedy} directory with spill_directory, "
             "or raise memory_limit"
         )
         out.errno = error.errno
         return out
+
+
+def _lost(file: File, key: Any, error: OSError) -> SpillError:
+    gone = error.errno == errno.ENOENT
+    out = SpillError(
+        f"{key!r} was written to {file.path}, which "
+        + (
+            "is gone: something else has removed it"
+            if gone
+            else f"cannot be read any more: {error.strerror or error}"
+        )
+        + "; compute it again, and let spill_directory name one that nothing else clears"
+    )
+    out.errno = error.errno
+    return out
 
 
 def _write_all(f: Any, view: memoryview) -> None:
@@ -231,7 +248,12 @@ def remove_abandoned(base: str) -> None:
     """Remove the folders of this user whose processes are gone."""
     if fcntl is None:
         return
-    for folder in sorted(Path(base).glob(f"{PREFIX}*")):
+    try:
+        with os.scandir(base) as every:  # of which there may be many: this takes least
+            found = sorted([entry.path for entry in every if entry.name.startswith(PREFIX)])
+    except OSError:  # the first write says what is wrong with it
+        return
+    for folder in map(Path, found):
         with contextlib.suppress(OSError):  # somebody else's, or just removed by somebody else
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue

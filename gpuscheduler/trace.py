@@ -2640,7 +2640,13 @@ def _as_it_is(name: str) -> Callable[..., Any]:
     return made
 
 
-for _name in _words("array asarray asanyarray ascontiguousarray"):
+#: CuPy's may move what is on the host: they have no name in NumPy.
+_CUPY = _Numpy()
+vars(_CUPY).update(vars(_NUMPY))
+_CONVERTING = _words("array asarray asanyarray ascontiguousarray asfortranarray")
+for _name in _CONVERTING:
+    setattr(_CUPY, _name, getattr(np, _name))  # which is refused
+for _name in _CONVERTING - {"asfortranarray"}:
     setattr(_NUMPY, _name, _as_it_is(_name))
     KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))
 
@@ -2651,7 +2657,7 @@ def _in_numpy(value: Any) -> Any:
     if isinstance(value, types.ModuleType):
         name = value.__name__
         if name in ("cupy", "numpy"):
-            return _NUMPY
+            return _CUPY if name == "cupy" else _NUMPY
         if value is math:
             return _MATH
         if name == "cupyx.scipy.special":
@@ -2661,7 +2667,7 @@ def _in_numpy(value: Any) -> Any:
     if name.startswith("cupyx_scipy_special_"):
         return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
     found = getattr(np, name.removeprefix("cupy_"), value)
-    return KNOWN.get(found, found)
+    return found if name in _CONVERTING else KNOWN.get(found, found)
 
 
 def _scipy_special() -> Any:

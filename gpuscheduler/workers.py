@@ -19,9 +19,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
-from .run import DeviceLost
+from .run import DeviceLost, noted
 
 Job = Callable[[Any], None]  # called with what was sent with it
+Raised = list[BaseException]
 #: Seconds without any news after which it is asked whether the threads live.
 PATIENCE = 0.5
 
@@ -54,9 +55,11 @@ class Worker:
     def busy(self) -> bool:
         return self.sent != self._desk.finished
 
-    def send(self, context: Context, job: Job, argument: Any) -> None:
+    def send(self, context: Context, job: Job, argument: Any, raised: Raised | None = None) -> None:
+        """Have it run a job, which reports its own errors: what it raises is a bug, and goes to
+        `raised`, or is printed where nobody waits for the job."""
         self.sent += 1
-        self._desk.inbox.put((context, job, argument))
+        self._desk.inbox.put((context, job, argument, raised))
 
     def stop(self) -> None:
         """End after what has been sent."""
@@ -73,7 +76,7 @@ class _Desk:
         idle: Callable[[], bool] | None,
     ):
         self.setup, self.teardown, self.idle = setup, teardown, idle
-        self.inbox: SimpleQueue[tuple[Context, Job, Any] | None] = SimpleQueue()
+        self.inbox: SimpleQueue[tuple[Context, Job, Any, Raised | None] | None] = SimpleQueue()
         self.finished = 0  # written by the thread only
 
     def work(self) -> None:
@@ -87,14 +90,17 @@ class _Desk:
             item = get()
             if item is None:
                 break
-            context, job, argument = item
+            context, job, argument, raised = item
             try:
                 context.run(job, argument)
-            except BaseException:  # jobs report their own errors: this is a bug, not the end
-                traceback.print_exc()
+            except BaseException as error:
+                if raised is None:
+                    traceback.print_exc()
+                else:
+                    raised.append(error)
             finally:
                 # nothing of a run may live in a thread that waits for the next one
-                del item, context, job, argument
+                del item, context, job, argument, raised
                 self.finished += 1
         if self.teardown is not None:
             self.teardown()
@@ -113,6 +119,7 @@ class Team:
         self.aside: dict[str, Worker] = {}  # for what must not wait behind tasks
         self.contexts: list[Context] = []
         self.caller = Context()
+        self.raised: Raised = []  # by jobs of this run
         #: What the hardware has prepared for runs that are like earlier ones of this team.
         self.replays: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -149,8 +156,13 @@ class Team:
         """Let tasks see the caller's context variables. A context serves one thread at a time."""
         self.caller = copy_context()
         self.contexts = [self.caller.copy() for _ in self.workers]
+        self.raised = []
 
     def send(self, place: int, job: Job, argument: Any) -> None:
+        self.workers[place].send(self.contexts[place], job, argument, self.raised)
+
+    def send_last(self, place: int, job: Job, argument: Any) -> None:
+        """The same for a job that no run waits for."""
         self.workers[place].send(self.contexts[place], job, argument)
 
     def wake(self, place: int) -> None:
@@ -159,7 +171,7 @@ class Team:
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         """To a thread of that name, started when it is first needed. Only the run's thread may."""
-        self._beside(name).send(Context(), job, argument)
+        self._beside(name).send(Context(), job, argument, self.raised)
 
     def send_to_any(self, job: Job, argument: Any, place: int | None = None) -> None:
         """To one of a few threads that wait for files, of one device or of all: to one with nothing
@@ -176,7 +188,7 @@ class Team:
                 least, chosen = waiting, name
             if not waiting:
                 break
-        self._beside(chosen).send(self.caller.copy(), job, argument)
+        self._beside(chosen).send(self.caller.copy(), job, argument, self.raised)
 
     def _beside(self, name: str) -> Worker:
         if name not in self.aside:
@@ -201,6 +213,7 @@ class Borrowed:
         self.executor, self.threads = executor, threads
         self.busy = False
         self.lost: list[str] = []
+        self.raised: Raised = []
 
     def __len__(self) -> int:
         return 1
@@ -210,13 +223,19 @@ class Borrowed:
 
     def send(self, place: int, job: Job, steps: list[Any]) -> None:
         for step in steps:
-            self.executor.submit(copy_context().run, job, [step])
+            self.send_to_any(job, [step])
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
-        self.executor.submit(job, argument)
+        self.executor.submit(self._run, job, argument)
 
     def send_to_any(self, job: Job, argument: Any, place: int | None = None) -> None:
-        self.executor.submit(copy_context().run, job, argument)
+        self.executor.submit(copy_context().run, self._run, job, argument)
+
+    def _run(self, job: Job, argument: Any) -> None:
+        try:
+            job(argument)
+        except BaseException as error:
+            self.raised.append(error)
 
     def stop(self) -> None:
         pass
@@ -228,13 +247,17 @@ class Borrowed:
 def awaited(events: SimpleQueue[list[Any]], team: Team | Borrowed) -> list[Any]:
     """All that a team's threads have reported, at least one event; waits for it.
 
-    Raises `DeviceLost` where a thread has ended that had work left to do.
+    Raises `DeviceLost` where a thread has ended that had work left to do, and what a job raised
+    instead of reporting it.
     """
     out: list[Any] = []
     while not out:
         try:
             out = events.get(timeout=PATIENCE)
         except Empty:
+            if team.raised:
+                note = "in a thread of gpuscheduler, outside of any task: a bug"
+                raise noted(team.raised.pop(), note) from None
             if lost := team.lost:
                 raise DeviceLost(
                     f"the thread {lost[0]} has ended in the middle of its work: something that a "
@@ -278,7 +301,7 @@ class Teams:
         finally:
             with self._lock:
                 self.leased.remove(team)
-                team.contexts, team.caller = [], Context()
+                team.contexts, team.caller, team.raised = [], Context(), []
                 fit = (clean or not team.busy) and len(self.idle) < self.keep and not self.closed
                 (self.idle if fit else self.retired).append(team)
                 self.retired = [t for t in self.retired if t.alive]

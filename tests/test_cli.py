@@ -263,6 +263,24 @@ def test_plan_says_what_will_be_spilled(call):
     assert re.search(r"host .* GiB spilled", out)
 
 
+def test_plan_says_where_sizes_are_not_known(call):
+    out = call("plan", "tall_skinny_svd", "--size", "small", "--devices", "cpu:2")
+    assert "19 steps (19 of unknown size), predicted about " in out
+    assert re.search(r"about 5\d.\d\d kiB", out)
+    words = "plan", "tall_skinny_svd", "--size", "33554432,128", "--pretend", "4"
+    assert "predicted at least " in call(*words)
+
+
+def test_run_predicts_before_it_runs(call, tmp_path):
+    """What the task gives is known behind the first run only."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import dask, numpy as np\ndef build(n):\n    return dask.delayed(np.ones)(n)\n"
+    )
+    out = call("run", str(path), "--size", "1000", "--devices", "cpu:1")
+    assert "peak 7.81 kiB (predicted at least 0 B)" in out
+
+
 def test_plan_computes_nothing(call, mine):
     path = mine("def never(x):\n    raise AssertionError")
     text = path.read_text()

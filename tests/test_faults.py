@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from dask._task_spec import Task, TaskRef
@@ -210,6 +212,46 @@ def test_a_thread_that_writes_files_and_dies_is_an_error_too(tmp_path):
         team.aside["writes"].thread.join(10)
         with pytest.raises(DeviceLost, match="thread gpuscheduler-writes has ended"):
             computed(team, store)
+
+
+@pytest.mark.parametrize("job", ["_run", "_write", "_read", "_deliver"])
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_job_that_raises_ends_the_run(tmp_path, monkeypatch, job, pool):
+    """A bug of ours, in a thread that nobody looks at: the run hears of it, and does not wait."""
+
+    def buggy(self, argument):
+        raise Fault(job)
+
+    x = da.from_array(np.random.default_rng(0).random((800, 100)), chunks=100) * 2
+    lazy = x - x.mean(axis=0)
+    want = lazy.compute(scheduler="sync")
+    limit = 2**30 if job == "_deliver" else 300_000
+    with ThreadPoolExecutor(2) if pool else nullcontext() as threads:
+        options = {"memory_limit": limit, "spill_directory": str(tmp_path), "fuse": False}
+        with Scheduler("cpu:1", **options) as s:
+            with monkeypatch.context() as patch:
+                patch.setattr(CpuDevices, job, buggy)
+                with pytest.raises(Fault, match=job) as error:
+                    lazy.compute(pool=threads)
+            assert error.value.__notes__ == [
+                "in a thread of gpuscheduler, outside of any task: a bug"
+            ]
+            np.testing.assert_array_equal(lazy.compute(pool=threads), want)
+            assert s.hardware.store.nbytes == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_job_raises_when_its_run_is_over_is_printed(tmp_path, capfd):
+    """Nobody is there to hear of it, least of all the next run of these threads."""
+
+    def buggy(_):
+        raise Fault("late")
+
+    with nothing_left(tmp_path) as (team, store):
+        team.begin()
+        team.send_last(0, buggy, None)
+        assert computed(team, store)[2] is None
+    assert "Fault: late" in capfd.readouterr().err
 
 
 def test_the_small_graph_needs_the_disk(tmp_path):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import dask.array as da
 import numpy as np
 import pytest
+from dask import delayed
 from hypothesis import given
 
 from gpuscheduler import Scheduler, cli
@@ -16,25 +17,63 @@ from gpuscheduler.pretend import predict
 from tests.strategies import cases, plan_of, thorough
 
 
+@pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("share", [1.0, 0.6])
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("name", cli.workload_names())
-def test_no_workload_takes_more_than_was_predicted(name, devices, share):
-    """In memory for all of it, and for less. The first run tells the sizes that Dask cannot."""
+def test_no_workload_takes_more_than_was_predicted(name, devices, share, fuse):
+    """In memory for all of it, and for less; before the first run, which tells the sizes that Dask
+    cannot, and behind it."""
     work = cli.load(name)
     x = work.build(work.size("small"), None, "numpy")
-    with Scheduler(f"cpu:{devices}", memory_limit="1 GiB", fuse=False) as s:
-        x.compute()
+    with Scheduler(f"cpu:{devices}", memory_limit="1 GiB", fuse=fuse) as s:
         plan = s.plan(x)
-    steps = plan.steps
-    least = max(s.nbytes + sum(steps[j].nbytes for j in s.inputs) for s in steps)
-    limit = max(int(share * plan.predicted.peak[0]), least) // devices + 1
-    with Scheduler(f"cpu:{devices}", memory_limit=limit, fuse=False) as s:
+        most = plan.predicted.peak[0]
         x.compute()
-        foreseen = s.plan(x).predicted
+        assert most >= s.last.peak[0]
+        steps = s.plan(x).steps
+    least = max(s.nbytes + sum(steps[j].nbytes for j in s.inputs) for s in steps)
+    limit = max(int(share * most), least) // devices + 1
+    with Scheduler(f"cpu:{devices}", memory_limit=limit, fuse=fuse) as s:
         for _ in range(3):
+            foreseen = s.plan(x).predicted
             x.compute()
             assert foreseen.peak[0] >= s.last.peak[0]
+
+
+def test_sizes_that_nobody_knows_are_estimated_and_said_to_be():
+    """Triangles of 20 x 20 from QR, 16 of them and then 2: Dask knows how large they are on top of
+    each other."""
+    work = cli.load("tall_skinny_svd")
+    lazy = work.build((4000, 20), None, "numpy")
+    with Scheduler("cpu:2", memory_limit="1 MiB", fuse=False) as s:
+        plan = s.plan(lazy)
+        assert len(plan.steps) == 19
+        assert set(plan.likely.values()) == {3200}
+        assert str(plan).splitlines()[-2:] == [
+            "  19 of these steps: of unknown size until they have run",
+            f"  predicted: about {plan.predicted}",
+        ]
+        lazy.compute()
+        after = s.plan(lazy)
+        assert "unknown" not in str(after)
+        assert "predicted: about" not in str(after)
+        assert after.predicted.peak[0] <= plan.predicted.peak[0]
+
+
+def test_where_nothing_can_be_said_of_a_size_it_is_said_so():
+    with Scheduler("cpu:1") as s:
+        text = str(s.plan(delayed(np.ones)(1000)))
+    assert "1 of these steps: of unknown size" in text
+    assert "predicted: at least " in text
+
+
+def test_a_limit_is_hopeless_where_a_step_of_unknown_size_makes_more_on_its_way():
+    work = cli.load("tall_skinny_svd")
+    with Scheduler("cpu:1", memory_limit=38_000) as s:
+        lazy = work.build((4000, 20), None, "numpy")
+        with pytest.raises(OutOfMemory, match="needs 38,400 bytes .* is 38,000 bytes"):
+            s.plan(lazy)
 
 
 @thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import stat
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask
@@ -155,15 +157,69 @@ store.write(b"x" * 1000, "k")
 print("written", flush=True)
 time.sleep(600)
 """
+#: Computes for ever in too little memory, and tells when the first file is written.
+SPILLING = """
+import sys
+import dask.array as da
+from gpuscheduler import Scheduler, spill
+def written(f, view, real=spill._write_all, told=[]):
+    real(f, view)
+    if not told:
+        told.append(print("written", flush=True))
+spill._write_all = written
+x = da.random.default_rng(0).random((1600, 100), chunks=100)
+with Scheduler("cpu:2", memory_limit=200_000, fuse=False, spill_directory=sys.argv[1]):
+    while True:
+        (x - x.mean(axis=0)).sum().compute()
+"""
+
+
+@contextmanager
+def running(code, folder):
+    """A process that has written its first file."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell's background jobs ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process:
+        try:
+            assert process.stdout.readline() == "written\n", process.communicate()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_while_values_are_written_leaves_nothing(tmp_path):
+    with running(SPILLING, tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_computation_is_cleared_away_by_the_next_start(tmp_path):
+    """Of a Scheduler that never spills. One that is made while the first one lives leaves it be."""
+    with running(SPILLING, tmp_path) as process:
+        Scheduler("cpu:1", spill_directory=str(tmp_path)).close()
+        (theirs,) = tmp_path.iterdir()
+        process.kill()
+        process.wait(30)
+    assert (theirs / "lock").exists()
+    with Scheduler("cpu:1", spill_directory=str(tmp_path)):
+        assert not theirs.exists()
+        assert da.ones(10, chunks=5).sum().compute() == 10
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_goes_when_the_next_one_comes(tmp_path):
     """While it lives its folder is its own: it holds the lock. SIGKILL takes the lock from it."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path)]
-    root = Path(__file__).parents[1]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
+    with running(KILLED, tmp_path) as process:
         (theirs,) = tmp_path.iterdir()
         store = Store(str(tmp_path))
         store.write(1, "k")
@@ -261,6 +317,26 @@ def test_a_file_that_lost_its_end_is_an_error(store):
     os.truncate(file.path, 500)
     with pytest.raises(SpillError, match="'k' .*shorter"):
         store.read(file, "k")
+
+
+def test_a_file_that_somebody_has_removed_is_an_error_that_says_so(tmp_path):
+    """There is memory enough, and nothing wrong with the directory."""
+    x = blocks()
+    with Scheduler("cpu:1", memory_limit=4 * 80_000, spill_directory=str(tmp_path)):
+        kept = x.persist()
+        (folder,) = tmp_path.iterdir()
+        for file in folder.glob("[0-9]*"):
+            file.unlink()
+        with pytest.raises(
+            SpillError, match="written to .* is gone: .*nothing else clears"
+        ) as error:
+            kept.sum().compute()
+        assert error.value.errno == errno.ENOENT
+        assert "memory_limit" not in str(error.value)
+        assert int((x > 2).sum().compute()) == 0
+        del kept, error
+    gc.collect()  # the error holds the run's frames
+    assert not list(tmp_path.iterdir())
 
 
 # ---- in a computation

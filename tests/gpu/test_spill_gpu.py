@@ -15,6 +15,7 @@ import dask.array as da  # noqa: E402
 import gpuscheduler  # noqa: E402
 from gpuscheduler import cuda  # noqa: E402
 from gpuscheduler.machine import DISK, HOST  # noqa: E402
+from gpuscheduler.plan import OutOfMemory  # noqa: E402
 from gpuscheduler.spill import SpillError  # noqa: E402
 
 from .test_cuda import DEVICES, cupy_array, host, used_bytes  # noqa: E402
@@ -94,6 +95,83 @@ def test_a_task_that_is_refused_memory_runs_again(x):
         result = (b + a.mean()).to_backend("numpy").compute()
     np.testing.assert_allclose(result, x + 1 + x.mean())
     assert set(times.values()) == {3}
+
+
+class LibraryError(RuntimeError):
+    """Of cuBLAS, of cuFFT, of Numba's driver."""
+
+
+RUNTIME = 2 if not hasattr(cupy, "_device") else "cudaErrorMemoryAllocation: out of memory"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        cupy.cuda.runtime.CUDARuntimeError(RUNTIME),
+        LibraryError("CUBLAS_STATUS_ALLOC_FAILED"),
+        LibraryError("CUSOLVER_STATUS_ALLOC_FAILED"),
+        LibraryError("CUFFT_ALLOC_FAILED"),
+        LibraryError("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
+    ],
+    ids=repr,
+)
+def test_whoever_refuses_memory_the_task_runs_again(error, x):
+    times = Counter()
+
+    def greedy(block, block_info=None):
+        where = block_info[0]["chunk-location"]
+        times[where] += 1
+        if times[where] < 3:
+            raise error
+        return block + 1
+
+    with gpuscheduler.Scheduler(devices="cuda:0", check=True):
+        b = cupy_array(x, SIDE // 4).map_blocks(greedy, meta=cupy.empty((0, 0)))
+        np.testing.assert_allclose(b.to_backend("numpy").compute(), x + 1)
+    assert set(times.values()) == {3}
+
+
+def test_memory_that_a_task_never_gets_is_an_error_that_says_so(x):
+    def greedy(block):
+        raise LibraryError("CUFFT_ALLOC_FAILED")
+
+    with gpuscheduler.Scheduler(devices="cuda:0", check=True):
+        a = cupy_array(x, SIDE // 4)
+        with pytest.raises(OutOfMemory, match="device 0 refused .* use smaller chunks"):
+            a.map_blocks(greedy, meta=cupy.empty((0, 0))).compute()
+        np.testing.assert_allclose(host((a + 1).compute()), x + 1)
+
+
+@pytest.mark.parametrize("times", [1, 10**9])
+@pytest.mark.parametrize("first", [0, 3])
+def test_pinned_memory_that_the_host_refuses(first, times, x, tmp_path, monkeypatch):
+    """Once, when blocks that wait for reuse are in the way: these go. Then nobody hears of it."""
+    real, calls = cupy.cuda.PinnedMemory, [0]
+
+    def refusing(size, flags):
+        calls[0] += 1
+        if first < calls[0] <= first + times:
+            raise cupy.cuda.runtime.CUDARuntimeError(RUNTIME)
+        return real(size, flags)
+
+    block = x.nbytes // 16
+    options = {"memory_limit": 5 * block, "spill_directory": str(tmp_path), "check": True}
+    with gpuscheduler.Scheduler("cuda:0", **options) as s:
+        a = cupy_array(x, SIDE // 4)
+        b = a - a.mean()
+        total, want = (b @ b.T).sum(), x - x.mean()
+        with monkeypatch.context() as patch:
+            patch.setattr(cupy.cuda, "PinnedMemory", refusing)
+            if times == 1:
+                np.testing.assert_allclose(float(total.compute()), (want @ want.T).sum(), atol=1e-9)
+            else:
+                with pytest.raises(OutOfMemory, match="page-locked memory left.* raise memory_lim"):
+                    total.compute()
+            assert calls[0] > first
+        np.testing.assert_allclose(float(total.compute()), (want @ want.T).sum(), atol=1e-9)
+        assert s.last.spilled[HOST] > 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_spill_directory_that_cannot_be_written(x, tmp_path):

@@ -41,7 +41,7 @@ Bounds = Mapping[int, tuple[int, int]]
 BLOCK_BYTES = 512 * 1024
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
-STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex"})
+STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex", "bin"})
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: A `where` of which only the chosen points may be read; only inside this module.
 GUARDED = "guarded"
@@ -816,7 +816,14 @@ def _plan(
     for box, roots in regions(rebuilt(kernel.outputs, change), kernel.kept):
         outputs.append(_Region(box, roots, [target] * len(roots), frozenset(), block_bytes))
     inner = []
-    if kernel.reductions:
+    if kernel.counts:
+        # once for each point, not for each bin, too
+        (value,) = kernel.reductions[0].arg.args
+        root = rebuilt([value], lambda leaf: _without_first(change(leaf)))
+        for box, roots in regions(root, kernel.shape[1:]):
+            axes = frozenset(range(len(box)))
+            inner.append(_Region(box, roots, [View(0, (0,) * len(box))], axes, block_bytes))
+    elif kernel.reductions:
         target = _spread(whole, kept, len(kernel.shape))
         over = [n for k, n in enumerate(kernel.shape) if k in kernel.axes]
         reduced_axes = tuple(sorted(kernel.axes))
@@ -841,6 +848,8 @@ def _spread(view: View, axes: Sequence[int], count: int) -> View:
 def _reduced(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) -> list[Array]:
     """The results of all reductions, over the axes that are kept."""
     kernel = plan.kernel
+    if kernel.counts:
+        return [_counted(plan, memory, given)]
     states: list[State] | None = None
     seen: Array | None = None
     for region in plan.regions:
@@ -854,6 +863,24 @@ def _reduced(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) ->
     for reduction, state in zip(plan.reductions, states, strict=True):
         out += _finished(reduction, state)
     return out
+
+
+def _without_first(leaf: Expr) -> Expr:
+    """A leaf without the first axis, along which it is the same everywhere."""
+    view = view_of(leaf)
+    return leaf if view is None else with_view(leaf, View(view.offset, view.strides[1:]))
+
+
+def _counted(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) -> Array:
+    """How many values lie in each bin."""
+    (reduction,) = plan.reductions
+    total = np.zeros(plan.kernel.kept, np.int64)
+    for region in plan.regions:
+        run = _Run(region, memory, given)
+        for origin, size in _boxes(region.shape, region.block, range(len(region.shape))):
+            (values,) = run.block(origin, size)
+            reduction.arg.data.count(np.broadcast_to(values, size), total)
+    return total.astype(reduction.dtypes[0], copy=False)
 
 
 def _reduce_region(plan: _Plan, run: _Run, states: list[State], seen: Array | None) -> None:

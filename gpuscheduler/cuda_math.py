@@ -118,6 +118,52 @@ __device__ __forceinline__ Count patched(Count j, Count rows, Count columns) {
     "patched",
 )
 
+# The number of the bin that x lies in, `count` where it is in none. Edge k is k times `step` and
+# `first`, rounded as NumPy's linspace rounds; `last` belongs to the last bin.
+_piece(
+    """
+template<class Real> __device__ __forceinline__ Real even_edge(double first, double step, int k) {
+  return (Real)__dadd_rn(__dmul_rn((double)k, step), first);
+}
+template<class Real> __device__ __forceinline__ long long even_bin(
+    Real x, double first, double step, double last, int count) {
+  if (!(x >= (Real)first && x <= (Real)last)) return count;
+  int k = (int)((x - (Real)first) * (Real)(1 / step));
+  k = k < count - 1 ? k : count - 1;
+  while (k > 0 && x < even_edge<Real>(first, step, k)) --k;
+  while (k + 1 < count && x >= even_edge<Real>(first, step, k + 1)) ++k;
+  return k;
+}
+""",
+    "even_bin",
+)
+_piece(
+    """
+template<class Real>
+__device__ __forceinline__ long long bin_among(Real x, const Real* edges, int count) {
+  if (!(x >= edges[0] && x <= edges[count])) return count;
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) >> 1;
+    if (x >= edges[middle]) low = middle; else high = middle;
+  }
+  return low;
+}
+""",
+    "bin_among",
+)
+# One more in a bin, in the copy of the counters that this lane has.
+_piece(
+    """
+__device__ __forceinline__ void count_bin(
+    unsigned* table, long long k, unsigned bins, unsigned copies) {
+  if ((unsigned long long)k < bins)
+    atomicAdd(table + ((unsigned)k << copies) + (threadIdx.x & ((1u << copies) - 1)), 1u);
+}
+""",
+    "count_bin",
+)
+
 # Conversions of floating point to integers, as x86-64 does them: what does not fit becomes the
 # least number.
 _piece(

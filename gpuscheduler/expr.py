@@ -17,6 +17,8 @@ Nodes (`op`; `args`; `data`):
 - ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
   or one to which an even constant is added.
+- ``bin``: the number of the bin that `args[0]` lies in, int64. `data` are the `Bins`; their count
+  where it lies in none.
 - ``call``: a Python function of numbers. `data` is the function (a `scalar.ScalarFunction`) and
   None, or k for item k of the tuple that it returns.
 - the name of any NumPy ufunc (``add``, ``exp``, …): its loop for exactly these argument types,
@@ -40,10 +42,12 @@ DType = np.dtype[Any]
 #: Operations that read nothing from other nodes.
 LEAVES = frozenset({"input", "index", "constant", "reduced"})
 #: Reductions, and how many results each has. The second result of argmin and argmax is the value
-#: itself; `moment` gives the mean and the sum of squared deviations from it.
+#: itself; `moment` gives the mean and the sum of squared deviations from it. `histogram` counts
+#: points by their value, a ``bin``, which does not depend on the first axis: this is kept, with a
+#: point for each bin. Such a kernel has no other reduction.
 REDUCTIONS = {
     "sum": 1, "prod": 1, "min": 1, "max": 1, "fmin": 1, "fmax": 1, "any": 1, "all": 1,
-    "argmin": 2, "argmax": 2, "moment": 2,
+    "argmin": 2, "argmax": 2, "moment": 2, "histogram": 1,
 }  # fmt: skip
 
 
@@ -238,6 +242,16 @@ class Kernel:
         return tuple(math.prod(self.kept) * o.dtype.itemsize for o in self.outputs)
 
     @property
+    def counts(self) -> bool:
+        """Whether it makes a histogram."""
+        return bool(self.reductions) and self.reductions[0].op == "histogram"
+
+    @property
+    def points(self) -> int:
+        """At how many points something is computed."""
+        return math.prod(self.shape[1:] if self.counts else self.shape)
+
+    @property
     def roots(self) -> tuple[Expr, ...]:
         return (*[r.arg for r in self.reductions], *self.outputs)
 
@@ -268,7 +282,7 @@ class Kernel:
 
         inner = count(r.arg for r in self.reductions) + len(self.reductions)
         outer = count(self.outputs)
-        return math.prod(self.shape) * inner + math.prod(self.kept) * outer
+        return self.points * inner + math.prod(self.kept) * outer
 
 
 @dataclass(frozen=True)

@@ -823,7 +823,7 @@ def _dtypes(program: Program, inputs: list[Abstract]) -> dict[int, Any]:
 
 def _operations(program: Program) -> float:
     """Operations for each point of the program's largest kernel."""
-    points = max((math.prod(k.shape) for k in program.kernels), default=0)
+    points = max((k.points for k in program.kernels), default=0)
     return sum(k.operations() for k in program.kernels) / max(points, 1)
 
 

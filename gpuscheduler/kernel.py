@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from .bins import Bins
 from .cuda_math import (
     NOT_A_NUMBER,
     STORED,
@@ -62,13 +63,15 @@ ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
 MOST_STATEMENTS = 20_000
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024
+#: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
+MOST_BINS, COUNTERS = TILES // 4, 4096
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: What takes about as long as this many additions, in float32 and float64.
 COSTS = {"add": (1, 1), "subtract": (1, 1), "multiply": (1, 1), "divide": (8, 15),
          "sqrt": (8, 15), "power": (60, 150), "gammaln": (100, 200), "gamma": (100, 200),
-         "bits": (60, 60), "uniform": (60, 60), "normal": (90, 120),
+         "bin": (80, 80), "bits": (60, 60), "uniform": (60, 60), "normal": (90, 120),
          "call": (400, 400)}  # fmt: skip
 CHEAP = frozenset({
     "where", "cast", "negative", "absolute", "square", "maximum", "minimum", "less", "greater",
@@ -175,7 +178,7 @@ class _Node:
 
 
 #: Of what `_operation` gives the text for any types.
-ANY_TYPE = frozenset({"cast", "where", "real", "imag", "complex", "call", *LEAVES, *RANDOM})
+ANY_TYPE = frozenset({"cast", "where", "real", "imag", "complex", "call", "bin", *LEAVES, *RANDOM})
 
 
 def unwritten(kernel: Kernel) -> str | None:
@@ -194,11 +197,17 @@ def unwritten(kernel: Kernel) -> str | None:
                 return f"{node.op} of {', '.join(a.dtype.name for a in node.args)}"
     except NotGenerated as error:
         return str(error)
+    if kernel.counts:
+        return _too_many(kernel.shape[0])
     for r in kernel.reductions:
         made = code(np.dtype(r.dtypes[0]))
         if made is None or accumulator(r.op, _code(r.arg), made, "Part") is None:
             return f"{r.op} of {r.arg.dtype}"
     return None
+
+
+def _too_many(bins: int) -> str | None:
+    return f"a histogram of {bins:,} bins, more than {MOST_BINS:,}" if bins > MOST_BINS else None
 
 
 def _code(expr: Expr) -> str:
@@ -397,6 +406,13 @@ class _Generator:
                 if short is None:
                     raise NotGenerated(f"{r.op} that gives {d}")
                 gives.append(short)
+            if r.op == "histogram":
+                assert len(self.kernel.reductions) == 1
+                if reason := _too_many(self.kernel.shape[0]):
+                    raise NotGenerated(reason)
+                roots.append(r.arg)
+                self.kinds.append((r.op, "i8", gives))
+                continue
             found = accumulator(r.op, _code(r.arg), gives[0], f"Part{j}")
             if found is None:
                 raise NotGenerated(f"{r.op} of {r.arg.dtype}")
@@ -486,7 +502,7 @@ class _Generator:
             if any(r.op in ("argmin", "argmax") for r in kernel.reductions):
                 self.position = layout(_counting(kernel.shape, over), False)
         layouts = list(self.layouts)
-        self.rows = last in over or not kept or self.points == 1
+        self.rows = last in over or not kept or self.points == 1 or kernel.counts
         self.groups = {"k": kept, "r": order}
         if last in kept:
             self.groups["k"] = [*[k for k in kept if k != last], last]
@@ -702,11 +718,32 @@ class _Generator:
             return f"{args[0]}.{'x' if node.op == 'real' else 'y'}"
         if node.op == "complex":
             return f"{TYPES[node.code]}{{{args[0]}, {args[1]}}}"
+        if node.op == "bin":
+            return self._bin(node.data, args[0])
         text = operation(node.op, types, node.code, args)
         if text is None:
             names = ", ".join(_dtype(t).name for t in types)
             raise NotGenerated(f"{node.op} of {names}")
         return text
+
+    def _bin(self, bins: Bins, value: str) -> str:
+        """The number of a value's bin. Edges that lie evenly are arguments, others are part of the
+        text."""
+        real, edges = TYPES[bins.code], bins.edges
+        count = f"(int){self.slot(('bins', bins), len(bins))}"
+        if bins.even:
+            words = {"first": edges[0], "step": bins.step, "last": edges[-1]}
+            given = [
+                "__longlong_as_double((long long)"
+                f"{self.slot((name, bins), int(np.float64(x).view('u8')))})"
+                for name, x in words.items()
+            ]
+            return f"even_bin<{real}>({value}, {', '.join(given)}, {count})"
+        name = f"edges_{hashlib.sha256(bins.words).hexdigest()[:12]}_{bins.code}"
+        if not any(name in s for s in self.structs):
+            numbers = ", ".join(_literal(x) for x in edges)
+            self.structs.append(f"__device__ const {real} {name}[] = {{{numbers}}};")
+        return f"bin_among<{real}>({value}, {name}, {count})"
 
     def _call(self, node: _Node, types: list[str]) -> str:
         """The symbol of a function that is called."""
@@ -862,7 +899,8 @@ class _Generator:
                 j, r = node.data
                 op, takes, gives = self.kinds[j]
                 x = f"part{j}[{'e' if self.held > 1 else 0}]"
-                text = cast(gives[r], node.code, results(op, takes, gives, x)[r])
+                found = x if op == "histogram" else results(op, takes, gives, x)[r]
+                text = cast(gives[r], node.code, found)
             elif node.op in RANDOM:
                 if drawn and k in drawn:
                     text = f"{drawn[k]}[{element}]"
@@ -1337,6 +1375,62 @@ class _Generator:
             "}",
         ]
 
+    def _counting(self) -> list[str]:
+        """A histogram. Each block counts in shared memory, in as many copies as there is room for,
+        so that few lanes of a warp want the same counter, and adds what it has to the totals. The
+        last block leaves these zero. Integers add up to the same in any order."""
+        bins, steps = self.kernel.shape[0], self.reach // self.width
+        copies = min(5, (COUNTERS // bins).bit_length() - 1) if bins <= COUNTERS else 0
+        most = COUNTERS if bins <= COUNTERS else MOST_BINS
+        self.wide, self.held = True, 1
+        blocks = min(-(-steps // (THREADS * self.times)), self.processors * ROW_WAVES)
+        long = -(-max(steps, 1) // max(blocks, 1))
+        long = -(-long // THREADS) * THREADS
+        self.blocks = max(1, -(-steps // long))
+        if self.reach // self.blocks >= 2**31:
+            raise NotGenerated(f"a histogram of {self.reach:,} points")
+        counters = self.slots.at("counters")
+        self.counters = counters, 2 + 2 * bins
+        site = _Site({("k", 0): "(int)o"} if self.axes["k"] else {})
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} steps = {self.number('steps', steps)};",
+            f"const {self.count} long_ = {self.number('long', long)};",
+            f"const unsigned bins = (unsigned){self.slot('bins', bins)};",
+            f"const unsigned copies = (unsigned){self.slot('copies', copies)};",
+            "if (bins == 0 || blockIdx.x >= blocks) return;",
+            f"__shared__ unsigned table[{most}];",
+            "__shared__ bool last;",
+            f"unsigned* const counters = (unsigned*)S({counters});",
+            "unsigned long long* const totals = (unsigned long long*)(counters + 2);",
+            f"for (unsigned k = threadIdx.x; k < bins << copies; k += {THREADS}u) table[k] = 0;",
+            "__syncthreads();",
+            *self._pointers(),
+            f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
+            "if (steps) {",
+            *self._before(_Site({}, {"r": "0"})),
+            *self._accumulated(_Site({}), True),
+            "}",
+            "__syncthreads();",
+            f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
+            "unsigned n = 0;",
+            "for (unsigned c = 0; c < 1u << copies; ++c)",
+            "  n += table[(k << copies) + ((c + threadIdx.x) & ((1u << copies) - 1))];",
+            "if (n) atomicAdd(totals + k, (unsigned long long)n);",
+            "}",
+            "__threadfence();",
+            "__syncthreads();",
+            "if (threadIdx.x == 0) last = atomicAdd(counters, 1u) == blocks - 1;",
+            "__syncthreads();",
+            "if (!last) return;",
+            "__threadfence();",
+            "if (threadIdx.x == 0) counters[0] = 0;",
+            f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
+            "const long long part0[1] = {(long long)atomicExch(totals + o, 0ull)};",
+            *self._finished(site),
+            "}",
+        ]
+
     def _over_held(self, lines: list[str]) -> list[str]:
         """The same for all results of a thread, each with its number e."""
         if self.held == 1:
@@ -1391,7 +1485,9 @@ class _Generator:
             elif op == "moment" and self.across < 0:  # the vectors of a step are there in order
                 extra = ", u == 0"
             kind = TYPES[short]
-            if together > 1:
+            if op == "histogram":
+                after.append(f"count_bin(table, {value}, bins, copies);")
+            elif together > 1:
                 declared.append(f"{kind} g{j}[{together}];")
                 after.append(f"g{j}[e] = {value};")
                 takes.append(f"part{j}[0].take(g{j}{extra});")
@@ -1515,7 +1611,9 @@ class _Generator:
     # ---- the whole text
 
     def generated(self) -> Generated:
-        if self.reducing:
+        if self.kernel.counts:
+            body = self._counting()
+        elif self.reducing:
             body = self._reducing()
         elif self.across >= 0:
             body = self._tiled()
@@ -1548,7 +1646,7 @@ class _Generator:
     def _text(self, body: str, slots: int, most: int) -> str:
         parts = "\n".join([*self.structs, *map(_declared, self.calls.values())])
         largest = ""
-        if self.reducing:
+        if self.reducing and not self.kernel.counts:
             names = [f"Part{j}" for j in range(len(self.kinds))]
             members = " ".join(f"{n} {n.lower()};" for n in names)
             largest = f"union alignas(16) Largest {{ {members} }};"
@@ -1591,6 +1689,13 @@ __device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
   if ({symbol}({", ".join(["&y", *passed])})) return {NOT_A_NUMBER[call.gives]};
   return {loaded(call.gives, "y")};
 }}""".strip("\n")
+
+
+def _literal(x: Any) -> str:
+    """A number as C++ has it, exactly."""
+    if x.dtype.kind == "i":
+        return f"{int(x)}ll" if x > np.iinfo(np.int64).min else "(long long)0x8000000000000000ull"
+    return f"{float(x)!r}{'f' if x.dtype.itemsize == 4 else ''}"
 
 
 def _evenly(groups: int, slots: int) -> int:

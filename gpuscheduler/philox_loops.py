@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 
-def _compiled(**options: Any) -> Callable[[Any], Any]:
+def compiled(**options: Any) -> Callable[[Any], Any]:
     def wrap(function: Any) -> Any:
         try:
             return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
@@ -31,7 +31,7 @@ _0 = np.uint64(0)
 PAIRS = 512  # pairs at a time, in buffers that stay in the first cache
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _block(low, high, counter):  # type: ignore[no-untyped-def]
     """The 64 bits of both elements of a pair."""
     a, b, c, d = counter & _LOW, counter >> _32, _0, _0
@@ -42,14 +42,14 @@ def _block(low, high, counter):  # type: ignore[no-untyped-def]
     return a | (b << _32), c | (d << _32)
 
 
-@_compiled()
+@compiled()
 def _pairs(low, high, start, step, even, odd):  # type: ignore[no-untyped-def]
     """The bits of the pairs in which elements start, start + step, … are."""
     for k in range(even.size):
         even[k], odd[k] = _block(low, high, np.uint64((start + k * step) >> 1))
 
 
-@_compiled()
+@compiled()
 def _spread(start, step, even, odd, out):  # type: ignore[no-untyped-def]
     """Take each element's part of its pair."""
     n = out.size
@@ -74,7 +74,7 @@ def _spread(start, step, even, odd, out):  # type: ignore[no-untyped-def]
             out[k] = even[k]
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _part(start, step, n):  # type: ignore[no-untyped-def]
     """How many of n elements to do next, the step from pair to pair, and how many pairs."""
     if step == 1:
@@ -85,7 +85,7 @@ def _part(start, step, n):  # type: ignore[no-untyped-def]
     return m, step, m
 
 
-@_compiled()
+@compiled()
 def bits(low, high, starts, step, out):  # type: ignore[no-untyped-def]
     even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
     for row in range(starts.size):
@@ -98,7 +98,7 @@ def bits(low, high, starts, step, out):  # type: ignore[no-untyped-def]
             done += m
 
 
-@_compiled()
+@compiled()
 def uniform(low, high, starts, step, out, shift):  # type: ignore[no-untyped-def]
     even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
     words = np.empty(2 * PAIRS, np.uint64)
@@ -115,7 +115,7 @@ def uniform(low, high, starts, step, out, shift):  # type: ignore[no-untyped-def
             done += m
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _log(x):  # type: ignore[no-untyped-def]
     """The logarithm of a normal positive number, as FreeBSD's e_log.c computes it."""
     w = np.float64(x).view(np.int64) + np.int64(0x3FF0_0000_0000_0000 - 0x3FE6_A09E_0000_0000)
@@ -135,7 +135,7 @@ def _log(x):  # type: ignore[no-untyped-def]
     return k * 6.93147180369123816490e-01 - ((half - tail) - f)
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _turn(v):  # type: ignore[no-untyped-def]
     """Cosine and sine of 2πv, for v from 0 to 1, with the polynomials of FreeBSD's k_cos.c and
     k_sin.c."""
@@ -187,7 +187,7 @@ def _turn(v):  # type: ignore[no-untyped-def]
     return cosine, sine
 
 
-@_compiled()
+@compiled()
 def _box_muller(even, odd, shift, unit, a, b):  # type: ignore[no-untyped-def]
     for k in range(even.size):
         u = np.float64(np.int64(even[k] >> shift) + 1) * unit
@@ -197,7 +197,7 @@ def _box_muller(even, odd, shift, unit, a, b):  # type: ignore[no-untyped-def]
         a[k], b[k] = r * cosine, r * sine
 
 
-@_compiled()
+@compiled()
 def normal(low, high, starts, step, out, shift):  # type: ignore[no-untyped-def]
     even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
     a, b = np.empty(PAIRS), np.empty(PAIRS)

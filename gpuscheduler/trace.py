@@ -38,6 +38,8 @@ from dask.array.optimization import GETTERS
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from . import bins as bins_
+from .bins import Bins
 from .expr import (
     LEAVES,
     REDUCTIONS,
@@ -1550,6 +1552,40 @@ for _name, _function in {
 for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
                    "nanmin": "fmin", "nanmax": "fmax"}.items():  # fmt: skip
     _implements(_name)(functools.partial(_extreme, _op))
+
+
+@_implements("histogram")
+def _histogram(
+    a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+) -> tuple[Traced, np.ndarray[Any, Any]]:
+    if density or weights is not None:
+        raise _refuse("it weighs a histogram")
+    x = _array(a)
+    if any(isinstance(v, Traced) for v in (bins, range)) or isinstance(bins, str):
+        raise _refuse("the bins of its histogram depend on values")
+    if range is None and np.ndim(bins) == 0:
+        raise _refuse("its histogram has no range")
+    if x.dtype.kind not in "iuf":
+        raise _refuse(f"it makes a histogram of {x.dtype}")
+    edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
+    x = x if x.ndim else x.reshape(1)
+    spread = _broadcast(_bin(x, edges), (len(edges) - 1, *x.shape))
+    axes = tuple([k + 1 for k in _axes(x, None)])
+    (found,) = _reduce("histogram", spread, axes, (np.intp,))
+    return found, edges
+
+
+def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:
+    """Which bin each value is in; their count for what is in none."""
+    kind = np.result_type(x.dtype, edges.dtype)
+    kind = np.dtype(np.float32) if kind == np.float16 else kind  # which holds all that it does
+    kind = (
+        np.dtype(np.int64) if kind.kind == "i" or kind in (np.uint8, np.uint16, np.uint32) else kind
+    )
+    if kind.str[1:] not in bins_.TYPES or not kind.isnative:
+        raise _refuse(f"its bins are compared as {kind}")
+    ours = Bins.of(edges.astype(kind))
+    return Traced(_node("bin", (_cast(x._expr, kind),), np.int64, ours), x.shape)
 
 
 @_implements("std")
@@ -3090,7 +3126,7 @@ class _Assembly:
     def __init__(self, following: _Following):
         self.following = following
         self.inputs = following.inputs
-        self.groups: dict[tuple[int, Shape, Shape], _Group] = {}
+        self.groups: dict[tuple[int, Shape, Shape, Any], _Group] = {}
         self.home: dict[int, _Group] = {}  # of each array made that is used
         self.body: dict[int, Expr] = {}  # what it is computed from
         self.numbers: dict[int, int] = {}  # array made -> array number of the program
@@ -3138,8 +3174,8 @@ class _Assembly:
     def _array(self, number: int) -> _Stage | _Result:
         return self.following.made[number - MADE]
 
-    def _group(self, depth: int, shape: Shape, axes: Shape = ()) -> _Group:
-        key = (depth, shape, axes)
+    def _group(self, depth: int, shape: Shape, axes: Shape = (), alone: Any = None) -> _Group:
+        key = (depth, shape, axes, alone)
         if key not in self.groups:
             self.groups[key] = _Group(depth, len(self.groups), shape, axes)
         return self.groups[key]
@@ -3163,9 +3199,11 @@ class _Assembly:
                 self.home[number] = self._home(self.body[number], array.shape)
                 continue
             depth = max([self.home[m].depth for m in _made(self.body[number])], default=0)
-            self.home[number] = group = self._group(depth + 1, array.over, array.axes)
-            if self._reduction(number) not in group.reductions:
-                group.reductions.append(self._reduction(number))
+            reduction = self._reduction(number)
+            alone = reduction if reduction.op == "histogram" else None
+            self.home[number] = group = self._group(depth + 1, array.over, array.axes, alone)
+            if reduction not in group.reductions:
+                group.reductions.append(reduction)
 
     def _reduction(self, number: int) -> Reduction:
         array = self._array(number)

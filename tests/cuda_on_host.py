@@ -33,6 +33,7 @@ ASSEMBLY = {
 }
 BEFORE = r"""
 #include <cmath>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -45,12 +46,18 @@ BEFORE = r"""
 #define __grid_constant__
 struct Place { unsigned x, y, z; };
 static Place blockIdx, threadIdx;
-static ucontext_t fibers[256], scheduler;
-static int waiting[256];  // 0 runs, 1 waits for all, 2 exchanges, -1 is done
+static ucontext_t fibers[256];
+static jmp_buf paused[256], scheduler;  // a jump takes no system call, which swapcontext does
+static int waiting[256];  // 0 has not begun, 1 waits for all, 2 exchanges, -1 is done
 static unsigned current;
 static void pause_at(int kind) {
   waiting[current] = kind;
-  swapcontext(&fibers[current], &scheduler);
+  if (!_setjmp(paused[current])) _longjmp(scheduler, 1);
+}
+static void __attribute__((noinline)) go_on(unsigned t) {
+  if (_setjmp(scheduler)) return;
+  if (waiting[t]) _longjmp(paused[t], 1);
+  setcontext(&fibers[t]);
 }
 static void __syncthreads() { pause_at(1); }
 static void __threadfence() {}
@@ -70,7 +77,8 @@ static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
   pause_at(2);
   return got;
 }
-static unsigned atomicAdd(unsigned* p, unsigned n) { const unsigned old = *p; *p += n; return old; }
+template<class T> static T atomicAdd(T* p, T n) { const T old = *p; *p += n; return old; }
+template<class T> static T atomicExch(T* p, T n) { const T old = *p; *p = n; return old; }
 template<class T> static T __ldcg(const T* p) { return *p; }
 template<class T, class U> static T same_bits(U u) { T t; memcpy(&t, &u, sizeof t); return t; }
 static float __int_as_float(int x) { return same_bits<float>(x); }
@@ -108,6 +116,8 @@ static float cyl_bessel_i1f(float x) { return (float)cyl_bessel_i1(x); }
 static double coarse(double x) {  // as many digits as the hardware's approximations have
   return same_bits<double>(same_bits<long long>(x) & ~((1ll << 30) - 1));
 }
+static double __dadd_rn(double x, double y) { return x + y; }
+static double __dmul_rn(double x, double y) { return x * y; }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 """
 #: What Numba calls of CUDA's library: here it is the host's.
@@ -172,7 +182,7 @@ static int single;
 static void thread() {
   if (single) NAME_one(*(const Items<1>*)argument); else NAME(*(const Items<MOST>*)argument);
   waiting[current] = -1;
-  swapcontext(&fibers[current], &scheduler);
+  _longjmp(scheduler, 1);
 }
 extern "C" __attribute__((visibility("default")))
 int launch(const void* items, unsigned blocks, unsigned count, int one, char* stacks) {
@@ -196,7 +206,7 @@ int launch(const void* items, unsigned blocks, unsigned count, int one, char* st
           if (waiting[t] < 0) continue;
           current = t;
           threadIdx.x = t;
-          swapcontext(&scheduler, &fibers[t]);
+          go_on(t);
           if (waiting[t] < 0) continue;
           ++alive;
           if (kind && kind != waiting[t]) return 1;

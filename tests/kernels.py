@@ -7,6 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
+from gpuscheduler.bins import Bins
 from gpuscheduler.expr import REDUCTIONS, Expr, Kernel, Reduction, View, constant, index, nodes
 
 
@@ -318,6 +319,40 @@ def reduced(x, shape, axes, *ops):
         Expr("reduced", (), d, (j, r)) for j, p in enumerate(parts) for r, d in enumerate(p.dtypes)
     )
     return Kernel(shape, outputs, parts, axes)
+
+
+#: Edges of bins: evenly spaced, as `numpy.histogram` makes them of a count, and not.
+EDGES = {
+    "even": np.linspace(-2, 2, 11), "one bin": np.array([-1.0, 1.0]),
+    "many": np.linspace(0, 3, 301), "most": np.linspace(-4, 4, 10_001),
+    "growing": np.geomspace(1e-3, 4, 40),
+    "doubled": np.array([-1, 0, 0, 0.5, 0.5]), "tiny": np.linspace(1, 1 + 2**-20, 8),
+    "far": np.linspace(-1e18, 1e18, 5),
+}  # fmt: skip
+
+
+def histogram(shape, dtype, edges, strides=None):
+    """How many of array 0's elements lie in each bin; `dtype` is that of the edges, too."""
+    view = View(0, (0, *(strides or View.contiguous(shape).strides)))
+    bins = Bins.of(edges.astype(dtype))
+    number = Expr("bin", (Expr("input", (), dtype, (0, view)),), np.int64, bins)
+    counts = Reduction("histogram", number, (np.dtype(np.int64),))
+    axes = tuple(range(1, len(shape) + 1))
+    output = Expr("reduced", (), np.int64, (0, 0))
+    return Kernel((len(bins), *shape), (output,), (counts,), axes)
+
+
+def on_edges(count, edges, dtype, seed=0):
+    """Numbers about bins: on edges, next to them, elsewhere, and none."""
+    rng = np.random.default_rng(seed)
+    near = rng.choice(edges, count).astype(dtype)
+    low, high = float(edges[0]), float(edges[-1])
+    spread = (rng.normal(size=count) * (high - low) + (low + high) / 2).astype(dtype)
+    if near.dtype.kind == "i":
+        return np.where(rng.random(count) < 0.5, near, spread)
+    beside = np.nextafter(near, rng.choice([-np.inf, np.inf], count).astype(dtype))
+    odd = rng.choice(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], dtype), count)
+    return np.choose(rng.choice(4, count, p=[0.3, 0.2, 0.45, 0.05]), [near, beside, spread, odd])
 
 
 def turned(n, shape, dtype):

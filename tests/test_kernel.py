@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from gpuscheduler import Scheduler, blocks, cuda_math
 from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
 from gpuscheduler.fuse import Fused
-from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate
+from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate, unwritten
 from gpuscheduler.sizes import leaves
 from gpuscheduler.trace import Abstract, follow
 from graphs import black_scholes
@@ -120,6 +120,48 @@ OPS = {
     "c8": ("sum", "moment", "all", "max", "fmin"), "f2": ("sum", "max", "argmin"),
     "u8": ("sum", "prod", "fmin"),
 }  # fmt: skip
+
+
+SPACES = [(5000,), (4999,), (40, 64), (1,), (0,), (3, 0, 2)]
+
+
+@host_only
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8"])
+@pytest.mark.parametrize("edges", list(k.EDGES))
+def test_histograms_count_as_numpy_does(host, edges, dtype):
+    bounds = k.EDGES[edges].astype(dtype)
+    for shape in SPACES if edges in ("even", "growing") else SPACES[:1]:
+        kernel = k.histogram(shape, dtype, bounds)
+        x = aligned(k.on_edges(x_size(shape), bounds, dtype).reshape(shape))
+        (want,) = blocks.evaluate(kernel, [x])
+        np.testing.assert_array_equal(want, np.histogram(x, bounds)[0])
+        for processors in (1, 3):
+            (got,) = host.run([kernel], [[x]], processors=processors)[0]
+            np.testing.assert_array_equal(got, want)
+
+
+@host_only
+def test_histograms_of_several_blocks_in_one_launch_and_of_turned_ones(host):
+    shape, edges = (96, 70), k.EDGES["even"].astype("f4")
+    arrays = [aligned(k.on_edges(96 * 70, edges, "f4", n).reshape(shape)) for n in range(3)]
+    kernels = [k.histogram(shape, "f4", edges)] * 3
+    for x, (got,) in zip(arrays, host.run(kernels, [[a] for a in arrays]), strict=True):
+        np.testing.assert_array_equal(got, np.histogram(x, edges)[0])
+    lying = k.histogram(shape[::-1], "f4", edges, (1, 70))
+    (got,) = host.run([lying], [arrays[:1]])[0]
+    np.testing.assert_array_equal(got, np.histogram(arrays[0], edges)[0])
+
+
+def test_edges_of_linspace_are_arguments_others_are_text():
+    one, other = (k.histogram((64,), "f4", np.linspace(0, n, n + 1)) for n in (4, 9))
+    assert generate(one).source == generate(other).source
+    apart = k.histogram((64,), "f4", k.EDGES["growing"])
+    assert "edges_" in generate(apart).source
+    assert "edges_" not in generate(one).source
+    many = k.histogram((64,), "f8", np.arange(20_000.0))
+    with pytest.raises(NotGenerated, match="a histogram of 19,999 bins, more than 10,240"):
+        generate(many)
+    assert unwritten(many) == "a histogram of 19,999 bins, more than 10,240"
 
 
 @host_only
@@ -497,6 +539,8 @@ def programs():
         ),
         "bytes": (Kernel(shape, (Expr("cast", (source(0, shape, "u1"),), "f4"),)), "LDG.E.64"),
         "turned": (Kernel(shape, (both,)), "LDG.E"),
+        "histogram": (k.histogram(shape, "f4", k.EDGES["even"]), "LDG.E.128"),
+        "histogram, other bins": (k.histogram(shape, "f8", k.EDGES["growing"]), "LDG.E.128"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
         "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)])[0], "LDG.E"),
         "rows beside": (among(rows_beside, [(1, 4096, 1), (8192,)])[0], "LDG.E.128"),

@@ -411,6 +411,13 @@ def test_histograms(cpu):
     np.testing.assert_array_equal(counts.compute(), wanted)
 
 
+def test_a_histogram_of_a_mesh_stores_no_tile(cpu):
+    z = mesh(distance, (axis(0, 1, 10**6), axis(0, 1, 10**6)))
+    counts, _ = da.histogram(z, bins=100, range=(0, 1))
+    assert max(s.nbytes for s in cpu.plan(counts).steps) <= 8 * 100
+    assert max(cpu.plan(counts).predicted.peak.values()) < 2**20
+
+
 def test_slices_compute_what_they_read(cpu):
     """3 x 4 points of 10^12, whose tiles have 2 * 10^8."""
     z = mesh(distance, (axis(0, 1, 10**6), axis(0, 1, 10**6)))

@@ -27,6 +27,8 @@ ORDER = [
     "philox_loops",
     "philox",
     "regions",
+    "bin_loops",
+    "bins",
     "blocks",
     "cuda_math",
     "kernel",

@@ -444,6 +444,59 @@ def test_outputs_of_a_shape_share_a_kernel():
     assert len(kernels(lambda x: (x + 1, x - x.mean()), DOUBLE)) == 2
 
 
+HISTOGRAMS = {
+    "a count": (10, (-1, 1)), "edges": ([-1, 0, 0.25, 3], None),
+    "equal edges": ([0, 1, 1, 2], None),
+    "whole numbers": (np.array([-3, 0, 2, 7]), None), "one point": (3, (0.5, 0.5)),
+    "evenly": (np.linspace(0, 1, 8), None), "apart": (np.geomspace(1e-3, 3, 30), None),
+    "doubles": (7, (np.float64(-1), np.float64(2))),
+}  # fmt: skip
+
+
+def heights(x, bins, range=None):
+    return np.histogram(x, bins, range)[0]
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+@pytest.mark.parametrize("x", [DOUBLE, SINGLE, HOLES, DOUBLE.astype("f2"), INTS, INTS.astype("u1"),
+                               ODD, DOUBLE[:0], DOUBLE.T[::2], DOUBLE[:1, 0], np.array(0.5)],
+                         ids=lambda x: f"{x.dtype.str}{x.shape}")  # fmt: skip
+def test_histograms(name, x):
+    bins, span = HISTOGRAMS[name]
+    agree(functools.partial(heights, bins=bins, range=span), x)
+
+
+@given(
+    hnp.arrays(st.sampled_from(["f4", "f8", "i2"]), st.integers(0, 40)),
+    st.floats(-1e3, 1e3), st.floats(1, 1e6), st.integers(1, 50),
+)  # fmt: skip
+@thorough
+def test_any_histogram(x, low, wide, bins):
+    agree(functools.partial(heights, bins=bins, range=(low, low + wide)), x)
+    agree(functools.partial(heights, bins=np.linspace(low, low + wide, bins + 1)), x)
+
+
+def test_a_histogram_is_one_pass_over_what_is_computed():
+    (kernel,) = kernels(
+        lambda x: np.histogram(np.exp(x) * 2, 5, range=(0, 9))[0][np.newaxis], DOUBLE
+    )
+    assert (kernel.counts, kernel.kept, kernel.points) == (True, (5,), DOUBLE.size)
+    both = kernels(
+        lambda x, y: [np.histogram(v, 5, range=(0, 9))[0] for v in (x, y, x)], CUBE, CUBE + 1
+    )
+    assert [k.counts for k in both] == [True, True]
+
+
+def test_histograms_that_depend_on_values_stay_as_they_are():
+    assert reason(lambda x: np.histogram(x, 5), DOUBLE) == "its histogram has no range"
+    assert "depend on values" in reason(lambda x: np.histogram(x, "auto", range=(0, 1)), DOUBLE)
+    assert "depend on values" in reason(lambda x, y: np.histogram(x, y), DOUBLE, SINGLE[0])
+    assert "weighs" in reason(lambda x: np.histogram(x, 5, range=(0, 1), weights=x), DOUBLE)
+    assert "bool" in reason(lambda x: np.histogram(x > 0, 5, range=(0, 1)), DOUBLE)
+    assert "complex128" in reason(lambda x: np.histogram(x * 1j, 5, range=(0, 1)), DOUBLE)
+    assert "must be positive" in reason(lambda x: np.histogram(x, 0, range=(0, 1)), DOUBLE)
+
+
 def test_independent_reductions_share_a_pass():
     assert len(kernels(lambda x, y: (x.sum(1), (x * y).max(1), y.argmin(1)), DOUBLE, DOUBLE)) == 1
     assert len(kernels(lambda x: (x.sum(1), x.sum(0)), DOUBLE)) == 2
@@ -576,6 +629,7 @@ DASK = {
     "ptp": lambda x, y: da.ptp(x, 0) + da.count_nonzero(y > 0) + da.average(x, axis=0),
     "weights": lambda x, y: da.average(x, weights=abs(y)),
     "outer": lambda x, y: da.outer(x[0], y[1]),
+    "histogram": lambda x, y: da.histogram(x * y, 9, (-2, 2), density=True)[0],
     "pad": lambda x, y: da.pad(x, 1) * 2,
     "out": lambda x, y: da.add(x, y, where=x > 0, out=da.zeros_like(y)),
     "assigned": lambda x, y: assigned_chunks(x) + 1,

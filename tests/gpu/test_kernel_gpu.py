@@ -16,7 +16,7 @@ from gpuscheduler.launch import compiled  # noqa: E402
 from tests import kernels as k  # noqa: E402
 from tests.test_device_code import ORDINARY, numbers, wanted  # noqa: E402
 from tests.test_device_code import of as called  # noqa: E402
-from tests.test_kernel import CASES, GROUPS, LOOSE, OPS, of_loop, operands, x_size  # noqa: E402
+from tests.test_kernel import CASES, GROUPS, LOOSE, OPS, SPACES, of_loop, operands, x_size  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.real]
 #: CUDA's functions are right but for the last places; these have more of them than others.
@@ -108,6 +108,18 @@ def test_operations_compute_what_numpy_does(types):
 def test_any_kernel_computes_what_numpy_does(case, processors, shift):
     kernel, arrays = case
     check(kernel, arrays, int(shift), processors=processors)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i8"])
+@pytest.mark.parametrize("edges", list(k.EDGES))
+def test_histograms(edges, dtype):
+    """Large ones, too: many blocks, whose counts the last one adds up."""
+    bounds = k.EDGES[edges].astype(dtype)
+    for shape in (*SPACES, (3_000_001,), (2000, 1500)):
+        x = k.on_edges(x_size(shape), bounds, dtype).reshape(shape)
+        for processors in (1, 132):
+            (got,) = check(k.histogram(shape, dtype, bounds), [x], processors=processors)
+            np.testing.assert_array_equal(got, np.histogram(x, bounds)[0])
 
 
 @pytest.mark.parametrize("dtype", sorted(OPS))

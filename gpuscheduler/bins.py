@@ -1,0 +1,72 @@
+"""The bins of a histogram, as NumPy has them.
+
+Bin k holds what is no less than edge k and less than edge k + 1; the last one holds its upper edge,
+too (`numpy.histogram`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+#: Types in which numbers are compared with edges.
+TYPES = ("f4", "f8", "i8")
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Edges, ascending, of one of TYPES. Values are compared as numbers of this type.
+
+    >>> bins, counts = Bins.of(np.array([0.0, 1.0, 2.0])), np.zeros(2, np.int64)
+    >>> bins.count(np.array([-1, 0, 0.99, 1, 2, 2.1, np.nan]), counts)
+    >>> bins.even, counts
+    (True, array([2, 2]))
+    """
+
+    code: str
+    words: bytes  # of the edges
+
+    @classmethod
+    def of(cls, edges: np.ndarray[Any, Any]) -> Bins:
+        return cls(edges.dtype.str[1:], edges.tobytes())
+
+    @cached_property
+    def edges(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self.words, self.code)
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def __repr__(self) -> str:
+        return f"{len(self)} bins in [{self.edges[0]}, {self.edges[-1]}]"
+
+    @cached_property
+    def step(self) -> float:
+        """From one edge to the next where they lie evenly."""
+        return float((np.float64(self.edges[-1]) - np.float64(self.edges[0])) / len(self))
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether these are `numpy.linspace`'s numbers, bit for bit: edge k is k times the step and
+        the first one, the last one itself."""
+        kind = self.edges.dtype.type
+        with np.errstate(all="ignore"):
+            plain = self.code != "i8" and 0 < self.step < np.inf and kind(1 / self.step) < np.inf
+        if not plain or len(self) > 2**20:  # of so many a float32 does not find the nearest
+            return False
+        made = np.arange(len(self)) * self.step + np.float64(self.edges[0])
+        return bool((made.astype(self.code) == self.edges[:-1]).all())
+
+    def count(self, x: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> None:
+        """Adds to each bin's count, int64, how many of these values lie in it."""
+        from . import bin_loops  # Numba takes a while to load
+
+        x = np.ravel(x)
+        if self.even:
+            inverse = self.edges.dtype.type(1 / self.step)
+            bin_loops.count_evenly(x, self.edges, inverse, counts)
+        else:
+            bin_loops.count_among(x, self.edges, counts)

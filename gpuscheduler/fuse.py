@@ -562,16 +562,15 @@ class Fuser:
             self.sources[key] = found.offer.of(fused.names, fused.positions, kind)
 
     def _kind(self, key: Key, recipe: _Recipe, inlined: dict[int, Source]) -> str | None:
-        """The type of the arrays that a task makes: what they are drawn or made as, or what their
-        collection says."""
+        """The type of the arrays that a task makes: what they are drawn or made as, or what the
+        collections of its steps say. What CuPy's arrays are computed to is CuPy's, whatever else
+        Dask takes it for: a histogram, say."""
         for source in (*recipe.draws, *inlined.values()):
             if source.kind:
                 return source.kind
-        for k in (key, *recipe.steps):
-            block = self.graph.blocks.get(k)
-            if block is not None and block.kind:
-                return block.kind
-        return None
+        blocks = [self.graph.blocks.get(k) for k in (key, *recipe.steps)]
+        kinds = [b.kind for b in blocks if b is not None and b.kind]
+        return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
 
     def _view(
         self,

@@ -347,7 +347,7 @@ def on_edges(count, edges, dtype, seed=0):
     rng = np.random.default_rng(seed)
     near = rng.choice(edges, count).astype(dtype)
     low, high = float(edges[0]), float(edges[-1])
-    spread = (rng.normal(size=count) * (high - low) + (low + high) / 2).astype(dtype)
+    spread = (rng.uniform(-1, 1, count) * (high - low) + (low + high) / 2).astype(dtype)
     if near.dtype.kind == "i":
         return np.where(rng.random(count) < 0.5, near, spread)
     beside = np.nextafter(near, rng.choice([-np.inf, np.inf], count).astype(dtype))

@@ -11,7 +11,7 @@ cupy = pytest.importorskip("cupy")
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from gpuscheduler import axis, geomaxis, hoist, mesh  # noqa: E402
+from gpuscheduler import axis, blocks, geomaxis, hoist, mesh  # noqa: E402
 
 from .test_cuda import DEVICES, host  # noqa: E402
 
@@ -105,6 +105,28 @@ def test_reductions_and_what_follows(scheduler):
     np.testing.assert_allclose(host(z.std(axis=0).compute()), wanted.std(axis=0), rtol=1e-12)
     chosen = da.where(z > 1, da.sin(z), 0).mean().compute()
     np.testing.assert_allclose(float(chosen), np.where(wanted > 1, np.sin(wanted), 0).mean())
+
+
+HISTOGRAMS = {"even": (20, (0, 2)), "apart": (np.geomspace(1e-2, 3, 9), None)}
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_histograms_are_counted_where_tiles_are_computed(scheduler, monkeypatch, name):
+    bins, span = HISTOGRAMS[name]
+    z = mesh(distance, (axis(0, 1, ROWS), axis(-1, 1, COLUMNS)), chunks=16)
+    x = da.from_array(np.asarray(host(z.compute()), "f4"), chunks=(20, 50)).map_blocks(cupy.asarray)
+    x = x.persist()
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("computed on the host")
+
+    monkeypatch.setattr(blocks, "evaluate", refuse)
+    found = [da.histogram(a, bins, span)[0] for a in (z, x, x.T * 2)]
+    for a, counts in zip((z, x, x * 2), found, strict=True):
+        for _ in range(3):
+            np.testing.assert_array_equal(
+                host(counts.compute()), np.histogram(host(a.compute()), bins, span)[0]
+            )
 
 
 @pytest.mark.parametrize("f", [distance, separable])

@@ -2655,14 +2655,8 @@ class _Numpy:
         return getattr(np, name)
 
 
-_NUMPY = _Numpy()
-for _name in _MAKERS:
-    setattr(_NUMPY, _name, _little(_name))
-    KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
-
-
-def _as_it_is(name: str) -> Callable[..., Any]:
-    """A function that makes an array of what is one already."""
+def _converted(name: str) -> Callable[..., Any]:
+    """A function that makes an array of what may be one already."""
     make = getattr(np, name)
 
     @functools.wraps(make)
@@ -2671,20 +2665,24 @@ def _as_it_is(name: str) -> Callable[..., Any]:
         if not any(isinstance(v, Traced) for v in inside):
             return make(a, dtype, *args, **kwargs)
         x = _array(a)
-        return x if dtype is None else x.astype(dtype)
+        # what is written to a copy is not written to `a`
+        copy = kwargs.get("copy", name in ("array", "ascontiguousarray"))
+        return x.astype(x.dtype if dtype is None else dtype, copy=bool(copy))
 
     return made
 
 
-#: CuPy's may move what is on the host: they have no name in NumPy.
-_CUPY = _Numpy()
-vars(_CUPY).update(vars(_NUMPY))
+_NUMPY, _CUPY = _Numpy(), _Numpy()
 _CONVERTING = _words("array asarray asanyarray ascontiguousarray asfortranarray")
-for _name in _CONVERTING:
-    setattr(_CUPY, _name, getattr(np, _name))  # which is refused
+for _name in _MAKERS:
+    setattr(_NUMPY, _name, _little(_name))
+    setattr(_CUPY, _name, getattr(_NUMPY, _name))
 for _name in _CONVERTING - {"asfortranarray"}:
-    setattr(_NUMPY, _name, _as_it_is(_name))
-    KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))
+    setattr(_NUMPY, _name, _converted(_name))
+for _name in _CONVERTING:  # CuPy's may move what is on the host: NumPy has nothing like that
+    setattr(_CUPY, _name, getattr(np, _name))  # which is refused
+for _name in vars(_NUMPY):
+    KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
 
 
 def _in_numpy(value: Any) -> Any:
@@ -3016,20 +3014,21 @@ def narrowed(
 
 
 def names_read(code: types.CodeType) -> set[str]:
-    """Every name that a code object, or one inside it, may look up as a global."""
+    """Every name that a code object, or one inside it, may look up as a global, and those of
+    attributes: what to compare, to know whether a function still does what it did."""
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*[names_read(c) for c in inner])
 
 
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+
+
 @functools.lru_cache(1024)
 def _looked_up(code: types.CodeType) -> frozenset[str]:
-    """The names that it does look up as globals: no names of attributes."""
+    """The names that it does look up as globals, and no others: what to replace."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return frozenset(names).union(*[_looked_up(c) for c in inner])
-
-
-_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
 def _is_users(f: types.FunctionType) -> bool:

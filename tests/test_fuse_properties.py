@@ -250,11 +250,19 @@ def same(got, want):
         np.testing.assert_array_equal(got, want)
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large,
-                           HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+def examples(count, **more):
+    """As many as that, with a scheduler that is theirs together, as long as it takes."""
+    allowed = [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ]
+    return settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=allowed, **more
+    )
+
+
+@examples(EXAMPLES)
 @given(data=st.data())
 def test_any_expression_is_what_dask_says(scheduler, data):
     with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -119,6 +119,14 @@ def assigned(x):
     return y
 
 
+def copied(x):
+    y = x * 2
+    a, b, c, d = np.array(y), np.asarray(y), np.asarray(y, copy=True), np.array(y, copy=False)
+    e = np.ascontiguousarray(y[:, ::2])  # in other places than these are
+    a[0], b[1], c[2], d[3], e[3] = 7, 8, 9, 10, 11  # two of these are y itself
+    return y, a, b, c, d, e
+
+
 def in_place(x):
     y = x * 2
     y += 1
@@ -165,6 +173,7 @@ ELEMENTWISE = {
     "select": lambda x: np.select([x > 1, x < 0], [x, -1.0], 5),
     "masked": masked,
     "assigned": assigned,
+    "copied": copied,
     "in place": in_place,
     "unpacked": unpacked,
     "T": lambda x: x.T + x.T,

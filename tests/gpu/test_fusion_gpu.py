@@ -10,7 +10,7 @@ cupy = pytest.importorskip("cupy")
 
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import gpuscheduler  # noqa: E402
@@ -54,11 +54,7 @@ def scheduler():
 
 
 @pytest.mark.timeout(600)
-@settings(
-    max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large,
-                           HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+@properties.examples(EXAMPLES, derandomize=True)
 @given(data=st.data())
 def test_any_expression_of_arrays_on_gpus_is_what_numpy_says(scheduler, data):
     with warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -528,6 +528,123 @@ __device__ Complex<Real> complex_tan~(Complex<Real> a) {
 """,
     "complex_tan",
 )
+# W. Kahan, "Branch cuts for complex elementary functions", 1987; infinities, NaNs and the signs of
+# zeros are those of C's standard, Annex G.
+_real(
+    """
+__device__ Complex<Real> log_of_large~(Complex<Real> a) {
+  return {log~(hypot~(a.x / 4, a.y / 4)) + (Real)0x1.62e42fefa39efp+0, atan2~(a.y, a.x)};
+}
+""",
+    "log_of_large",
+)
+_real(
+    """
+__device__ Complex<Real> complex_arccos~(Complex<Real> a) {
+  const Real half_pi = (Real)0x1.921fb54442d18p+0, ln2 = (Real)0x1.62e42fefa39efp-1;
+  if (a.x != a.x || a.y != a.y) {
+    if (is_infinite~(a.x)) return {a.y + a.y, -fabs~(a.x)};
+    if (is_infinite~(a.y)) return {a.x + a.x, -a.y};
+    if (a.x == 0) return {half_pi, a.y + a.y};
+    return {a.x + a.y, a.x + a.y};
+  }
+  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
+  if (fabs~(a.x) > most || fabs~(a.y) > most) {
+    const Complex<Real> w = log_of_large~(a);
+    const Real y = w.x + ln2;
+    return {fabs~(w.y), negative_bit~(a.y) ? y : -y};
+  }
+  const Complex<Real> m = complex_sqrt~({1 - a.x, -a.y}), p = complex_sqrt~({1 + a.x, a.y});
+  const Real y = asinh~(p.x * m.y - p.y * m.x);
+  return {2 * atan2~(m.x, p.x), y == 0 ? copysign~(y, -a.y) : y};
+}
+""",
+    "complex_arccos",
+)
+_real(
+    """
+__device__ Complex<Real> complex_arcsinh~(Complex<Real> a) {
+  const Real ln2 = (Real)0x1.62e42fefa39efp-1;
+  if (a.x != a.x || a.y != a.y) {
+    if (is_infinite~(a.x)) return {a.x, a.y + a.y};
+    if (is_infinite~(a.y)) return {a.y, a.x + a.x};
+    if (a.y == 0) return {a.x + a.x, a.y};
+    return {a.x + a.y, a.x + a.y};
+  }
+  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
+  if (fabs~(a.x) > most || fabs~(a.y) > most) {
+    const Complex<Real> w = log_of_large~({fabs~(a.x), fabs~(a.y)});
+    return {copysign~(w.x + ln2, a.x), copysign~(w.y, a.y)};
+  }
+  // i times the arcsine of -i a
+  const Complex<Real> m = complex_sqrt~({1 - a.y, a.x}), p = complex_sqrt~({1 + a.y, -a.x});
+  const Real x = asinh~(m.y * p.x - m.x * p.y);
+  return {copysign~(x, a.x), atan2~(a.y, m.x * p.x - m.y * p.y)};
+}
+""",
+    "complex_arcsinh",
+)
+_real(
+    """
+__device__ Complex<Real> complex_arcsin~(Complex<Real> a) {
+  const Complex<Real> w = complex_arcsinh~({a.y, a.x});
+  return {w.y, w.x};
+}
+""",
+    "complex_arcsin",
+)
+_real(
+    """
+__device__ Complex<Real> complex_arccosh~(Complex<Real> a) {
+  const Complex<Real> w = complex_arccos~(a);
+  if (w.x != w.x && w.y != w.y) return {w.y, w.x};
+  if (w.x != w.x) return {fabs~(w.y), w.x};
+  if (w.y != w.y) return {w.y, w.y};
+  return {fabs~(w.y), copysign~(w.x, a.y)};
+}
+""",
+    "complex_arccosh",
+)
+_real(
+    """
+__device__ Complex<Real> complex_arctanh~(Complex<Real> a) {
+  const Real half_pi = (Real)0x1.921fb54442d18p+0, x = fabs~(a.x), y = fabs~(a.y);
+  if (a.y == 0 && x <= 1) return {atanh~(a.x), a.y};
+  if (a.x == 0) return {a.x, atan~(a.y)};
+  if (a.x != a.x || a.y != a.y) {
+    if (is_infinite~(a.x)) return {copysign~((Real)0, a.x), a.y + a.y};
+    if (is_infinite~(a.y)) return {copysign~((Real)0, a.x), copysign~(half_pi, a.y)};
+    return {a.x + a.y, a.x + a.y};
+  }
+  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
+  if (x > most || y > most) {  // the real part of 1 / a
+    if (is_infinite~(x) || is_infinite~(y))
+      return {copysign~((Real)0, a.x), copysign~(half_pi, a.y)};
+    const Real m = x > y ? x : y, u = x / m, v = y / m;
+    return {copysign~(u / (u * u + v * v) / m, a.x), copysign~(half_pi, a.y)};
+  }
+  Real s, t;
+  if (x == 1) {
+    s = log~(sqrt~(sqrt~(4 + y * y)) / sqrt~(y));
+    t = (half_pi + atan~(y / 2)) / 2;
+  } else {
+    s = log1p~(4 * x / ((1 - x) * (1 - x) + y * y)) / 4;
+    t = atan2~(2 * y, (1 - x) * (1 + x) - y * y) / 2;
+  }
+  return {copysign~(s, a.x), copysign~(t, a.y)};
+}
+""",
+    "complex_arctanh",
+)
+_real(
+    """
+__device__ Complex<Real> complex_arctan~(Complex<Real> a) {
+  const Complex<Real> w = complex_arctanh~({a.y, a.x});
+  return {w.y, w.x};
+}
+""",
+    "complex_arctan",
+)
 _real(
     """
 __device__ Complex<Real> complex_expm1~(Complex<Real> a) {
@@ -1043,7 +1160,8 @@ _COMPLEX = {
 } | {
     name: f"complex_{name}~({{0}})"
     for name in (
-        "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh"
+        "exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
+        "arcsin", "arccos", "arctan", "arcsinh", "arccosh", "arctanh",
     )
 }  # fmt: skip
 _ALIASES = {
@@ -1201,7 +1319,7 @@ def accumulator(op: str, short: str, gives: str, name: str) -> tuple[str, str] |
     if op in ("sum", "prod"):
         return accumulator("any" if op == "sum" else "all", short, gives, name)
     if op in ("argmin", "argmax"):
-        return None if short[0] == "c" else (_argument(op, short, name), short)
+        return _argument(op, short, name), short
     extreme = {"min": "minimum", "max": "maximum"}.get(op, op)
     step = operation(extreme, (short, short), short, ("v", "x"))
     join = operation(extreme, (short, short), short, ("v", "o.v"))
@@ -1282,15 +1400,21 @@ struct alignas(16) {name} {{
 
 def _argument(op: str, short: str, name: str) -> str:
     """The first of the extremes; NaN is more extreme than all. `i` is negative for none yet."""
-    kind, sign = TYPES[short], "<" if op == "argmin" else ">"
+    kind, odd = TYPES[short], "{0} != {0}"
+    if short[0] == "c":
+        odd = f"complex_isnan{'f' if short == 'c8' else ''}({{0}})"
+    beats = operation("less" if op == "argmin" else "greater", (short, short), "b1", ("x", "v"))
+    equal = operation("equal", (short, short), "b1", ("x", "v"))
     return f"""
-struct alignas(8) {name} {{
+struct alignas({16 if short == "c16" else 8}) {name} {{
   long long i;
   {kind} v;
-  __device__ __forceinline__ void clear() {{ i = -1; v = 0; }}
+  __device__ __forceinline__ void clear() {{ i = -1; v = {{}}; }}
   __device__ __forceinline__ void see({kind} x, long long j) {{
-    const bool same = x == v || (x != x && v != v), odd = x != x && v == v;
-    if (i < 0 || x {sign} v || odd || (same && j < i)) {{ i = j; v = x; }}
+    const bool none = {odd.format("x")}, before = {odd.format("v")};
+    const bool same = none ? before : !before && ({equal});
+    const bool better = none ? !before : !before && ({beats});
+    if (i < 0 || better || (same && j < i)) {{ i = j; v = x; }}
   }}
   template<int N> __device__ __forceinline__ void take(
       const {kind} (&x)[N], long long first, long long step) {{

@@ -185,8 +185,8 @@ def unwritten(kernel: Kernel) -> str | None:
     """What of a kernel there is no CUDA for; None where there is all.
 
     >>> from .expr import constant
-    >>> unwritten(Kernel((), (Expr("arcsin", (constant(1j, "c16"),), "c16"),)))
-    'arcsin of complex128'
+    >>> unwritten(Kernel((), (Expr("nextafter", (constant(1, "f2"),) * 2, "f2"),)))
+    'nextafter of float16, float16'
     """
     try:
         for node in nodes(kernel.roots):
@@ -1725,7 +1725,7 @@ def _part_size(op: str, short: str, gives: Sequence[str]) -> int:
     if op == "moment":
         return 64 if short[0] == "c" else 32
     if op in ("argmin", "argmax"):
-        return 16
+        return 32 if short == "c16" else 16
     added = op in ("sum", "prod")  # in double
     return 16 if gives[0] == "c16" or (added and gives[0][0] == "c") else 8
 

@@ -26,10 +26,6 @@ heaviside gcd lcm conjugate bitwise_count
 """)
 SPECIAL = words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
 CODES = "?bBhHilILqQefdFD"
-#: What complex numbers have no CUDA reading of, for now.
-NOT_COMPLEX = words("""
-arcsin arccos arctan arcsinh arccosh arctanh
-""")
 
 
 def loops():

@@ -31,6 +31,7 @@ ORDER = [
     "cuda_math",
     "kernel",
     "trace",
+    "shelf",
     "scalar",
     "device_code",
     "fuse",

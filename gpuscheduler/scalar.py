@@ -9,13 +9,15 @@ import enum
 import hashlib
 import json
 import linecache
+import pickle
 import re
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache, cached_property, partial
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +90,7 @@ class ScalarFunction:
         """
         with self._lock:
             if types not in self._results:
-                words = None
-                if self.lasting:
-                    words = "results", self.digest, [t.str for t in types], _version()
+                words = self._words("results", types)
                 found = _read(shelf.found(words))
                 if found is None:
                     found = self._inferred(types)
@@ -109,7 +109,10 @@ class ScalarFunction:
                 from_dtype = numba.from_dtype
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
-                self._ufuncs[key] = vectorize([signature], nopython=True)(one).ufunc
+                made = vectorize(nopython=True)(one)
+                made._dispatcher.cache = _Kept(self._words("ufunc", types, gives, part))
+                made.add(signature)
+                self._ufuncs[key] = made.build_ufunc().ufunc
             return self._ufuncs[key]
 
     def rows(
@@ -132,16 +135,27 @@ class ScalarFunction:
                     f"def loop({', '.join(names)}, out):\n"
                     f"    for i in range(len(out)):\n        out[i] = f({', '.join(here)})\n"
                 )
-                space: dict[str, Any] = {"f": numba.njit(**HOW)(self._of(len(types), part))}
+                one = numba.njit(**HOW)(self._of(len(types), part))
+                space: dict[str, Any] = {"f": one, "__name__": __name__}
                 exec(text, space)
                 kinds = [numba.from_dtype(t) for t in types]
                 given = [k[:] if v else k for k, v in zip(kinds, varies, strict=True)]
                 signature = (*given, numba.from_dtype(gives)[:])
                 layout = ",".join(["(n)" if v else "()" for v in varies]) + "->(n)"
                 guvectorize: Any = numba.guvectorize
-                made = guvectorize([signature], layout, nopython=True)(space["loop"])
-                self._ufuncs[key] = made.ufunc
+                made = guvectorize(layout, nopython=True)(space["loop"])
+                made.gufunc_builder.nb_func.cache = _Kept(
+                    self._words("rows", types, gives, part, varies)
+                )
+                made.add(signature)
+                self._ufuncs[key] = made.build_ufunc().ufunc
             return partial(_by_rows, self._ufuncs[key], varies)
+
+    def _words(self, what: str, types: tuple[DType, ...], *others: Any) -> Any:
+        """What decides what is made of it; None where that is not known."""
+        if not self.lasting:
+            return None
+        return what, self.digest, [t.str for t in types], others, _version()
 
     def _inferred(self, types: tuple[DType, ...]) -> Any:
         import numba
@@ -167,7 +181,8 @@ class ScalarFunction:
         """A function of so many arguments that calls it; of several results, one."""
         names = ", ".join([f"a{n}" for n in range(count)])
         item = "" if part is None else f"[{part}]"
-        return eval(f"lambda {names}: f({names}){item}", {"f": self._compiled})
+        space = {"f": self._compiled, "__name__": __name__}
+        return eval(f"lambda {names}: f({names}){item}", space)
 
     @cached_property
     def _compiled(self) -> Any:
@@ -234,7 +249,9 @@ def jitted(function: types.FunctionType) -> Any:
     def compiled(f: types.FunctionType) -> Any:
         if f not in done:
             done[f] = None
-            done[f] = numba.njit(**HOW)(replaced(f, other))
+            copy = replaced(f, other)
+            copy.__globals__["__name__"] = __name__  # where another process finds a module
+            done[f] = numba.njit(**HOW)(copy)
         if done[f] is None:
             raise NotCompiled(f"{place(f)}: it calls itself; write a loop")
         return done[f]
@@ -390,6 +407,35 @@ def versions(packages: Iterable[str], files: Iterable[str]) -> str:
             words.append(f"no {name}")
     own = hashlib.sha256(b"".join([Path(f).read_bytes() for f in files])).hexdigest()
     return ", ".join([*words, own[:16]])
+
+
+class _Kept:
+    """What Numba has compiled, as its dispatchers ask for it and hand it over. What cannot be
+    written or read costs a compilation."""
+
+    def __init__(self, words: Any):
+        self.words = words
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        content = shelf.found(self._on(context))
+        if content is None:
+            return None
+        compiler: Any = import_module("numba.core.compiler")
+        with suppress(Exception):
+            context.refresh()
+            return compiler.CompileResult._rebuild(context, *pickle.loads(content))
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        serialize: Any = import_module("numba.core.serialize")
+        if result.lifted or result.library.has_dynamic_globals:  # it has addresses in it
+            return
+        with suppress(Exception):
+            shelf.keep(self._on(result.target_context), serialize.dumps(result._reduce()))
+
+    def _on(self, context: Any) -> Any:
+        """With the processor, of which the code is."""
+        return None if self.words is None else (self.words, context.codegen().magic_tuple())
 
 
 @cache

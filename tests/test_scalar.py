@@ -6,7 +6,9 @@ import collections
 import ctypes
 import enum
 import math
+import os
 import pickle
+import subprocess
 import sys
 import types
 
@@ -308,3 +310,55 @@ def test_functions_that_call_themselves_are_refused(f):
         NotCompiled, match=rf"{f.__name__} \(.*test_scalar.py, line \d+\): it calls"
     ):
         ScalarFunction(f).results((F8,))
+
+
+AGAIN = """
+import sys
+import numpy as np
+from numba.core import codegen
+from gpuscheduler import scalar
+
+K, F8, made = float(sys.argv[1]), np.dtype("f8"), []
+finalize = codegen.CPUCodeLibrary.finalize
+
+def seen(library):
+    made.append(library.name)
+    finalize(library)
+
+codegen.CPUCodeLibrary.finalize = seen
+
+def helper(x):
+    if x < -5:
+        raise ValueError("too small")
+    return x * K if x > 0 else x
+
+def f(x, y):
+    return helper(x) + y, 1.5
+
+function = scalar.ScalarFunction(f)
+types = F8, F8
+function.results(types)
+x, y = np.array([1.0, 2.0, -4.0]), np.array([3.0])
+one = function.ufunc(types, F8, 0)(x, y).tolist()
+rows = function.rows(types, F8, 0, (True, False))(x, y, out=np.empty(3)).tolist()
+try:
+    function.ufunc(types, F8, 0)(x - 3, y)
+except ValueError as error:
+    print(one, rows, error, "helper" in str(made))
+"""
+
+
+def test_another_process_compiles_no_function_for_the_processor(tmp_path):
+    """But where a number that a helper reads is another."""
+
+    def run(factor):
+        given = {**os.environ, "DASK_GPUSCHEDULER__CACHE_DIRECTORY": str(tmp_path)}
+        command = [sys.executable, "-c", AGAIN, factor]
+        return subprocess.run(
+            command, env=given, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    values = "[5.0, 7.0, -1.0] [5.0, 7.0, -1.0] too small"
+    assert run("2") == f"{values} True"
+    assert run("2") == f"{values} False"
+    assert run("3") == "[6.0, 9.0, -1.0] [6.0, 9.0, -1.0] too small True"

@@ -170,9 +170,10 @@ def test_values_that_look_alike_are_told_apart(one, other, monkeypatch):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("def f(x, y=1): return y", "def f(x, *y): return y"),
-     ("def f(x):\n try:\n  a = g(x)\n except Exception:\n  a = 1\n return a",
-      "def f(x):\n a = g(x)\n try:\n  pass\n except Exception:\n  a = 1\n return a"),
+    [("def f(x, y): return y", "def f(x, *y): return y"),
+     ("def f(x, y): return y", "def f(x, *, y): return y"),
+     ("def f(x):\n try:\n  g(x)\n  h(x)\n except Exception:\n  return 1\n return 2",
+      "def f(x):\n try:\n  g(x)\n except Exception:\n  return 1\n else:\n  h(x)\n return 2"),
      ("def f(x): return 1 if x else 2", "def f(x): return 1 if x else 2.0")],
 )  # fmt: skip
 def test_code_that_looks_alike_is_told_apart(one, other):

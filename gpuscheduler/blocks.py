@@ -423,8 +423,12 @@ class _Region:
         """Evaluate and write into arrays of the whole space."""
         targets = []
         for out, view in zip(outs, self.views, strict=True):
-            (flat, first), item = _memory(out), out.itemsize
+            item = out.itemsize
             strides = tuple([s * item for s in view.strides])
+            if not view.offset and strides == out.strides and self.shape == out.shape:
+                targets.append(out)
+                continue
+            flat, first = _memory(out)
             start = (first + view.offset) * item
             targets.append(np.ndarray(self.shape, out.dtype, flat, start, strides))
         run = _Run(self, memory, given)
@@ -646,11 +650,7 @@ def _cast(dtype: DType, a: Any, out: Array | None = None) -> Any:
 
 
 def _where(dtype: DType, c: Any, a: Any, b: Any, out: Array | None = None) -> Any:
-    found = np.where(c, a, b)
-    if out is None:
-        return found
-    out[...] = found
-    return out
+    return np.where(c, a, b)  # of memory of its own: to copy that to `out` would only cost
 
 
 def _part(name: str, a: Any, out: Array | None = None) -> Any:
@@ -695,17 +695,18 @@ def _indices(
     view: View, run: Any, origin: tuple[int, ...], lengths: tuple[int, ...],
     out: Array | None = None,
 ) -> Array:  # fmt: skip
-    found: Any = view.offset + sum(o * s for o, s in zip(origin, view.strides, strict=True))
-    last = len(lengths) - 1
-    for k, (n, s) in enumerate(zip(lengths, view.strides, strict=True)):
+    first = view.offset
+    for o, s in zip(origin, view.strides, strict=True):
+        first += o * s
+    found: Any = None
+    for k, s in enumerate(view.strides):
         if s:
-            along = np.arange(0, n * s, s, dtype=np.int64).reshape((n,) + (1,) * (last - k))
-            found = found + along
-    found = found.reshape((1,) * (len(lengths) - found.ndim) + found.shape)
-    if out is None:
-        return found  # type: ignore[no-any-return]
-    out[...] = found
-    return out
+            along = np.arange(first, first + lengths[k] * s, s, dtype=np.int64)
+            shape = [1] * len(lengths)
+            shape[k] = -1
+            along = along.reshape(shape)
+            found, first = along if found is None else found + along, 0
+    return found  # type: ignore[no-any-return]
 
 
 def _chosen(

@@ -17,21 +17,21 @@ Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
 
 from __future__ import annotations
 
-import hashlib
+import sys
 import types as python
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from importlib import import_module, metadata
+from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from . import cuda_math, scalar, shelf, trace
 from .cuda_math import FUNCTIONS
 from .kernel import Call
-from .scalar import plain, reason
+from .scalar import plain, reason, versions
 from .trace import names_read, narrowed, replaced
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
@@ -55,6 +55,18 @@ def compiled(call: Call, arch: str) -> bytes:
     """LTO-IR that defines `call.symbol` for an architecture such as ``sm_90``, as `kernel` declares
     it: it takes a pointer to the result and the arguments, a complex one as its two parts, and
     gives 0 unless it raised."""
+    words = None
+    if call.function.lasting:
+        types = call.part, call.args, call.gives
+        words = "LTO-IR", call.symbol, call.function.digest, types, arch, NVVM, version()
+    found = shelf.found(words)
+    if found is None:
+        found = _compiled(call, arch)
+        shelf.keep(words, found)
+    return found
+
+
+def _compiled(call: Call, arch: str) -> bytes:
     numba = _numba()
     capability = _capability(arch)
     texts = llvm(call, arch)
@@ -114,14 +126,10 @@ def linked(pieces: Sequence[bytes], arch: str, fast_math: bool = False) -> bytes
 @cache
 def version() -> str:
     """What the same function may become other code by: the compilers, and this module."""
-    packages = []
-    for name in ("numba", "numba-cuda", "cuda-bindings"):
-        try:
-            packages.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            packages.append(f"no {name}")
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-    return ", ".join([*packages, own])
+    packages = "numba", "numba-cuda", "llvmlite", "cuda-bindings", "numpy"
+    libraries = "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvvm"
+    files = [str(m.__file__) for m in (sys.modules[__name__], scalar, trace, cuda_math)]
+    return versions([*packages, *libraries], files)
 
 
 # ---- Numba

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,7 @@ def filled(program: Program, every: Sequence[Any], scalars: bool) -> Any:
     return map_leaves(value, program.result)
 
 
+@cache
 def _placeholder(n: int) -> Expr:
     return constant(PLACEHOLDER + 2 * n, np.int64)
 

@@ -44,6 +44,7 @@ from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from .grid import picked_first
 from .persisted import Chunk
 from .sizes import FILES, sizeof
 from .subgraph import Chain, Compiler
@@ -231,6 +232,8 @@ def from_dask(
     if started is not None:
         lowered.dsk = convert_legacy_graph(lowered.dsk, _Either(lowered.dsk, cache or {}))
         started(lowered.dsk)
+    else:
+        picked_first(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)

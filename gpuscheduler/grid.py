@@ -4,13 +4,17 @@ of nothing else."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from dask._task_spec import DataNode, Task, TaskRef
+from dask.array._shuffle import _getitem as take_block
+from dask.array.chunk import getitem
 from dask.blockwise import BlockwiseDep
 
 Shape = tuple[int, ...]
@@ -54,6 +58,60 @@ class Tiles(BlockwiseDep):
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.chunks
+
+
+def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
+    """Where elements are taken out of tiles by their numbers (an index list, a mask), make tiles of
+    those alone, at coordinates that are given. Changes the graph; the tiles themselves are left in
+    it for others that read them. What is in `pins` is made where it is to be, as it is.
+
+    What makes tiles says how, by its method `picked`; see `mesh.MeshTile`.
+    """
+    takes = [t for t in dsk.values() if type(t) is Task and t.func is take_block]
+    for take in takes:
+        source, taker = take.args
+        index = dsk.get(getattr(taker, "key", None))
+        tile: Any = dsk.get(getattr(source, "key", None))
+        if type(index) is not DataNode or type(tile) is not Task:
+            continue
+        name, wanted = f"{source.key[0]}-{taker.key}", index.value[1]
+        (axis,) = [k for k, i in enumerate(wanted) if not isinstance(i, slice)]
+        numbers = np.asarray(wanted[axis], np.int64)
+        parts: Any = None  # of the tile, from which elements are taken
+        if tile.func in (getitem, operator.getitem):
+            source, parts = tile.args
+            if type(source) is not TaskRef or not all(isinstance(i, (slice, int)) for i in parts):
+                continue
+            tile = dsk.get(source.key)
+            axis = [k for k, i in enumerate(parts) if isinstance(i, slice)][axis]
+        place = tile.args[0] if hasattr(getattr(tile, "func", None), "picked") else None
+        if type(place) is not DataNode or source.key in pins:
+            continue
+        where: Tile = place.value
+        if parts is not None:
+            there = range(where.shape[axis])[parts[axis]]
+            numbers = there.start + there.step * numbers
+            parts = (*parts[:axis], slice(None), *parts[axis + 1 :])
+        found = tile.func.picked(axis, where.start[axis] + numbers)
+        if found is None:
+            continue
+        function, n, coordinates = found
+        at = f"coordinates-{name}", source.key[1 + axis]
+        arrays = list(tile.args[1:])
+        if coordinates is None:
+            dsk[at] = Task(at, operator.getitem, arrays[n], DataNode(None, numbers))
+            arrays[n] = TaskRef(at)
+        else:
+            dsk[at] = DataNode(at, coordinates)
+            arrays.insert(n, TaskRef(at))
+        shape = (*where.shape[:axis], len(numbers), *where.shape[axis + 1 :])
+        words = DataNode(None, Tile(where.start, shape)), *arrays
+        if parts is None:
+            dsk[take.key] = Task(take.key, function, *words)
+        else:
+            picked = f"picked-{name}", *source.key[1:]
+            dsk[picked] = Task(picked, function, *words)
+            dsk[take.key] = Task(take.key, operator.getitem, TaskRef(picked), parts)
 
 
 @dataclass(frozen=True)

@@ -90,17 +90,22 @@ class Call:
     `symbol`; the same symbol means the same function, of the same types."""
 
     symbol: str
-    function: Any  # as a ``call`` node has it: `.python`, `.name`, `.digest`
+    function: Any  # as a ``call`` node has it: `.python`, `.name`, `.digest`, `.lasting`
     part: int | None  # which item of a tuple, where it returns one
     args: tuple[str, ...]  # codes of types
     gives: str
+
+
+#: What the compiler is told, by whether a kernel takes a single item.
+ONLY = {True: "-DONLY_ONE", False: "-DONLY_MANY"}
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
     """A kernel's source, and how it is launched: on `blocks` x items blocks of `threads`, with one
     argument, the slots of all items one after the other. The entry `name` takes `most` items (its
-    argument has that size, whatever comes in it), `name + "_one"` a single one."""
+    argument has that size, whatever comes in it), `name + "_one"` a single one. The source has both
+    but for what `ONLY` defines: each takes as long to compile as the other."""
 
     source: str
     name: str
@@ -1659,10 +1664,14 @@ template<int N> struct Items {{ unsigned long long s[N][{slots}]; }};
 template<class A> __device__ __forceinline__ void work(const A& items, unsigned item) {{
 {body}
 }}
+#ifndef ONLY_ONE
 extern "C" __global__ void __launch_bounds__({bounds})
 NAME(const __grid_constant__ Items<{most}> items) {{ work(items, blockIdx.y); }}
+#endif
+#ifndef ONLY_MANY
 extern "C" __global__ void __launch_bounds__({bounds})
 NAME_one(const __grid_constant__ Items<1> items) {{ work(items, 0); }}
+#endif
 """
 
 

@@ -6,30 +6,24 @@ It imports CuPy, as `cuda` does, which has the devices and streams; this has the
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 from cupy.cuda import nvrtc
 from cupy.cuda.function import Module
-from dask import config
 
-from . import device_code
+from . import device_code, shelf
 from .batches import SMALL, Batch
 from .expr import Out, Program
 from .fuse import PLACEHOLDER, Fused, computed, filled
 from .hoist import hoisted
-from .kernel import Call, Generated, NotGenerated, generate
+from .kernel import ONLY, Call, Generated, NotGenerated, generate
 from .sizes import leaves
 
 #: The compiler's options, by whether its fast mathematics is asked for.
@@ -52,10 +46,9 @@ class Prepared:
     """One kernel on one device, with all that is the same at each of its launches."""
 
     function: Any
-    many: Any  # the same for up to `generated.most` items
     generated: Generated
+    most: int  # items that it takes: 1, or `generated.most`
     void: Any  # dtype of the one argument
-    voids: Any  # ... of many items
     outputs: tuple[tuple[int, tuple[int, ...], Any], ...]  # slot, shape and dtype
     sizes: tuple[int, ...]  # bytes of each
     positions: tuple[tuple[int, int], ...]  # slots that hold a placeholder, and which
@@ -114,9 +107,9 @@ class Kernels:
     def __init__(self, fast_math: bool = False) -> None:
         self.fast_math = bool(fast_math)
         self.compiled = 0  # sources that were compiled, not found
-        self._cubins: dict[tuple[str, str], bytes] = {}
-        self._loaded: dict[tuple[str, int], Any] = {}
-        self._prepared: dict[tuple[int, int, bool], tuple[Program, Ready]] = {}
+        self._cubins: dict[tuple[str, str, bool], bytes] = {}
+        self._loaded: dict[tuple[str, int, bool], Any] = {}
+        self._prepared: dict[tuple[int, int, bool, bool], tuple[Program, Ready]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
 
@@ -133,7 +126,7 @@ class Kernels:
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
-            ready = self.ready(program, device, aligned)
+            ready = self.ready(program, device, aligned, single=True)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return fused.original(values)
@@ -171,7 +164,7 @@ class Kernels:
             ):
                 return tuple([self.run(f, values, device, work) for f in batch.members])
             try:
-                ready = self.ready(first.program, device, aligned)
+                ready = self.ready(first.program, device, aligned, single=False)
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return tuple([f.original(values) for f in batch.members])
@@ -250,8 +243,9 @@ class Kernels:
 
     # ---- once per program and device
 
-    def ready(self, given: Program, device: int, aligned: bool) -> Ready:
-        key = id(given), device, aligned
+    def ready(self, given: Program, device: int, aligned: bool, single: bool) -> Ready:
+        """Its kernels: those that take a `single` item, or those that take many."""
+        key = id(given), device, aligned, single
         found = self._prepared.get(key)
         if found is None:
             with self._lock:
@@ -261,7 +255,7 @@ class Kernels:
                 # the shapes that results will have: what an array is reshaped to costs time
                 shapes = {o.array: o.shape for o in leaves(program.result) if isinstance(o, Out)}
                 kernels = [
-                    self._prepare(k, device, aligned, start, shapes, program.inputs)
+                    self._prepare(k, device, aligned, single, start, shapes, program.inputs)
                     for k, start in zip(program.kernels, program.starts, strict=True)
                 ]
                 sizes = tuple([n for k in kernels for n in k.sizes])
@@ -274,14 +268,15 @@ class Kernels:
         kernel: Any,
         device: int,
         aligned: bool,
+        single: bool,
         start: int,
         shapes: dict[int, Any],
         given: int,
     ) -> Prepared:
         processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         made = generate(kernel, aligned, processors)
-        one = self._function(made, made.name + "_one", device)
-        many = self._function(made, made.name, device)
+        function = self._function(made, device, single)
+        most = 1 if single else made.most
         outputs = tuple(
             (slot, shapes.get(start + n, kernel.kept), o.dtype)
             for n, (slot, o) in enumerate(zip(made.outputs, kernel.outputs, strict=True))
@@ -291,34 +286,34 @@ class Kernels:
             for slot, word in enumerate(made.slots)
             if 0 <= int(word) - PLACEHOLDER < 2**16
         )
-        void = np.dtype((np.void, made.slots.nbytes))
-        voids = np.dtype((np.void, made.slots.nbytes * made.most))
+        void = np.dtype((np.void, made.slots.nbytes * most))
         sizes = tuple([math.prod(shape) * dtype.itemsize for _, shape, dtype in outputs])
-        return Prepared(one, many, made, void, voids, outputs, sizes, positions, given)
+        return Prepared(function, made, most, void, outputs, sizes, positions, given)
 
-    def _function(self, made: Generated, name: str, device: int) -> Any:
-        key = made.source, device
+    def _function(self, made: Generated, device: int, single: bool) -> Any:
+        key = made.source, device, single
         module = self._loaded.get(key)
         if module is None:
             with self._lock:  # another thread may have loaded it meanwhile
                 module = self._loaded.get(key)
                 if module is None:
                     module = Module()
-                    module.load(self._cubin(made, device))
+                    module.load(self._cubin(made, device, single))
                     self._loaded[key] = module
-        return module.get_function(name)
+        return module.get_function(made.name + "_one" if single else made.name)
 
-    def _cubin(self, made: Generated, device: int) -> bytes:
+    def _cubin(self, made: Generated, device: int, single: bool) -> bytes:
         source, calls = made.source, made.calls
         arch = f"sm_{cupy.cuda.Device(device).compute_capability}"
-        found = self._cubins.get((source, arch))
+        found = self._cubins.get((source, arch, single))
         if found is None:
-            found = _from_disk(source, arch, calls, self.fast_math)
+            words = _words(source, arch, calls, self.fast_math, single)
+            found = shelf.found(words)
             if found is None:
-                found = compiled(source, arch, calls, self.fast_math)
+                found = compiled(source, arch, calls, self.fast_math, single)
                 self.compiled += 1
-                _to_disk(source, arch, found, calls, self.fast_math)
-            self._cubins[source, arch] = found
+                shelf.keep(words, found)
+            self._cubins[source, arch, single] = found
         return found
 
     def broken(self, program: Program) -> bool:
@@ -349,10 +344,10 @@ def batch_value(program: Program, made: list[Any]) -> Any:
     return tuple([filled(program, [*before, *items], False) for items in zip(*made, strict=True)])
 
 
-def rows(kernel: Prepared, positions: Sequence[tuple[int, ...]], most: int) -> Any:
+def rows(kernel: Prepared, positions: Sequence[tuple[int, ...]]) -> Any:
     """The arguments of a kernel for several items, without what they read and write; with room for
-    as many as its launches take, `most` in each."""
-    count = len(positions)
+    as many as its launches take."""
+    count, most = len(positions), kernel.most
     slots = np.zeros((-(-count // most) * most, kernel.generated.slots.size), np.uint64)
     slots[:count] = kernel.generated.slots
     for slot, n in kernel.positions:
@@ -362,21 +357,17 @@ def rows(kernel: Prepared, positions: Sequence[tuple[int, ...]], most: int) -> A
 
 def _begun(kernel: Prepared, pointers: list[list[int]], positions: list[tuple[int, ...]]) -> Any:
     """The arguments of a kernel for several items, without what is new at each launch."""
-    slots = rows(kernel, positions, kernel.generated.most)
+    slots = rows(kernel, positions)
     for slot, n, offset in kernel.generated.inputs:
         if n < kernel.given:
             slots[: len(pointers), slot] = [p[n] + offset for p in pointers]
     return slots
 
 
-def queue(
-    kernel: Prepared, slots: Any, begun: Any, count: int, work: Workspace, single: bool = False
-) -> None:
+def queue(kernel: Prepared, slots: Any, begun: Any, count: int, work: Workspace) -> None:
     """Launch a kernel for `count` items, with these arguments but its workspace, which `begun`
-    remembers for later launches. A `single` item has a kernel of its own."""
-    made = kernel.generated
-    most = 1 if single else made.most
-    function, void = (kernel.function, kernel.void) if single else (kernel.many, kernel.voids)
+    remembers for later launches."""
+    made, most, function, void = kernel.generated, kernel.most, kernel.function, kernel.void
     items = min(count, most)
     if made.scratch is not None:
         slot, nbytes = made.scratch
@@ -419,11 +410,20 @@ def all_here(arrays: list[Any], device: int) -> bool:
     return all(type(a) is cupy.ndarray and a.data.device_id == device for a in arrays)
 
 
-def compiled(source: str, arch: str, calls: Sequence[Call] = (), fast_math: bool = False) -> bytes:
-    """Machine code for an architecture such as ``sm_90``, with the functions that it calls."""
-    options = f"-arch={arch}", *OPTIONS[fast_math]
+def compiled(
+    source: str,
+    arch: str,
+    calls: Sequence[Call] = (),
+    fast_math: bool = False,
+    single: bool | None = None,
+) -> bytes:
+    """Machine code for an architecture such as ``sm_90``, with the functions that it calls: of both
+    of a source's kernels, or of that for a `single` item, or for many."""
+    options = [f"-arch={arch}", *OPTIONS[fast_math]]
+    if single is not None:
+        options.append(ONLY[single])
     if not calls:
-        return _translated(source, options, nvrtc.getCUBIN)
+        return _translated(source, tuple(options), nvrtc.getCUBIN)
     try:
         pieces = [device_code.compiled(call, arch) for call in calls]
         kernel = _translated(source, (*options, *TO_LINK), nvrtc.getLTOIR)
@@ -443,48 +443,14 @@ def _translated(source: str, options: tuple[str, ...], result: Callable[[Any], b
         nvrtc.destroyProgram(program)
 
 
-# ---- on disk
-
-
-def directory() -> Path:
-    """Where compiled kernels are kept: `gpuscheduler.cache-directory` of Dask's configuration."""
-    given = config.get("gpuscheduler.cache-directory", None)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(given) if given else Path(base) / "gpuscheduler" / "kernels"
-
-
-def _file(source: str, arch: str, calls: Sequence[Call], fast_math: bool) -> Path:
-    words = repr((source, arch, OPTIONS[fast_math], nvrtc.getVersion()))
-    if calls:  # what the symbols in the source stand for
-        digests = [c.function.digest for c in calls]
-        words += repr((digests, TO_LINK, device_code.LINK[fast_math], device_code.version()))
-    return directory() / f"{hashlib.sha256(words.encode()).hexdigest()}.cubin"
-
-
-def _from_disk(
-    source: str, arch: str, calls: Sequence[Call] = (), fast_math: bool = False
-) -> bytes | None:
-    """What an earlier process compiled; a file that is not whole counts for nothing."""
-    with suppress(OSError):
-        content = _file(source, arch, calls, fast_math).read_bytes()
-        digest, cubin = content[:32], content[32:]
-        if hashlib.sha256(cubin).digest() == digest:
-            return cubin
-    return None
-
-
-def _to_disk(
-    source: str, arch: str, cubin: bytes, calls: Sequence[Call] = (), fast_math: bool = False
-) -> None:
-    """A disk that cannot be written costs a compilation in the next process, and nothing else."""
-    with suppress(OSError):
-        path = _file(source, arch, calls, fast_math)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as f:
-                f.write(hashlib.sha256(cubin).digest() + cubin)
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)
-            raise
+def _words(
+    source: str, arch: str, calls: Sequence[Call], fast_math: bool, single: bool
+) -> tuple[Any, ...] | None:
+    """What decides what machine code it becomes; None where that cannot be said."""
+    words = source, arch, OPTIONS[fast_math], ONLY[single], nvrtc.getVersion()
+    if not calls:
+        return words
+    if not all(c.function.lasting for c in calls):
+        return None
+    digests = [c.function.digest for c in calls]  # what the symbols in the source stand for
+    return *words, digests, TO_LINK, device_code.LINK[fast_math], device_code.version()

@@ -132,7 +132,7 @@ def mesh(
         A Python function of one point: of as many numbers as there are axes, and `args`. It may use
         `math` or NumPy functions of numbers, branches, loops, and functions of the same kind; or it
         may be written for NumPy arrays, as long as it treats each point alone. It gives a number,
-        or a tuple of them, and is settled here: globals that change later change nothing.
+        or a tuple or list of them, and is settled here: globals that change later change nothing.
     axes
         For each axis, an `axis`, a `geomaxis`, or a 1-D array (NumPy, CuPy, Dask, or a list) of any
         coordinates. One to six.
@@ -142,8 +142,7 @@ def mesh(
         As for other Dask arrays. ``"auto"`` makes tiles of up to `array.chunk-size` bytes.
     dtype
         Of the coordinates that `f` gets: float64 by default, complex128 where an axis is complex.
-        With float32, what `f` makes of them
-        is float32, too.
+        With float32, what `f` makes of them is float32, too.
     indexing
         ``"ij"``: the result's axes are those of `axes`. ``"xy"``: the first two change places, as
         in `numpy.meshgrid`.
@@ -158,7 +157,8 @@ def mesh(
     Returns
     -------
     dask.array.Array
-        Of the axes' lengths, and of the type that `f` gives; a tuple of them where `f` gives one.
+        Of the axes' lengths, and of the type that `f` gives; a tuple of them where `f` gives a
+        tuple or a list.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def _number(value: Any) -> Any:
 
 
 class _Several(list[Any]):
-    """Results of a function that gives a tuple."""
+    """Results of a function that gives a tuple or a list."""
 
 
 def _expressions(
@@ -422,12 +422,13 @@ def _sides(
     most = parse_bytes(config.get("array.chunk-size")) // dtype.itemsize
     tile = max(min(most, max(points // TILES, least)), points // MOST_TILES, 1)
     words = chunks.values() if isinstance(chunks, dict) else chunks
-    open_ = words == "auto" or (isinstance(words, Iterable) and "auto" in tuple(words))
-    limit = tile * dtype.itemsize if open_ else None
-    try:
+    some_free = words == "auto" or (isinstance(words, Iterable) and "auto" in tuple(words))
+    limit = tile * dtype.itemsize if some_free else None
+    every = words if isinstance(words, Iterable) and not isinstance(words, str) else (words,)
+    if any(isinstance(w, (int, np.integer)) and w == 0 for w in every):  # Dask would divide by it
+        sides: Any = ((0,),)
+    else:
         sides = normalize_chunks(chunks, shape, limit=limit, dtype=dtype)
-    except ZeroDivisionError:
-        sides = ((0,),)
     if not all(map(all, sides)):
         raise ValueError(f"chunks={chunks!r}: a tile has at least one point")
     return tuple(tuple(map(int, s)) for s in sides)
@@ -470,6 +471,18 @@ class MeshTile:
             return np.full_like(first, value, self.what.dtype, shape=tile.shape)
         return np.broadcast_to(value, tile.shape).astype(self.what.dtype)
 
+    def picked(self, axis: int, numbers: Any) -> tuple[MeshTile, int, Any] | None:
+        """What makes a tile of some elements along an axis of it: the same, which is given their
+        coordinates. With where these are to be among the arrays, and what they are; None where they
+        are elements of the one that is there. On GPUs such elements would be no part of a kernel:
+        there is nothing then."""
+        k = self.order.index(axis)
+        if self.axes[k] is None and self.xp != "numpy":
+            return None
+        formula = self.axes[k]
+        coordinates = None if formula is None else formula.at(numbers)
+        return _with_array(self, k), self.axes[:k].count(None), coordinates
+
     def points(self, tile: Tile, arrays: Sequence[Any]) -> list[Any]:
         """The coordinates along each axis, 1-D and of the type that the function gets."""
         given = iter(arrays)
@@ -501,6 +514,13 @@ class MeshTile:
             return Expr("input", (), leaf.dtype, (leaf.data[0], views[leaf.data[0]]))
 
         return Kernel(shape, tuple(rebuilt([self.what], spread)))
+
+
+@functools.lru_cache(256)  # blocks that come of one have the same: they are alike
+def _with_array(tile: MeshTile, k: int) -> MeshTile:
+    """The same, which is given the coordinates along one axis."""
+    axes = (*tile.axes[:k], None, *tile.axes[k + 1 :])
+    return MeshTile(tile.what, axes, tile.order, tile.given, tile.xp)
 
 
 def _tokens(expr: Expr) -> Any:

@@ -85,7 +85,6 @@ class _Kernel:
     """A kernel of a launch; arrays are in the columns of its slots."""
 
     prepared: Prepared
-    single: bool
     count: int
     slots: Any
     columns: Any
@@ -95,7 +94,7 @@ class _Kernel:
     def launch(self, table: Any, work: Workspace) -> None:
         slots, count = self.slots, self.count
         slots[:count, self.columns] = table[self.index] + self.offsets
-        queue(self.prepared, slots, slots, count, work, self.single)
+        queue(self.prepared, slots, slots, count, work)
 
 
 @dataclass(slots=True)
@@ -437,7 +436,7 @@ class Recorder:
         first = members[0]
         if self.kernels.broken(first.program) or (not first.names and first.kind != "cupy.ndarray"):
             raise Unfit
-        ready = self.kernels.ready(first.program, lane.device, aligned)
+        ready = self.kernels.ready(first.program, lane.device, aligned, single)
         given, count = ready.program.inputs, len(members)
         wanted = i in self.wanted
         sizes, which, within = _memory(ready, count, single, wanted)
@@ -459,7 +458,7 @@ class Recorder:
                 start = begin + done * count
                 addresses.append((slot, [(start + m, 0) for m in range(count)]))
                 done += 1
-            kernels.append(_kernel(prepared, single, addresses, [f.positions for f in members]))
+            kernels.append(_kernel(prepared, addresses, [f.positions for f in members]))
         number = self._number()
         launch = _Launch(
             i, number, tuple([self._seen[place, j].number for j in waits]), sizes,
@@ -570,16 +569,14 @@ def _made_entries(ready: Ready, begin: int, count: int, single: bool) -> Any:
 
 def _kernel(
     prepared: Prepared,
-    single: bool,
     addresses: list[tuple[int, list[tuple[int, int]]]],
     positions: list[tuple[int, ...]],
 ) -> _Kernel:
     count = len(positions)
-    slots = rows(prepared, positions, 1 if single else prepared.generated.most)
+    slots = rows(prepared, positions)
     index = [[items[m][0] for _, items in addresses] for m in range(count)]
     offsets = [[items[m][1] % 2**64 for _, items in addresses] for m in range(count)]
     columns = np.array([slot for slot, _ in addresses], np.intp)
     return _Kernel(
-        prepared, single, count, slots, columns, np.array(index, np.intp),
-        np.array(offsets, np.uint64),
+        prepared, count, slots, columns, np.array(index, np.intp), np.array(offsets, np.uint64)
     )  # fmt: skip

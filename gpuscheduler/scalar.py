@@ -7,19 +7,28 @@ from __future__ import annotations
 import dis
 import enum
 import hashlib
+import json
 import linecache
+import pickle
 import re
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import suppress
+from functools import cache, cached_property, partial
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from . import shelf, trace
 from .expr import DType
 from .trace import names_read, narrowed, replaced
+
+#: How functions are compiled for CPU devices: NumPy's rules for division by zero, and no lock held.
+HOW: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
 class NotCompiled(TypeError):
@@ -50,9 +59,12 @@ class ScalarFunction:
         self._given = function
         self.python = _settled(function, {})
         self.name = function.__name__
-        self.digest = hashlib.sha256(repr(_words(self.python, {}, set())).encode()).hexdigest()
+        odd: list[Any] = []
+        words = _words(self.python, {}, set(), odd)
+        self.digest = hashlib.sha256(repr(words).encode()).hexdigest()
+        #: Whether the digest means the same in other processes.
+        self.lasting = not odd
         self._lock = threading.RLock()
-        self._compiled: Any = None
         self._results: dict[tuple[DType, ...], Any] = {}
         self._ufuncs: dict[Any, np.ufunc] = {}
 
@@ -78,7 +90,12 @@ class ScalarFunction:
         """
         with self._lock:
             if types not in self._results:
-                self._results[types] = self._inferred(types)
+                words = self._words("results", types)
+                found = _read(shelf.found(words))
+                if found is None:
+                    found = self._inferred(types)
+                    shelf.keep(words, _written(found))
+                self._results[types] = found
             return self._results[types]  # type: ignore[no-any-return]
 
     def ufunc(self, types: tuple[DType, ...], gives: DType, part: int | None = None) -> np.ufunc:
@@ -88,12 +105,14 @@ class ScalarFunction:
             if key not in self._ufuncs:
                 import numba
 
-                self.results(types)
                 one = self._of(len(types), part)
                 from_dtype = numba.from_dtype
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
-                self._ufuncs[key] = vectorize([signature], nopython=True)(one).ufunc
+                made = vectorize(nopython=True)(one)
+                made._dispatcher.cache = _Kept(self._words("ufunc", types, gives, part))
+                made.add(signature)
+                self._ufuncs[key] = made.build_ufunc().ufunc
             return self._ufuncs[key]
 
     def rows(
@@ -110,32 +129,40 @@ class ScalarFunction:
             if key not in self._ufuncs:
                 import numba
 
-                self.results(types)
                 names = [f"a{n}" for n in range(len(types))]
                 here = [f"{a}[i]" if v else a for a, v in zip(names, varies, strict=True)]
                 text = (
                     f"def loop({', '.join(names)}, out):\n"
                     f"    for i in range(len(out)):\n        out[i] = f({', '.join(here)})\n"
                 )
-                space: dict[str, Any] = {"f": numba.njit(nogil=True)(self._of(len(types), part))}
+                one = numba.njit(**HOW)(self._of(len(types), part))
+                space: dict[str, Any] = {"f": one, "__name__": __name__}
                 exec(text, space)
                 kinds = [numba.from_dtype(t) for t in types]
                 given = [k[:] if v else k for k, v in zip(kinds, varies, strict=True)]
                 signature = (*given, numba.from_dtype(gives)[:])
                 layout = ",".join(["(n)" if v else "()" for v in varies]) + "->(n)"
                 guvectorize: Any = numba.guvectorize
-                made = guvectorize([signature], layout, nopython=True)(space["loop"])
-                self._ufuncs[key] = made.ufunc
+                made = guvectorize(layout, nopython=True)(space["loop"])
+                made.gufunc_builder.nb_func.cache = _Kept(
+                    self._words("rows", types, gives, part, varies)
+                )
+                made.add(signature)
+                self._ufuncs[key] = made.build_ufunc().ufunc
             return partial(_by_rows, self._ufuncs[key], varies)
+
+    def _words(self, what: str, types: tuple[DType, ...], *others: Any) -> Any:
+        """What decides what is made of it; None where that is not known."""
+        if not self.lasting:
+            return None
+        return what, self.digest, [t.str for t in types], others, _version()
 
     def _inferred(self, types: tuple[DType, ...]) -> Any:
         import numba
         from numba.core.errors import NumbaError
 
-        if self._compiled is None:
-            self._compiled = jitted(self.python)
         # of exactly so many arguments: it may have defaults for more
-        one: Any = numba.njit(error_model="numpy", nogil=True)(self._of(len(types)))
+        one: Any = numba.njit(**HOW)(self._of(len(types)))
         signature = tuple([numba.from_dtype(t) for t in types])
         try:
             one.compile(signature)
@@ -154,7 +181,12 @@ class ScalarFunction:
         """A function of so many arguments that calls it; of several results, one."""
         names = ", ".join([f"a{n}" for n in range(count)])
         item = "" if part is None else f"[{part}]"
-        return eval(f"lambda {names}: f({names}){item}", {"f": self._compiled})
+        space = {"f": self._compiled, "__name__": __name__}
+        return eval(f"lambda {names}: f({names}){item}", space)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return jitted(self.python)
 
     def _number(self, given: Any) -> DType:
         from numba.np import numpy_support
@@ -217,7 +249,9 @@ def jitted(function: types.FunctionType) -> Any:
     def compiled(f: types.FunctionType) -> Any:
         if f not in done:
             done[f] = None
-            done[f] = numba.njit(error_model="numpy", nogil=True)(replaced(f, other))
+            copy = replaced(f, other)
+            copy.__globals__["__name__"] = __name__  # where another process finds a module
+            done[f] = numba.njit(**HOW)(copy)
         if done[f] is None:
             raise NotCompiled(f"{place(f)}: it calls itself; write a loop")
         return done[f]
@@ -273,9 +307,13 @@ def _line_of(code: types.CodeType, name: str) -> str:
     return ""
 
 
-def _words(value: Any, seen: dict[Any, int], names: set[str]) -> Any:
-    """What decides what a function computes: the same in every process. Of a module that is what
-    code that reads these names may ask of it."""
+# ---- which functions are the same
+
+
+def _words(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) -> Any:
+    """What decides what a function computes: the same in every process, but for values of which
+    nothing of the kind is known; these are added to `odd`. Of a module that is what code that reads
+    these names may ask of it."""
     function = plain(value)
     if function is not None:
         if function in seen:
@@ -286,35 +324,66 @@ def _words(value: Any, seen: dict[Any, int], names: set[str]) -> Any:
         names = names_read(code)
         around = [_contents(c) for c in function.__closure__ or ()]
         given = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+        options = getattr(getattr(value, "_dispatcher", value), "targetoptions", {})
         return (
             _code_words(code),
-            [(n, _words(outside[n], seen, names)) for n in sorted(names & outside.keys())],
-            [_words(v, seen, names) for v in (*around, *given)],
+            [(n, _words(outside[n], seen, names, odd)) for n in sorted(names & outside.keys())],
+            [_words(v, seen, names, odd) for v in (*around, *given)],
+            [(n, _words(v, seen, names, odd)) for n, v in sorted(options.items())],
         )
     if isinstance(value, types.ModuleType):
         space = vars(value)
         own = [] if _is_library(space) else sorted(names & space.keys())
-        return value.__name__, [(n, _words(space[n], seen, names - {n})) for n in own]
+        return value.__name__, [(n, _words(space[n], seen, names - {n}, odd)) for n in own]
     if isinstance(value, types.CodeType):
         return _code_words(value)
     if isinstance(value, enum.EnumMeta):
-        value = tuple(value.__members__.items())
-    if isinstance(value, (tuple, list)):
-        return type(value).__name__, [_words(v, seen, names) for v in value]
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, hashlib.sha256(value.tobytes()).hexdigest()
-    if isinstance(value, np.generic):
-        return value.dtype.str, repr(value)
-    if isinstance(value, (int, float, complex, str, bytes, type(None))):
-        return type(value).__name__, repr(value)
-    name = getattr(value, "__name__", None) or _UNSAID.sub("", repr(value))
-    return type(value).__name__, getattr(value, "__module__", ""), name
+        members: Iterable[Any] = value.__members__.values()
+        return value.__name__, [_words(v, seen, names, odd) for v in members]
+    if isinstance(value, enum.Enum):
+        kinds = [k.__name__ for k in type(value).__mro__]
+        return kinds, value.name, _words(value.value, seen, names, odd)
+    kind = type(value)
+    if kind in (tuple, list):
+        return kind.__name__, [_words(v, seen, names, odd) for v in value]
+    if isinstance(value, tuple) and (fields := getattr(kind, "_fields", None)):
+        return kind.__name__, fields, [_words(v, seen, names, odd) for v in value]
+    if kind is np.ndarray and not value.dtype.hasobject:
+        layout = value.flags.c_contiguous, value.flags.f_contiguous
+        content = hashlib.sha256(value.tobytes()).hexdigest()
+        return repr(value.dtype), value.shape, layout, content
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return kind.__name__, repr(value.dtype), value.tobytes().hex()
+    if kind in (bool, int, float, complex, str, bytes, type(None), range, type(...)):
+        return kind.__name__, repr(value)
+    if kind.__module__ == "numba.core.types.scalars":
+        return kind.__name__, repr(value)
+    home = _home(value)
+    if home:
+        return kind.__name__, home, value.__name__
+    odd.append(value)
+    return kind.__name__, id(value)
 
 
 def _code_words(code: types.CodeType) -> Any:
     inner: Iterable[Any] = code.co_consts
     constants = [_code_words(c) if isinstance(c, types.CodeType) else repr(c) for c in inner]
-    return code.co_name, code.co_code.hex(), constants, code.co_names, code.co_varnames
+    takes = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    handlers = getattr(code, "co_exceptiontable", b"").hex()  # since Python 3.11
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_name, code.co_code.hex(), handlers, constants, takes, names
+
+
+def _home(value: Any) -> str:
+    """The module of a library, or Python's own, in which a value is found by its name."""
+    name = getattr(value, "__name__", None)
+    for home in (getattr(value, "__module__", None), "numpy", "scipy.special"):
+        module = sys.modules.get(str(home))
+        if module is None or not (home == "builtins" or _is_library(vars(module))):
+            continue
+        if isinstance(name, str) and getattr(module, name, None) is value:
+            return str(home)
+    return ""
 
 
 def _contents(cell: types.CellType) -> Any:
@@ -322,3 +391,69 @@ def _contents(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+# ---- on disk
+
+
+def versions(packages: Iterable[str], files: Iterable[str]) -> str:
+    """What the same function may become other code by: Python, these packages, these of our own
+    modules."""
+    words = [sys.version.split()[0]]
+    for name in packages:
+        try:
+            words.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            words.append(f"no {name}")
+    own = hashlib.sha256(b"".join([Path(f).read_bytes() for f in files])).hexdigest()
+    return ", ".join([*words, own[:16]])
+
+
+class _Kept:
+    """What Numba has compiled, as its dispatchers ask for it and hand it over. What cannot be
+    written or read costs a compilation."""
+
+    def __init__(self, words: Any):
+        self.words = words
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        content = shelf.found(self._on(context))
+        if content is None:
+            return None
+        compiler: Any = import_module("numba.core.compiler")
+        with suppress(Exception):
+            context.refresh()
+            return compiler.CompileResult._rebuild(context, *pickle.loads(content))
+        return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        serialize: Any = import_module("numba.core.serialize")
+        if result.lifted or result.library.has_dynamic_globals:  # it has addresses in it
+            return
+        with suppress(Exception):
+            shelf.keep(self._on(result.target_context), serialize.dumps(result._reduce()))
+
+    def _on(self, context: Any) -> Any:
+        """With the processor, of which the code is."""
+        return None if self.words is None else (self.words, context.codegen().magic_tuple())
+
+
+@cache
+def _version() -> str:
+    return versions(("numba", "llvmlite", "numpy", "numba-scipy"), (__file__, trace.__file__))
+
+
+def _written(gives: DType | tuple[DType, ...]) -> bytes:
+    """
+    >>> _read(_written((np.dtype(bool), np.dtype("f8")))), _read(_written(np.dtype("i4")))
+    ((dtype('bool'), dtype('float64')), dtype('int32'))
+    """
+    words = [d.str for d in gives] if isinstance(gives, tuple) else gives.str
+    return json.dumps(words).encode()
+
+
+def _read(content: bytes | None) -> Any:
+    if content is None:
+        return None
+    words = json.loads(content)
+    return tuple([np.dtype(w) for w in words]) if isinstance(words, list) else np.dtype(words)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,8 @@ host_only = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 class Function:
     """A function and what it computes, as expressions have it."""
+
+    lasting = False
 
     def __init__(self, python):
         self.python, self.name = python, python.__name__
@@ -524,14 +527,55 @@ def test_the_same_function_has_the_same_symbol_in_every_process():
     assert made.name.startswith("fused_mandelbrot_")
 
 
-def test_code_of_another_function_is_another_file(tmp_path):
-    from dask import config
+def test_code_of_another_function_is_another_file():
+    def words(f):
+        made = generate(Kernel((64,), (of(f, *lines("f8")),)))
+        return launch._words(made.source, "sm_90", made.calls, False, True)
 
-    with config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
-        made, cubin = code(Kernel((64,), (of(zeta, *lines("f8")),)))
-        launch._to_disk(made.source, "sm_90", cubin, made.calls)
-        assert launch._from_disk(made.source, "sm_90", made.calls) == cubin
-        assert launch._from_disk(made.source, "sm_90") is None
+    assert words(zeta) is None  # it is not known to be the same in another process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Function, "lasting", True)
+        assert words(zeta) == words(zeta) != words(newton)
+
+
+AGAIN = """
+import sys
+sys.modules["sparse"] = None  # Dask would import it, and it Numba
+import hashlib, math
+import numpy as np
+from gpuscheduler import launch, scalar, device_code
+from gpuscheduler.kernel import Call
+
+scale, text = float(sys.argv[1]), "x * 2 if x > 0 else x"
+space = {"math": math}
+exec(f"def helper(x):\\n    return {sys.argv[2]}\\ndef f(x):\\n    return helper(x) + K", space)
+space["K"] = scale
+function = scalar.ScalarFunction(space["f"])
+gives = function.results((np.dtype("f8"),))
+call = Call("f_1", function, None, ("f8",), gives.str[1:])
+piece = device_code.compiled(call, "sm_90")
+known = [m for m in ("numba", "numba.cuda") if m in sys.modules]
+print(gives, hashlib.sha256(piece).hexdigest(), *known)
+"""
+
+
+def test_another_process_compiles_nothing_and_needs_no_compiler(tmp_path):
+    """But where the function, what it calls, or a number that it reads is another."""
+
+    def run(*words):
+        given = {**os.environ, "DASK_GPUSCHEDULER__CACHE_DIRECTORY": str(tmp_path)}
+        command = [sys.executable, "-c", AGAIN, *words]
+        out = subprocess.run(command, env=given, capture_output=True, text=True, check=True)
+        return out.stdout.split()
+
+    first = run("1.5", "x * 2 if x > 0 else x")
+    assert first[2:] == ["numba", "numba.cuda"]
+    assert run("1.5", "x * 2 if x > 0 else x") == first[:2]
+    for other in (("2.5", "x * 2 if x > 0 else x"), ("1.5", "x * 3 if x > 0 else x")):
+        found = run(*other)
+        assert found[1] != first[1]
+        assert found[2:] == first[2:]
+    assert run("1.5", "x > 0")[0] == "float64"
 
 
 def test_fast_mathematics_is_linked_so():

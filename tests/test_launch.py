@@ -8,7 +8,7 @@ from dask import config
 
 pytest.importorskip("cupy")
 
-from gpuscheduler import launch
+from gpuscheduler import launch, shelf
 from gpuscheduler.fuse import Fused
 from gpuscheduler.kernel import generate
 from gpuscheduler.trace import Abstract, follow
@@ -27,27 +27,26 @@ def source():
     return generate(program.kernels[0]).source
 
 
+def words(text, arch=ARCH, fast_math=False, single=True):
+    return launch._words(text, arch, (), fast_math, single)
+
+
 def test_machine_code_is_kept_from_process_to_process(folder):
-    cubin = launch.compiled(source(), ARCH)
-    assert launch._from_disk(source(), ARCH) is None
-    launch._to_disk(source(), ARCH, cubin)
-    assert launch._from_disk(source(), ARCH) == cubin
-    assert launch._from_disk(source(), "sm_80") is None
+    cubin = launch.compiled(source(), ARCH, single=True)
+    assert shelf.found(words(source())) is None
+    shelf.keep(words(source()), cubin)
+    assert shelf.found(words(source())) == cubin
+    assert shelf.found(words(source(), "sm_80")) is None
+    assert shelf.found(words(source(), single=False)) is None
     assert folder.stat().st_mode & 0o077 == 0  # nobody else writes code that we run
 
 
-def test_a_file_that_is_not_whole_counts_for_nothing(folder):
-    launch._to_disk(source(), ARCH, launch.compiled(source(), ARCH))
-    (file,) = folder.iterdir()
-    file.write_bytes(file.read_bytes()[:-1])
-    assert launch._from_disk(source(), ARCH) is None
-
-
-def test_a_disk_that_cannot_be_written_does_not_matter(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with config.set({"gpuscheduler.cache-directory": str(tmp_path / "file" / "kernels")}):
-        launch._to_disk(source(), ARCH, b"code")
-        assert launch._from_disk(source(), ARCH) is None
+def test_only_the_kernel_that_is_wanted_is_compiled():
+    made = generate(follow(lambda x: x + 1, [Abstract((8,), np.dtype("f4"))]).kernels[0])
+    names = made.name.encode() + b"\0", made.name.encode() + b"_one\0"
+    for single, there in ((None, (True, True)), (True, (False, True)), (False, (True, False))):
+        cubin = launch.compiled(made.source, ARCH, single=single)
+        assert tuple(name in cubin for name in names) == there
 
 
 def test_a_failed_compilation_has_the_compilers_words():
@@ -72,6 +71,6 @@ def test_fast_mathematics_is_other_code_and_kept_apart(folder):
     text = generate(program.kernels[0]).source
     exact, fast = (launch.compiled(text, ARCH, fast_math=f) for f in (False, True))
     assert len(fast) < len(exact)  # no slow path of a division
-    launch._to_disk(text, ARCH, fast, fast_math=True)
-    assert launch._from_disk(text, ARCH) is None
-    assert launch._from_disk(text, ARCH, fast_math=True) == fast
+    shelf.keep(words(text, fast_math=True), fast)
+    assert shelf.found(words(text)) is None
+    assert shelf.found(words(text, fast_math=True)) == fast

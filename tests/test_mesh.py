@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
-from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, hoist, mesh
+from gpuscheduler import NotCompiled, Scheduler, axis, blocks, geomaxis, hoist, mesh
 from gpuscheduler.expr import constant
 from gpuscheduler.fuse import PLACEHOLDER, Fused, changed, computed
 from gpuscheduler.gather import Target
@@ -456,6 +456,60 @@ def test_results_go_into_an_array_on_the_host(cpu):
     np.testing.assert_allclose(out, as_numpy(*grid(X, Y)))
 
 
+@pytest.fixture
+def points(monkeypatch):
+    """How many points are computed, counted anew after each look."""
+    shapes = []
+    evaluate = blocks.evaluate
+
+    def watched(kernel, *args, **kwargs):
+        shapes.append(kernel.shape)
+        return evaluate(kernel, *args, **kwargs)
+
+    def look():
+        found = sum(map(math.prod, shapes))
+        shapes.clear()
+        return found
+
+    monkeypatch.setattr(blocks, "evaluate", watched)
+    return look
+
+
+@pytest.mark.parametrize("kind", [lambda a: a, np.asarray])
+@pytest.mark.parametrize(
+    "index",
+    [np.s_[[3, 5, 7], :], np.s_[:, [99, 0, 0, 42]], np.s_[np.arange(100) % 10 == 3],
+     np.s_[[8, 2, 90], ::3], np.s_[::-7, [1, 3]], np.s_[5, [60, 3]], np.s_[[7], 3],
+     np.s_[[-1], 9:]],
+)  # fmt: skip
+def test_index_lists_compute_what_they_read(cpu, points, index, kind):
+    """Of 10^4 points in 16 tiles; on axes by formula, whatever else is cut. What is taken of arrays
+    is no part of a program, and so is none of what is cut behind it."""
+    z = mesh(with_helper, (axis(-2, 2, 100), kind(axis(0, 1, 100))), chunks=25, indexing="xy")
+    part = z[index]
+    wanted = z.compute()[index]
+    assert points() == z.size
+    np.testing.assert_array_equal(part.compute(), wanted)
+    most = part.size if kind is not np.asarray else 300
+    assert part.size <= points() <= max(most, part.size)
+    np.testing.assert_array_equal(part.compute(scheduler="threads"), wanted)
+    np.testing.assert_allclose((part * 2).sum().compute(), wanted.sum() * 2)
+
+
+def test_one_list_behind_the_other(cpu, points):
+    z = mesh(distance, AXES, chunks=4)
+    both = z[[1, 5, 9]][:, [7, 2]]
+    wanted = z.compute()[[1, 5, 9]][:, [7, 2]]
+    points()
+    np.testing.assert_array_equal(both.compute(), wanted)
+    assert points() <= 3 * 10
+    cut = z[11:1:-3][[0, 3, 1]]
+    np.testing.assert_array_equal(cut.compute(), z[11:1:-3].compute()[[0, 3, 1]])
+    np.testing.assert_array_equal(
+        dask.compute(z, z[[2, 3]])[1], z.compute()[[2, 3]]
+    )  # the tiles are wanted, too
+
+
 # ---- how f is understood
 
 
@@ -700,19 +754,21 @@ BINARY = [
 
 @st.composite
 def functions(draw, arity):
-    """A function as a tree of operations, some of which decide by value."""
+    """A function of one result or several, each a tree of operations; some decide by value."""
 
     def tree(level):
         kind = draw(st.sampled_from(["unary", "binary", "if", "leaf"] if level else ["leaf"]))
         if kind == "leaf":
-            return draw(st.sampled_from(["x", "y", "z"][:arity] + ["0.75", "(1 + x)"]))
+            return draw(st.sampled_from([*"uvwxyz"[-arity:], "0.75", "(1 + z)"]))
         if kind == "unary":
             return draw(st.sampled_from(UNARY)).format(tree(level - 1))
         if kind == "binary":
             return draw(st.sampled_from(BINARY)).format(tree(level - 1), tree(level - 1))
         return f"({tree(level - 1)} if {tree(level - 1)} > 0 else {tree(level - 1)})"
 
-    text = f"lambda {', '.join('xyz'[:arity])}: {tree(draw(st.integers(0, 3)))}"
+    trees = [tree(draw(st.integers(0, 3))) for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3])))]
+    result = trees[0] if len(trees) == 1 else f"({', '.join(trees)})"
+    text = f"lambda {', '.join('uvwxyz'[-arity:])}: {result}"
     return text, eval(text, {"math": math, "np": np})
 
 
@@ -720,25 +776,40 @@ def functions(draw, arity):
 @given(st.data())
 def test_any_function_over_any_grid(data):
     """By whichever way it is understood; NumPy's own way is the reference of what it gives."""
-    ndim = data.draw(st.integers(1, 3))
-    lengths = [data.draw(st.integers(1, 9)) for _ in range(ndim)]
+    ndim = data.draw(st.integers(1, 6))
+    most = {1: 40, 2: 9, 3: 7}.get(ndim, 4)
+    lengths = [data.draw(st.integers(1, most)) for _ in range(ndim)]
     _, f = data.draw(functions(ndim))
+    indexing = data.draw(st.sampled_from(["ij", "xy"]))
+    dtype = data.draw(st.sampled_from(["f8", "f8", "f4", "i8"]))
     axes, points = [], []
     for n in lengths:
         start, stop = (data.draw(st.integers(-8, 8)) / 4 for _ in "ab")
         points.append(np.linspace(start, stop, n))
         formula = data.draw(st.booleans())
         axes.append(axis(start, stop, n) if formula else points[-1])
-    chunks = tuple(data.draw(st.integers(1, n)) for n in lengths)
-    z = mesh(f, axes, chunks=chunks)
+    every = np.meshgrid(*[p.astype(dtype) for p in points], indexing=indexing)
+    shape = every[0].shape
+    chunks = tuple(data.draw(st.integers(1, n)) for n in shape)
+    found = mesh(f, axes, chunks=chunks, dtype=dtype, indexing=indexing)
+    cut = tuple(slice(data.draw(st.integers(0, n)), None, 2) for n in shape)
+    k = data.draw(st.integers(0, ndim - 1))
+    numbers = data.draw(st.lists(st.integers(0, shape[k] - 1), min_size=1, max_size=5))
+    listed = (slice(None),) * k + (numbers,)
+    parts = found if isinstance(found, tuple) else (found,)
+    close = {"f4": 1e-4}.get(dtype, 1e-12)
     with Scheduler(devices="cpu:2", check=True):
-        got = z.compute()
-        cut = tuple(slice(data.draw(st.integers(0, n)), None, 2) for n in lengths)
-        part = z[cut].compute()
-    every = np.meshgrid(*points, indexing="ij")
-    wanted = np.vectorize(f, otypes=[z.dtype])(*every)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(part, got[cut])
+        for part, z in enumerate(parts):
+            assert z.shape == shape
+            assert all(max(c) <= n for c, n in zip(z.chunks, chunks, strict=True))
+            got = z.compute()
+            assert got.dtype == z.dtype
+            np.testing.assert_array_equal(z[cut].compute(), got[cut])
+            np.testing.assert_array_equal(z[listed].compute(), got[listed])
+            one = (lambda *p, part=part: f(*p)[part]) if isinstance(found, tuple) else f
+            with np.errstate(all="ignore"):
+                wanted = np.vectorize(one, otypes=[z.dtype])(*every)
+            np.testing.assert_allclose(got, wanted, rtol=close, atol=close)
 
 
 # ---- the parts

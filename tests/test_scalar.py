@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
+import ctypes
 import enum
 import math
+import os
 import pickle
+import subprocess
 import sys
 import types
 
 import numba
 import numpy as np
 import pytest
+from dask import config
 
 from gpuscheduler import NotCompiled
 from gpuscheduler.scalar import ScalarFunction
@@ -138,6 +143,104 @@ def test_classes_of_constants_count_by_their_members(monkeypatch):
     assert found[0] == found[2] != found[1]
 
 
+def parsed(text, **space):
+    exec(text, space)
+    return space["f"]
+
+
+Point, Turned = (collections.namedtuple("Point", names) for names in ("x y", "y x"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(lambda: numba.njit(lambda x: x / 3), lambda: numba.njit(fastmath=True)(lambda x: x / 3)),
+     (lambda: Point(1, 2), lambda: Turned(1, 2)), (lambda: 1, lambda: True),
+     (lambda: 0.0, lambda: -0.0), (lambda: np.float64(0.0), lambda: np.float64(-0.0)),
+     (lambda: np.ones((2, 2)), lambda: np.ones((2, 2), order="F")[::1, :1]),
+     (lambda: enum.Enum("C", "A B").A, lambda: enum.IntEnum("C", "A B").A)],
+)  # fmt: skip
+def test_values_that_look_alike_are_told_apart(one, other, monkeypatch):
+    found = []
+    for make in (one, one, other):
+        here("kind", make(), monkeypatch)
+        found.append(ScalarFunction(by_kind))
+    assert found[0] == found[1] != found[2]
+    assert all(f.lasting for f in found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("def f(x, y): return y", "def f(x, *y): return y"),
+     ("def f(x, y): return y", "def f(x, *, y): return y"),
+     ("def f(x):\n try:\n  g(x)\n  h(x)\n except Exception:\n  return 1\n return 2",
+      "def f(x):\n try:\n  g(x)\n except Exception:\n  return 1\n else:\n  h(x)\n return 2"),
+     ("def f(x): return 1 if x else 2", "def f(x): return 1 if x else 2.0")],
+)  # fmt: skip
+def test_code_that_looks_alike_is_told_apart(one, other):
+    assert ScalarFunction(parsed(one)) == ScalarFunction(parsed(one))
+    assert ScalarFunction(parsed(one)) != ScalarFunction(parsed(other))
+
+
+class Far(ValueError):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), Far, Point, ctypes.CDLL(None).abs, [object()], {1: 2}, type("Int", (int,), {})(3)],
+)
+def test_what_may_be_another_in_another_process_is_not_kept(value, monkeypatch):
+    here("kind", value, monkeypatch)
+    function = ScalarFunction(by_kind)
+    assert not function.lasting
+    assert function == ScalarFunction(by_kind)
+    copy = [object()] if type(value) is list else type("Other", (), {})()
+    here("kind", copy, monkeypatch)
+    assert function != ScalarFunction(by_kind)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.sin, np.sin, np, abs, complex, numba.float32, np.float32, np.where, 2.5, (1, "a"), len,
+     range(3), np.arange(3), np.zeros(2, [("a", "f8")])],
+)  # fmt: skip
+def test_what_is_the_same_everywhere_is_kept(value, monkeypatch):
+    here("kind", value, monkeypatch)
+    assert ScalarFunction(by_kind).lasting
+
+
+def test_types_are_found_by_the_next_process(tmp_path, monkeypatch):
+    with config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
+        assert ScalarFunction(scaled).results((F8,)) == F8
+        pair = lambda x: (x > 0, 1.5 if x else 2)  # noqa: E731
+        given = ScalarFunction(pair).results((F8,))
+        monkeypatch.setattr(ScalarFunction, "_inferred", None)  # there is no need for it
+        assert ScalarFunction(scaled).results((F8,)) == F8
+        assert ScalarFunction(pair).results((F8,)) == given == (np.dtype(bool), F8)
+        here("kind", object(), monkeypatch)
+        for f, types_ in ((twice, (F8,)), (scaled, (np.dtype("f4"),)), (by_kind, (F8,))):
+            with pytest.raises(TypeError, match="not callable"):
+                ScalarFunction(f).results(types_)
+        here("SCALE", 3, monkeypatch)
+        with pytest.raises(TypeError, match="not callable"):
+            ScalarFunction(scaled).results((F8,))
+
+
+def test_divisions_by_zero_are_numpys():
+    """Of points one by one, and of rows."""
+    function = ScalarFunction(lambda x, y: y / x if x < 2 else y // x)
+    x, y = np.array([0.0, 1.0, 4.0]), np.array([1.0, -1.0, 9.0])
+    want = [np.inf, -1, 2]
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(function.ufunc((F8, F8), F8)(x, y), want)
+        for varies, given, wanted in (
+            ((True, True), x, want),
+            ((False, True), x[:1], [np.inf, -np.inf, np.inf]),
+        ):
+            by_rows = function.rows((F8, F8), F8, None, varies)
+            np.testing.assert_array_equal(by_rows(given, y, out=np.empty(3)), wanted)
+
+
 # ---- settled
 
 
@@ -208,3 +311,55 @@ def test_functions_that_call_themselves_are_refused(f):
         NotCompiled, match=rf"{f.__name__} \(.*test_scalar.py, line \d+\): it calls"
     ):
         ScalarFunction(f).results((F8,))
+
+
+AGAIN = """
+import sys
+import numpy as np
+from numba.core import codegen
+from gpuscheduler import scalar
+
+K, F8, made = float(sys.argv[1]), np.dtype("f8"), []
+finalize = codegen.CPUCodeLibrary.finalize
+
+def seen(library):
+    made.append(library.name)
+    finalize(library)
+
+codegen.CPUCodeLibrary.finalize = seen
+
+def helper(x):
+    if x < -5:
+        raise ValueError("too small")
+    return x * K if x > 0 else x
+
+def f(x, y):
+    return helper(x) + y, 1.5
+
+function = scalar.ScalarFunction(f)
+types = F8, F8
+function.results(types)
+x, y = np.array([1.0, 2.0, -4.0]), np.array([3.0])
+one = function.ufunc(types, F8, 0)(x, y).tolist()
+rows = function.rows(types, F8, 0, (True, False))(x, y, out=np.empty(3)).tolist()
+try:
+    function.ufunc(types, F8, 0)(x - 3, y)
+except ValueError as error:
+    print(one, rows, error, "helper" in str(made))
+"""
+
+
+def test_another_process_compiles_no_function_for_the_processor(tmp_path):
+    """But where a number that a helper reads is another."""
+
+    def run(factor):
+        given = {**os.environ, "DASK_GPUSCHEDULER__CACHE_DIRECTORY": str(tmp_path)}
+        command = [sys.executable, "-c", AGAIN, factor]
+        return subprocess.run(
+            command, env=given, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    values = "[5.0, 7.0, -1.0] [5.0, 7.0, -1.0] too small"
+    assert run("2") == f"{values} True"
+    assert run("2") == f"{values} False"
+    assert run("3") == "[6.0, 9.0, -1.0] [6.0, 9.0, -1.0] too small True"

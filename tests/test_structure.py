@@ -33,6 +33,7 @@ ORDER = [
     "cuda_math",
     "kernel",
     "trace",
+    "shelf",
     "scalar",
     "device_code",
     "fuse",

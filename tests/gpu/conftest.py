@@ -58,8 +58,8 @@ if fake:
         host = Host(tmp_path_factory.mktemp("kernels"))
         function = launch.Kernels._function
 
-        def found(kernels, made, name, device):
-            function(kernels, made, name, device)  # as on a GPU: found, or compiled, and loaded
+        def found(kernels, made, device, single):
+            function(kernels, made, device, single)  # as on a GPU: found, or compiled, and loaded
 
             def run(grid, block, args):
                 stream = cupy.cuda.get_current_stream()
@@ -70,7 +70,7 @@ if fake:
                     own = [s[0] for s in (made.scratch, made.counters) if s]
                     for slot in (*made.outputs, *own):
                         _touched(row[slot]).write(stream)
-                host.launched(made, items, grid[0], grid[1], name.endswith("_one"))
+                host.launched(made, items, grid[0], grid[1], single)
 
             return run
 

@@ -73,6 +73,8 @@ def test_every_point(scheduler, f, args):
     np.testing.assert_allclose(host(result), wanted, rtol=1e-12, atol=1e-13)
     np.testing.assert_array_equal(z.to_backend("numpy").compute(), host(result))
     np.testing.assert_array_equal(host(z[::7, 3:].compute()), host(result)[::7, 3:])
+    listed = host(z[[3, 57, 7], ::2].compute())
+    np.testing.assert_allclose(listed, host(result)[[3, 57, 7], ::2], rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(host(z.sum().compute()), wanted.sum(), rtol=1e-11)
 
 

@@ -269,7 +269,7 @@ def test_a_kernel_that_cannot_be_had_is_not_recorded(count, monkeypatch):
         raise launch.CompileFailed("no")
 
     monkeypatch.setattr(launch, "compiled", refused)
-    monkeypatch.setattr(launch, "_from_disk", lambda *_: None)
+    monkeypatch.setattr(launch.shelf, "found", lambda words: None)
     with gpuscheduler.Scheduler(devices="cuda:0,0"):
         blocks = {("given", i): cupy.arange(16.0) + 16 * i for i in range(4)}
         x = da.Array(blocks, "given", ((16,) * 4,), meta=cupy.zeros(0))

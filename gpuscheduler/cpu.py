@@ -23,6 +23,7 @@ from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
+from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import sizeof
 from .spill import File, NotSpillable, Store
@@ -83,6 +84,7 @@ class CpuHardware:
         self.names = tuple(f"host thread {d}" for d in range(devices))
         self.machine = cpu_machine(devices, memory_limit)
         self.store = Store(spill_directory)
+        self.slack = Slack(self.machine.limit(0))
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 
@@ -128,7 +130,7 @@ class CpuHardware:
             borrowed = Borrowed(pool, threads)
             yield Lease(
                 machine,
-                lambda plan, g, told: CpuDevices(plan, borrowed, g, self.store, told),
+                lambda plan, g, told: CpuDevices(plan, borrowed, g, self.store, told, self.slack),
                 threads,
             )
             return
@@ -137,7 +139,8 @@ class CpuHardware:
             teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
         with teams.lease() as team:
             yield Lease(
-                self._share(n), lambda plan, g, told: CpuDevices(plan, team, g, self.store, told)
+                self._share(n),
+                lambda plan, g, told: CpuDevices(plan, team, g, self.store, told, self.slack),
             )
 
     def _share(self, devices: int) -> Machine:
@@ -168,14 +171,16 @@ class CpuDevices:
         gathering: Gathering | None = None,
         store: Store | None = None,
         told: Told = Told.DONE,
+        slack: Slack | None = None,
         size: Callable[[Any], int] = sizeof,
     ):
-        self.plan, self.team, self.size = plan, team, size
+        self.plan, self.team, self.size, self.slack = plan, team, size, slack
         self.exact = told is Told.EACH  # somebody may want to see, and keep, each value
         self.gathering = gathering
         self.store = store or Store()
         self.values: list[Any] = [None] * len(plan.steps)
         self.held = [0] * len(plan.steps)  # places that hold the value in memory
+        self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
         self.files: dict[int, File] = {}  # of values on the disk
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
@@ -198,6 +203,7 @@ class CpuDevices:
         places = chunk.places
         if 0 in places:
             self.values[step], self.held[step] = places[0], 1
+            self.nbytes[step] = chunk.nbytes
         if DISK in places:
             self.files[step] = places[DISK]
 
@@ -231,6 +237,8 @@ class CpuDevices:
         self.held[step] -= 1
         if self.held[step] <= (step in self.written):
             self.values[step] = None
+            if self.slack is not None:
+                self.slack.let_go(self.nbytes[step])
 
     def wait(self) -> list[Event]:
         for place, steps in enumerate(self._launches):
@@ -286,7 +294,8 @@ class CpuDevices:
 
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
-        steps, values, held, size = self.plan.steps, self.values, self.held, self.size
+        steps, values, held = self.plan.steps, self.values, self.held
+        nbytes, size = self.nbytes, self.size
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:
@@ -306,7 +315,8 @@ class CpuDevices:
                     value = _contiguous(value)
                 held[i] = 1
                 values[i] = value
-                events += (Issued(i, size(value)), Done(i))
+                nbytes[i] = size(value)
+                events += (Issued(i, nbytes[i]), Done(i))
                 refused.discard(i)
             except MemoryError as error:
                 if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all

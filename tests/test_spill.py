@@ -411,3 +411,40 @@ def test_a_full_disk_ends_the_run_and_the_next_one_works(tmp_path):
         (folder,) = tmp_path.iterdir()
         assert [p.name for p in folder.iterdir()] == ["lock"]
     assert not list(tmp_path.iterdir())
+
+
+#: A process that computes in 128 MiB what takes 512, and says by how many MiB it has grown.
+GROWN = """
+import numpy as np, dask.array as da
+from gpuscheduler import Scheduler
+
+def taken(name):
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) // 1024 for line in f if line.startswith(name))
+
+def work(blocks):
+    x = da.random.default_rng(0).random((512 * blocks, 512 * blocks), chunks=512)
+    return ((x - x.mean()) ** 2).sum()
+
+with Scheduler("cpu:2", memory_limit="64 MiB") as s:
+    work(2).compute()  # imports, and compiles
+    before = taken("VmRSS")
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")  # the highest mark begins anew
+    work(16).compute()
+    assert s.last.peak[0] <= 2**27, s.last
+    assert s.last.spilled[-2] > 2**28, s.last
+    print(taken("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_a_process_grows_by_its_limit_and_a_few_blocks(tmp_path):
+    """What `malloc` keeps for its threads goes back, and a task has two blocks of its own at once:
+    it was 193 MiB before `Slack` looked after that."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    out = subprocess.run(
+        [sys.executable, "-c", GROWN], env=env, capture_output=True, text=True, timeout=110
+    )
+    assert out.returncode == 0, out.stderr
+    assert 64 < int(out.stdout) <= 1.05 * 128 + 2 * 2 * 2, out.stdout

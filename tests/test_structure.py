@@ -52,6 +52,7 @@ ORDER = [
     "workers",
     "spill",
     "direct",
+    "resident",
     "cpu",
     "backend",
     "launch",

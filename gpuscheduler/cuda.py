@@ -319,14 +319,18 @@ class _Lane:
 class PinnedBlocks:
     """Page-locked host memory, kept for reuse: locking a page costs more than filling it.
 
-    What stays `inside` is never the caller's, and can be made faster, see `_Slab`.
+    What stays `inside` is never the caller's, and can be made faster, see `_Slab`. What waits for
+    reuse goes rather than that there is more than `limit` bytes in all.
     """
 
-    def __init__(self, inside: bool = False) -> None:
+    def __init__(self, inside: bool = False, limit: int | None = None) -> None:
         self.free: dict[int, list[Any]] = {}
         self.made: dict[int, int] = {}  # blocks of each size, in slabs
         self.idle = 0  # bytes that wait for reuse
-        self.most = available_memory() // 4
+        self.used = 0  # ... and that do not
+        self.peak = 0  # of both
+        self.limit = available_memory() if limit is None else limit
+        self.most = min(available_memory() // 4, self.limit)
         self.inside = inside
         # collecting garbage may bring a block back while the lock is held
         self._lock = threading.RLock()
@@ -342,7 +346,10 @@ class PinnedBlocks:
         with self._lock:
             blocks = self.free.get(size)
             block: Any = blocks.pop() if blocks else None
-            self.idle -= size if block is not None else 0
+            if block is not None:
+                self.idle -= size
+            elif self.used + self.idle + size > self.limit:
+                self.shrink()
         if block is None and self.inside and size >= LEAST_REGISTERED:
             block = self._in_slab(size)
         if block is None:
@@ -352,6 +359,9 @@ class PinnedBlocks:
                 if not is_refusal(error):
                     raise
                 block = self._last_block(size)
+        with self._lock:
+            self.used += size
+            self.peak = max(self.peak, self.used + self.idle)
         # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
         raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
         weakref.finalize(raw, self._back, size, block).atexit = False
@@ -374,7 +384,8 @@ class PinnedBlocks:
     def _in_slab(self, size: int) -> Any:
         """A block of a new slab, whose others are free: about as many as there were before. None
         where the system has no such memory."""
-        count = min(self.made.get(size, 0), SLAB_BYTES // size) or 1
+        room = max(0, self.limit - self.used - self.idle) // size  # beside the block itself
+        count = max(1, min(self.made.get(size, 0), SLAB_BYTES // size, 1 + room))
         try:
             blocks = _Slab(count * size).blocks(count)
         except (AttributeError, OSError, runtime.CUDARuntimeError):
@@ -388,6 +399,7 @@ class PinnedBlocks:
 
     def _back(self, size: int, block: Any) -> None:
         with self._lock:
+            self.used -= size
             if self.idle + size <= self.most:
                 self.free.setdefault(size, []).append(block)
                 self.idle += size
@@ -629,6 +641,7 @@ class CudaHardware:
         spill_directory: str | None = None,
         direct_storage: bool | str = "auto",
         fast_math: bool = False,
+        host_memory: int | None = None,
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
@@ -642,8 +655,9 @@ class CudaHardware:
             raise _loss(ids)
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
+        host = int(0.9 * available_memory()) if host_memory is None else host_memory
         self.pinned = PinnedBlocks()
-        self.inside = PinnedBlocks(inside=True)
+        self.inside = PinnedBlocks(inside=True, limit=host)
         self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
         self.store = Store(spill_directory)
         self.direct = Direct(direct_storage)
@@ -655,7 +669,7 @@ class CudaHardware:
             for a in range(len(ids))
         )
         memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
-        self.machine = Machine(memory, peer, (55e9,) * len(ids), int(0.9 * available_memory()))
+        self.machine = Machine(memory, peer, (55e9,) * len(ids), host)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 

@@ -66,8 +66,8 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, fast_math=False, random='philox', spill_directory=None, direct_storage='auto', \
-timeline=False, check=False)
+fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
+direct_storage='auto', timeline=False, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -78,6 +78,7 @@ timeline=False, check=False)
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     fast_math: bool = False  # faster kernels that are less exact than NumPy
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
+    host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     timeline: bool = False  # keep which step ran where and when
@@ -136,6 +137,11 @@ class Scheduler:
     random
         ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
+    host_memory
+        What values that had to leave the GPUs may take of the host's memory, as ``memory_limit``
+        says it; 0 for none. What does not fit there goes to files, through memory that is free
+        again when it is written or read. Default: 0.9 of what is available. On CPU devices, whose
+        memory is the host's, it changes nothing.
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
@@ -180,6 +186,7 @@ class Scheduler:
             self.options.spill_directory,
             self.options.direct_storage,
             self.options.fast_math,
+            self.options.host_memory,
         )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
@@ -781,6 +788,7 @@ def find_hardware(
     spill_directory: str | None = None,
     direct_storage: bool | str = "auto",
     fast_math: bool = False,
+    host_memory: int | str | float | None = None,
 ) -> Hardware:
     """The hardware that a device string names.
 
@@ -791,6 +799,7 @@ def find_hardware(
     if found is None:
         raise ValueError(f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'")
     auto, count, cuda, ids = found.groups()
+    host = _limit(host_memory, available_memory(), "host_memory", least=0)
     if cuda or (auto and cuda_devices()):
         from .cuda import CudaHardware, devices_left
 
@@ -802,6 +811,7 @@ def find_hardware(
                 spill_directory=spill_directory,
                 direct_storage=direct_storage,
                 fast_math=fast_math,
+                host_memory=host,
             )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))
@@ -820,18 +830,20 @@ def cuda_devices() -> int:
         return 0
 
 
-def _limit(limit: int | str | float | None, free: int) -> int:
+def _limit(
+    limit: int | str | float | None, free: int, name: str = "memory_limit", least: int = 1
+) -> int:
     if limit is None:
         limit = 0.9
     if isinstance(limit, float) and 0 < limit <= 1:
         return int(limit * free)
-    nbytes = 0
+    nbytes = -1
     if not isinstance(limit, float) or limit.is_integer():
         with suppress(ValueError, TypeError):
             nbytes = parse_bytes(limit)
-    if nbytes <= 0:
+    if nbytes < least:
         raise ValueError(
-            f"memory_limit={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
+            f"{name}={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
         )
     return int(nbytes)
 

@@ -40,14 +40,15 @@ from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
-from .plan import Footprint, Plan, make_plan, places_of
+from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
-from .pretend import predict
+from .pretend import everything, predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
 from .tape import Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
+from .turns import SMALL, Turn, Turns
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
@@ -193,6 +194,8 @@ class Scheduler:
         self._plans = Plans()
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
+        machine = self.hardware.machine
+        self._turns = Turns({m: machine.limit(m) for m in machine.memories})
         self._entered: list[Any] = []
         self._closed = False
 
@@ -453,7 +456,10 @@ class Scheduler:
         options = self.options
         heard = watch or counter or begun or rerun or options.timeline or options.check
         followed = not heard and lease.threads is None  # the caller's own threads are given all
-        with self._persisted.lent() as chunks:
+        with (
+            self._persisted.lent() as chunks,
+            self._turns.turn(lambda: self._most(known, chunks)) as turn,
+        ):
             try:
                 if followed and (tape := self._tape(known, chunks)) is not None:
                     values = self._followed(graph, known, lease, *tape, results)
@@ -461,7 +467,7 @@ class Scheduler:
                         return values
                 plan = self._beside(known, chunks)
                 state, values = self._obeyed(
-                    graph, plan, lease, watch, rerun, results, counter, begun
+                    graph, plan, lease, watch, rerun, results, turn, counter, begun
                 )
             except Exception as error:
                 lost = self.hardware.lost(error)
@@ -471,6 +477,17 @@ class Scheduler:
         if not known.once:
             known.learn(state.nbytes)
         return values
+
+    def _most(self, known: Plan, chunks: list[Chunk]) -> dict[int, int]:
+        """Bytes that a run may take in each memory at most, as far as sizes are known."""
+        plan = self._beside(known, chunks)
+        most, limit = everything(plan), self._turns.limit
+        if len(plan.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
+            return most
+        with suppress(OutOfMemory):  # of sizes that are guesses
+            foreseen = predict(plan, self.options.window, self.options.deep_window).peak
+            return {m: min(n, foreseen[m]) for m, n in most.items()}
+        return most
 
     def _tape(self, plan: Plan, chunks: list[Chunk]) -> tuple[Tape, dict[int, int]] | None:
         """What the plan does where all fits, and bytes of other chunks on each device; None where
@@ -531,6 +548,7 @@ class Scheduler:
         watch: Callbacks | None,
         rerun: bool,
         results: Results,
+        turn: Turn,
         counter: Watch | None,
         begun: Callable[[Devices], None] | None,
     ) -> tuple[State, list[Any]]:
@@ -552,7 +570,8 @@ class Scheduler:
             # callbacks see a step done before they see its reader begin, as in Dask's own
             ahead = lease.threads is None and watch is None
             begin = perf_counter()
-            state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
+            check = self.options.check
+            state = run(plan, devices, told, window, deep, ahead, check, rerun, turn)
             self.last = state.footprint(perf_counter() - begin)
             return state, results(graph, plan, devices, gathering, state.nbytes)
         finally:

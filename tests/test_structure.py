@@ -46,6 +46,7 @@ ORDER = [
     "garbage",
     "state",
     "tape",
+    "turns",
     "run",
     "timeline",
     "pretend",

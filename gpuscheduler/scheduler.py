@@ -774,9 +774,13 @@ def plan_graph(
             on_gpus=kind == "cuda",
         )  # fmt: skip
         graph = fuser.fused()
-    if merge and options.fuse:
-        graph = siblings.merge(graph)
-    plan = make_plan(graph, machine, home)
+    apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
+    try:
+        plan = make_plan(graph, machine, home)
+    except OutOfMemory:  # what is made together is there together
+        if graph is apart:
+            raise
+        graph, plan = apart, make_plan(apart, machine, home)
     if merge and kind == "cuda" and batched(graph, plan):
         plan = make_plan(graph, machine, home)
     return graph, plan

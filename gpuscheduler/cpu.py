@@ -26,7 +26,7 @@ from .plan import OutOfMemory, Plan
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import sizeof
-from .spill import File, NotSpillable, Store
+from .spill import Files, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
 from .tape import Tape
 from .workers import Borrowed, Team, Teams, Worker, awaited, reported
@@ -177,11 +177,10 @@ class CpuDevices:
         self.plan, self.team, self.size, self.slack = plan, team, size, slack
         self.exact = told is Told.EACH  # somebody may want to see, and keep, each value
         self.gathering = gathering
-        self.store = store or Store()
+        self.files = Files(store or Store())  # of values on the disk
         self.values: list[Any] = [None] * len(plan.steps)
         self.held = [0] * len(plan.steps)  # places that hold the value in memory
         self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
-        self.files: dict[int, File] = {}  # of values on the disk
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
@@ -193,7 +192,6 @@ class CpuDevices:
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
         self.stopped = False
-        self._ending = threading.Lock()  # a file comes to be before the end, or goes
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -205,7 +203,7 @@ class CpuDevices:
             self.values[step], self.held[step] = places[0], 1
             self.nbytes[step] = chunk.nbytes
         if DISK in places:
-            self.files[step] = places[DISK]
+            self.files.of[step] = places[DISK]
 
     def launch(self, step: int, place: int) -> None:
         if self.plan.steps[step].aside:
@@ -232,7 +230,7 @@ class CpuDevices:
         if step in self.chunks:
             self.chunks[step].left(place)
         if place == DISK:
-            self._forget(step)
+            self.files.forget(step)
             return
         self.held[step] -= 1
         if self.held[step] <= (step in self.written):
@@ -260,8 +258,8 @@ class CpuDevices:
     def value(self, step: int) -> Any:
         if self.held[step] <= (step in self.written):
             s = self.plan.steps[step]
-            if step in self.files:
-                return self.store.read(self.files[step], s.key)
+            if step in self.files.of:
+                return self.files.store.read(self.files.of[step], s.key)
             if s.again:
                 return s.read()
         return self.values[step]
@@ -272,23 +270,18 @@ class CpuDevices:
         places = {}
         if self.held[step]:
             places[0] = self.values[step]
-        if step in self.files:
-            places[DISK] = self.files.pop(step)
+        if step in self.files.of:
+            places[DISK] = self.files.of.pop(step)
         return places or {0: self.value(step)}
 
     def close(self) -> None:
-        with self._ending:
-            self.stopped = True
+        self.files.end()
+        self.stopped = True
         self.values = []
         for step in self.chunks:
-            self.files.pop(step, None)
-        for step in list(self.files):
-            self._forget(step)
-
-    def _forget(self, step: int) -> None:
-        file = self.files.pop(step, None)
-        if file is not None:
-            self.store.remove(file)
+            self.files.of.pop(step, None)
+        for step in list(self.files.of):
+            self.files.forget(step)
 
     # ---- in the workers
 
@@ -365,22 +358,18 @@ class CpuDevices:
         if self.stopped:
             return
         try:
-            file = self.store.write(self.values[step], self.plan.steps[step].key)
-            self._came_to_disk(step, file)
+            self.files.write(
+                step, self.values[step], self.plan.steps[step].key, lambda f: self._came(step, f)
+            )
             self._events.put([Copied(step, src, DISK)])
         except NotSpillable:
             self._events.put([NoRoom(step, DISK, self.plan.steps[step].nbytes)])
         except BaseException as error:
             self._events.put([Failed(step, error)])
 
-    def _came_to_disk(self, step: int, file: File) -> None:
-        with self._ending:
-            if not self.stopped:
-                self.files[step] = file
-                if step in self.chunks:
-                    self.chunks[step].came(DISK, file)
-                return
-        self.store.remove(file)
+    def _came(self, step: int, file: Any) -> None:
+        if step in self.chunks:
+            self.chunks[step].came(DISK, file)
 
     def _read(self, copy: tuple[int, int]) -> None:
         step, dst = copy
@@ -389,7 +378,7 @@ class CpuDevices:
         event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
-            value = s.read() if s.again else self.store.read(self.files[step], s.key)
+            value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:
                 self.chunks[step].came(0, value)

@@ -56,7 +56,7 @@ from .plan import OutOfMemory, Plan, Step
 from .replay import Recorder, one_copy_pays
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves
-from .spill import File, NotSpillable, Store
+from .spill import Files, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
 from .tape import Order, Tape, by_turns, interleaved
@@ -1113,11 +1113,10 @@ class CudaDevices:
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
-        self._ending = threading.Lock()  # a file comes to be before the end, or goes
         self.crossing = plan.crossing
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
-        self.files: dict[int, File] = {}  # of values on the disk
+        self.files = Files(hardware.store)  # of values on the disk
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[Order]] = [[] for _ in self.lanes]
         self.unlaunched = plan.launches  # counted by one thread: `light`
@@ -1151,7 +1150,7 @@ class CudaDevices:
         """A chunk that an earlier run made, on other streams maybe."""
         for place, held in places.items():
             if place == DISK:
-                self.files[step] = held
+                self.files.of[step] = held
             else:
                 if held.ready is not None and held.ready.done:
                     held.ready = None
@@ -1235,7 +1234,7 @@ class CudaDevices:
         if place == HOST:
             self._leave_host(step, self.held[HOST].pop(step))
         elif place == DISK:
-            self._forget(step)
+            self.files.forget(step)
         else:
             self._todo[place].append(("free", step, place))
 
@@ -1258,8 +1257,10 @@ class CudaDevices:
                 for place, i, value, ready in replay.run(self.lanes, self.held):
                     self.held[place][i] = _Held(value, ready)
                 return True
-        except Refused:
-            return False
+        except Exception as error:
+            if is_refusal(error):
+                return False
+            raise
         kernels, staged = self.hardware.kernels, self.hardware.staged
         recorder = None if tape in replays else Recorder(self.plan, self.lanes, kernels, staged)
         for place, orders in tape.orders:
@@ -1346,8 +1347,8 @@ class CudaDevices:
                 with Device(self.lanes[self.plan.steps[step].place].device):
                     return map_leaves(_off_host, held.value)
             return self.hardware._behind(held, self.lanes[place].device)
-        if step in self.files:
-            value = self.hardware.store.read(self.files[step], self.plan.steps[step].key)
+        if step in self.files.of:
+            value = self.hardware.store.read(self.files.of[step], self.plan.steps[step].key)
             with Device(self.lanes[self.plan.steps[step].place].device):
                 return map_leaves(_off_host, value)
         s = self.plan.steps[step]
@@ -1366,13 +1367,13 @@ class CudaDevices:
         places: dict[int, Any] = {  # a worker may be letting go of replicas still
             p: found for p, h in self.held.items() if (found := h.get(step)) is not None
         }
-        if step in self.files:
-            places[DISK] = self.files.pop(step)
+        if step in self.files.of:
+            places[DISK] = self.files.of.pop(step)
         return worth_keeping(home, places) or {home: _Held(self.value(step))}
 
     def close(self) -> None:
-        with self._ending:
-            self.stopped = True
+        self.files.end()  # first: a chunk hears of each file that is kept
+        self.stopped = True
         try:
             if self.ahead:
                 self._go_before_caller()
@@ -1392,14 +1393,9 @@ class CudaDevices:
         for step, held in on_host.items():
             self._leave_host(step, held)
         for step in self.chunks:
-            self.files.pop(step, None)
-        for step in list(self.files):
-            self._forget(step)
-
-    def _forget(self, step: int) -> None:
-        file = self.files.pop(step, None)
-        if file is not None:
-            self.hardware.store.remove(file)
+            self.files.of.pop(step, None)
+        for step in list(self.files.of):
+            self.files.forget(step)
 
     def _goes_on(self, event: StateEvent | _Read) -> bool:
         """Send what was read from a file on to its device: only this thread gives orders."""
@@ -1419,17 +1415,12 @@ class CudaDevices:
     def _written(self, step: int, src: int, value: Any) -> StateEvent:
         """Put a value, whose arrays are in pinned memory, into a file."""
         try:
-            file = self.hardware.store.write(value, self.plan.steps[step].key)
+            key = self.plan.steps[step].key
+            self.files.write(step, value, key, lambda file: self._came(step, DISK, file))
         except NotSpillable:
             return NoRoom(step, DISK, self.plan.steps[step].nbytes)
         except BaseException as error:
             return Failed(step, error)
-        with self._ending:
-            if not self.stopped:
-                self.files[step] = file
-                self._came(step, DISK, file)
-                return Copied(step, src, DISK)
-        self.hardware.store.remove(file)
         return Copied(step, src, DISK)
 
     def _read_file(self, copy: tuple[int, int]) -> None:
@@ -1443,7 +1434,7 @@ class CudaDevices:
                 value = map_leaves(self._ready_to_go if s.sent else self._pinned, s.read())
             else:
                 value = self.hardware.store.read(
-                    self.files[step],
+                    self.files.of[step],
                     s.key,
                     lambda nbytes: self.hardware.inside.array((nbytes,), np.uint8),
                 )

@@ -179,6 +179,36 @@ class Store:
         return out
 
 
+class Files:
+    """The files of one run, by step: one that is written when the run has ended is removed."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.of: dict[int, File] = {}
+        self._ended = False
+        self._ending = threading.Lock()  # a file comes to be before the end, or goes
+
+    def write(self, step: int, value: Any, key: Any, came: Callable[[File], None]) -> None:
+        """Put a value into a file, and tell of it while the run goes on. Raises as `Store.write`
+        does."""
+        file = self.store.write(value, key)
+        with self._ending:
+            if not self._ended:
+                self.of[step] = file
+                came(file)
+                return
+        self.store.remove(file)
+
+    def forget(self, step: int) -> None:
+        file = self.of.pop(step, None)
+        if file is not None:
+            self.store.remove(file)
+
+    def end(self) -> None:
+        with self._ending:
+            self._ended = True
+
+
 def _lost(file: File, key: Any, error: OSError) -> SpillError:
     gone = error.errno == errno.ENOENT
     out = SpillError(

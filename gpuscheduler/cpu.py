@@ -78,12 +78,13 @@ class CpuHardware:
         devices: int,
         memory_limit: int | None = None,
         spill_directory: str | None = None,
+        spill_compression: str | None = None,
     ):
         if devices < 1:
             raise ValueError(f"{devices} CPU devices: there must be at least one")
         self.names = tuple(f"host thread {d}" for d in range(devices))
         self.machine = cpu_machine(devices, memory_limit)
-        self.store = Store(spill_directory)
+        self.store = Store(spill_directory, compression=spill_compression)
         self.slack = Slack(self.machine.limit(0))
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()

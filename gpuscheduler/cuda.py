@@ -642,6 +642,7 @@ class CudaHardware:
         direct_storage: bool | str = "auto",
         fast_math: bool = False,
         host_memory: int | None = None,
+        spill_compression: str | None = None,
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
@@ -659,7 +660,7 @@ class CudaHardware:
         self.pinned = PinnedBlocks()
         self.inside = PinnedBlocks(inside=True, limit=host)
         self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
-        self.store = Store(spill_directory)
+        self.store = Store(spill_directory, compression=spill_compression)
         self.direct = Direct(direct_storage)
         self.kernels = Kernels(fast_math)
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results

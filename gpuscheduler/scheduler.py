@@ -68,7 +68,7 @@ class Options:
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
-direct_storage='auto', timeline=False, check=False)
+spill_compression=None, direct_storage='auto', timeline=False, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -81,6 +81,7 @@ direct_storage='auto', timeline=False, check=False)
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
+    spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
@@ -146,6 +147,9 @@ class Scheduler:
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
+    spill_compression
+        How these are compressed: ``"zlib"``, or ``"lz4"`` (package lz4) and ``"zstd"`` (Python
+        3.14) where they are installed. Default: not at all, which is faster on most disks.
     direct_storage
         Whether GPUs read blocks of NumPy's memory maps and of h5py's datasets without chunks and
         filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,
@@ -188,6 +192,7 @@ class Scheduler:
             self.options.direct_storage,
             self.options.fast_math,
             self.options.host_memory,
+            self.options.spill_compression,
         )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
@@ -812,6 +817,7 @@ def find_hardware(
     direct_storage: bool | str = "auto",
     fast_math: bool = False,
     host_memory: int | str | float | None = None,
+    spill_compression: str | None = None,
 ) -> Hardware:
     """The hardware that a device string names.
 
@@ -835,10 +841,11 @@ def find_hardware(
                 direct_storage=direct_storage,
                 fast_math=fast_math,
                 host_memory=host,
+                spill_compression=spill_compression,
             )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))
-    return CpuHardware(n, limit, spill_directory)
+    return CpuHardware(n, limit, spill_directory, spill_compression)
 
 
 def cuda_devices() -> int:

@@ -95,6 +95,50 @@ def test_any_array_comes_back(value):
     store.close()
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_comes_back_from_a_compressed_file(tmp_path, name):
+    store = Store(str(tmp_path), compression="zlib")
+    same(VALUES[name], back(store, VALUES[name]))
+    assert store.nbytes == 0
+    store.close()
+
+
+def test_compressed_files_are_smaller_and_counted_as_they_are(tmp_path):
+    """20 MiB of ones, in pieces of 4 MiB."""
+    store = Store(str(tmp_path), compression="zlib")
+    value = np.ones(20 * 2**17)
+    file = store.write(value, "k")
+    assert os.path.getsize(file.path) == file.nbytes == store.nbytes < 2**18
+    same(value, store.read(file, "k"))
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["short", "changed"])
+def test_a_compressed_file_that_is_damaged_is_a_clear_error(tmp_path, damage):
+    store = Store(str(tmp_path), compression="zlib")
+    file = store.write(np.arange(1000), "k")
+    content = bytearray(Path(file.path).read_bytes())
+    half = len(content) // 2
+    content = content[:half] if damage == "short" else content[:half] + b"x" * half
+    Path(file.path).write_bytes(content)
+    with pytest.raises(SpillError, match="'k' was written to .* cannot be read any more"):
+        store.read(file, "k")
+    store.close()
+
+
+def test_a_run_with_compressed_files_gives_the_same(tmp_path):
+    x = blocks()
+    y = (x - x.mean(axis=0)).sum(axis=1)
+    with Scheduler("cpu:2", fuse=False):
+        expected = y.compute()
+    options = {"fuse": False, "spill_directory": str(tmp_path), "spill_compression": "zlib"}
+    with Scheduler("cpu:2", memory_limit=200_000, **options) as s:
+        np.testing.assert_allclose(y.compute(), expected)
+        assert s.last.spilled[DISK] > s.hardware.store.peak > 0
+    with pytest.raises(ValueError, match="spill_compression='zip': nobody knows it; use None or"):
+        Scheduler("cpu:1", spill_compression="zip")
+
+
 def test_an_array_that_comes_back_can_be_written_to_if_it_could_be_before(store):
     fixed = np.arange(4)
     fixed.flags.writeable = False

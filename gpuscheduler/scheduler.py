@@ -404,7 +404,6 @@ class Scheduler:
         5 steps on 2 devices
           device 0: 3 steps, 3e-05 s
           device 1: 2 steps, 2e-05 s
-          1 -> 0: 16 bytes
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received(*collections)

@@ -23,9 +23,10 @@ from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
+from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import sizeof
-from .spill import File, NotSpillable, Store
+from .spill import Files, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
 from .tape import Tape
 from .workers import Borrowed, Team, Teams, Worker, awaited, reported
@@ -77,12 +78,14 @@ class CpuHardware:
         devices: int,
         memory_limit: int | None = None,
         spill_directory: str | None = None,
+        spill_compression: str | None = None,
     ):
         if devices < 1:
             raise ValueError(f"{devices} CPU devices: there must be at least one")
         self.names = tuple(f"host thread {d}" for d in range(devices))
         self.machine = cpu_machine(devices, memory_limit)
-        self.store = Store(spill_directory)
+        self.store = Store(spill_directory, compression=spill_compression)
+        self.slack = Slack(self.machine.limit(0))
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 
@@ -128,7 +131,7 @@ class CpuHardware:
             borrowed = Borrowed(pool, threads)
             yield Lease(
                 machine,
-                lambda plan, g, told: CpuDevices(plan, borrowed, g, self.store, told),
+                lambda plan, g, told: CpuDevices(plan, borrowed, g, self.store, told, self.slack),
                 threads,
             )
             return
@@ -137,7 +140,8 @@ class CpuHardware:
             teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
         with teams.lease() as team:
             yield Lease(
-                self._share(n), lambda plan, g, told: CpuDevices(plan, team, g, self.store, told)
+                self._share(n),
+                lambda plan, g, told: CpuDevices(plan, team, g, self.store, told, self.slack),
             )
 
     def _share(self, devices: int) -> Machine:
@@ -168,15 +172,16 @@ class CpuDevices:
         gathering: Gathering | None = None,
         store: Store | None = None,
         told: Told = Told.DONE,
+        slack: Slack | None = None,
         size: Callable[[Any], int] = sizeof,
     ):
-        self.plan, self.team, self.size = plan, team, size
+        self.plan, self.team, self.size, self.slack = plan, team, size, slack
         self.exact = told is Told.EACH  # somebody may want to see, and keep, each value
         self.gathering = gathering
-        self.store = store or Store()
+        self.files = Files(store or Store())  # of values on the disk
         self.values: list[Any] = [None] * len(plan.steps)
         self.held = [0] * len(plan.steps)  # places that hold the value in memory
-        self.files: dict[int, File] = {}  # of values on the disk
+        self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
@@ -188,7 +193,6 @@ class CpuDevices:
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
         self.stopped = False
-        self._ending = threading.Lock()  # a file comes to be before the end, or goes
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -198,8 +202,9 @@ class CpuDevices:
         places = chunk.places
         if 0 in places:
             self.values[step], self.held[step] = places[0], 1
+            self.nbytes[step] = chunk.nbytes
         if DISK in places:
-            self.files[step] = places[DISK]
+            self.files.of[step] = places[DISK]
 
     def launch(self, step: int, place: int) -> None:
         if self.plan.steps[step].aside:
@@ -226,11 +231,13 @@ class CpuDevices:
         if step in self.chunks:
             self.chunks[step].left(place)
         if place == DISK:
-            self._forget(step)
+            self.files.forget(step)
             return
         self.held[step] -= 1
         if self.held[step] <= (step in self.written):
             self.values[step] = None
+            if self.slack is not None:
+                self.slack.let_go(self.nbytes[step])
 
     def wait(self) -> list[Event]:
         for place, steps in enumerate(self._launches):
@@ -252,8 +259,8 @@ class CpuDevices:
     def value(self, step: int) -> Any:
         if self.held[step] <= (step in self.written):
             s = self.plan.steps[step]
-            if step in self.files:
-                return self.store.read(self.files[step], s.key)
+            if step in self.files.of:
+                return self.files.store.read(self.files.of[step], s.key)
             if s.again:
                 return s.read()
         return self.values[step]
@@ -264,29 +271,25 @@ class CpuDevices:
         places = {}
         if self.held[step]:
             places[0] = self.values[step]
-        if step in self.files:
-            places[DISK] = self.files.pop(step)
+        if step in self.files.of:
+            places[DISK] = self.files.of.pop(step)
         return places or {0: self.value(step)}
 
     def close(self) -> None:
-        with self._ending:
-            self.stopped = True
+        self.files.end()
+        self.stopped = True
         self.values = []
         for step in self.chunks:
-            self.files.pop(step, None)
-        for step in list(self.files):
-            self._forget(step)
-
-    def _forget(self, step: int) -> None:
-        file = self.files.pop(step, None)
-        if file is not None:
-            self.store.remove(file)
+            self.files.of.pop(step, None)
+        for step in list(self.files.of):
+            self.files.forget(step)
 
     # ---- in the workers
 
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
-        steps, values, held, size = self.plan.steps, self.values, self.held, self.size
+        steps, values, held = self.plan.steps, self.values, self.held
+        nbytes, size = self.nbytes, self.size
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:
@@ -306,7 +309,8 @@ class CpuDevices:
                     value = _contiguous(value)
                 held[i] = 1
                 values[i] = value
-                events += (Issued(i, size(value)), Done(i))
+                nbytes[i] = size(value)
+                events += (Issued(i, nbytes[i]), Done(i))
                 refused.discard(i)
             except MemoryError as error:
                 if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
@@ -355,22 +359,18 @@ class CpuDevices:
         if self.stopped:
             return
         try:
-            file = self.store.write(self.values[step], self.plan.steps[step].key)
-            self._came_to_disk(step, file)
+            self.files.write(
+                step, self.values[step], self.plan.steps[step].key, lambda f: self._came(step, f)
+            )
             self._events.put([Copied(step, src, DISK)])
         except NotSpillable:
             self._events.put([NoRoom(step, DISK, self.plan.steps[step].nbytes)])
         except BaseException as error:
             self._events.put([Failed(step, error)])
 
-    def _came_to_disk(self, step: int, file: File) -> None:
-        with self._ending:
-            if not self.stopped:
-                self.files[step] = file
-                if step in self.chunks:
-                    self.chunks[step].came(DISK, file)
-                return
-        self.store.remove(file)
+    def _came(self, step: int, file: Any) -> None:
+        if step in self.chunks:
+            self.chunks[step].came(DISK, file)
 
     def _read(self, copy: tuple[int, int]) -> None:
         step, dst = copy
@@ -379,7 +379,7 @@ class CpuDevices:
         event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
-            value = s.read() if s.again else self.store.read(self.files[step], s.key)
+            value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:
                 self.chunks[step].came(0, value)

@@ -56,7 +56,7 @@ from .plan import OutOfMemory, Plan, Step
 from .replay import Recorder, one_copy_pays
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves
-from .spill import File, NotSpillable, Store
+from .spill import Files, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
 from .tape import Order, Tape, by_turns, interleaved
@@ -319,14 +319,18 @@ class _Lane:
 class PinnedBlocks:
     """Page-locked host memory, kept for reuse: locking a page costs more than filling it.
 
-    What stays `inside` is never the caller's, and can be made faster, see `_Slab`.
+    What stays `inside` is never the caller's, and can be made faster, see `_Slab`. What waits for
+    reuse goes rather than that there is more than `limit` bytes in all.
     """
 
-    def __init__(self, inside: bool = False) -> None:
+    def __init__(self, inside: bool = False, limit: int | None = None) -> None:
         self.free: dict[int, list[Any]] = {}
         self.made: dict[int, int] = {}  # blocks of each size, in slabs
         self.idle = 0  # bytes that wait for reuse
-        self.most = available_memory() // 4
+        self.used = 0  # ... and that do not
+        self.peak = 0  # of both
+        self.limit = available_memory() if limit is None else limit
+        self.most = min(available_memory() // 4, self.limit)
         self.inside = inside
         # collecting garbage may bring a block back while the lock is held
         self._lock = threading.RLock()
@@ -342,7 +346,10 @@ class PinnedBlocks:
         with self._lock:
             blocks = self.free.get(size)
             block: Any = blocks.pop() if blocks else None
-            self.idle -= size if block is not None else 0
+            if block is not None:
+                self.idle -= size
+            elif self.used + self.idle + size > self.limit:
+                self.shrink()
         if block is None and self.inside and size >= LEAST_REGISTERED:
             block = self._in_slab(size)
         if block is None:
@@ -352,6 +359,9 @@ class PinnedBlocks:
                 if not is_refusal(error):
                     raise
                 block = self._last_block(size)
+        with self._lock:
+            self.used += size
+            self.peak = max(self.peak, self.used + self.idle)
         # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
         raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
         weakref.finalize(raw, self._back, size, block).atexit = False
@@ -374,7 +384,8 @@ class PinnedBlocks:
     def _in_slab(self, size: int) -> Any:
         """A block of a new slab, whose others are free: about as many as there were before. None
         where the system has no such memory."""
-        count = min(self.made.get(size, 0), SLAB_BYTES // size) or 1
+        room = max(0, self.limit - self.used - self.idle) // size  # beside the block itself
+        count = max(1, min(self.made.get(size, 0), SLAB_BYTES // size, 1 + room))
         try:
             blocks = _Slab(count * size).blocks(count)
         except (AttributeError, OSError, runtime.CUDARuntimeError):
@@ -388,6 +399,7 @@ class PinnedBlocks:
 
     def _back(self, size: int, block: Any) -> None:
         with self._lock:
+            self.used -= size
             if self.idle + size <= self.most:
                 self.free.setdefault(size, []).append(block)
                 self.idle += size
@@ -629,6 +641,8 @@ class CudaHardware:
         spill_directory: str | None = None,
         direct_storage: bool | str = "auto",
         fast_math: bool = False,
+        host_memory: int | None = None,
+        spill_compression: str | None = None,
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
@@ -642,10 +656,11 @@ class CudaHardware:
             raise _loss(ids)
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
+        host = int(0.9 * available_memory()) if host_memory is None else host_memory
         self.pinned = PinnedBlocks()
-        self.inside = PinnedBlocks(inside=True)
+        self.inside = PinnedBlocks(inside=True, limit=host)
         self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
-        self.store = Store(spill_directory)
+        self.store = Store(spill_directory, compression=spill_compression)
         self.direct = Direct(direct_storage)
         self.kernels = Kernels(fast_math)
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
@@ -655,7 +670,7 @@ class CudaHardware:
             for a in range(len(ids))
         )
         memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
-        self.machine = Machine(memory, peer, (55e9,) * len(ids), int(0.9 * available_memory()))
+        self.machine = Machine(memory, peer, (55e9,) * len(ids), host)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 
@@ -1099,11 +1114,10 @@ class CudaDevices:
         self.lanes: list[_Lane] = team.lanes
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
-        self._ending = threading.Lock()  # a file comes to be before the end, or goes
         self.crossing = plan.crossing
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
-        self.files: dict[int, File] = {}  # of values on the disk
+        self.files = Files(hardware.store)  # of values on the disk
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[Order]] = [[] for _ in self.lanes]
         self.unlaunched = plan.launches  # counted by one thread: `light`
@@ -1137,7 +1151,7 @@ class CudaDevices:
         """A chunk that an earlier run made, on other streams maybe."""
         for place, held in places.items():
             if place == DISK:
-                self.files[step] = held
+                self.files.of[step] = held
             else:
                 if held.ready is not None and held.ready.done:
                     held.ready = None
@@ -1221,7 +1235,7 @@ class CudaDevices:
         if place == HOST:
             self._leave_host(step, self.held[HOST].pop(step))
         elif place == DISK:
-            self._forget(step)
+            self.files.forget(step)
         else:
             self._todo[place].append(("free", step, place))
 
@@ -1244,8 +1258,10 @@ class CudaDevices:
                 for place, i, value, ready in replay.run(self.lanes, self.held):
                     self.held[place][i] = _Held(value, ready)
                 return True
-        except Refused:
-            return False
+        except Exception as error:
+            if is_refusal(error):
+                return False
+            raise
         kernels, staged = self.hardware.kernels, self.hardware.staged
         recorder = None if tape in replays else Recorder(self.plan, self.lanes, kernels, staged)
         for place, orders in tape.orders:
@@ -1332,8 +1348,8 @@ class CudaDevices:
                 with Device(self.lanes[self.plan.steps[step].place].device):
                     return map_leaves(_off_host, held.value)
             return self.hardware._behind(held, self.lanes[place].device)
-        if step in self.files:
-            value = self.hardware.store.read(self.files[step], self.plan.steps[step].key)
+        if step in self.files.of:
+            value = self.hardware.store.read(self.files.of[step], self.plan.steps[step].key)
             with Device(self.lanes[self.plan.steps[step].place].device):
                 return map_leaves(_off_host, value)
         s = self.plan.steps[step]
@@ -1352,13 +1368,13 @@ class CudaDevices:
         places: dict[int, Any] = {  # a worker may be letting go of replicas still
             p: found for p, h in self.held.items() if (found := h.get(step)) is not None
         }
-        if step in self.files:
-            places[DISK] = self.files.pop(step)
+        if step in self.files.of:
+            places[DISK] = self.files.of.pop(step)
         return worth_keeping(home, places) or {home: _Held(self.value(step))}
 
     def close(self) -> None:
-        with self._ending:
-            self.stopped = True
+        self.files.end()  # first: a chunk hears of each file that is kept
+        self.stopped = True
         try:
             if self.ahead:
                 self._go_before_caller()
@@ -1378,14 +1394,9 @@ class CudaDevices:
         for step, held in on_host.items():
             self._leave_host(step, held)
         for step in self.chunks:
-            self.files.pop(step, None)
-        for step in list(self.files):
-            self._forget(step)
-
-    def _forget(self, step: int) -> None:
-        file = self.files.pop(step, None)
-        if file is not None:
-            self.hardware.store.remove(file)
+            self.files.of.pop(step, None)
+        for step in list(self.files.of):
+            self.files.forget(step)
 
     def _goes_on(self, event: StateEvent | _Read) -> bool:
         """Send what was read from a file on to its device: only this thread gives orders."""
@@ -1405,17 +1416,12 @@ class CudaDevices:
     def _written(self, step: int, src: int, value: Any) -> StateEvent:
         """Put a value, whose arrays are in pinned memory, into a file."""
         try:
-            file = self.hardware.store.write(value, self.plan.steps[step].key)
+            key = self.plan.steps[step].key
+            self.files.write(step, value, key, lambda file: self._came(step, DISK, file))
         except NotSpillable:
             return NoRoom(step, DISK, self.plan.steps[step].nbytes)
         except BaseException as error:
             return Failed(step, error)
-        with self._ending:
-            if not self.stopped:
-                self.files[step] = file
-                self._came(step, DISK, file)
-                return Copied(step, src, DISK)
-        self.hardware.store.remove(file)
         return Copied(step, src, DISK)
 
     def _read_file(self, copy: tuple[int, int]) -> None:
@@ -1429,7 +1435,7 @@ class CudaDevices:
                 value = map_leaves(self._ready_to_go if s.sent else self._pinned, s.read())
             else:
                 value = self.hardware.store.read(
-                    self.files[step],
+                    self.files.of[step],
                     s.key,
                     lambda nbytes: self.hardware.inside.array((nbytes,), np.uint8),
                 )

@@ -230,7 +230,9 @@ class Plan:
             seconds[s.place] += s.seconds
         lines = [f"{len(self.steps)} steps on {len(devices)} devices"]
         lines += [f"  device {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
-        lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in sorted(self.traffic().items())]
+        if not self.machine.shared:  # else nothing has to move
+            links = sorted(self.traffic().items())
+            lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
         if self.unknown:
             lines.append(f"  {self.unknown} of these steps: of unknown size until they have run")
         if self.predicted is not None:

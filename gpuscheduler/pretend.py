@@ -329,7 +329,7 @@ def predict(
     for first in (None, *plan.machine.devices):
         states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
     slack = _in_windows(plan, window, deep_window)
-    most = _everything(plan)
+    most = everything(plan)
     peak = {}
     for place in states[0].peak:
         peak[place] = max(s.peak[place] for s in states)
@@ -353,7 +353,7 @@ def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
     return out
 
 
-def _everything(plan: Plan) -> dict[int, int]:
+def everything(plan: Plan) -> dict[int, int]:
     """Bytes of all that is made in a memory or comes there."""
     memory_of = plan.machine.memory_of
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)

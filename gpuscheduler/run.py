@@ -18,6 +18,7 @@ from .persisted import Keeper
 from .plan import Plan, Step
 from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
 from .tape import Tape
+from .turns import Turn
 
 
 class DeviceLost(RuntimeError):
@@ -146,6 +147,7 @@ def run(
     ahead: bool = True,
     check: bool = False,
     rerun: bool = False,
+    turn: Turn | None = None,
 ) -> State:
     """Run every step of the plan; a task's own exception comes out as it is, with a note.
 
@@ -172,6 +174,8 @@ def run(
         if state.finished:
             return state
         events = wait()
+        if turn is not None:
+            turn.beats += 1
         for event in events:
             if type(event) is Failed:
                 if event.step < 0:

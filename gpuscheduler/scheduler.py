@@ -40,14 +40,15 @@ from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
-from .plan import Footprint, Plan, make_plan, places_of
+from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
-from .pretend import predict
+from .pretend import everything, predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import sizeof
 from .state import DEEP_WINDOW, WINDOW, State
 from .tape import Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
+from .turns import SMALL, Turn, Turns
 
 #: By the kind of device, bytes that a task must touch to be worth a program ...
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
@@ -66,8 +67,8 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, fast_math=False, random='philox', spill_directory=None, direct_storage='auto', \
-timeline=False, check=False)
+fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
+spill_compression=None, direct_storage='auto', timeline=False, check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -78,7 +79,9 @@ timeline=False, check=False)
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     fast_math: bool = False  # faster kernels that are less exact than NumPy
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
+    host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
+    spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
@@ -136,9 +139,17 @@ class Scheduler:
     random
         ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
+    host_memory
+        What values that had to leave the GPUs may take of the host's memory, as ``memory_limit``
+        says it; 0 for none. What does not fit there goes to files, through memory that is free
+        again when it is written or read. Default: 0.9 of what is available. On CPU devices, whose
+        memory is the host's, it changes nothing.
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.
+    spill_compression
+        How these are compressed: ``"zlib"``, or ``"lz4"`` (package lz4) and ``"zstd"`` (Python
+        3.14) where they are installed. Default: not at all, which is faster on most disks.
     direct_storage
         Whether GPUs read blocks of NumPy's memory maps and of h5py's datasets without chunks and
         filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,
@@ -180,12 +191,16 @@ class Scheduler:
             self.options.spill_directory,
             self.options.direct_storage,
             self.options.fast_math,
+            self.options.host_memory,
+            self.options.spill_compression,
         )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
         self._plans = Plans()
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
+        machine = self.hardware.machine
+        self._turns = Turns({m: machine.limit(m) for m in machine.memories})
         self._entered: list[Any] = []
         self._closed = False
 
@@ -389,7 +404,6 @@ class Scheduler:
         5 steps on 2 devices
           device 0: 3 steps, 3e-05 s
           device 1: 2 steps, 2e-05 s
-          1 -> 0: 16 bytes
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received(*collections)
@@ -446,7 +460,10 @@ class Scheduler:
         options = self.options
         heard = watch or counter or begun or rerun or options.timeline or options.check
         followed = not heard and lease.threads is None  # the caller's own threads are given all
-        with self._persisted.lent() as chunks:
+        with (
+            self._persisted.lent() as chunks,
+            self._turns.turn(lambda: self._most(known, chunks)) as turn,
+        ):
             try:
                 if followed and (tape := self._tape(known, chunks)) is not None:
                     values = self._followed(graph, known, lease, *tape, results)
@@ -454,7 +471,7 @@ class Scheduler:
                         return values
                 plan = self._beside(known, chunks)
                 state, values = self._obeyed(
-                    graph, plan, lease, watch, rerun, results, counter, begun
+                    graph, plan, lease, watch, rerun, results, turn, counter, begun
                 )
             except Exception as error:
                 lost = self.hardware.lost(error)
@@ -464,6 +481,17 @@ class Scheduler:
         if not known.once:
             known.learn(state.nbytes)
         return values
+
+    def _most(self, known: Plan, chunks: list[Chunk]) -> dict[int, int]:
+        """Bytes that a run may take in each memory at most, as far as sizes are known."""
+        plan = self._beside(known, chunks)
+        most, limit = everything(plan), self._turns.limit
+        if len(plan.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
+            return most
+        with suppress(OutOfMemory):  # of sizes that are guesses
+            foreseen = predict(plan, self.options.window, self.options.deep_window).peak
+            return {m: min(n, foreseen[m]) for m, n in most.items()}
+        return most
 
     def _tape(self, plan: Plan, chunks: list[Chunk]) -> tuple[Tape, dict[int, int]] | None:
         """What the plan does where all fits, and bytes of other chunks on each device; None where
@@ -524,6 +552,7 @@ class Scheduler:
         watch: Callbacks | None,
         rerun: bool,
         results: Results,
+        turn: Turn,
         counter: Watch | None,
         begun: Callable[[Devices], None] | None,
     ) -> tuple[State, list[Any]]:
@@ -545,7 +574,8 @@ class Scheduler:
             # callbacks see a step done before they see its reader begin, as in Dask's own
             ahead = lease.threads is None and watch is None
             begin = perf_counter()
-            state = run(plan, devices, told, window, deep, ahead, self.options.check, rerun)
+            check = self.options.check
+            state = run(plan, devices, told, window, deep, ahead, check, rerun, turn)
             self.last = state.footprint(perf_counter() - begin)
             return state, results(graph, plan, devices, gathering, state.nbytes)
         finally:
@@ -748,9 +778,13 @@ def plan_graph(
             on_gpus=kind == "cuda",
         )  # fmt: skip
         graph = fuser.fused()
-    if merge and options.fuse:
-        graph = siblings.merge(graph)
-    plan = make_plan(graph, machine, home)
+    apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
+    try:
+        plan = make_plan(graph, machine, home)
+    except OutOfMemory:  # what is made together is there together
+        if graph is apart:
+            raise
+        graph, plan = apart, make_plan(apart, machine, home)
     if merge and kind == "cuda" and batched(graph, plan):
         plan = make_plan(graph, machine, home)
     return graph, plan
@@ -781,6 +815,8 @@ def find_hardware(
     spill_directory: str | None = None,
     direct_storage: bool | str = "auto",
     fast_math: bool = False,
+    host_memory: int | str | float | None = None,
+    spill_compression: str | None = None,
 ) -> Hardware:
     """The hardware that a device string names.
 
@@ -791,6 +827,7 @@ def find_hardware(
     if found is None:
         raise ValueError(f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'")
     auto, count, cuda, ids = found.groups()
+    host = _limit(host_memory, available_memory(), "host_memory", least=0)
     if cuda or (auto and cuda_devices()):
         from .cuda import CudaHardware, devices_left
 
@@ -802,10 +839,12 @@ def find_hardware(
                 spill_directory=spill_directory,
                 direct_storage=direct_storage,
                 fast_math=fast_math,
+                host_memory=host,
+                spill_compression=spill_compression,
             )
     n = cpu_count() if count is None else int(count)
     limit = _limit(memory_limit, available_memory() // max(n, 1))
-    return CpuHardware(n, limit, spill_directory)
+    return CpuHardware(n, limit, spill_directory, spill_compression)
 
 
 def cuda_devices() -> int:
@@ -820,18 +859,20 @@ def cuda_devices() -> int:
         return 0
 
 
-def _limit(limit: int | str | float | None, free: int) -> int:
+def _limit(
+    limit: int | str | float | None, free: int, name: str = "memory_limit", least: int = 1
+) -> int:
     if limit is None:
         limit = 0.9
     if isinstance(limit, float) and 0 < limit <= 1:
         return int(limit * free)
-    nbytes = 0
+    nbytes = -1
     if not isinstance(limit, float) or limit.is_integer():
         with suppress(ValueError, TypeError):
             nbytes = parse_bytes(limit)
-    if nbytes <= 0:
+    if nbytes < least:
         raise ValueError(
-            f"memory_limit={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
+            f"{name}={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
         )
     return int(nbytes)
 

@@ -46,14 +46,20 @@ class _Each:
         return tuple([task(values) for task in self.tasks])
 
 
-def merge(graph: Graph) -> Graph:
-    """The graph with siblings as one task. Changes it."""
+def merge(apart: Graph) -> Graph:
+    """A graph with siblings as one task; the same one where there are none."""
+    graph = apart
     kept = set(graph.outputs)
     known: dict[Any, tuple[Any, Program]] = {}
     for _ in range(ROUNDS):
         groups = _siblings(graph, kept)
         if not groups:
             break
+        if graph is apart:  # which stays as it is
+            graph = replace(
+                apart, names={**apart.names}, needs={**apart.needs}, picks={**apart.picks},
+                constants={**apart.constants}, pins={**apart.pins}, sizes={**apart.sizes},
+            )  # fmt: skip
         fused: dict[Key, Any] = graph.tasks
         number: dict[int, int] = {}  # in the same order everywhere: alike groups are one program
         for key in chain(*groups):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import pickle
 import shutil
@@ -19,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,10 @@ except ImportError:  # not on this system: folders of processes that were killed
 
 PREFIX = "gpuscheduler-spill-"
 LOCK = "lock"
+#: What can compress files, and what it is called in Python: those with `compress`, `decompress`.
+CODECS = {"zlib": "zlib", "lz4": "lz4.block", "zstd": "compression.zstd"}
+#: Bytes that are compressed at once.
+PIECE = 2**22
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -52,10 +58,32 @@ class File:
     sizes: tuple[int, ...]  # bytes of the pickle, then of each buffer
     fixed: tuple[bool, ...]  # whether each buffer is read-only
     pid: int  # of the process that wrote it
+    nbytes: int  # of the file
 
-    @property
-    def nbytes(self) -> int:
-        return sum(self.sizes)
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How pieces of files are made smaller, and become what they were.
+
+    >>> codec = Codec.named("zlib")
+    >>> codec.decompress(codec.compress(b"0" * 1000)) == b"0" * 1000
+    True
+    """
+
+    compress: Callable[[Any], bytes]
+    decompress: Callable[[Any], bytes]
+
+    @classmethod
+    def named(cls, name: str) -> Codec:
+        try:
+            module = importlib.import_module(CODECS[name])
+        except (KeyError, ImportError) as error:
+            why = f"{CODECS[name]} is not here" if name in CODECS else "nobody knows it"
+            raise ValueError(
+                f"spill_compression={name!r}: {why}; use None or one of {', '.join(CODECS)}"
+            ) from error
+        fast = {"level": 1} if name == "zlib" else {}
+        return cls(partial(module.compress, **fast), module.decompress)
 
 
 def empty_bytes(nbytes: int) -> Any:
@@ -63,7 +91,7 @@ def empty_bytes(nbytes: int) -> Any:
 
 
 class Store:
-    """Values in files under `directory`; `opened` opens them.
+    """Values in files under `directory`, as they are or compressed; `opened` opens them.
 
     >>> store = Store()
     >>> file = store.write({"x": np.arange(3), "n": 5}, key="a")
@@ -73,8 +101,14 @@ class Store:
     >>> store.close()
     """
 
-    def __init__(self, directory: str | None = None, opened: Callable[..., Any] = open):
+    def __init__(
+        self,
+        directory: str | None = None,
+        opened: Callable[..., Any] = open,
+        compression: str | None = None,
+    ):
         self.directory, self.opened = directory, opened
+        self.codec = None if compression is None else Codec.named(compression)
         self.nbytes = self.peak = 0  # in files now, and at most
         self._folder: str | None = None
         self._numbers = count()
@@ -102,15 +136,13 @@ class Store:
         try:
             path = os.path.join(self._place(), str(next(self._numbers)))
             with self.opened(path, "wb", buffering=0) as f:
-                for part in parts:
-                    _write_all(f, part)
+                nbytes = sum([self._write(f, part) for part in parts])
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise self._failed(key, error) from error
-        file = File(
-            path, tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts), os.getpid()
-        )
+        sizes, fixed = tuple(p.nbytes for p in parts), tuple(p.readonly for p in parts)
+        file = File(path, sizes, fixed, os.getpid(), nbytes)
         with self._lock:
             self.nbytes += file.nbytes
             self.peak = max(self.peak, self.nbytes)
@@ -123,7 +155,7 @@ class Store:
             with self.opened(file.path, "rb", buffering=0) as f:
                 for size in file.sizes:
                     buffers.append(empty(size))
-                    _read_all(f, memoryview(buffers[-1]).cast("B"))
+                    self._read(f, memoryview(buffers[-1]).cast("B"))
         except OSError as error:
             raise _lost(file, key, error) from error
         views = [
@@ -131,6 +163,37 @@ class Store:
             for b, fixed in zip(buffers, file.fixed, strict=True)
         ]
         return pickle.loads(views[0], buffers=views[1:])
+
+    def _write(self, f: Any, part: memoryview) -> int:
+        """Bytes that a part takes in a file."""
+        if self.codec is None:
+            _write_all(f, part)
+            return part.nbytes
+        part, nbytes = part.cast("B") if part.nbytes else memoryview(b""), 0
+        for start in range(0, part.nbytes, PIECE):  # so that little is there twice
+            packed = self.codec.compress(part[start : start + PIECE])
+            _write_all(f, memoryview(len(packed).to_bytes(8, "little") + packed))
+            nbytes += 8 + len(packed)
+        return nbytes
+
+    def _read(self, f: Any, view: memoryview) -> None:
+        if self.codec is None:
+            _read_all(f, view)
+            return
+        for start in range(0, view.nbytes, PIECE):
+            length, piece = bytearray(8), view[start : start + PIECE]
+            _read_all(f, memoryview(length))
+            nbytes = int.from_bytes(length, "little")
+            if nbytes > 2 * PIECE:
+                raise OSError(errno.EIO, "the file is not what was written")
+            packed = bytearray(nbytes)
+            _read_all(f, memoryview(packed))
+            try:
+                piece[:] = self.codec.decompress(packed)
+            except MemoryError:
+                raise
+            except Exception as error:  # each library has its own
+                raise OSError(errno.EIO, f"the file is not what was written: {error}") from error
 
     def remove(self, file: File) -> None:
         if os.getpid() != file.pid:  # a child has its parent's chunks, and not their files
@@ -177,6 +240,36 @@ class Store:
         )
         out.errno = error.errno
         return out
+
+
+class Files:
+    """The files of one run, by step: one that is written when the run has ended is removed."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.of: dict[int, File] = {}
+        self._ended = False
+        self._ending = threading.Lock()  # a file comes to be before the end, or goes
+
+    def write(self, step: int, value: Any, key: Any, came: Callable[[File], None]) -> None:
+        """Put a value into a file, and tell of it while the run goes on. Raises as `Store.write`
+        does."""
+        file = self.store.write(value, key)
+        with self._ending:
+            if not self._ended:
+                self.of[step] = file
+                came(file)
+                return
+        self.store.remove(file)
+
+    def forget(self, step: int) -> None:
+        file = self.of.pop(step, None)
+        if file is not None:
+            self.store.remove(file)
+
+    def end(self) -> None:
+        with self._ending:
+            self._ended = True
 
 
 def _lost(file: File, key: Any, error: OSError) -> SpillError:

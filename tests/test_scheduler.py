@@ -77,6 +77,13 @@ def test_memory_limits_that_make_no_sense(limit):
         Scheduler("cpu:1", memory_limit=limit)
 
 
+def test_limits_of_the_hosts_memory():
+    for limit in (-1, "many", 1.5):
+        with pytest.raises(ValueError, match="host_memory"):
+            Scheduler("cpu:1", host_memory=limit)
+    assert Scheduler("cpu:1", host_memory=0).options.host_memory == 0
+
+
 def test_memory_limits():
     half = Scheduler("cpu:2", memory_limit=0.5).hardware.machine.memory
     most = Scheduler("cpu:2").hardware.machine.memory

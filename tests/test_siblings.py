@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 
 import gpuscheduler.scheduler
-from gpuscheduler import Scheduler
+from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.fuse import Fused, Fuser
 from gpuscheduler.machine import Machine
 from gpuscheduler.plan import make_plan
@@ -158,3 +160,28 @@ def test_golden_counts_of_the_workloads(name):
     plan = make_plan(graph, Machine.uniform(4))
     programs = sum(isinstance(s.task, Fused) for s in plan.steps)
     assert (len(plan.steps), programs) == GOLDEN[name]
+
+
+def test_what_does_not_fit_together_is_made_apart():
+    """A sum, a maximum and a minimum of blocks of 8 rows make one row each, and the last step of
+    each reads the rows of four blocks: together they need 12, apart 9 at most."""
+    data = np.random.default_rng(0).normal(size=(32, 1000))
+    x = da.from_array(data, chunks=(8, 1000)).map_blocks(np.sort)
+    wanted = x.sum(axis=0), x.max(axis=0), x.min(axis=0)
+    steps = {}
+    for rows in (9, 10, 12):
+        with Scheduler("cpu:1", memory_limit=rows * 8000 + 100, fuse_least=0, check=True) as s:
+            for got, f in zip(dask.compute(*wanted), ("sum", "max", "min"), strict=True):
+                np.testing.assert_allclose(got, getattr(np.sort(data), f)(axis=0))
+            steps[rows] = len(s.plan(*wanted).steps)
+    assert steps[9] == steps[10] > steps[12]
+    with pytest.raises(OutOfMemory), Scheduler("cpu:1", memory_limit=8 * 8000, fuse_least=0):
+        dask.compute(*wanted)
+
+
+def test_the_graph_itself_stays_as_it_is():
+    x = rows()
+    graph = Fuser(graph_of(x.mean(axis=0), x.var(axis=0))).fused()
+    before = {f.name: str(getattr(graph, f.name)) for f in fields(graph)}
+    assert merge(graph) is not graph
+    assert before == {f.name: str(getattr(graph, f.name)) for f in fields(graph)}

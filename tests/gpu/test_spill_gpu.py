@@ -42,9 +42,12 @@ def test_more_than_fits(devices, host_blocks, x, tmp_path):
     before = used_bytes()
     block = x.nbytes // 16
     with gpuscheduler.Scheduler(
-        devices=devices, memory_limit=5 * block, spill_directory=str(tmp_path), check=True
+        devices=devices,
+        memory_limit=5 * block,
+        host_memory=host_blocks * block,
+        spill_directory=str(tmp_path),
+        check=True,
     ) as s:
-        tight(s, host_blocks * block)
         a = cupy_array(x, SIDE // 4)
         b = a - a.mean()
         total = (b @ b.T).sum()
@@ -54,11 +57,28 @@ def test_more_than_fits(devices, host_blocks, x, tmp_path):
             spilled = s.last.spilled
             assert spilled[DISK] > 0 if host_blocks < 3 else spilled[HOST] > 0
             assert all(p <= 5 * block for place, p in s.last.peak.items() if place >= 0)
+            assert s.last.peak[HOST] <= host_blocks * block
+            # beside that, what passes on its way to files, and from them
+            assert s.hardware.inside.peak <= (host_blocks + 2 * 5) * block
         result = (b + b.T).to_backend("numpy").compute()
         np.testing.assert_allclose(result, centred + centred.T, atol=1e-12)
     del a, b, total, result
     assert not list(tmp_path.iterdir())
     assert used_bytes() == before
+
+
+def test_pinned_memory_that_waits_for_reuse_goes_before_there_is_too_much():
+    pinned = cuda.PinnedBlocks(inside=True, limit=2**16)
+    first = pinned.array((2**15,), np.uint8)
+    del first
+    assert (pinned.used, pinned.idle) == (0, 2**15)
+    second, third = (pinned.array((n,), np.uint8) for n in (2**15, 2**14))
+    del second
+    assert (pinned.used, pinned.idle) == (2**14, 2**15)
+    fourth = pinned.array((2**15 + 2**12,), np.uint8)
+    assert (pinned.used, pinned.idle) == (2**15 + 2**14 + 2**12, 0)
+    assert pinned.peak <= 2**16
+    del third, fourth
 
 
 @pytest.mark.parametrize("devices", DEVICES[:3])

@@ -1,0 +1,117 @@
+"""Which runs may go on at the same time: those that fit the memory together.
+
+A run that may take more than the others leave waits until they end, in the order of asking. What is
+small goes at once, and so does a run inside a task of another, which waits for it. Nobody waits for
+good: where nothing happens for a while in the runs that are under way, the first that waits begins.
+Knows no device; what a run may take at most is asked when a second one comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import monotonic
+
+#: What part of each memory runs may take together that do not wait for others.
+SMALL = 1 / 20
+#: Seconds without any news of the runs that are under way after which nobody waits for them.
+PATIENCE = 10.0
+
+Bytes = Mapping[int, int]  # by memory
+
+
+class Turn:
+    """A run's part of the memory. `beats` counts what happens in it."""
+
+    __slots__ = ("_ask", "_need", "beats", "small")
+
+    def __init__(self, ask: Callable[[], Bytes]):
+        self._ask = ask
+        self._need: Bytes | None = None
+        self.beats = 0
+        self.small = False  # whether it went before others because it is
+
+    @property
+    def need(self) -> Bytes:
+        """Bytes that the run may take in each memory at most."""
+        if self._need is None:
+            self._need = self._ask()
+        return self._need
+
+    def end(self) -> None:
+        """Hold nothing of the run: contexts that tasks have copied may live on."""
+        self._ask, self._need = dict, {}
+
+
+#: The turns of the runs that the calling code is a task of.
+_inside: ContextVar[tuple[Turn, ...]] = ContextVar("inside", default=())
+
+
+def fits(limit: Bytes, turns: list[Turn], part: float = 1.0) -> bool:
+    """Whether runs may take no more than a part of the memory together.
+
+    >>> one, two = Turn(lambda: {0: 60}), Turn(lambda: {0: 50})
+    >>> fits({0: 100}, [one]), fits({0: 100}, [one, two])
+    (True, False)
+    """
+    return all(sum([min(t.need.get(m, 0), n) for t in turns]) <= part * n for m, n in limit.items())
+
+
+class Turns:
+    """The runs of one scheduler, whose memories have these limits."""
+
+    def __init__(
+        self,
+        limit: Bytes,
+        patience: float = PATIENCE,
+        now: Callable[[], float] = monotonic,
+    ):
+        self.limit, self.patience, self.now = limit, patience, now
+        self.running: list[Turn] = []
+        self.waiting: list[Turn] = []
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def turn(self, ask: Callable[[], Bytes]) -> Iterator[Turn]:
+        """Wait until a run may begin; it ends with the context. Tasks of the run inherit the
+        caller's context variables, by which it is known that a run is inside one."""
+        mine, outer = Turn(ask), _inside.get()
+        with self._changed:
+            if self.running and not any(t in outer for t in self.running):
+                self._wait(mine)
+            self.running.append(mine)
+        token = _inside.set((*outer, mine))
+        try:
+            yield mine
+        finally:
+            _inside.reset(token)
+            with self._changed:
+                self.running.remove(mine)
+                mine.end()
+                self._changed.notify_all()
+
+    def _wait(self, mine: Turn) -> None:
+        self.waiting.append(mine)
+        try:
+            seen, since = self._beats(), self.now()
+            while not self.may_begin(mine):
+                self._changed.wait(self.patience / 10)
+                if self._beats() != seen:
+                    seen, since = self._beats(), self.now()
+                elif self.now() - since >= self.patience and self.waiting[0] is mine:
+                    break  # what is under way may wait for this one
+        finally:
+            self.waiting.remove(mine)
+            self._changed.notify_all()
+
+    def may_begin(self, turn: Turn) -> bool:
+        """Whether one that waits may begin beside those that are under way."""
+        if self.waiting[0] is turn and fits(self.limit, [*self.running, turn]):
+            return True
+        turn.small = fits(self.limit, [*(t for t in self.running if t.small), turn], SMALL)
+        return turn.small
+
+    def _beats(self) -> tuple[tuple[int, int], ...]:
+        return tuple((id(t), t.beats) for t in self.running)

@@ -48,6 +48,9 @@ UNEVEN = 1.1
 #: waits for others.
 BEFORE, BESIDE, BEHIND = range(3)
 
+#: How often tasks are looked at for a better worker.
+PASSES = 8
+
 #: Who gets a parcel: a worker by its number, or whoever asked for the results.
 CALLER = -1
 
@@ -289,6 +292,7 @@ class _Cutter:
         level = [0] * len(self.keys)
         if len(self.machine.devices) > 1:
             self._move_to_readers()
+            self._move_to_inputs()
             level = self._levels()
             if self._join_tail(level):
                 level = self._levels()
@@ -334,6 +338,55 @@ class _Cutter:
                 place[i] = q
                 load[p] -= self.seconds[i]
                 load[q] += self.seconds[i]
+
+    def _move_to_inputs(self) -> None:
+        """Tasks that read of another worker go there, where fewer bytes cross then and the work
+        stays even: of two that each read what the other one has, both are done in one place."""
+        place, nbytes, inputs = self.place, self.nbytes, self.inputs
+        some = [i for i, reads in enumerate(inputs) if any(place[j] != place[i] for j in reads)]
+        wanted = {self.numbers[k] for k in self.graph.outputs if k in self.numbers}
+        some = [i for i in some if not self.pinned[i] and i not in wanted]
+        if not some:
+            return
+        rank = dict.fromkeys(self.machine.devices, 0)
+        turns = []  # one of each worker, then the next
+        for i in some:
+            turns.append((rank[place[i]], i))
+            rank[place[i]] += 1
+        turns.sort()
+        load = [0.0] * len(self.machine.devices)
+        for i, p in enumerate(place):
+            load[p] += self.seconds[i]
+        slack = (UNEVEN - 1) / 4 * sum(load) / len(load)
+        count: dict[tuple[int, int], int] = defaultdict(int)  # readers of a value on a worker
+        for i, p in enumerate(place):
+            for j in inputs[i]:
+                count[j, p] += 1
+
+        def more(i: int, p: int, q: int) -> int:
+            """Bytes that cross if a task is on worker q, less those that do if it is on p."""
+            out = nbytes[i] * (bool(count[i, p]) - bool(count[i, q]))
+            for j in inputs[i]:
+                out += nbytes[j] * (place[j] != q and not count[j, q])
+                out -= nbytes[j] * (place[j] != p and count[j, p] == 1)
+            return out
+
+        for _ in range(PASSES):
+            moved = False
+            for _, i in turns:
+                p = place[i]
+                others = sorted({place[j] for j in inputs[i]} - {p})
+                gain, q = min(((more(i, p, q), q) for q in others), default=(0, p))
+                if gain >= 0 or load[q] > load[p] + slack:
+                    continue
+                for j in inputs[i]:
+                    count[j, p] -= 1
+                    count[j, q] += 1
+                load[p] -= self.seconds[i]
+                load[q] += self.seconds[i]
+                place[i], moved = q, True
+            if not moved:
+                return
 
     def _join_tail(self, level: list[int]) -> bool:
         """Let one worker do all from some level on, where going from worker to worker would take

@@ -32,7 +32,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes, key_split
 
 from .cargo import Cargo, Unreachable, put_back
-from .cut import CALLER, Cut, Stage, cut
+from .cut import BESIDE, CALLER, Cut, Stage, cut
 from .garbage import without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received, unchanged, wanted_keys
@@ -486,7 +486,8 @@ class Attached:
             _make_there(graph)
         self._find([v for v in _values(graph) if type(v) is Block and not v.worker], workers)
         pins, local = self._pins(graph, workers)
-        work = cut(graph, self._machine(workers), holder, pins)
+        near = {(number[a], number[b]) for a, b in self._near if a in number and b in number}
+        work = cut(graph, self._machine(workers), holder, pins, near)
         portions = [work.portion(stage, local) for stage in work.stages]
         shared, uses = _shared(portions)
         payloads = []
@@ -756,7 +757,7 @@ class Attached:
         self, work: Work, run: str | None = None
     ) -> tuple[list[Key], dict[Key, Any], dict[Key, list[str]]]:
         """The name of each parcel on the cluster, the tasks that make them, and where these run."""
-        from .node import DATA, run_stage, take, wrap
+        from .node import DATA, arrive, run_stage, take, wrap
 
         plan = work.cut
         run = run or uuid.uuid4().hex[:8]
@@ -781,12 +782,22 @@ class Attached:
                 names = tuple([_name(plan, k) for k in parcel.keys])
                 tasks[key] = Task(key, take, TaskRef(source), names, n in near)
             where[key] = [work.workers[plan.worker_of(parcel.source)]]
+        here: dict[tuple[int, int], Key] = {}  # parcels that are sent ahead, where they arrive
+        for n, worker in plan.ahead:
+            if n not in near:
+                there: Key = (f"arrival-{run}-{self.name}", n, worker)
+                here[n, worker] = there
+                tasks[there] = Task(there, arrive, self.name, TaskRef(parcels[n]))
+                where[there] = [work.workers[worker]]
         data = [(f"data-{run}-{self.name}", v) for v in range(len(work.shared))]
         for key, value in zip(data, work.shared, strict=True):
             tasks[key] = Task(key, wrap, (DATA, key[1]), DataNode(None, value))
             where[key] = list(work.workers)
         for stage, key in zip(plan.stages, stages, strict=True):
-            reads = [TaskRef(parcels[p]) for p in plan.parcels_of(stage)]
+            given = plan.parcels_of(stage)
+            read: list[Key] = [here.get((n, stage.worker), parcels[n]) for n in given]
+            read += [parcels[n] for n in stage.after if n not in given]
+            reads: list[Any] = [TaskRef(k) for k in read]
             payload = work.payloads[stage.number]
             reads += [TaskRef(data[v]) for v in dict.fromkeys(payload.shared.values())]
             tasks[key] = Task(key, run_stage, self.name, key, payload, List(*reads))
@@ -815,7 +826,8 @@ class Attached:
 
     def _stage_key(self, stage: Stage, run: str) -> Key:
         label = key_split(stage.tasks[-1])
-        return f"{label}.stage{stage.level}-{run}-{self.name}", stage.worker
+        part = () if stage.part == BESIDE else (stage.part,)
+        return f"{label}.stage{stage.level}-{run}-{self.name}", stage.worker, *part
 
     def _send(
         self,

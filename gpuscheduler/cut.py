@@ -6,13 +6,15 @@ workers as they are on devices, in contiguous runs and near what they read. Then
 how often the longest way to it goes from one worker to another. What has one worker and one level
 is one stage, so a stage reads only from stages of lower levels, and there is no cycle.
 
-What a stage gives to another worker is one parcel, whatever it is made of.
+What a stage gives to another worker is one parcel, whatever it is made of. One that takes long to
+send goes as soon as it is made, by a task of its own on its reader, while both workers go on: there
+what others read is made by a stage before the rest, and what reads of others by a stage after it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,8 +35,21 @@ MOST_LEVELS = 64
 FEWEST = 32
 #: Bytes that a stage makes, up to which all of it goes to everybody who reads any of it.
 LITTLE = 2**18
+#: What a parcel must take to be sent, in seconds, to be worth two more tasks of the cluster.
+AHEAD_SECONDS = 10 * STAGE_SECONDS
+#: The least part of a stage's work that is worth to be done by itself meanwhile.
+LEAST_PART = 1 / 8
+#: Of all that goes to a worker, the part that a value must be for others to wait for it.
+CRUMB = 1e-3
 #: How much more than its share a worker may get to do, so that fewer bytes cross.
 UNEVEN = 1.1
+
+#: Parts of what one worker does at one level: what others wait for, what waits for nobody, and what
+#: waits for others.
+BEFORE, BESIDE, BEHIND = range(3)
+
+#: How often tasks are looked at for a better worker.
+PASSES = 8
 
 #: Who gets a parcel: a worker by its number, or whoever asked for the results.
 CALLER = -1
@@ -53,6 +68,8 @@ class Stage:
     nbytes: int = 0  # of the outputs, estimated
     known: bool = True  # whether the collections tell that number
     seconds: float = 0.0  # of its tasks one after the other, estimated
+    part: int = BESIDE  # what of its worker's tasks of this level it is
+    after: tuple[int, ...] = ()  # parcels that are taken out of its worker's values before it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +99,13 @@ class Cut:
     nbytes: dict[Key, int]  # estimates
     workers: int
     where_held: list[int] = field(default_factory=list)  # by holder: its worker
+    #: parcels, and workers that get them as soon as they are there
+    ahead: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def tasks(self) -> int:
         """How many tasks the cluster gets, but for the values that `attach` sends by themselves."""
-        return len(self.stages) + sum(not p.whole for p in self.parcels)
+        return len(self.stages) + sum(not p.whole for p in self.parcels) + len(self.ahead)
 
     def worker_of(self, source: int) -> int:
         return self.stages[source].worker if source >= 0 else self.where_held[-1 - source]
@@ -197,12 +216,16 @@ def cut(
     machine: Machine,
     holder: Callable[[Any], tuple[Any, int] | None] = lambda value: None,
     pins: Mapping[Key, int] | None = None,
+    near: Collection[tuple[int, int]] = (),
+    ahead: float | None = None,
 ) -> Cut:
     """The stages of a graph on a cluster.
 
     `machine` has the workers as its devices: the memory of each, and the bytes per second from
     one to another. `holder` tells of a value in the graph whether it is only a reference to one
-    that exists already: who has it, and on which worker. `pins` are the workers of tasks.
+    that exists already: who has it, and on which worker. `pins` are the workers of tasks. `near`
+    are workers, and readers of theirs that wait for no network. What takes `ahead` seconds to be
+    sent (`AHEAD_SECONDS`) is sent while its reader does something else.
 
     Raises `PlanError` where a pin names no worker.
 
@@ -214,7 +237,8 @@ def cut(
       worker 1: 1 stage of 1 tasks, peak memory 0 bytes
       1 -> 0: 0 bytes
     """
-    return _Cutter(graph, machine, holder, pins or {}).cut()
+    ahead = AHEAD_SECONDS if ahead is None else ahead
+    return _Cutter(graph, machine, holder, pins or {}, near, ahead).cut()
 
 
 class _Cutter:
@@ -224,8 +248,11 @@ class _Cutter:
         machine: Machine,
         holder: Callable[[Any], tuple[Any, int] | None],
         pins: Mapping[Key, int],
+        near: Collection[tuple[int, int]],
+        ahead: float,
     ):
         self.graph, self.machine = graph, machine
+        self.near, self.ahead = near, ahead
         self.holders: list[Any] = []
         self.where_held: list[int] = []
         self.held_by: dict[Key, int] = {}
@@ -265,6 +292,7 @@ class _Cutter:
         level = [0] * len(self.keys)
         if len(self.machine.devices) > 1:
             self._move_to_readers()
+            self._move_to_inputs()
             level = self._levels()
             if self._join_tail(level):
                 level = self._levels()
@@ -311,6 +339,55 @@ class _Cutter:
                 load[p] -= self.seconds[i]
                 load[q] += self.seconds[i]
 
+    def _move_to_inputs(self) -> None:
+        """Tasks that read of another worker go there, where fewer bytes cross then and the work
+        stays even: of two that each read what the other one has, both are done in one place."""
+        place, nbytes, inputs = self.place, self.nbytes, self.inputs
+        some = [i for i, reads in enumerate(inputs) if any(place[j] != place[i] for j in reads)]
+        wanted = {self.numbers[k] for k in self.graph.outputs if k in self.numbers}
+        some = [i for i in some if not self.pinned[i] and i not in wanted]
+        if not some:
+            return
+        rank = dict.fromkeys(self.machine.devices, 0)
+        turns = []  # one of each worker, then the next
+        for i in some:
+            turns.append((rank[place[i]], i))
+            rank[place[i]] += 1
+        turns.sort()
+        load = [0.0] * len(self.machine.devices)
+        for i, p in enumerate(place):
+            load[p] += self.seconds[i]
+        slack = (UNEVEN - 1) / 4 * sum(load) / len(load)
+        count: dict[tuple[int, int], int] = defaultdict(int)  # readers of a value on a worker
+        for i, p in enumerate(place):
+            for j in inputs[i]:
+                count[j, p] += 1
+
+        def more(i: int, p: int, q: int) -> int:
+            """Bytes that cross if a task is on worker q, less those that do if it is on p."""
+            out = nbytes[i] * (bool(count[i, p]) - bool(count[i, q]))
+            for j in inputs[i]:
+                out += nbytes[j] * (place[j] != q and not count[j, q])
+                out -= nbytes[j] * (place[j] != p and count[j, p] == 1)
+            return out
+
+        for _ in range(PASSES):
+            moved = False
+            for _, i in turns:
+                p = place[i]
+                others = sorted({place[j] for j in inputs[i]} - {p})
+                gain, q = min(((more(i, p, q), q) for q in others), default=(0, p))
+                if gain >= 0 or load[q] > load[p] + slack:
+                    continue
+                for j in inputs[i]:
+                    count[j, p] -= 1
+                    count[j, q] += 1
+                load[p] -= self.seconds[i]
+                load[q] += self.seconds[i]
+                place[i], moved = q, True
+            if not moved:
+                return
+
     def _join_tail(self, level: list[int]) -> bool:
         """Let one worker do all from some level on, where going from worker to worker would take
         longer than the work does, or would never end. Changes the places; says whether it did."""
@@ -326,8 +403,7 @@ class _Cutter:
         for i, at in enumerate(level):
             if self.held[i]:
                 continue
-            known = self.known[i] or self.nbytes[i] == 0 and not self.inputs[i]
-            seconds[at] += self.seconds[i] + (0.0 if known else UNKNOWN_SECONDS)
+            seconds[at] += self._work(i)
             made[at] += self.nbytes[i]
         for j, readers in enumerate(self.readers):
             latest = max((level[r] for r in readers), default=0)
@@ -368,18 +444,19 @@ class _Cutter:
 
     def _stages(self, level: list[int]) -> Cut:
         keys, place, held = self.keys, self.place, self.held
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        part = self._parts(level)
+        members: dict[tuple[int, int, int], list[int]] = defaultdict(list)
         for i in range(len(keys)):
             if not held[i]:
-                members[level[i], place[i]].append(i)
+                members[level[i], part[i], place[i]].append(i)
         number = {who: n for n, who in enumerate(sorted(members))}
         source = [
-            -1 - self.held_by[keys[i]] if held[i] else number[level[i], place[i]]
+            -1 - self.held_by[keys[i]] if held[i] else number[level[i], part[i], place[i]]
             for i in range(len(keys))
         ]
         stages, given = [], set()
-        for (lvl, worker), mine in sorted(members.items()):
-            n = number[lvl, worker]
+        for (lvl, which, worker), mine in sorted(members.items()):
+            n = number[lvl, which, worker]
             reads: dict[int, dict[Key, None]] = {}
             for i in mine:
                 for j in self.inputs[i]:
@@ -394,6 +471,7 @@ class _Cutter:
                     tuple([keys[i] for i in mine]),
                     {s: tuple(reads[s]) for s in sorted(reads)},
                     seconds=sum([self.seconds[i] for i in mine]),
+                    part=which,
                 )
             )
         wanted = [self.numbers[k] for k in dict.fromkeys(self.graph.outputs) if k in self.numbers]
@@ -416,7 +494,7 @@ class _Cutter:
             asked[source[i], CALLER][keys[i]] = None
         parcels, readers = _parcels(asked, stages, self.where_held)
         nbytes = dict(zip(keys, self.nbytes, strict=True))
-        return Cut(
+        out = Cut(
             self.graph,
             stages,
             parcels,
@@ -428,6 +506,91 @@ class _Cutter:
             len(self.machine.devices),
             self.where_held,
         )
+        self._send_ahead(out)
+        return out
+
+    def _parts(self, level: list[int]) -> bytearray:
+        """What others wait for comes before the rest of its worker's tasks of its level, and what
+        waits for others behind it: where it takes long to send that, and the rest is some work."""
+        part = bytearray([BESIDE]) * len(self.place)
+        if len(self.machine.devices) > 1:
+            work: dict[tuple[int, int], float] = defaultdict(float)
+            for i, p in enumerate(self.place):
+                work[level[i], p] += self._work(i)
+            for which in BEFORE, BEHIND:
+                self._mark(part, level, work, which)
+        return part
+
+    def _mark(
+        self,
+        part: bytearray,
+        level: list[int],
+        work: Mapping[tuple[int, int], float],
+        which: int,
+    ) -> None:
+        """Mark what is `BEFORE`, or `BEHIND`: that itself, and all of its level and worker that it
+        needs, or that needs it."""
+        place, held, before = self.place, self.held, which == BEFORE
+        beyond = self.readers if before else self.inputs
+        own = [i for i in range(len(place)) if not held[i] and part[i] == BESIDE]
+        crossing: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        for i in own:
+            for j in beyond[i]:
+                if place[j] != place[i]:
+                    crossing[level[i], place[i]].add((i, place[j]) if before else (j, place[j]))
+        least: dict[tuple[int, int], float] = {}  # bytes of a value for which others wait long
+        for (lvl, p), values in crossing.items():
+            links: dict[int, int] = defaultdict(int)
+            for i, other in values:
+                links[other] += self.nbytes[i]
+            if any(self._is_long(n, *((p, q) if before else (q, p))) for q, n in links.items()):
+                least[lvl, p] = max(links.values()) * CRUMB
+        marked = bytearray(len(place))
+        done: dict[tuple[int, int], float] = defaultdict(float)
+        for i in reversed(own) if before else own:
+            group = level[i], place[i]
+            if group not in least:
+                continue
+            marked[i] = any(
+                self.nbytes[i if before else j] >= least[group]
+                if place[j] != place[i]
+                else marked[j] and level[j] == level[i]
+                for j in beyond[i]
+            )
+            done[group] += self._work(i) * marked[i]
+        for i in own:
+            group = level[i], place[i]
+            if marked[i] and work[group] - done[group] >= LEAST_PART * work[group]:
+                part[i] = which
+
+    def _is_long(self, nbytes: int, source: int, reader: int) -> bool:
+        """Whether it takes long to send so much."""
+        if (source, reader) in self.near:
+            return False
+        return nbytes / self.machine.peer[source][reader] >= self.ahead
+
+    def _work(self, i: int) -> float:
+        known = self.known[i] or self.nbytes[i] == 0 and not self.inputs[i]
+        return 0.0 if self.held[i] else self.seconds[i] + (0.0 if known else UNKNOWN_SECONDS)
+
+    def _send_ahead(self, out: Cut) -> None:
+        """Decide which parcels are sent as soon as they are there. What their workers do meanwhile
+        begins when they have been taken out, for a worker may do one thing at a time."""
+        for (source, worker), n in sorted(out.readers.items()):
+            home = out.worker_of(source)
+            nbytes = sum(out.nbytes[k] for k in out.parcels[n].keys)
+            if worker not in (CALLER, home) and self._is_long(nbytes, home, worker):
+                out.ahead.append((n, worker))
+        taken: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        for n, _ in out.ahead:
+            parcel = out.parcels[n]
+            home = out.worker_of(parcel.source)
+            if not parcel.whole:
+                level = out.stages[parcel.source].level if parcel.source >= 0 else 0
+                taken[level, home][n] = parcel.source
+        for stage in out.stages:
+            mine = taken[stage.level, stage.worker]
+            stage.after = tuple([n for n, source in mine.items() if source < stage.number])
 
 
 def _parcels(

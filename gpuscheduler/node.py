@@ -232,6 +232,12 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         """Tell the client how much of a stage is done, by way of the cluster's scheduler."""
         self.worker.log_event(self.name, {"stage": list(key), "done": done})
 
+    def arrived(self, cargo: Cargo) -> Cargo:
+        """What has come from another worker, on devices of this one if there is room for it."""
+        with self.lock, suppress(MemoryError):  # it stays on the host until its stage begins
+            return Cargo(self._brought(dict(cargo.values)))
+        return cargo
+
     def _brought(self, given: dict[Key, Any]) -> dict[Key, Any]:
         """Values from other processes that were on devices, on devices of this one."""
         for key, value in given.items():
@@ -405,6 +411,11 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
 def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Cargo:
     """The task that a stage is for the cluster."""
     return _node(get_worker(), name).run(key, payload, cargos)
+
+
+def arrive(name: str, cargo: Cargo) -> Cargo:
+    """The task that has a parcel on its reader's worker before the stage that reads it begins."""
+    return _node(get_worker(), name).arrived(cargo)
 
 
 def take(cargo: Cargo, keys: tuple[Key, ...], near: bool) -> Cargo:

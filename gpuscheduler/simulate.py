@@ -126,7 +126,10 @@ class _Cluster:
         self.busy = [0.0] * plan.workers
         self.peak = [0] * plan.workers
         self.steps = 0
-        # tasks of the cluster: stages by their numbers, parcels that are taken out as -1 - number
+        # tasks of the cluster: stages by their numbers, parcels that are taken out as -1 - number,
+        # and behind these the ones that are sent ahead
+        first = -1 - len(plan.parcels)
+        self.ahead = {arrival: first - rank for rank, arrival in enumerate(plan.ahead)}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.missing: dict[int, int] = {}
         self.latest: dict[int, float] = defaultdict(float)  # when all that a task reads is made
@@ -134,8 +137,12 @@ class _Cluster:
         for n, parcel in enumerate(plan.parcels):
             if not parcel.whole:
                 self._reads(-1 - n, [parcel.source])
+        for (n, _), task in self.ahead.items():
+            self._reads(task, [self._maker(n)])
         for stage in plan.stages:
-            self._reads(stage.number, [self._maker(n) for n in plan.parcels_of(stage)])
+            given = plan.parcels_of(stage)
+            makers = [self.ahead.get((n, stage.worker), self._maker(n)) for n in given]
+            self._reads(stage.number, [*makers, *(self._maker(n) for n in stage.after)])
 
     def _maker(self, n: int) -> int:
         parcel = self.plan.parcels[n]
@@ -155,7 +162,13 @@ class _Cluster:
             # the scheduler takes one task after the other, in the order in which they are ready
             self.dispatched = max(self.dispatched, at) + self.task_seconds
             there = self.dispatched + WAY_SECONDS
-            self._done(task, there if task < 0 else self._run(self.plan.stages[task], there))
+            if task >= 0:
+                end = self._run(self.plan.stages[task], there)
+            elif -1 - task < len(self.plan.parcels):
+                end = there
+            else:
+                end = self._arrival(*self.plan.ahead[-1 - task - len(self.plan.parcels)], there)
+            self._done(task, end)
         return Simulation(
             self.plan,
             len(self.node.devices),

@@ -1,5 +1,5 @@
 """What belongs to a cluster, measured here, or simulated: `python graphs/_cluster.py tasks`,
-`again`, `gpus` or `simulate`. Prints the figures of RESULTS.md.
+`again`, `gpus`, `dask-cuda` or `simulate`. Prints the figures of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -88,14 +88,26 @@ def timed(name: str, call: Callable[[], Any], repeat: int) -> None:
     print(f"{name}: median {1e3 * median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
 
 
-def gpus(
-    repeat: int,
-    protocol: str,
-    ipc: bool,
-    rows: int = 2**16,
-    side: int = 100_000,
-    matrix: int = 2**16,
-) -> None:
+def on_gpus(where: str, count: int, repeat: int, matrix: int) -> None:
+    """Workloads for so many GPUs, by whatever computes now. Matrices are persisted before."""
+    side = matrix * 100_000 // 2**16
+    works = {
+        "gauss_sum": lambda: gauss_sum.inputs((count * matrix, matrix // 2), None, "cupy"),
+        "mesh_sum": lambda: (),
+        "transpose_sum": lambda: transpose_sum.inputs(matrix, matrix // 16, "cupy"),
+    }
+    for name, make in works.items():
+        arrays = [x.persist() for x in make()]
+        if name == "mesh_sum":
+            result = haversine_mesh.build_sum(side, None, "cupy")
+        else:
+            result = {"gauss_sum": gauss_sum, "transpose_sum": transpose_sum}[name].apply(*arrays)
+        timed(f"{name}, {where}", result.to_backend("numpy").compute, repeat)
+        print(f"  value {float(result.to_backend('numpy').compute()):.9g}", flush=True)
+        del arrays, result
+
+
+def gpus(repeat: int, protocol: str, ipc: bool, matrix: int) -> None:
     """One process that drives every GPU, and two workers with half of them each, which talk by
     this protocol; with `ipc`, GPUs of one worker read what another's have."""
     import cupy
@@ -105,27 +117,8 @@ def gpus(
     half = max(1, count // 2)
     ids = [range(half), range(count - half, count)]
     devices: Any = {w: "cuda:" + ",".join(map(str, r)) for w, r in enumerate(ids)}
-
-    def every(where: str) -> None:
-        works = {
-            "gauss_sum": lambda: gauss_sum.inputs((count * rows, rows // 2), None, "cupy"),
-            "mesh_sum": lambda: (),
-            "transpose_sum": lambda: transpose_sum.inputs(matrix, matrix // 16, "cupy"),
-        }
-        for name, make in works.items():
-            arrays = [x.persist() for x in make()]
-            if name == "mesh_sum":
-                result = haversine_mesh.build_sum(side, None, "cupy")
-            else:
-                result = {"gauss_sum": gauss_sum, "transpose_sum": transpose_sum}[name].apply(
-                    *arrays
-                )
-            timed(f"{name}, {where}", result.to_backend("numpy").compute, repeat)
-            print(f"  value {float(result.to_backend('numpy').compute()):.9g}", flush=True)
-            del arrays, result
-
     with gpuscheduler.Scheduler("cuda"):
-        every(f"one process, {count} GPUs")
+        on_gpus(f"one process, {count} GPUs", count, repeat, matrix)
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with (
         dask.config.set({"gpuscheduler.ipc": ipc}),
@@ -135,7 +128,31 @@ def gpus(
     ):
         print(f"the scheduler is at {client.scheduler.address}, IPC: {ipc}")
         timed("submit and back", lambda: client.submit(abs, 1, pure=False).result(), repeat)
-        every(f"two workers, {half} each")
+        on_gpus(f"two workers, {half} each", count, repeat, matrix)
+
+
+def dask_cuda(repeat: int, protocol: str, matrix: int) -> None:
+    """The same by dask-cuda, without attach: a worker for each GPU, with a pool of RMM's."""
+    try:
+        from dask_cuda import LocalCUDACluster
+        from rmm.allocators.cupy import rmm_cupy_allocator
+    except ImportError as error:
+        raise SystemExit(
+            f"dask-cuda is not installed here ({error}): pip install dask-cuda"
+        ) from None
+    from distributed import Client
+
+    def pooled() -> None:
+        __import__("cupy").cuda.set_allocator(rmm_cupy_allocator)
+
+    with (
+        LocalCUDACluster(protocol=protocol, rmm_pool_size=0.8, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        client.run(pooled)
+        count = len(client.scheduler_info(n_workers=-1)["workers"])
+        timed("submit and back", lambda: client.submit(abs, 1, pure=False).result(), repeat)
+        on_gpus(f"dask-cuda, {count} workers, {protocol}", count, repeat, matrix)
 
 
 def simulated(workers: int, devices: int) -> None:
@@ -155,19 +172,22 @@ def simulated(workers: int, devices: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "again", "gpus", "simulate"])
+    parser.add_argument("what", choices=["tasks", "again", "gpus", "dask-cuda", "simulate"])
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--workers", type=int, default=128)
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--protocol", default="tcp")
     parser.add_argument("--no-ipc", dest="ipc", action="store_false")
+    parser.add_argument("--matrix", type=int, default=2**16, help="rows of it, on GPUs")
     options = parser.parse_args()
     if options.what == "tasks":
         tasks(options.count, options.repeat)
     elif options.what == "again":
         again(5 * options.repeat)
     elif options.what == "gpus":
-        gpus(3 * options.repeat, options.protocol, options.ipc)
+        gpus(3 * options.repeat, options.protocol, options.ipc, options.matrix)
+    elif options.what == "dask-cuda":
+        dask_cuda(3 * options.repeat, options.protocol, options.matrix)
     else:
         simulated(options.workers, options.devices)

@@ -29,6 +29,8 @@ import gpuscheduler
 from gpuscheduler import PlanError
 from gpuscheduler.attach import Progress
 from gpuscheduler.cargo import Unreachable
+from gpuscheduler.cut import BEFORE, BEHIND, BESIDE
+from gpuscheduler.plans import Plans
 from tests.strategies import dags
 
 # the workers need not be able to import the tests
@@ -651,6 +653,31 @@ def test_what_cannot_be_copied_from_another_worker_is_sent(shared, monkeypatch):
     x = da.ones((100, 100), chunks=50)
     assert float((x + x.T).sum().compute()) == 20_000
     assert asked == [{("a", "b")}, set()]
+
+
+def test_what_takes_long_to_send_goes_ahead_and_the_answer_is_the_same(attached, monkeypatch):
+    """Blocks of a computation, and persisted ones, between two workers of one thread each."""
+    monkeypatch.setattr("gpuscheduler.cut.AHEAD_SECONDS", 0.0)
+    monkeypatch.setattr(attached, "_plans", Plans())
+    a = np.random.default_rng(4).random((400, 400))
+    x = da.from_array(a, chunks=50) * 2
+    p = x.persist()
+    b = 2 * a
+    parts = set()
+    answers = [
+        ((x + x.T).sum(), (b + b.T).sum()),
+        ((x + x.T) @ x, (b + b.T) @ b),
+        (p + p.T, b + b.T),
+        (p @ p.T + x, b @ b.T + b),
+    ]
+    for y, expected in answers:
+        cut = attached.plan(y)
+        assert cut.ahead
+        parts |= {s.part for s in cut.stages}
+        before = Counting.tasks
+        np.testing.assert_allclose(y.compute(), expected)
+        assert Counting.tasks - before == cut.tasks + len(cut.holders)
+    assert parts == {BEFORE, BESIDE, BEHIND}
 
 
 def test_a_cluster_with_tls():

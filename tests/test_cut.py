@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from itertools import pairwise
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -14,7 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscheduler import PlanError
-from gpuscheduler.cut import CALLER, FEWEST, MOST_LEVELS, Cut, cut
+from gpuscheduler.cut import (
+    AHEAD_SECONDS,
+    BEFORE,
+    BEHIND,
+    BESIDE,
+    CALLER,
+    FEWEST,
+    MOST_LEVELS,
+    Cut,
+    cut,
+)
 from gpuscheduler.graph import compile_tasks, from_dask
 from gpuscheduler.machine import Machine
 from tests.strategies import dags, received, thorough
@@ -39,7 +50,8 @@ def cuts(draw):
     pins = draw(st.dictionaries(st.sampled_from(sorted(dsk)), st.integers(0, workers - 1)))
     graph = from_dask(dsk, keys, compiled=False)
     pins = {k: w for k, w in pins.items() if k in graph.tasks}
-    return dsk, keys, pins, cut(graph, cluster(workers), pins=pins)
+    ahead = draw(st.sampled_from([0.0, AHEAD_SECONDS]))
+    return dsk, keys, pins, cut(graph, cluster(workers), pins=pins, ahead=ahead)
 
 
 def performed(c: Cut):
@@ -57,6 +69,9 @@ def performed(c: Cut):
         return sent[n]
 
     for stage in c.stages:
+        for n in stage.after:
+            assert c.worker_of(c.parcels[n].source) == stage.worker
+            parcel(n)
         given = {k: v for n in c.parcels_of(stage) for k, v in parcel(n).items()}
         portion = pickle.loads(pickle.dumps(c.portion(stage)))
         compile_tasks(portion.tasks)
@@ -178,6 +193,69 @@ def test_a_transpose_sends_what_it_must():
     assert c.traffic() == {(0, 1): x.nbytes // 4, (1, 0): x.nbytes // 4}
     # two stages for each worker; what the first gives to the other worker, and to the caller
     assert c.tasks == 4 + 2 + 2
+
+
+# ---- what is sent while others go on
+
+
+def sent_ahead(c):
+    """From and to whom parcels go by themselves, and which parts each worker's levels have."""
+    links = [(c.worker_of(c.parcels[n].source), w) for n, w in c.ahead]
+    parts = {}
+    for s in c.stages:
+        parts.setdefault((s.level, s.worker), []).append(s.part)
+    return sorted(links), parts
+
+
+def test_what_another_worker_waits_for_is_made_first_where_it_takes_long_to_send():
+    """Of each worker's half of x, half is for the other one. 400 MB at 1 GB/s are worth it."""
+    x = da.random.default_rng(0).random((20_000, 20_000), chunks=2000)
+    links, parts = sent_ahead(c := cut_of((x + x.T).sum()))
+    assert links == [(0, 1), (1, 0)]
+    assert parts[0, 0] == parts[0, 1] == [BEFORE, BESIDE]
+    first, second = (s for s in c.stages if (s.level, s.worker) == (0, 0))
+    assert c.nbytes[first.outputs[0]] == 32_000_000
+    assert second.number > first.number
+    small = x[:1000, :1000].rechunk(100)
+    assert sent_ahead(cut_of((small + small.T).sum()))[0] == []
+
+
+def test_what_reads_what_another_worker_has_comes_last():
+    """Blocks that exist already: each worker adds those of its own while others arrive."""
+    x = da.random.default_rng(0).random((20_000, 20_000), chunks=2000)
+    blocks = dask.core.flatten(x.__dask_keys__())
+    held = {k: DataNode(k, SimpleNamespace(half=k[1] // 5, nbytes=32_000_000)) for k in blocks}
+    y = da.Array(held, x.name, x.chunks, x.dtype)
+    graph = from_dask(*received((y + y.T).sum()), home=lambda v: 0, compiled=False)
+    c = cut(graph, cluster(2), lambda v: (("half", v.half), v.half))
+    links, parts = sent_ahead(c)
+    assert links == [(0, 1), (1, 0)]
+    assert parts[0, 0] == parts[0, 1] == [BESIDE, BEHIND]
+    # a worker of one thread takes the parcels out before it goes on
+    first = [s for s in c.stages if s.level == 0 and s.part == BESIDE]
+    taken = [[c.parcels[n] for n in s.after] for s in first]
+    assert [[p.source for p in mine] for mine in taken] == [[-1], [-2]]
+    assert not any(p.whole for mine in taken for p in mine)
+
+
+def test_nothing_goes_ahead_where_one_worker_reads_the_other_s_devices():
+    x = da.random.default_rng(0).random((20_000, 20_000), chunks=2000)
+    links, parts = sent_ahead(cut_of((x + x.T).sum(), near={(0, 1)}))
+    assert links == [(1, 0)]
+    assert parts[0, 0] == [BESIDE]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_two_that_read_each_other_s_are_in_one_place(workers):
+    """x + x.T, summed: of the bytes that cross where each block is made in its own row, half."""
+    x = da.random.default_rng(0).random((32_000, 32_000), chunks=1000)
+    c = cut_of((x + x.T).sum(), workers=workers)
+    crossing = x.nbytes * (1 - 1 / workers)
+    traffic = c.traffic().values()
+    assert sum(traffic) <= 0.55 * crossing
+    assert max(traffic) <= 0.75 * x.nbytes / workers**2  # each link has its share
+    load = [sum(s.seconds for s in c.stages if s.worker == w) for w in range(workers)]
+    assert max(load) <= 1.3 * sum(load) / workers  # one worker does the end alone
 
 
 def test_values_that_exist_already_are_read_from_where_they_are():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import dask.array as da
 import pytest
 
@@ -49,3 +51,16 @@ def test_memory_is_that_of_the_fullest_device():
 def test_a_cluster_of_none_is_refused():
     with pytest.raises(ValueError, match="0 workers of 8 devices"):
         simulate(da.ones(4), workers=0)
+
+
+def test_what_is_sent_while_others_go_on_hides_behind_them(monkeypatch):
+    """Two GPUs that make a matrix and add its transpose, with a network about as fast."""
+    monkeypatch.setattr(sys.modules["gpuscheduler.simulate"], "WAY_SECONDS", 0.0)
+    x = da.random.default_rng(0).random((8192, 8192), chunks=512)
+
+    def seconds(ahead):
+        monkeypatch.setattr("gpuscheduler.cut.AHEAD_SECONDS", ahead)
+        options = {"workers": 2, "devices": 1, "network": 5e11, "task_seconds": 0.0}
+        return simulate((x + x.T).sum(), **options).seconds
+
+    assert seconds(0.0) < 0.9 * seconds(float("inf"))

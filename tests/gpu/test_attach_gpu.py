@@ -1,4 +1,5 @@
-"""A cluster of two worker processes, each with a scheduler of its own over two places on GPUs."""
+"""A cluster of two worker processes, each with a scheduler of its own over two GPUs if
+there are as many."""
 
 import time
 
@@ -20,11 +21,16 @@ except ImportError:
 pytestmark = pytest.mark.gpu
 
 
+def pairs(count):
+    """Two different GPUs for each of two workers, or the same one or two for both."""
+    return ["cuda:0,1", "cuda:2,3"] if count > 3 else ["cuda:0,1" if count > 1 else "cuda:0,0"] * 2
+
+
 @pytest.fixture(scope="module")
 def attached():
     # kernels cannot be compiled in processes whose devices are the host
     options = {"fuse": False, "random": "dask"} if fake else {}
-    devices = dict.fromkeys(range(2), "cuda:0,0")
+    devices = dict(enumerate(pairs(cupy.cuda.runtime.getDeviceCount())))
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
@@ -67,8 +73,12 @@ def test_persisted_blocks_stay_on_their_gpus_and_let_go_of_them(attached, a):
     client = attached.client
 
     def used():
-        pool = __import__("cupy").get_default_memory_pool()
-        return pool.used_bytes()
+        cupy = __import__("cupy")
+        total = 0
+        for device in range(cupy.cuda.runtime.getDeviceCount()):
+            with cupy.cuda.Device(device):
+                total += cupy.get_default_memory_pool().used_bytes()
+        return total
 
     def total(x):
         return (x + x.T).sum().to_backend("numpy").compute()

@@ -32,7 +32,7 @@ import dask.threaded
 import numpy as np
 from dask._task_spec import Task, TaskRef
 from dask.callbacks import Callback
-from dask.utils import format_bytes, parse_bytes
+from dask.utils import format_bytes, key_split, parse_bytes
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -42,7 +42,7 @@ from .batches import Batch
 from .cpu import available_memory
 from .expr import Kernel
 from .fuse import Fused
-from .graph import Graph, PlanError, from_dask, received
+from .graph import PlanError, from_dask, received
 from .kernel import NotGenerated, generate
 from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
@@ -504,7 +504,7 @@ def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
     """What computing x should take, and how sure that is. The scheduler knows no more of x than
     before."""
     hardware = s.hardware
-    _, planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
+    planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
     return planned.surely, predict(planned, s.options.window, s.options.deep_window)
 
 
@@ -664,12 +664,12 @@ def plan(
             raise click.UsageError("--pretend and --devices: use one of them")
         machine = Machine.uniform(pretend, memory=pretended_limit(memory_limit))
         x = work.build(size, chunks, "numpy")
-        (graph, planned), where = plan_of(x, machine), f"{pretend} pretended H200"
+        planned, where = plan_of(x, machine), f"{pretend} pretended H200"
     else:
         with scheduler(devices, memory_limit) as s:
             x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
             hardware = s.hardware
-            graph, planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
+            planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
             where = devices_said(s.hardware)
     foreseen = predict(planned, options.window, options.deep_window)
     unknown = f" ({planned.unknown:,} of unknown size)" if planned.unknown else ""
@@ -677,7 +677,7 @@ def plan(
         f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps{unknown}, "
         f"predicted {planned.surely}{seconds_said(foreseen.seconds)}"
     )
-    for table in (*predicted(planned, foreseen), *programs(planned, graph)):
+    for table in (*predicted(planned, foreseen), *programs(planned)):
         console.print(table)
     if source:
         for text in sorted({cuda_source(k) for k in kernels(planned)}):
@@ -698,11 +698,11 @@ def plan_of(
     home: Callable[[Any], int | None] | None = None,
     kind: str = "cuda",
     options: Options | None = None,
-) -> tuple[Graph, Plan]:
-    """The plan that computing x would run, and its graph."""
+) -> Plan:
+    """The plan that computing x would run."""
     dsk, keys = received(x, by=held)
     graph = from_dask(dsk, keys, home=home, send=kind == "cuda")
-    return plan_graph(graph, machine, home, kind, options or Options())
+    return plan_graph(graph, machine, home, kind, options or Options())[1]
 
 
 def predicted(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
@@ -756,7 +756,7 @@ def cuda_source(kernel: Kernel) -> str:
         return f"// none: {error}"
 
 
-def programs(planned: Plan, graph: Graph) -> Iterator[Table]:
+def programs(planned: Plan) -> Iterator[Table]:
     """The fused kernels, what each launch does, and why other tasks are none."""
     counts = Counter(k for f in members(planned) for k in f.program.kernels)
     if counts:
@@ -770,11 +770,11 @@ def programs(planned: Plan, graph: Graph) -> Iterator[Table]:
         for name, (times, nbytes, operations) in rows.items():
             table.add_row(name, f"{times:,}", format_bytes(nbytes), f"{operations:.3g}")
         yield table
-    reasons = Counter(graph.why[s.key] for s in planned.steps if s.key in graph.why)
+    reasons = Counter((why, key_split(planned.steps[i].key)) for i, why in planned.why.items())
     if reasons:
-        table = Table("steps", "why they are no kernel", title="operation by operation")
-        for reason, times in reasons.most_common():
-            table.add_row(f"{times:,}", reason)
+        table = Table("steps", "of", "why they are no kernel", title="operation by operation")
+        for (reason, name), times in reasons.most_common():
+            table.add_row(f"{times:,}", name, reason)
         yield table
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,7 @@ from unittest.mock import patch
 from . import cuda_math, scalar, shelf, trace
 from .cuda_math import FUNCTIONS
 from .kernel import Call
-from .scalar import plain, reason, versions
+from .scalar import numbered_apart, plain, reason, versions
 from .trace import names_read, narrowed, replaced
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
@@ -61,8 +62,12 @@ def compiled(call: Call, arch: str) -> bytes:
         words = "LTO-IR", call.symbol, call.function.digest, types, arch, NVVM, version()
     found = shelf.found(words)
     if found is None:
+        _numba()
+        places = [n for n in ("numba.cuda.core.bytecode", "numba.core.bytecode") if find_spec(n)]
+        apart = False not in [numbered_apart(n) for n in places]
         found = _compiled(call, arch)
-        shelf.keep(words, found)
+        if apart:
+            shelf.keep(words, found)
     return found
 
 

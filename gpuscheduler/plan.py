@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dask._task_spec import DataNode
 from dask.core import flatten
+from dask.utils import key_split
 
 from .graph import Gather, Graph, PlanError
 from .machine import DISK, HOST, Machine
@@ -118,6 +119,8 @@ class Plan:
     likely: Mapping[int, int] = field(default_factory=dict)
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
+    #: Why tasks are no fused kernels, by the keys of `index`.
+    reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
     tried: bool = False  # whether it has been run
     once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
@@ -176,6 +179,12 @@ class Plan:
         """The types of their tasks."""
         return frozenset([type(s.task) for s in self.steps if not s.fixed])
 
+    @property
+    def why(self) -> dict[int, str]:
+        """Why steps are no fused kernels, by step."""
+        index = self.index
+        return {index[k]: reason for k, reason in self.reasons.items() if k in index}
+
     @cached_property
     def readers(self) -> list[list[int]]:
         return _readers([s.inputs for s in self.steps])
@@ -233,6 +242,12 @@ class Plan:
         if not self.machine.shared:  # else nothing has to move
             links = sorted(self.traffic().items())
             lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
+        together: dict[str, list[str]] = {}
+        for i, reason in sorted(self.why.items()):
+            together.setdefault(reason, []).append(key_split(self.steps[i].key))
+        for reason, names in together.items():
+            layers = ", ".join(dict.fromkeys(names))
+            lines.append(f"  no kernel: {len(names)} of {layers}: {reason}")
         if self.unknown:
             lines.append(f"  {self.unknown} of these steps: of unknown size until they have run")
         if self.predicted is not None:

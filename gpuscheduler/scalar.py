@@ -9,8 +9,10 @@ import enum
 import hashlib
 import json
 import linecache
+import os
 import pickle
 import re
+import secrets
 import sys
 import threading
 import types
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache, cached_property, partial
 from importlib import import_module, metadata
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +156,7 @@ class ScalarFunction:
 
     def _words(self, what: str, types: tuple[DType, ...], *others: Any) -> Any:
         """What decides what is made of it; None where that is not known."""
-        if not self.lasting:
+        if not self.lasting or (what != "results" and not numbered_apart()):
             return None
         return what, self.digest, [t.str for t in types], others, _version()
 
@@ -161,6 +164,7 @@ class ScalarFunction:
         import numba
         from numba.core.errors import NumbaError
 
+        numbered_apart()  # what is compiled here becomes part of what is kept
         # of exactly so many arguments: it may have defaults for more
         one: Any = numba.njit(**HOW)(self._of(len(types)))
         signature = tuple([numba.from_dtype(t) for t in types])
@@ -407,6 +411,27 @@ def versions(packages: Iterable[str], files: Iterable[str]) -> str:
             words.append(f"no {name}")
     own = hashlib.sha256(b"".join([Path(f).read_bytes() for f in files])).hexdigest()
     return ", ".join([*words, own[:16]])
+
+
+def numbered_apart(identities: str = "numba.core.bytecode") -> bool:
+    """Let the functions that Numba compiles from now on have names that no other process gives.
+
+    Their symbols have numbers in them, which are counted from 1 in each process. Where code comes
+    from another one, two functions would have one name, and the one that is there first would be
+    called for both. False where this Numba has no such numbers: then nothing can be kept.
+    """
+    return _numbered_apart(identities, os.getpid())
+
+
+@cache
+def _numbered_apart(identities: str, process: int) -> bool:
+    try:
+        identity = import_module(identities).FunctionIdentity
+        next(identity._unique_ids)
+    except (ImportError, AttributeError, TypeError):
+        return False
+    identity._unique_ids = count(secrets.randbits(60))
+    return True
 
 
 class _Kept:

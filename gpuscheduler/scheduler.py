@@ -394,7 +394,8 @@ class Scheduler:
         return home
 
     def plan(self, *collections: Any) -> Plan:
-        """The plan that computing these collections would run, and what that will take.
+        """The plan that computing these collections would run: what that will take, and which steps
+        are no fused kernels, and why (`Plan.why`).
 
         Computes nothing. Raises `OutOfMemory` where it could not.
 
@@ -404,6 +405,7 @@ class Scheduler:
         5 steps on 2 devices
           device 0: 3 steps, 3e-05 s
           device 1: 2 steps, 2e-05 s
+          no kernel: 5 of sum, finalize-hlgfinalizecompute: it touches less than 262,144 bytes
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received(*collections)
@@ -787,6 +789,7 @@ def plan_graph(
         graph, plan = apart, make_plan(apart, machine, home)
     if merge and kind == "cuda" and batched(graph, plan):
         plan = make_plan(graph, machine, home)
+    plan.reasons = graph.why
     return graph, plan
 
 

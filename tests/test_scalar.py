@@ -363,3 +363,32 @@ def test_another_process_compiles_no_function_for_the_processor(tmp_path):
     assert run("2") == f"{values} True"
     assert run("2") == f"{values} False"
     assert run("3") == "[6.0, 9.0, -1.0] [6.0, 9.0, -1.0] too small True"
+
+
+APART = """
+import sys
+import numpy as np
+from gpuscheduler import Scheduler, axis, mesh
+
+def adding(k):
+    def helper(x):
+        return x + k if x > 0.5 else x * k
+
+    return lambda x, y: helper(x) + helper(y)
+
+x = np.linspace(0, 2, 7)
+with Scheduler("cpu:1"):
+    for k in map(float, sys.argv[1:]):
+        f = adding(k)
+        found = mesh(f, (axis(0, 2, 7), axis(0, 2, 7))).compute()
+        assert np.array_equal(found, [[f(a, b) for b in x] for a in x]), k
+"""
+
+
+def test_functions_of_another_process_are_not_taken_for_those_of_this_one(tmp_path):
+    """Numba counts what it compiles, and names code by that: in each process from 1 on. What one
+    has compiled third must not be called for what the other compiles third."""
+    given = {**os.environ, "DASK_GPUSCHEDULER__CACHE_DIRECTORY": str(tmp_path)}
+    for order in ("1234", "56214", "786321"):
+        command = [sys.executable, "-c", APART, *order]
+        subprocess.run(command, env=given, check=True, timeout=120)

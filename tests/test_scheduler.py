@@ -484,3 +484,17 @@ def test_threads_put_aside_and_take_back_what_is_theirs():
         for t in threads:
             t.join()
     assert not gc.get_freeze_count()
+
+
+def test_a_plan_says_why_steps_are_no_kernels():
+    """Also that of a collection which is like one that was planned before."""
+    x = da.from_array(np.random.default_rng(0).random((40, 40)), chunks=20)
+    inv = "numpy.linalg.inv is not element-wise or a reduction"
+    with Scheduler(devices="cpu:2", fuse_least=0) as s:
+        for shift in (1, 2):
+            y = (x * 2 + shift).map_blocks(np.linalg.inv, dtype=float, meta=np.empty((0, 0)))
+            plan = s.plan(y, (x * 2 + shift) * 3)
+            assert {plan.steps[i].key[0] for i, why in plan.why.items() if why == inv} == {y.name}
+            assert f"  no kernel: 4 of inv: {inv}" in str(plan)
+            assert len(plan.why) < len(plan.steps)
+            y.compute()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -353,12 +353,12 @@ def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
     return out
 
 
-def everything(plan: Plan) -> dict[int, int]:
-    """Bytes of all that is made in a memory or comes there."""
+def everything(plan: Plan, but: Container[int] = ()) -> dict[int, int]:
+    """Bytes of all that is made in a memory or comes there, `but` for some steps."""
     memory_of = plan.machine.memory_of
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
     for i, (step, readers) in enumerate(zip(plan.steps, plan.readers, strict=True)):
-        if not (plan.machine.shared and is_callers(plan, i)):
+        if i not in but and not (plan.machine.shared and is_callers(plan, i)):
             for memory in {
                 memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
             }:

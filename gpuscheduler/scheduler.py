@@ -200,7 +200,7 @@ class Scheduler:
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
         machine = self.hardware.machine
-        self._turns = Turns({m: machine.limit(m) for m in machine.memories})
+        self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
         self._entered: list[Any] = []
         self._closed = False
 
@@ -463,8 +463,8 @@ class Scheduler:
         heard = watch or counter or begun or rerun or options.timeline or options.check
         followed = not heard and lease.threads is None  # the caller's own threads are given all
         with (
-            self._persisted.lent() as chunks,
-            self._turns.turn(lambda: self._most(known, chunks)) as turn,
+            self._turns.turn(lambda: self._most(known)) as turn,
+            self._persisted.lent() as chunks,  # who waits keeps none from those who run
         ):
             try:
                 if followed and (tape := self._tape(known, chunks)) is not None:
@@ -484,14 +484,22 @@ class Scheduler:
             known.learn(state.nbytes)
         return values
 
-    def _most(self, known: Plan, chunks: list[Chunk]) -> dict[int, int]:
-        """Bytes that a run may take in each memory at most, as far as sizes are known."""
-        plan = self._beside(known, chunks)
-        most, limit = everything(plan), self._turns.limit
-        if len(plan.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
+    def _held(self) -> dict[int, int]:
+        """Bytes of persisted chunks in each memory."""
+        memory_of, out = self.hardware.machine.memory_of, dict.fromkeys(self._turns.limit, 0)
+        for place, nbytes in self._persisted.nbytes().items():
+            if place in self.hardware.machine.devices:
+                out[memory_of(place)] += nbytes
+        return out
+
+    def _most(self, known: Plan) -> dict[int, int]:
+        """Bytes that a run may take in each memory at most beside persisted chunks, as far as sizes
+        are known."""
+        most, limit = everything(known, known.chunks), self._turns.limit
+        if len(known.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
             return most
         with suppress(OutOfMemory):  # of sizes that are guesses
-            foreseen = predict(plan, self.options.window, self.options.deep_window).peak
+            foreseen = predict(known, self.options.window, self.options.deep_window).peak
             return {m: min(n, foreseen[m]) for m, n in most.items()}
         return most
 

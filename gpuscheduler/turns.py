@@ -60,15 +60,16 @@ def fits(limit: Bytes, turns: list[Turn], part: float = 1.0) -> bool:
 
 
 class Turns:
-    """The runs of one scheduler, whose memories have these limits."""
+    """The runs of one scheduler, whose memories have these limits, of which others have `held`."""
 
     def __init__(
         self,
         limit: Bytes,
+        held: Callable[[], Bytes] = dict,
         patience: float = PATIENCE,
         now: Callable[[], float] = monotonic,
     ):
-        self.limit, self.patience, self.now = limit, patience, now
+        self.limit, self.held, self.patience, self.now = limit, held, patience, now
         self.running: list[Turn] = []
         self.waiting: list[Turn] = []
         self._changed = threading.Condition()
@@ -108,8 +109,11 @@ class Turns:
 
     def may_begin(self, turn: Turn) -> bool:
         """Whether one that waits may begin beside those that are under way."""
-        if self.waiting[0] is turn and fits(self.limit, [*self.running, turn]):
-            return True
+        if self.waiting[0] is turn:
+            held = self.held()
+            left = {m: n - held.get(m, 0) for m, n in self.limit.items()}
+            if fits(left, [*self.running, turn]):
+                return True
         turn.small = fits(self.limit, [*(t for t in self.running if t.small), turn], SMALL)
         return turn.small
 

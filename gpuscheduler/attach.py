@@ -317,15 +317,20 @@ class Attached:
             )
 
     def _register(self) -> None:
-        from .node import Node, version
+        from .node import Elsewhere, Node, version
 
         # a worker on which it fails tells why when it is asked what it has
         with suppress(Exception):
             self.client.register_plugin(Node(self.name, self.settings, version()), name=self.name)
+        self.client.register_plugin(Elsewhere(), name=self.name)
 
     def _unregister(self) -> None:
-        with suppress(Exception):
-            self.client.unregister_worker_plugin(self.name)
+        for unregister in (
+            self.client.unregister_worker_plugin,
+            self.client.unregister_scheduler_plugin,
+        ):
+            with suppress(Exception):  # the cluster may be gone
+                unregister(self.name)
 
     def _meet(self, strict: bool = False) -> list[str]:
         """The addresses of the workers that can take part, in their order; new ones are asked."""
@@ -438,12 +443,20 @@ class Attached:
             raise RuntimeError("this cluster is not attached any more: attach(client) again")
         return self._meet()
 
+    def _ready(self) -> list[str]:
+        """The addresses of the workers that can take part, as soon as there is one. Until then a
+        task that does nothing waits, as others do: an adaptive cluster starts a worker for it."""
+        while not (workers := self._there()):
+            if self._left_out:
+                out = ", ".join(_worker(address) for address in sorted(self._left_out))
+                raise RuntimeError(f"none of the cluster's workers takes part: not {out}")
+            self.client.submit(bool, key=f"wait-{uuid.uuid4().hex}").result()
+        return workers
+
     def _work(self, dsk: Any, keys: Any, stay: bool = False) -> Work:
         """The computation of these keys, as it was cut before if it was. Its results may `stay` on
         the workers."""
-        workers = tuple(self._there())
-        if not workers:
-            raise RuntimeError("the cluster has no workers left")
+        workers = tuple(self._ready())
         known = signature(dsk, wanted_keys(keys))
         if known is not None:
             found = self._plans.find(known, workers, stay)

@@ -752,6 +752,11 @@ class _Builder:
                 )
             else:
                 task = self.dsk[key]
+                if _is_future(task) and task.key not in self.cache:
+                    raise PlanError(
+                        f"{key!r} is on a Dask cluster, and not in this process: compute it by "
+                        "its client, as in x.compute(scheduler=client), or attach(client) again"
+                    )
                 if not isinstance(task, GraphNode) and _may_be_alias(task):
                     task = convert_legacy_task(key, task, self.all_keys)
                 if not isinstance(task, Alias):
@@ -907,6 +912,13 @@ class _Either:
 
     def __contains__(self, key: object) -> bool:
         return any(key in m for m in self.mappings)
+
+
+def _is_future(task: Any) -> bool:
+    """Whether it stands for a value that a cluster holds."""
+    if type(task) is Task or type(task) is TaskRef:
+        return False
+    return isinstance(task, TaskRef) or getattr(task, "__dask_future__", False)
 
 
 def _may_be_alias(task: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask import config
 from dask.base import get_scheduler, persist
-from distributed import Reschedule, WorkerPlugin, get_client, get_worker
+from distributed import Reschedule, SchedulerPlugin, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, Lent, Lost, Unreachable, off_device, put_back
@@ -406,6 +406,17 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     """Raise an exception in another thread when it is in Python code next. None takes it back."""
     given = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
+
+
+class Elsewhere(SchedulerPlugin):  # type: ignore[misc]
+    """What waits for workers that have all left goes to one that comes, if it may: `distributed`
+    sends it elsewhere only where others are there when it becomes ready."""
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Comes before what waits is looked through for what this worker can run."""
+        for task in scheduler.unrunnable:
+            if task.loose_restrictions and not scheduler.valid_workers(task):
+                task.worker_restrictions = None
 
 
 def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Cargo:

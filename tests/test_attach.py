@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import cloudpickle
@@ -697,3 +700,28 @@ def test_a_cluster_with_tls():
             y = (x + x.T).sum(axis=0)
             assert attached.plan(y).traffic()
             np.testing.assert_allclose(y.compute(), (a + a.T).sum(axis=0))
+
+
+def test_a_cluster_of_processes_that_were_started_by_hand(tmp_path):
+    """`dask scheduler` and two `dask worker`, found by their address."""
+    file = tmp_path / "cluster.json"
+    common = ["--scheduler-file", file, "--dashboard-address", ":0"]
+    worker = ["worker", *common, "--nthreads", "1", "--no-nanny", "--local-directory", tmp_path]
+    scheduler = ["scheduler", *common, "--host", "127.0.0.1", "--port", "0"]
+    with ExitStack() as stack:
+        for arguments in (scheduler, worker, worker):
+            with open(tmp_path / "log", "a") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "dask", *arguments], stdout=log, stderr=log
+                )
+            stack.callback(process.wait, PATIENCE)
+            stack.callback(process.terminate)
+        until(lambda: file.exists() and file.read_text().rstrip().endswith("}"))
+        with Client(json.loads(file.read_text())["address"]) as client:
+            client.wait_for_workers(2, timeout=PATIENCE)
+            with gpuscheduler.attach(client, **EXACT) as attached:
+                for name in ("transpose_sum", "gauss_sum"):
+                    module = importlib.import_module(f"graphs.{name}")
+                    x = module.build(module.SMALL)
+                    assert attached.plan(x).workers == 2
+                    assert x.compute() == x.compute(scheduler="sync")

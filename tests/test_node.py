@@ -4,12 +4,15 @@ of Dask's client."""
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import cloudpickle
@@ -18,8 +21,9 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask import bag, config, delayed
+from dask.core import flatten
 from dask.tokenize import tokenize
-from distributed import Client, LocalCluster, Nanny, WorkerPlugin, futures_of, wait
+from distributed import Client, Future, LocalCluster, Nanny, WorkerPlugin, futures_of, wait
 
 import gpuscheduler
 from gpuscheduler import node as nodes
@@ -64,6 +68,17 @@ def persists():
 def rechunks():
     """Of so many blocks that Dask would have the tasks talk to each other."""
     return int(da.ones((400, 400), chunks=(400, 4)).rechunk((4, 400)).sum().compute())
+
+
+@contextmanager
+def beside(function):
+    """Meanwhile, in another thread."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def waits(begun, go, n=0):
@@ -125,6 +140,26 @@ def test_what_was_persisted_is_of_use_when_nothing_is_attached_any_more(client):
     with gpuscheduler.attach(client, devices="cpu:1") as again:
         assert len(again.plan(x + 1).holders) == 2
         np.testing.assert_array_equal((x + 1).compute(), a + 2)
+
+
+@pytest.mark.parametrize("persisted", ["by stages", "by its client"])
+def test_what_is_on_a_cluster_is_no_part_of_another_scheduler_s_graph(client, persisted):
+    """The error names a block that is there, and its remedies are ones."""
+    x = da.arange(8, chunks=4) + 1
+    attached = gpuscheduler.attach(client, devices="cpu:1")
+    if persisted == "by its client":
+        attached.close()
+    x = x.persist()
+    wait(x)
+    attached.close()
+    with gpuscheduler.Scheduler("cpu:1"):
+        for y in (x, x.sum()):
+            with pytest.raises(gpuscheduler.PlanError, match="is on a Dask cluster") as caught:
+                y.compute()
+            assert any(repr(key) in str(caught.value) for key in flatten(x.__dask_keys__()))
+        assert int(x.sum().compute(scheduler=client)) == 36
+        with gpuscheduler.attach(client, devices="cpu:1"):
+            assert int(x.sum().compute()) == 36
 
 
 def test_what_a_task_persists_in_this_process_stays_on_its_worker(attached):
@@ -256,6 +291,114 @@ def test_workers_that_are_not_ready_are_no_missing_workers(client, monkeypatch):
     monkeypatch.setattr(nodes, "facts", lambda name, dask_worker: None)
     with pytest.raises(RuntimeError, match="no worker is ready: inproc://.*logs"):
         gpuscheduler.attach(client, devices="cpu:1")
+
+
+@pytest.fixture
+def deserted():
+    """An attached cluster whose only worker has left."""
+    with (
+        LocalCluster(n_workers=1, processes=False, **LOCAL) as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices="cpu:1") as attached,
+    ):
+        cluster.scale(0)
+        desert(attached)
+        yield attached
+
+
+def desert(attached):
+    """Wait until nobody is there, and have that noticed."""
+    until(lambda: not attached.client.scheduler_info()["workers"])
+    attached._met = 0.0
+
+
+def test_where_no_worker_is_at_the_moment_an_adaptive_cluster_starts_one(deserted):
+    """It may be gone again when the stages are sent: then another one is started for these."""
+    client = deserted.client
+    client.cluster.adapt(minimum=0, maximum=1, interval="20ms", wait_count=1)
+    x = da.arange(8, chunks=4).sum()
+    assert int(x.compute()) == 28
+    desert(deserted)
+    assert int(client.compute(x).result()) == 28
+    desert(deserted)
+    assert deserted.plan(x).workers == 1
+
+
+@pytest.mark.parametrize("way", ["compute", "client", "persist"])
+def test_stages_for_workers_that_have_all_left_run_on_one_that_comes(deserted, way):
+    """Nobody has noticed that they left."""
+    client, tasks = deserted.client, deserted.client.cluster.scheduler.tasks
+    deserted.workers = {"inproc://gone": nodes.Facts("cpu", (10**9,), 1e9)}
+    deserted._met = time.monotonic() + 10 * PATIENCE
+    x = da.arange(8, chunks=4).sum()
+
+    def come():
+        until(lambda: len(tasks) > 0)
+        client.cluster.scale(1)
+
+    with beside(come):
+        if way == "compute":
+            assert int(x.compute()) == 28
+        elif way == "client":
+            assert int(client.compute(x).result(PATIENCE)) == 28
+        else:
+            x = x.persist()
+            wait(x, PATIENCE)
+    names = [deserted.name in n for n in client.cluster.scheduler.plugins]
+    deserted.close()
+    assert names.count(True) == 1
+    assert deserted.name not in client.cluster.scheduler.plugins
+
+
+def test_waiting_for_a_worker_ends_when_one_comes(deserted):
+    cluster = deserted.client.cluster
+
+    def come():
+        until(lambda: cluster.scheduler.tasks)
+        cluster.scale(1)
+
+    with beside(come):
+        assert int(da.arange(8, chunks=4).sum().compute()) == 28
+
+
+@pytest.mark.parametrize("way", ["Ctrl-C", "cancel", "close"])
+def test_waiting_for_a_worker_can_be_ended(deserted, way):
+    """Nothing is left of it then."""
+    client, tasks = deserted.client, deserted.client.cluster.scheduler.tasks
+
+    def end():
+        until(lambda: tasks)
+        if way == "Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
+        elif way == "cancel":
+            client.cancel([Future(key, client) for key in list(client.futures)])
+        else:
+            client.close()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            beside(end),
+            pytest.raises(KeyboardInterrupt if way == "Ctrl-C" else CancelledError),
+        ):
+            da.arange(8, chunks=4).sum().compute()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until(lambda: not tasks)
+
+
+def test_workers_that_are_all_left_out_are_not_waited_for(deserted, monkeypatch):
+    def wrong(name, dask_worker):
+        raise RuntimeError("it has 99.0")
+
+    monkeypatch.setattr(nodes, "facts", wrong)
+    deserted.client.cluster.scale(1)
+    deserted.client.wait_for_workers(1, timeout=PATIENCE)
+    with (
+        pytest.warns(UserWarning, match="it has 99.0; it takes no part"),
+        pytest.raises(RuntimeError, match="none of the cluster's .* part: not worker inproc://"),
+    ):
+        da.arange(8, chunks=4).sum().compute()
 
 
 def test_nothing_to_plan_is_an_error(attached):

@@ -1141,6 +1141,8 @@ class CudaDevices:
         )
         #: Such a run may end when all is queued, and its results are made behind its back.
         self.ahead = self.light and told is Told.NOTHING
+        if not plan.tried:
+            hardware.kernels.compile_ahead((s.task for s in plan.steps), self.lanes[0].device)
         self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
         self.fetched = 0  # bytes
         self.followed = False  # whether it does what a tape says

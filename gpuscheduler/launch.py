@@ -7,9 +7,12 @@ It imports CuPy, as `cuda` does, which has the devices and streams; this has the
 from __future__ import annotations
 
 import math
+import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -107,8 +110,12 @@ class Kernels:
     def __init__(self, fast_math: bool = False) -> None:
         self.fast_math = bool(fast_math)
         self.compiled = 0  # sources that were compiled, not found
+        self._counting = threading.Lock()
         self._cubins: dict[tuple[str, str, bool], bytes] = {}
         self._loaded: dict[tuple[str, int, bool], Any] = {}
+        self._texts: dict[
+            tuple[int, int, bool], tuple[Program, Program, list[Generated]]
+        ] = {}  # what was given, what is run, and its kernels
         self._prepared: dict[tuple[int, int, bool, bool], tuple[Program, Ready]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
@@ -243,6 +250,57 @@ class Kernels:
 
     # ---- once per program and device
 
+    def compile_ahead(self, tasks: Iterable[Any], device: int) -> None:
+        """Compile what tasks that are new here need, several at a time: a first run would have to
+        wait for one after the other. What fails is met again where it is wanted."""
+        arch = _arch(device)
+        seen: set[tuple[int, bool]] = set()
+        wanted: dict[tuple[str, bool], Generated] = {}
+        for task in tasks:
+            if type(task) is Fused:
+                first, single = task, True
+            elif type(task) is Batch:
+                first, single = task.members[0], False
+            else:
+                continue
+            if (id(first.program), single) in seen or (
+                not first.names and first.kind != "cupy.ndarray"
+            ):
+                continue
+            seen.add((id(first.program), single))
+            if (id(first.program), device, True, single) in self._prepared:
+                continue
+            with suppress(NotGenerated):
+                for made in self._written(first.program, device, True)[1]:
+                    if (made.source, arch, single) not in self._cubins:
+                        wanted[made.source, single] = made
+        if len(wanted) < 2:
+            return
+
+        def compile_one(item: tuple[tuple[str, bool], Generated]) -> None:
+            (_, single), made = item
+            with suppress(Exception):
+                self._cubin(made, device, single)
+
+        longest_first = sorted(wanted.items(), key=lambda item: not item[1].calls)
+        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+            list(pool.map(compile_one, longest_first))
+
+    def _written(
+        self, given: Program, device: int, aligned: bool
+    ) -> tuple[Program, list[Generated]]:
+        """The program as it is run, and its kernels' text."""
+        key = id(given), device, aligned
+        found = self._texts.get(key)
+        if found is None or found[0] is not given:
+            if len(self._texts) >= MOST_PROGRAMS:
+                self._texts.clear()
+            processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+            program = hoisted(given)
+            made = [generate(k, aligned, processors) for k in program.kernels]
+            found = self._texts[key] = given, program, made
+        return found[1:]
+
     def ready(self, given: Program, device: int, aligned: bool, single: bool) -> Ready:
         """Its kernels: those that take a `single` item, or those that take many."""
         key = id(given), device, aligned, single
@@ -251,12 +309,12 @@ class Kernels:
             with self._lock:
                 if len(self._prepared) >= MOST_PROGRAMS:
                     self._prepared.clear()
-                program = hoisted(given)
+                program, made = self._written(given, device, aligned)
                 # the shapes that results will have: what an array is reshaped to costs time
                 shapes = {o.array: o.shape for o in leaves(program.result) if isinstance(o, Out)}
                 kernels = [
-                    self._prepare(k, device, aligned, single, start, shapes, program.inputs)
-                    for k, start in zip(program.kernels, program.starts, strict=True)
+                    self._prepare(k, text, device, single, start, shapes, program.inputs)
+                    for k, text, start in zip(program.kernels, made, program.starts, strict=True)
                 ]
                 sizes = tuple([n for k in kernels for n in k.sizes])
                 small = sizes if len(sizes) > 1 and max(sizes) <= SMALL else ()
@@ -266,15 +324,13 @@ class Kernels:
     def _prepare(
         self,
         kernel: Any,
+        made: Generated,
         device: int,
-        aligned: bool,
         single: bool,
         start: int,
         shapes: dict[int, Any],
         given: int,
     ) -> Prepared:
-        processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-        made = generate(kernel, aligned, processors)
         function = self._function(made, device, single)
         most = 1 if single else made.most
         outputs = tuple(
@@ -304,14 +360,15 @@ class Kernels:
 
     def _cubin(self, made: Generated, device: int, single: bool) -> bytes:
         source, calls = made.source, made.calls
-        arch = f"sm_{cupy.cuda.Device(device).compute_capability}"
+        arch = _arch(device)
         found = self._cubins.get((source, arch, single))
         if found is None:
             words = _words(source, arch, calls, self.fast_math, single)
             found = shelf.found(words)
             if found is None:
                 found = compiled(source, arch, calls, self.fast_math, single)
-                self.compiled += 1
+                with self._counting:
+                    self.compiled += 1
                 shelf.keep(words, found)
             self._cubins[source, arch, single] = found
         return found
@@ -404,6 +461,10 @@ def _pointers(
         aligned = aligned and not any(p % 16 for p in pointers)
         out.append(pointers)
     return out, aligned
+
+
+def _arch(device: int) -> str:
+    return f"sm_{cupy.cuda.Device(device).compute_capability}"
 
 
 def all_here(arrays: list[Any], device: int) -> bool:

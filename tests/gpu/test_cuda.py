@@ -606,6 +606,40 @@ def test_compiled_kernels_are_launched_by_the_callers_thread(scheduler, monkeypa
     assert cupy.cuda.runtime.getDevice() == 0
 
 
+def test_kernels_of_a_plan_are_compiled_several_at_a_time_and_once(monkeypatch):
+    """None of them in the middle of the run, nor again for other blocks and other numbers."""
+    real, compiled, launched = launch.compiled, [], []
+    meet = threading.Barrier(2)
+
+    def compile_one(source, *options):
+        if not launched and len(compiled) < 2:
+            meet.wait(30)  # two of them at a time
+        compiled.append(source)
+        return real(source, *options)
+
+    function = launch.Kernels._function
+
+    def load(*args):
+        launched.append(len(compiled))
+        return function(*args)
+
+    monkeypatch.setattr(launch.shelf, "found", lambda words: None)
+    monkeypatch.setattr(launch, "compiled", compile_one)
+    monkeypatch.setattr(launch.Kernels, "_function", load)
+
+    def both(x, n):
+        return (da.exp(x + n) * 2).sum(), da.cumsum(x - n, axis=0).max(axis=1)
+
+    with gpuscheduler.Scheduler(devices="cuda:0") as s:
+        for n in (1, 3):
+            x = da.random.default_rng(n).random((32, 32), chunks=16)
+            dask.compute(*both(x, n))
+            if n == 1:
+                first = len(compiled)
+        assert s.hardware.kernels.compiled == len(compiled) == first > 2
+        assert set(launched) == {first}
+
+
 def test_what_comes_behind_a_run_that_has_not_ended_on_its_device(scheduler):
     """The caller's stream comes behind it: the graph's arrays may be written to, and their memory
     used again, as if it were over."""

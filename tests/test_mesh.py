@@ -32,7 +32,7 @@ from gpuscheduler.mesh import MOST_TILES, MeshTile
 from tests.cuda_on_host import COMPILER, Host, aligned
 
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
-EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "30"))
 FEW = settings(max_examples=EXAMPLES, deadline=None)
 FACTOR = 2.5
 

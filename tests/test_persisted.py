@@ -322,7 +322,7 @@ def performed(program, get):
 
 
 @pytest.mark.timeout(600)  # a minute by itself
-@settings(thorough, max_examples=max(1, EXAMPLES // 6))  # each takes a third of a second
+@settings(thorough, max_examples=max(1, EXAMPLES // 10))  # each takes a third of a second
 @given(programs(), st.integers(5, 12), st.integers(1, 3))
 def test_any_program_gives_the_same_in_little_memory(program, blocks, devices):
     """Never more than the limit, the values of Dask itself, and nothing left behind."""

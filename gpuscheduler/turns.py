@@ -79,17 +79,18 @@ class Turns:
         """Wait until a run may begin; it ends with the context. Tasks of the run inherit the
         caller's context variables, by which it is known that a run is inside one."""
         mine, outer = Turn(ask), _inside.get()
-        with self._changed:
-            if self.running and not any(t in outer for t in self.running):
-                self._wait(mine)
-            self.running.append(mine)
         token = _inside.set((*outer, mine))
         try:
+            with self._changed:
+                if self.running and not any(t in outer for t in self.running):
+                    self._wait(mine)
+                self.running.append(mine)
             yield mine
-        finally:
+        finally:  # also where somebody interrupts the wait
             _inside.reset(token)
             with self._changed:
-                self.running.remove(mine)
+                if mine in self.running:
+                    self.running.remove(mine)
                 mine.end()
                 self._changed.notify_all()
 

@@ -13,7 +13,20 @@ from typing import Any
 import numpy as np
 
 #: Types in which numbers are compared with edges.
-TYPES = ("f4", "f8", "i8")
+TYPES = ("i8", "f4", "f8")
+
+
+def compared(values: Any, edges: Any) -> np.dtype[Any] | None:
+    """As which of TYPES values of a type are compared with edges of another; None where none of
+    them holds both.
+
+    >>> compared("f2", "f2"), compared("u1", "i4"), compared("u8", "u8")
+    (dtype('float32'), dtype('int64'), None)
+    """
+    both = np.result_type(np.dtype(values), np.dtype(edges))
+    if both == np.uint64:  # a float64 does not hold them all
+        return None
+    return next((np.dtype(t) for t in TYPES if np.can_cast(both, t)), None)
 
 
 @dataclass(frozen=True)

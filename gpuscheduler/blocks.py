@@ -41,6 +41,7 @@ Bounds = Mapping[int, tuple[int, int]]
 BLOCK_BYTES = 512 * 1024
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
+#: What no ufunc computes.
 STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex", "bin"})
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: A `where` of which only the chosen points may be read; only inside this module.

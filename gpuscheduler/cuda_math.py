@@ -530,6 +530,18 @@ __device__ Complex<Real> complex_tan~(Complex<Real> a) {
 )
 # W. Kahan, "Branch cuts for complex elementary functions", 1987; infinities, NaNs and the signs of
 # zeros are those of C's standard, Annex G.
+_piece(
+    "constexpr double half_pi = 0x1.921fb54442d18p+0, ln2 = 0x1.62e42fefa39efp-1;", "half_pi", "ln2"
+)
+_real(
+    """
+__device__ __forceinline__ bool is_large~(Complex<Real> a) {  // whose square a 1 does not change
+  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
+  return fabs~(a.x) > most || fabs~(a.y) > most;
+}
+""",
+    "is_large",
+)
 _real(
     """
 __device__ Complex<Real> log_of_large~(Complex<Real> a) {
@@ -541,17 +553,15 @@ __device__ Complex<Real> log_of_large~(Complex<Real> a) {
 _real(
     """
 __device__ Complex<Real> complex_arccos~(Complex<Real> a) {
-  const Real half_pi = (Real)0x1.921fb54442d18p+0, ln2 = (Real)0x1.62e42fefa39efp-1;
   if (a.x != a.x || a.y != a.y) {
     if (is_infinite~(a.x)) return {a.y + a.y, -fabs~(a.x)};
     if (is_infinite~(a.y)) return {a.x + a.x, -a.y};
-    if (a.x == 0) return {half_pi, a.y + a.y};
+    if (a.x == 0) return {(Real)half_pi, a.y + a.y};
     return {a.x + a.y, a.x + a.y};
   }
-  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
-  if (fabs~(a.x) > most || fabs~(a.y) > most) {
+  if (is_large~(a)) {
     const Complex<Real> w = log_of_large~(a);
-    const Real y = w.x + ln2;
+    const Real y = w.x + (Real)ln2;
     return {fabs~(w.y), negative_bit~(a.y) ? y : -y};
   }
   const Complex<Real> m = complex_sqrt~({1 - a.x, -a.y}), p = complex_sqrt~({1 + a.x, a.y});
@@ -564,17 +574,15 @@ __device__ Complex<Real> complex_arccos~(Complex<Real> a) {
 _real(
     """
 __device__ Complex<Real> complex_arcsinh~(Complex<Real> a) {
-  const Real ln2 = (Real)0x1.62e42fefa39efp-1;
   if (a.x != a.x || a.y != a.y) {
     if (is_infinite~(a.x)) return {a.x, a.y + a.y};
     if (is_infinite~(a.y)) return {a.y, a.x + a.x};
     if (a.y == 0) return {a.x + a.x, a.y};
     return {a.x + a.y, a.x + a.y};
   }
-  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
-  if (fabs~(a.x) > most || fabs~(a.y) > most) {
+  if (is_large~(a)) {
     const Complex<Real> w = log_of_large~({fabs~(a.x), fabs~(a.y)});
-    return {copysign~(w.x + ln2, a.x), copysign~(w.y, a.y)};
+    return {copysign~(w.x + (Real)ln2, a.x), copysign~(w.y, a.y)};
   }
   // i times the arcsine of -i a
   const Complex<Real> m = complex_sqrt~({1 - a.y, a.x}), p = complex_sqrt~({1 + a.y, -a.x});
@@ -583,15 +591,6 @@ __device__ Complex<Real> complex_arcsinh~(Complex<Real> a) {
 }
 """,
     "complex_arcsinh",
-)
-_real(
-    """
-__device__ Complex<Real> complex_arcsin~(Complex<Real> a) {
-  const Complex<Real> w = complex_arcsinh~({a.y, a.x});
-  return {w.y, w.x};
-}
-""",
-    "complex_arcsin",
 )
 _real(
     """
@@ -608,25 +607,24 @@ __device__ Complex<Real> complex_arccosh~(Complex<Real> a) {
 _real(
     """
 __device__ Complex<Real> complex_arctanh~(Complex<Real> a) {
-  const Real half_pi = (Real)0x1.921fb54442d18p+0, x = fabs~(a.x), y = fabs~(a.y);
+  const Real x = fabs~(a.x), y = fabs~(a.y);
   if (a.y == 0 && x <= 1) return {atanh~(a.x), a.y};
   if (a.x == 0) return {a.x, atan~(a.y)};
   if (a.x != a.x || a.y != a.y) {
     if (is_infinite~(a.x)) return {copysign~((Real)0, a.x), a.y + a.y};
-    if (is_infinite~(a.y)) return {copysign~((Real)0, a.x), copysign~(half_pi, a.y)};
+    if (is_infinite~(a.y)) return {copysign~((Real)0, a.x), copysign~((Real)half_pi, a.y)};
     return {a.x + a.y, a.x + a.y};
   }
-  const Real most = sizeof(Real) == 4 ? (Real)1e7 : (Real)1e15;
-  if (x > most || y > most) {  // the real part of 1 / a
+  if (is_large~(a)) {  // the real part of 1 / a
     if (is_infinite~(x) || is_infinite~(y))
-      return {copysign~((Real)0, a.x), copysign~(half_pi, a.y)};
+      return {copysign~((Real)0, a.x), copysign~((Real)half_pi, a.y)};
     const Real m = x > y ? x : y, u = x / m, v = y / m;
-    return {copysign~(u / (u * u + v * v) / m, a.x), copysign~(half_pi, a.y)};
+    return {copysign~(u / (u * u + v * v) / m, a.x), copysign~((Real)half_pi, a.y)};
   }
   Real s, t;
   if (x == 1) {
     s = log~(sqrt~(sqrt~(4 + y * y)) / sqrt~(y));
-    t = (half_pi + atan~(y / 2)) / 2;
+    t = ((Real)half_pi + atan~(y / 2)) / 2;
   } else {
     s = log1p~(4 * x / ((1 - x) * (1 - x) + y * y)) / 4;
     t = atan2~(2 * y, (1 - x) * (1 + x) - y * y) / 2;
@@ -636,15 +634,16 @@ __device__ Complex<Real> complex_arctanh~(Complex<Real> a) {
 """,
     "complex_arctanh",
 )
-_real(
-    """
-__device__ Complex<Real> complex_arctan~(Complex<Real> a) {
-  const Complex<Real> w = complex_arctanh~({a.y, a.x});
-  return {w.y, w.x};
-}
+for _name, _hyperbolic in (("arcsin", "arcsinh"), ("arctan", "arctanh")):
+    _real(
+        f"""
+__device__ Complex<Real> complex_{_name}~(Complex<Real> a) {{  // with the two parts exchanged
+  const Complex<Real> w = complex_{_hyperbolic}~({{a.y, a.x}});
+  return {{w.y, w.x}};
+}}
 """,
-    "complex_arctan",
-)
+        f"complex_{_name}",
+    )
 _real(
     """
 __device__ Complex<Real> complex_expm1~(Complex<Real> a) {

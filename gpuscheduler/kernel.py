@@ -1403,7 +1403,7 @@ class _Generator:
             f"const {self.count} long_ = {self.number('long', long)};",
             f"const unsigned bins = (unsigned){self.slot('bins', bins)};",
             f"const unsigned copies = (unsigned){self.slot('copies', copies)};",
-            "if (bins == 0 || blockIdx.x >= blocks) return;",
+            "if (blockIdx.x >= blocks) return;",
             f"__shared__ unsigned table[{most}];",
             "__shared__ bool last;",
             f"unsigned* const counters = (unsigned*)S({counters});",

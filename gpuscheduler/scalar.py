@@ -453,7 +453,8 @@ class _Kept:
 
     def save_overload(self, signature: Any, result: Any) -> None:
         serialize: Any = import_module("numba.core.serialize")
-        if result.lifted or result.library.has_dynamic_globals:  # it has addresses in it
+        made = result._asdict()
+        if made["lifted"] or made["library"].has_dynamic_globals:  # it has addresses in it
             return
         with suppress(Exception):
             shelf.keep(self._on(result.target_context), serialize.dumps(result._reduce()))

@@ -38,8 +38,7 @@ from dask.array.optimization import GETTERS
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from . import bins as bins_
-from .bins import Bins
+from .bins import Bins, compared
 from .expr import (
     LEAVES,
     REDUCTIONS,
@@ -1577,13 +1576,9 @@ def _histogram(
 
 def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:
     """Which bin each value is in; their count for what is in none."""
-    kind = np.result_type(x.dtype, edges.dtype)
-    kind = np.dtype(np.float32) if kind == np.float16 else kind  # which holds all that it does
-    kind = (
-        np.dtype(np.int64) if kind.kind == "i" or kind in (np.uint8, np.uint16, np.uint32) else kind
-    )
-    if kind.str[1:] not in bins_.TYPES or not kind.isnative:
-        raise _refuse(f"its bins are compared as {kind}")
+    kind = compared(x.dtype, edges.dtype)
+    if kind is None:
+        raise _refuse(f"it makes a histogram of {x.dtype} with edges of {edges.dtype}")
     ours = Bins.of(edges.astype(kind))
     return Traced(_node("bin", (_cast(x._expr, kind),), np.int64, ours), x.shape)
 

@@ -60,7 +60,8 @@ def fits(limit: Bytes, turns: list[Turn], part: float = 1.0) -> bool:
 
 
 class Turns:
-    """The runs of one scheduler, whose memories have these limits, of which others have `held`."""
+    """The runs of one scheduler, whose memories have these limits. What is `held` of each is asked
+    when one waits: persisted chunks, which no run can count on."""
 
     def __init__(
         self,

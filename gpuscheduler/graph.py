@@ -44,6 +44,7 @@ from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from . import factors
 from .grid import picked_first
 from .persisted import Chunk
 from .sizes import FILES, sizeof
@@ -558,14 +559,18 @@ class _Builder:
         for key, reader in sent.items():
             if reader in pins:
                 pins.setdefault(key, pins[reader])
-        blocks = {k: b for k in order if (b := self._block(k)) is not None}
+        values = {k: v for k in order if (v := self._value(k)) is not None}
+        blocks = {k: v for k, v in values.items() if isinstance(v, Block)}
         for key in sent:
             if key in blocks:
                 blocks[key] = replace(blocks[key], kind="cupy.ndarray")
             else:
                 value = self.tasks[key].args[0]
                 blocks[key] = Block(value.shape, value.dtype, "cupy.ndarray")
-        sizes = {k: b.nbytes for k, b in blocks.items()}
+        sizes = {
+            k: sum([b.nbytes for b in v]) if isinstance(v, tuple) else v.nbytes
+            for k, v in (values | blocks).items()
+        }
         draws = self._draws(order)
         stores = [k for k in order if _stores(self.tasks[k])]
         for key in stores:
@@ -650,8 +655,10 @@ class _Builder:
                 if d in sources:
                     readers.setdefault(d, {}).setdefault(key, []).append(name)
         for key, reading in readers.items():
-            block = self._block(key)
-            if block is None or not is_plain(block.dtype) or block.nbytes < LEAST_SENT:
+            block = self._value(key)
+            if not isinstance(block, Block) or not is_plain(block.dtype):
+                continue
+            if block.nbytes < LEAST_SENT:
                 continue
             if any(len(known_as) > 1 for known_as in reading.values()):
                 continue
@@ -847,8 +854,8 @@ class _Builder:
                     out.setdefault(key, self.front)
         return out
 
-    def _block(self, key: Key) -> Block | None:
-        """A block as its collection knows it, or by slicing one."""
+    def _value(self, key: Key) -> Block | tuple[Block, ...] | None:
+        """The blocks in a value, as far as they are known."""
         if not self.lowered.layers:
             return None
         task = self.tasks.get(key)
@@ -860,17 +867,48 @@ class _Builder:
             block = _collection_block(self.lowered.layers.get(key[0]), key[1:])
             if block is not None:
                 return block
-        if not isinstance(task, Task) or task.func not in SLICERS or len(task.args) < 2:
+        inner: Mapping[Key, Any] = {}
+        if isinstance(task, Task) and task.func is execute_subgraph:
+            inner, last = task.args[:2]
+            task = inner.get(last)
+        if not isinstance(task, Task):
             return None
-        source, index = task.args[:2]
-        if not isinstance(source, (TaskRef, Alias)):
+        if task.func in SLICERS and len(task.args) > 1:
+            source, index = task.args[:2]
+            whole = self._read(source, inner, key)
+            index = index.value if isinstance(index, DataNode) else index
+            if isinstance(whole, tuple):
+                part = isinstance(index, int) and -len(whole) <= index < len(whole)
+                return whole[index] if part else None
+            shape = None if whole is None else _sliced(whole.shape, index)
+            return None if whole is None or shape is None else replace(whole, shape=shape)
+        function = factors.name_of(task.func)
+        if function not in factors.MAKE or task.kwargs:
             return None
-        name = source.key if isinstance(source, TaskRef) else source.target
-        whole = self._block(self.alias.get(name, name))
-        if whole is None:
+        read = [self._read(a, inner, key) for a in _references(task.args)]
+        arrays = [factors.Array(b.shape, b.dtype) for b in read if isinstance(b, Block)]
+        if not arrays or len(arrays) < len(read):
             return None
-        shape = _sliced(whole.shape, index.value if isinstance(index, DataNode) else index)
-        return None if shape is None else replace(whole, shape=shape)
+        made = factors.made(function, arrays)
+        kind = read[0].kind
+        if isinstance(made, factors.Array):
+            return Block(*made, kind)
+        return None if made is None else tuple([Block(*a, kind) for a in made])
+
+    def _read(
+        self, node: Any, inner: Mapping[Key, Any], key: Key
+    ) -> Block | tuple[Block, ...] | None:
+        """What is known of what a task reads: it, or one of the tasks that Dask fused with it."""
+        if not isinstance(node, (TaskRef, Alias)):
+            return None
+        name = node.key if isinstance(node, TaskRef) else node.target
+        if name not in inner:
+            return self._value(self.alias.get(name, name))
+        if type(name) is str and type(key) is tuple:  # the array, and which of the axes of `key`
+            array, *axes = name.split("_.")
+            block = [key[1:][int(n)] for n in axes if n.isdigit() and int(n) < len(key) - 1]
+            return _collection_block(self.lowered.layers.get(array), tuple(block))
+        return None
 
     def _draws(self, order: list[Key]) -> dict[Key, Draw]:
         """Where each block of random numbers lies. What is drawn there may then depend on that, and
@@ -1182,6 +1220,15 @@ def _sliced(shape: tuple[int, ...], index: Any) -> tuple[int, ...] | None:
         elif not isinstance(i, Integral) or isinstance(i, bool):
             return None
     return (*out, *shape[len(index) :])
+
+
+def _references(node: Any) -> list[TaskRef | Alias]:
+    """The other tasks that arguments name, in order; what else they hold is passed over."""
+    if isinstance(node, (TaskRef, Alias)):
+        return [node]
+    if isinstance(node, (Task, NestedContainer)):
+        node = node.args
+    return [r for n in node for r in _references(n)] if isinstance(node, (tuple, list)) else []
 
 
 def _reduced_axes(layer: Any) -> tuple[int, ...]:

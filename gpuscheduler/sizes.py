@@ -29,7 +29,7 @@ def sizeof(value: Any) -> int:
     try:
         if kind is dict:
             return sum(sizeof(v) for v in value.values())
-        if kind is tuple or (kind is list and len(value) <= 64):
+        if isinstance(value, tuple) or (kind is list and len(value) <= 64):
             return sum(sizeof(v) for v in value)
         if isinstance(value, np.memmap) or kind.__module__.partition(".")[0] in FILES:
             return 0  # the bytes are in a file: no memory gets smaller without them
@@ -50,7 +50,7 @@ def leaves(value: Any) -> Iterator[Any]:
     if type(value) is dict:
         for v in value.values():
             yield from leaves(v)
-    elif type(value) in (tuple, list):
+    elif type(value) in (tuple, list) or _has_names(value):
         for v in value:
             yield from leaves(v)
     else:
@@ -62,10 +62,19 @@ def map_leaves(f: Callable[[Any], Any], value: Any) -> Any:
 
     >>> map_leaves(lambda v: v + 1, {"a": (1, [2, 3])})
     {'a': (2, [3, 4])}
+    >>> map_leaves(abs, np.linalg.slogdet(-np.eye(3)))
+    SlogdetResult(sign=np.float64(1.0), logabsdet=np.float64(0.0))
     """
     kind = type(value)
     if kind is dict:
         return {k: map_leaves(f, v) for k, v in value.items()}
     if kind is tuple or kind is list:
         return kind(map_leaves(f, v) for v in value)
+    if _has_names(value):
+        return kind._make([map_leaves(f, v) for v in value])
     return f(value)
+
+
+def _has_names(value: Any) -> bool:
+    """Whether it is a tuple with names, as NumPy's factors come."""
+    return isinstance(value, tuple) and hasattr(value, "_make")

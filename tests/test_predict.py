@@ -10,7 +10,7 @@ import pytest
 from dask import delayed
 from hypothesis import given
 
-from gpuscheduler import Scheduler, cli
+from gpuscheduler import Scheduler, cli, factors
 from gpuscheduler.machine import DISK, HOST, Machine
 from gpuscheduler.plan import Footprint, OutOfMemory
 from gpuscheduler.pretend import predict
@@ -41,9 +41,10 @@ def test_no_workload_takes_more_than_was_predicted(name, devices, share, fuse):
             assert foreseen.peak[0] >= s.last.peak[0]
 
 
-def test_sizes_that_nobody_knows_are_estimated_and_said_to_be():
+def test_sizes_that_nobody_knows_are_estimated_and_said_to_be(monkeypatch):
     """Triangles of 20 x 20 from QR, 16 of them and then 2: Dask knows how large they are on top of
     each other."""
+    monkeypatch.setattr(factors, "MAKE", {})
     work = cli.load("tall_skinny_svd")
     lazy = work.build((4000, 20), None, "numpy")
     with Scheduler("cpu:2", memory_limit="1 MiB", fuse=False) as s:
@@ -68,12 +69,32 @@ def test_where_nothing_can_be_said_of_a_size_it_is_said_so():
     assert "predicted: at least " in text
 
 
-def test_a_limit_is_hopeless_where_a_step_of_unknown_size_makes_more_on_its_way():
+@pytest.mark.parametrize(("need", "known"), [("38,400", {}), ("41,600", factors.MAKE)])
+def test_a_limit_is_hopeless_where_a_step_makes_more_on_its_way(need, known, monkeypatch):
+    """A block of 240 x 20, and the two factors of one."""
+    monkeypatch.setattr(factors, "MAKE", known)
     work = cli.load("tall_skinny_svd")
     with Scheduler("cpu:1", memory_limit=38_000) as s:
         lazy = work.build((4000, 20), None, "numpy")
-        with pytest.raises(OutOfMemory, match="needs 38,400 bytes .* is 38,000 bytes"):
+        with pytest.raises(OutOfMemory, match=f"needs {need} bytes .* is 38,000 bytes"):
             s.plan(lazy)
+
+
+def test_the_factors_of_matrices_have_known_sizes():
+    """Of float32, too, and of what is no matrix's shape for NumPy alone: blocks of few rows."""
+    x = da.random.default_rng(0).normal(size=(100, 8), chunks=(10, 8)).astype("f4")
+    short = x.rechunk((5, 8))
+    with Scheduler("cpu:1", fuse=False) as s:
+        for lazy in (
+            *da.linalg.svd(x), *da.linalg.svd(short), *da.linalg.qr(x.T), *da.linalg.tsqr(short),
+            da.linalg.lu(x[:8])[2], da.linalg.svd_compressed(x, 3, seed=0)[1],
+        ):  # fmt: skip
+            plan = s.plan(lazy)
+            assert not plan.unknown, lazy
+            known = {step.key: step.nbytes for step in plan.steps if step.known}
+            lazy.compute()
+            seen = {step.key: step.nbytes for step in s.plan(lazy).steps}
+            assert {k: seen[k] for k in known} == known
 
 
 @thorough

@@ -22,6 +22,7 @@ ORDER = [
     "persisted",
     "grid",
     "subgraph",
+    "factors",
     "graph",
     "expr",
     "philox_loops",

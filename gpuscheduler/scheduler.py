@@ -149,7 +149,7 @@ class Scheduler:
         enter. Default: Dask's ``temporary-directory``, else the system's.
     spill_compression
         How these are compressed: ``"zlib"``, or ``"lz4"`` (package lz4) and ``"zstd"`` (Python
-        3.14) where they are installed. Default: not at all, which is faster on most disks.
+        3.14, or package backports.zstd). Default: not at all, which is faster on most disks.
     direct_storage
         Whether GPUs read blocks of NumPy's memory maps and of h5py's datasets without chunks and
         filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,

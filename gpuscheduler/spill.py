@@ -36,7 +36,12 @@ except ImportError:  # not on this system: folders of processes that were killed
 PREFIX = "gpuscheduler-spill-"
 LOCK = "lock"
 #: What can compress files, and what it is called in Python: those with `compress`, `decompress`.
-CODECS = {"zlib": "zlib", "lz4": "lz4.block", "zstd": "compression.zstd"}
+#: Python has zstd from 3.14 on, and the same as a package before.
+CODECS = {
+    "zlib": ("zlib",),
+    "lz4": ("lz4.block",),
+    "zstd": ("compression.zstd", "backports.zstd"),
+}
 #: Bytes that are compressed at once.
 PIECE = 2**22
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -75,13 +80,17 @@ class Codec:
 
     @classmethod
     def named(cls, name: str) -> Codec:
-        try:
-            module = importlib.import_module(CODECS[name])
-        except (KeyError, ImportError) as error:
-            why = f"{CODECS[name]} is not here" if name in CODECS else "nobody knows it"
+        module: Any = None
+        for known_as in CODECS.get(name, ()):
+            with contextlib.suppress(ImportError):
+                module = importlib.import_module(known_as)
+                break
+        if module is None:
+            tried = " or ".join(CODECS.get(name, ()))
+            why = f"there is no {tried} here" if tried else "nobody knows it"
             raise ValueError(
                 f"spill_compression={name!r}: {why}; use None or one of {', '.join(CODECS)}"
-            ) from error
+            )
         fast = {"level": 1} if name == "zlib" else {}
         return cls(partial(module.compress, **fast), module.decompress)
 

@@ -25,7 +25,15 @@ from hypothesis.extra import numpy as hnp
 
 from gpuscheduler import Scheduler
 from gpuscheduler.machine import DISK
-from gpuscheduler.spill import PREFIX, NotSpillable, SpillError, Store, remove_abandoned
+from gpuscheduler.spill import (
+    CODECS,
+    PREFIX,
+    Codec,
+    NotSpillable,
+    SpillError,
+    Store,
+    remove_abandoned,
+)
 from tests.strategies import thorough
 
 
@@ -95,17 +103,29 @@ def test_any_array_comes_back(value):
     store.close()
 
 
+def has(codec):
+    try:
+        return Codec.named(codec) is not None
+    except ValueError:
+        return False
+
+
+HERE = [pytest.param(c, marks=pytest.mark.skipif(not has(c), reason="not here")) for c in CODECS]
+
+
+@pytest.mark.parametrize("codec", HERE)
 @pytest.mark.parametrize("name", VALUES)
-def test_a_value_comes_back_from_a_compressed_file(tmp_path, name):
-    store = Store(str(tmp_path), compression="zlib")
+def test_a_value_comes_back_from_a_compressed_file(tmp_path, name, codec):
+    store = Store(str(tmp_path), compression=codec)
     same(VALUES[name], back(store, VALUES[name]))
     assert store.nbytes == 0
     store.close()
 
 
-def test_compressed_files_are_smaller_and_counted_as_they_are(tmp_path):
+@pytest.mark.parametrize("codec", HERE)
+def test_compressed_files_are_smaller_and_counted_as_they_are(tmp_path, codec):
     """20 MiB of ones, in pieces of 4 MiB."""
-    store = Store(str(tmp_path), compression="zlib")
+    store = Store(str(tmp_path), compression=codec)
     value = np.ones(20 * 2**17)
     file = store.write(value, "k")
     assert os.path.getsize(file.path) == file.nbytes == store.nbytes < 2**18
@@ -113,9 +133,10 @@ def test_compressed_files_are_smaller_and_counted_as_they_are(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("codec", HERE)
 @pytest.mark.parametrize("damage", ["short", "changed"])
-def test_a_compressed_file_that_is_damaged_is_a_clear_error(tmp_path, damage):
-    store = Store(str(tmp_path), compression="zlib")
+def test_a_compressed_file_that_is_damaged_is_a_clear_error(tmp_path, damage, codec):
+    store = Store(str(tmp_path), compression=codec)
     file = store.write(np.arange(1000), "k")
     content = bytearray(Path(file.path).read_bytes())
     half = len(content) // 2

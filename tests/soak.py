@@ -3,10 +3,11 @@ are what they were at the start, and every value was right.
 
     python tests/soak.py --minutes 30
     python tests/soak.py --seconds 5 --seed 7     # the same faults in the same order
+    python tests/soak.py --minutes 10 --cuda      # on the GPUs, each of them as several devices
 
 Faults: a task that raises, a task or a file that finds no memory, a file that ends half-way, a disk
 that is full, a Ctrl-C at any moment, a device that fails at any of its verbs, and, on devices that
-are not there, refused allocations in any order of events. Needs Linux; no GPU.
+are not there, refused allocations in any order of events. Needs Linux.
 """
 
 from __future__ import annotations
@@ -100,23 +101,27 @@ class Interrupt:
 
 
 class Soak:
-    def __init__(self, seed, folder):
+    def __init__(self, seed, folder, gpus=0):
+        self.gpus = gpus
         self.rng = random.Random(seed)
         self.faults = Faults(self.rng)
         self.interrupt = Interrupt()
         self.folder = folder
         self.ran, self.failed = Counter(), Counter()
 
-    # ---- on CPU devices
+    # ---- on this machine's devices
 
     def arrays(self):
-        """Some arrays: random ones, and one in a file."""
+        """Some arrays: random ones, and one in a file; each with one that no device has."""
         n = self.rng.randint(2, 5)
         numbers = np.random.default_rng(self.rng.randrange(100)).random((n * SIDE, SIDE))
-        return [
-            da.from_array(Source(numbers, self.rng, self.faults), chunks=SIDE),
-            da.random.default_rng(self.rng.randrange(100)).random((n * SIDE, SIDE), chunks=SIDE),
-        ]
+        seed, shape = self.rng.randrange(100), (n * SIDE, SIDE)
+        with dask.config.set({"array.backend": "numpy"}):
+            arrays = [
+                da.from_array(Source(numbers, self.rng, self.faults), chunks=SIDE),
+                da.random.default_rng(seed).random(shape, chunks=SIDE),
+            ]
+        return [(x.to_backend("cupy") if self.gpus else x, x) for x in arrays]
 
     def broken(self, block):
         self.faults.maybe(Fault("in a task"), 0.005)
@@ -124,18 +129,19 @@ class Soak:
         return block + 1
 
     def step(self, arrays):
-        """One more array, of those there are."""
-        x, y = self.rng.choice(arrays), self.rng.choice(arrays)
-        return self.rng.choice(
+        """One more array, of those there are, and its twin."""
+        operation = self.rng.choice(
             [
-                lambda: x + y,
-                lambda: x - x.mean(axis=0),
-                lambda: x[::-1] * 2,
-                lambda: x @ (y.T @ x),
-                lambda: x.map_blocks(self.broken, meta=np.empty((0, 0))),
-                lambda: da.exp(-(x**2)) + y.sum(axis=0),
+                lambda x, y: x + y,
+                lambda x, y: x - x.mean(axis=0),
+                lambda x, y: x[::-1] * 2,
+                lambda x, y: x @ (y.T @ x),
+                lambda x, y: x.map_blocks(self.broken, meta=x._meta),
+                lambda x, y: da.exp(-(x**2)) + y.sum(axis=0),
             ]
-        )()
+        )
+        x, y = self.rng.choice(arrays), self.rng.choice(arrays)
+        return tuple(operation(a, b) for a, b in zip(x, y, strict=True))
 
     def session(self):
         """A scheduler, and what somebody may do with it."""
@@ -148,28 +154,32 @@ class Soak:
             "spill_directory": str(self.folder),
         }
         devices = int(options["devices"][-1])
+        if self.gpus:
+            ids = [str(self.rng.randrange(self.gpus)) for _ in range(devices)]
+            options["devices"] = f"cuda:{','.join(ids)}"
+            options["host_memory"] = self.rng.choice([0, limit // 2, 2**30])
         with Scheduler(memory_limit=limit // devices + 1, **options) as s:
             s.hardware.store.opened = self.faults.opened
             arrays = self.arrays()
-            shape = arrays[0].shape
+            shape = arrays[0][0].shape
             for _ in range(self.rng.randint(3, 10)):
-                x = self.step(arrays)
+                x, twin = self.step(arrays)
                 if x.shape != shape:
                     continue
-                arrays.append(x)
+                arrays.append((x, twin))
                 if self.rng.random() < 0.4:
-                    x = self.computed(s, x, "persist")
+                    x = self.computed(s, x, twin, "persist")
                     if x is not None:
-                        arrays[-1] = x
+                        arrays[-1] = x, twin
                 if self.rng.random() < 0.6:
-                    self.computed(s, arrays[-1], "compute")
+                    self.computed(s, *arrays[-1], "compute")
                 if self.rng.random() < 0.3:
-                    self.stored(s, arrays[-1])
+                    self.stored(s, *arrays[-1])
                 if len(arrays) > 5:
                     del arrays[self.rng.randrange(2, len(arrays))]
             del arrays, x
 
-    def computed(self, s, x, verb):
+    def computed(self, s, x, twin, verb):
         """The value, if nothing came between; checked against Dask's own now and then."""
         self.faults.on = self.rng.random() < 0.7
         timer = None
@@ -193,15 +203,16 @@ class Soak:
         if out is not None:
             assert s.last.peak[0] <= s.hardware.machine.limit(0), s.last
             if self.rng.random() < 0.3:
-                want = x.compute(scheduler="sync")
-                got = out if verb == "compute" else out.compute(scheduler="sync")
-                np.testing.assert_allclose(got, want, rtol=1e-9)
+                want = twin.compute(scheduler="sync")
+                got = out if verb == "compute" else out.compute()
+                np.testing.assert_allclose(got.get() if self.gpus else got, want, rtol=1e-9)
         return out
 
-    def stored(self, s, x):
+    def stored(self, s, x, twin):
         target = np.lib.format.open_memmap(
             self.folder / "target.npy", mode="w+", shape=x.shape, dtype=x.dtype
         )
+        x = x.to_backend("numpy")
         try:
             self.faults.on = True
             da.store(x, target, lock=False)
@@ -209,7 +220,7 @@ class Soak:
             self.failed[type(error).__name__] += 1
         else:
             self.faults.on = False
-            np.testing.assert_allclose(target, x.compute(scheduler="sync"), rtol=1e-9)
+            np.testing.assert_allclose(target, twin.compute(scheduler="sync"), rtol=1e-9)
         finally:
             self.faults.on = False
             os.unlink(self.folder / "target.npy")
@@ -266,6 +277,22 @@ class Soak:
                 self.pretended()
 
 
+def device_bytes(gpus):
+    """What is in use on the GPUs when CuPy's pool has given back what nobody has."""
+    if not gpus:
+        return 0
+    import cupy
+
+    used = 0
+    for n in range(gpus):
+        with cupy.cuda.Device(n) as device:
+            device.synchronize()
+            cupy.get_default_memory_pool().free_all_blocks()
+            free, whole = cupy.cuda.runtime.memGetInfo()
+            used += whole - free
+    return used
+
+
 def footprint(folder):
     """What this process holds: bytes of memory, threads, open files, files in the folder."""
     for _ in range(3):
@@ -296,36 +323,46 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0)
     parser.add_argument("--seconds", type=float, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cuda", action="store_true")
     arguments = parser.parse_args()
+    gpus = 0
+    if arguments.cuda:
+        import cupy
+
+        gpus = cupy.cuda.runtime.getDeviceCount()
     seconds = arguments.minutes * 60 + arguments.seconds or 60
     faulthandler.enable()
     faulthandler.dump_traceback_later(seconds + 300, exit=True)  # it hangs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        soak = Soak(arguments.seed, folder)
+        soak = Soak(arguments.seed, folder, gpus)
         threads = footprint(folder)[1]
         begin = time.monotonic()
-        first, said = None, begin
+        first, said, held = None, begin, 0
         while (now := time.monotonic()) < begin + seconds:
             soak.once()
             if first is None and now > begin + seconds / 5:  # all that is loaded is loaded
-                first = settled(folder, threads)
+                first, held = settled(folder, threads), device_bytes(gpus)
             if now > said + 60:
                 said = now
                 memory, *_ = footprint(folder)
                 print(
                     f"{now - begin:.0f} s: {memory / 2**20:.1f} MiB, {dict(soak.ran)}", flush=True
                 )
-        last = settled(folder, threads)
+        last, holds = settled(folder, threads), device_bytes(gpus)
     if first is None:
-        first = last
+        first, held = last, holds
     print(f"ran {dict(soak.ran)}; injected {dict(soak.faults.seen)}; failed {dict(soak.failed)}")
     for title, facts in (("before", first), ("after", last)):
         memory, names, files, left = facts
         print(
             f"{title}: {memory / 2**20:.1f} MiB, {len(names)} threads, {files} open files, {left}"
         )
+    if gpus:
+        print(f"on {gpus} GPUs: {held / 2**20:.1f} MiB before, {holds / 2**20:.1f} after")
     wrong = []
+    if holds > held + SLACK:
+        wrong.append(f"{(holds - held) / 2**20:.1f} MiB of memory are left on GPUs")
     if last[0] > first[0] + SLACK:
         wrong.append(f"{(last[0] - first[0]) / 2**20:.1f} MiB of memory are left")
     if last[1] != threads:

@@ -25,7 +25,7 @@ from .persisted import Chunk, Key, Places
 from .plan import OutOfMemory, Plan
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
-from .sizes import sizeof
+from .sizes import part_of, sizeof
 from .spill import Files, NotSpillable, Store
 from .state import Copied, Done, Event, Failed, Issued, NoRoom
 from .tape import Tape
@@ -265,9 +265,14 @@ class CpuDevices:
                 return s.read()
         return self.values[step]
 
-    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
-        if part is not None:
-            return {0: part}
+    def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
+        if self.held[step] or step not in self.files.of:
+            value = part_of(self.value(step), path)
+            return {0: value}, sizeof(value)
+        file, value = self.files.part(step, path, self.plan.steps[step].key)
+        return {DISK: file}, sizeof(value)
+
+    def keep(self, step: int) -> dict[int, Any]:
         places = {}
         if self.held[step]:
             places[0] = self.values[step]

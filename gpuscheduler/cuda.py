@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
@@ -55,7 +55,7 @@ from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan, Step
 from .replay import Recorder, one_copy_pays
 from .run import DeviceLost, Interrupted, Lease, Told, explained
-from .sizes import leaves, map_leaves
+from .sizes import leaves, map_leaves, part_of
 from .spill import Files, NotSpillable, Store
 from .state import Copied, Done, Failed, Issued, NoRoom
 from .state import Event as StateEvent
@@ -128,9 +128,15 @@ def device_bytes(value: Any) -> int:
     """
     if isinstance(value, cupy.ndarray):
         return int(value.nbytes)
-    if type(value) in (dict, tuple, list):
+    if type(value) is dict or isinstance(value, (tuple, list)):
         return sum(int(v.nbytes) for v in leaves(value) if isinstance(v, cupy.ndarray))
     return 0
+
+
+def _array_bytes(value: Any) -> int:
+    """Bytes of arrays that are on a device, or have left it."""
+    arrays = [v.array if isinstance(v, _OnHost) else v for v in leaves(value)]
+    return sum([int(v.nbytes) for v in arrays if isinstance(v, (cupy.ndarray, np.ndarray))])
 
 
 def _on_the_host(value: Any) -> bool:
@@ -1362,14 +1368,23 @@ class CudaDevices:
         with Device(self.lanes[s.place].device):
             return map_leaves(_off_host, map_leaves(self._ready_to_go, s.read()))
 
-    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
+    def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         home = self.plan.steps[step].place
-        if part is not None:
-            whole = self.held[home].get(step)
-            return {home: _Held(part, whole and whole.ready)}
-        places: dict[int, Any] = {  # a worker may be letting go of replicas still
-            p: found for p, h in self.held.items() if (found := h.get(step)) is not None
-        }
+        held = self._held(step)
+        if not held and step in self.files.of:
+            file, value = self.files.part(step, path, self.plan.steps[step].key)
+            return {DISK: file}, _array_bytes(value)
+        whole = worth_keeping(home, held) or {home: _Held(self.value(step))}
+        parts = {p: replace(h, value=part_of(h.value, path)) for p, h in whole.items()}
+        return parts, max(_array_bytes(h.value) for h in parts.values())
+
+    def _held(self, step: int) -> dict[int, _Held]:
+        """What there is of a value; a worker may be letting go of replicas still."""
+        return {p: found for p, h in self.held.items() if (found := h.get(step)) is not None}
+
+    def keep(self, step: int) -> dict[int, Any]:
+        home = self.plan.steps[step].place
+        places: dict[int, Any] = dict(self._held(step))
         if step in self.files.of:
             places[DISK] = self.files.of.pop(step)
         return worth_keeping(home, places) or {home: _Held(self.value(step))}
@@ -2047,6 +2062,9 @@ class _OnHost:
 
     array: Any
     order: str
+
+    def __getitem__(self, n: int) -> _OnHost:
+        return _OnHost(np.ascontiguousarray(_host_array(self)[n]), "C")
 
 
 def _host_array(v: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from .machine import DISK, HOST
 from .plan import Footprint, Plan
 from .run import Interrupted, run
-from .sizes import sizeof
+from .sizes import part_of, sizeof
 from .state import DEEP_WINDOW, SHARE, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom
 from .tape import Tape
 
@@ -87,10 +87,12 @@ class InOrderDevices:
     def value(self, step: int) -> Any:
         return next(v for (i, _), v in self.values.items() if i == step)
 
-    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
-        if part is not None:
-            return {self.plan.steps[step].place: part}
+    def keep(self, step: int) -> dict[int, Any]:
         return {place: value for (i, place), value in self.values.items() if i == step}
+
+    def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
+        parts = {place: part_of(value, path) for place, value in self.keep(step).items()}
+        return parts, max(map(sizeof, parts.values()))
 
     def close(self) -> None:
         self.values.clear()
@@ -265,7 +267,10 @@ class ClockDevices:
     def value(self, step: int) -> Any:
         raise TypeError("a clock has no values")
 
-    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
+    def keep(self, step: int) -> dict[int, Any]:
+        raise TypeError("a clock has no values")
+
+    def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         raise TypeError("a clock has no values")
 
     def close(self) -> None:

@@ -69,9 +69,11 @@ class Devices(Protocol):
     def value(self, step: int) -> Any:
         """An output of the run, where the caller can use it."""
 
-    def keep(self, step: int, part: Any = None) -> dict[int, Any]:
-        """An output of the run, handed over as it is: what there is of it, by place; or of a part
-        of its value."""
+    def keep(self, step: int) -> dict[int, Any]:
+        """An output of the run, handed over as it is: what there is of it, by place."""
+
+    def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
+        """The same of a part of its value, wherever that is, and the bytes of the part."""
 
     def close(self) -> None:
         """Let go of everything that this run holds; what is still running is abandoned. Chunks that

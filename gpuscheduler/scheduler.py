@@ -44,7 +44,7 @@ from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import everything, predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
-from .sizes import sizeof
+from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
 from .tape import Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
@@ -596,7 +596,6 @@ class Scheduler:
     ) -> list[Any]:
         """Tasks for the wanted keys that give the values which are now persisted."""
         known: dict[Any, Any] = {}
-        together: dict[int, Any] = {}
 
         def chunk(key: Any) -> Any:
             target = graph.alias.get(key, key)
@@ -609,7 +608,7 @@ class Scheduler:
                     known[target] = plan.chunks[i]
                 else:
                     size = nbytes[i]
-                    known[target] = self._chunk(graph, plan, devices, target, i, size, together)
+                    known[target] = self._chunk(graph, plan, devices, target, i, size)
             found = known[target]
             return found.shown() if _is_number(found) else Kept(graph.called.get(key, key), found)
 
@@ -623,14 +622,10 @@ class Scheduler:
         key: Any,
         i: int,
         nbytes: int,
-        together: dict[int, Any],
     ) -> Chunk:
         place = plan.steps[i].place
         if key in graph.parts:  # one of several values that were made together
-            if i not in together:
-                together[i] = devices.value(i)
-            value = _part(graph, key, together[i])
-            places, nbytes = devices.keep(i, value), sizeof(value)
+            places, nbytes = devices.keep_part(i, graph.parts[key][1])
         else:
             places = devices.keep(i)
         chunk = Chunk(graph.called.get(key, key), place, nbytes, places, self.hardware)
@@ -923,9 +918,7 @@ def _results(
 
 def _part(graph: Graph, key: Any, value: Any) -> Any:
     """The value of a key, of several that were made together."""
-    for n in graph.parts[key][1] if key in graph.parts else ():
-        value = value[n]
-    return value
+    return part_of(value, graph.parts[key][1]) if key in graph.parts else value
 
 
 def nested(keys: Any, values: Iterator[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,17 @@ def map_leaves(f: Callable[[Any], Any], value: Any) -> Any:
     if _has_names(value):
         return kind._make([map_leaves(f, v) for v in value])
     return f(value)
+
+
+def part_of(value: Any, path: Iterable[int]) -> Any:
+    """What lies at a path in tuples.
+
+    >>> part_of((1, (2, 3)), (1, 0))
+    2
+    """
+    for n in path:
+        value = value[n]
+    return value
 
 
 def _has_names(value: Any) -> bool:

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 from dask import config
 
+from .sizes import part_of
+
 try:
     import fcntl
 except ImportError:  # not on this system: folders of processes that were killed stay
@@ -257,6 +259,7 @@ class Files:
     def __init__(self, store: Store):
         self.store = store
         self.of: dict[int, File] = {}
+        self._read: tuple[int, Any] | None = None  # by `part`: a step and its value
         self._ended = False
         self._ending = threading.Lock()  # a file comes to be before the end, or goes
 
@@ -271,12 +274,21 @@ class Files:
                 return
         self.store.remove(file)
 
+    def part(self, step: int, path: tuple[int, ...], key: Any) -> tuple[File, Any]:
+        """A part of a value, in a file of its own, and what it is. Parts of one step are asked for
+        one after the other."""
+        if self._read is None or self._read[0] != step:
+            self._read = step, self.store.read(self.of[step], key)
+        part = part_of(self._read[1], path)
+        return self.store.write(part, key), part
+
     def forget(self, step: int) -> None:
         file = self.of.pop(step, None)
         if file is not None:
             self.store.remove(file)
 
     def end(self) -> None:
+        self._read = None
         with self._ending:
             self._ended = True
 

@@ -352,8 +352,8 @@ class State:
             return
         self._recall(i, out)
         self._unreserve(i, out)
-        if event.nbytes:
-            self.nbytes[i] = max(self.nbytes[i], event.nbytes)
+        if event.nbytes >= max(self.nbytes[i], 1):  # else the guess may be too large as well
+            self.nbytes[i] = event.nbytes
             self.guess[i] = False
         self._insist(i, event.nbytes)
 

@@ -1207,6 +1207,18 @@ def test_known_sizes_that_cannot_fit_are_an_error_that_says_what_to_do():
     assert isinstance(error.value, MemoryError)
 
 
+def test_a_guess_that_is_larger_than_what_was_refused_is_one_still():
+    """c, 14 bytes maybe, was let in before b said that it has 16, not 2. Where 8 bytes are refused,
+    c may have no more: 12 and 16 leave it 10 of 38."""
+    steps = ("a", "", 0, 12), ("b", "a", 0, 2), ("c", "ab", 0, 14)
+    state = state_of(plan_of(*steps, memory=(38,), guessed="bc"))
+    assert state.start() == [Launch(0, 0), Launch(1, 0), Launch(2, 0)]
+    state.handle(*ran(0, 12), Issued(1, 16))
+    assert state.handle(NoRoom(2, 0, 8), Done(1)) == [Launch(2, 0)]
+    state.handle(*ran(2, 8))
+    state.validate_end()
+
+
 def test_a_guess_that_was_refused_is_no_guess_any_more():
     """a was let in on trust, and the allocator knows better: that is the end, with the number."""
     state = state_of(plan_of(("a", "", 0, 100), memory=(10,), guessed="a"))

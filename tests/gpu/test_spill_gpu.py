@@ -269,3 +269,35 @@ def test_evicted_blocks_and_a_forked_child(monkeypatch):
                 os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0
         np.testing.assert_array_equal((p + 1).to_backend("numpy").compute(), a + 1)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 100])
+def test_parts_of_what_was_made_together_are_kept_where_it_is(host_blocks, tmp_path):
+    """Three blocks of b are one step's, which leaves for the host, or the disk, before the run ends:
+    they must not come back beside all that the GPU holds by then."""
+    numbers = np.random.default_rng(0).random((200, 40))
+    block = numbers.nbytes // 5
+    with gpuscheduler.Scheduler(
+        devices="cuda:0",
+        memory_limit=9 * block + 1,
+        host_memory=host_blocks * block,
+        spill_directory=str(tmp_path),
+        check=True,
+    ) as s:
+        a = da.from_array(numbers, chunks=(40, 40)).to_backend("cupy").persist()
+        b = (da.exp(-(a**2)) + a.sum(axis=0)).persist()
+        away = DISK if host_blocks == 0 else HOST
+        assert s.last.spilled[away] > block  # else this tests nothing
+        held = s._persisted.nbytes()
+        assert held[0] <= 9 * block
+        assert held[away] > block
+        assert sum(held.values()) == 10 * block
+        want = np.exp(-(numbers**2)) + numbers.sum(axis=0)
+        np.testing.assert_allclose(b.compute().get(), want)
+        assert s.last.peak[0] <= 9 * block + 1
+        first = b.blocks[0].compute()  # a part alone
+        np.testing.assert_allclose(first.get(), want[:40])
+        del a, b, first
+        gc.collect()
+        assert not s._persisted.every()
+        assert not s.hardware.store.nbytes

@@ -18,6 +18,7 @@ Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
 from __future__ import annotations
 
 import sys
+import threading
 import types as python
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from unittest.mock import patch
 
 from . import cuda_math, scalar, shelf, trace
 from .cuda_math import FUNCTIONS
+from .garbage import without_garbage_collection
 from .kernel import Call
 from .scalar import numbered_apart, plain, reason, versions
 from .trace import names_read, narrowed, replaced
@@ -51,21 +53,30 @@ class NoDeviceCode(Exception):
     """The function cannot be compiled: which one, for which types, where in it, and why."""
 
 
-@lru_cache(1024)
 def compiled(call: Call, arch: str) -> bytes:
     """LTO-IR that defines `call.symbol` for an architecture such as ``sm_90``, as `kernel` declares
     it: it takes a pointer to the result and the arguments, a complex one as its two parts, and
     gives 0 unless it raised."""
+    with _one_at_a_time:  # kernels that are compiled together may call the same
+        return _found_or_compiled(call, arch)
+
+
+_one_at_a_time = threading.RLock()
+
+
+@lru_cache(1024)
+def _found_or_compiled(call: Call, arch: str) -> bytes:
     words = None
     if call.function.lasting:
         types = call.part, call.args, call.gives
         words = "LTO-IR", call.symbol, call.function.digest, types, arch, NVVM, version()
     found = shelf.found(words)
     if found is None:
-        _numba()
-        places = [n for n in ("numba.cuda.core.bytecode", "numba.core.bytecode") if find_spec(n)]
-        apart = False not in [numbered_apart(n) for n in places]
-        found = _compiled(call, arch)
+        with without_garbage_collection():
+            _numba()
+            every = "numba.cuda.core.bytecode", "numba.core.bytecode"
+            apart = False not in [numbered_apart(n) for n in every if find_spec(n)]
+            found = _compiled(call, arch)
         if apart:
             shelf.keep(words, found)
     return found

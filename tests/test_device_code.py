@@ -427,7 +427,7 @@ def test_failures_of_other_kinds():
 def test_a_compiler_that_is_not_there_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
     device_code._numba.cache_clear()
-    device_code.compiled.cache_clear()
+    device_code._found_or_compiled.cache_clear()
     try:
         text = refused(zeta, "f8")
     finally:

@@ -17,6 +17,7 @@ Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import types as python
@@ -265,7 +266,7 @@ _WHOLE = {"floor", "ceil", "trunc", "rint"}  # of an integer, that integer
 @cache
 def _substitutes() -> dict[Any, Any]:
     """By `_key`: functions that Numba can compile for a GPU."""
-    import math
+    import cmath
 
     import numpy as np
 
@@ -282,10 +283,27 @@ def _substitutes() -> dict[Any, Any]:
         out[id(getattr(np, name))] = out[_SAME.get(name, name)]
     for name in ("floor", "ceil", "trunc", "log"):
         out[id(getattr(math, name))] = out[f"math.{name}"]
+    out[id(cmath.exp)] = numba.cuda.jit(device=True, forceinline=True)(_complex_exp)
     for name in ("exp2", "cbrt"):  # of Python 3.11
         if hasattr(math, name):
             out[id(getattr(math, name))] = out[name]
     return out
+
+
+def _complex_exp(z: Any) -> Any:
+    """Numba's own has a sine and a cosine for each of three cases, which takes the linker twice as
+    long."""
+    x, y = z.real, z.imag
+    size, c, s = math.exp(x), math.cos(y), math.sin(y)
+    real, imag = size * c, size * s
+    if x - x != 0:  # infinite, or NaN
+        if x != x:
+            real, imag = x, (x if y != 0 else y)
+        elif y - y != 0:
+            real, imag = (x, y - y) if x > 0 else (size, size)
+        elif x > 0:
+            real, imag = (c * x if c != 0 else c), (s * x if s != 0 else s)
+    return complex(real, imag)
 
 
 _SAME = {"abs": "absolute", "round": "rint", "around": "rint"}
@@ -334,8 +352,6 @@ _BINARY = {"arctan2", "hypot", "fmod", "copysign", "nextafter", "fmax", "fmin"}
 
 def _written(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
     """Those that are a line of Python."""
-    import math
-
     floor, ceil, trunc = known["floor"], known["ceil"], known["trunc"]
     exp, log, log2, exp2, log1p = (known[n] for n in ("exp", "log", "log2", "exp2", "log1p"))
     pi, e = math.pi, math.log2(math.e)

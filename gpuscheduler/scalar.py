@@ -299,7 +299,7 @@ def _until_typed() -> Any:
     inside: Any = [import_module(f"numba.core.{name}") for name in parts]
     compiler, machinery, passes, typing = inside
 
-    @machinery.register_pass(mutates_CFG=False, analysis_only=True)  # type: ignore[untyped-decorator]
+    @machinery.register_pass(mutates_CFG=False, analysis_only=True)
     class Typed(machinery.AnalysisPass):  # type: ignore[misc,name-defined]
         _name = "typed"
 

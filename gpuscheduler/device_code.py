@@ -17,7 +17,9 @@ Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
 
 from __future__ import annotations
 
+import math
 import sys
+import threading
 import types as python
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from unittest.mock import patch
 
 from . import cuda_math, scalar, shelf, trace
 from .cuda_math import FUNCTIONS
+from .garbage import without_garbage_collection
 from .kernel import Call
 from .scalar import numbered_apart, plain, reason, versions
 from .trace import names_read, narrowed, replaced
@@ -51,21 +54,30 @@ class NoDeviceCode(Exception):
     """The function cannot be compiled: which one, for which types, where in it, and why."""
 
 
-@lru_cache(1024)
 def compiled(call: Call, arch: str) -> bytes:
     """LTO-IR that defines `call.symbol` for an architecture such as ``sm_90``, as `kernel` declares
     it: it takes a pointer to the result and the arguments, a complex one as its two parts, and
     gives 0 unless it raised."""
+    with _one_at_a_time:  # kernels that are compiled together may call the same
+        return _found_or_compiled(call, arch)
+
+
+_one_at_a_time = threading.RLock()
+
+
+@lru_cache(1024)
+def _found_or_compiled(call: Call, arch: str) -> bytes:
     words = None
     if call.function.lasting:
         types = call.part, call.args, call.gives
         words = "LTO-IR", call.symbol, call.function.digest, types, arch, NVVM, version()
     found = shelf.found(words)
     if found is None:
-        _numba()
-        places = [n for n in ("numba.cuda.core.bytecode", "numba.core.bytecode") if find_spec(n)]
-        apart = False not in [numbered_apart(n) for n in places]
-        found = _compiled(call, arch)
+        with without_garbage_collection():
+            _numba()
+            every = "numba.cuda.core.bytecode", "numba.core.bytecode"
+            apart = False not in [numbered_apart(n) for n in every if find_spec(n)]
+            found = _compiled(call, arch)
         if apart:
             shelf.keep(words, found)
     return found
@@ -254,7 +266,7 @@ _WHOLE = {"floor", "ceil", "trunc", "rint"}  # of an integer, that integer
 @cache
 def _substitutes() -> dict[Any, Any]:
     """By `_key`: functions that Numba can compile for a GPU."""
-    import math
+    import cmath
 
     import numpy as np
 
@@ -271,10 +283,27 @@ def _substitutes() -> dict[Any, Any]:
         out[id(getattr(np, name))] = out[_SAME.get(name, name)]
     for name in ("floor", "ceil", "trunc", "log"):
         out[id(getattr(math, name))] = out[f"math.{name}"]
+    out[id(cmath.exp)] = numba.cuda.jit(device=True, forceinline=True)(_complex_exp)
     for name in ("exp2", "cbrt"):  # of Python 3.11
         if hasattr(math, name):
             out[id(getattr(math, name))] = out[name]
     return out
+
+
+def _complex_exp(z: Any) -> Any:
+    """Numba's own has a sine and a cosine for each of three cases, which takes the linker twice as
+    long."""
+    x, y = z.real, z.imag
+    size, c, s = math.exp(x), math.cos(y), math.sin(y)
+    real, imag = size * c, size * s
+    if x - x != 0:  # infinite, or NaN
+        if x != x:
+            real, imag = x, (x if y != 0 else y)
+        elif y - y != 0:
+            real, imag = (x, y - y) if x > 0 else (size, size)
+        elif x > 0:
+            real, imag = (c * x if c != 0 else c), (s * x if s != 0 else s)
+    return complex(real, imag)
 
 
 _SAME = {"abs": "absolute", "round": "rint", "around": "rint"}
@@ -323,8 +352,6 @@ _BINARY = {"arctan2", "hypot", "fmod", "copysign", "nextafter", "fmax", "fmin"}
 
 def _written(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
     """Those that are a line of Python."""
-    import math
-
     floor, ceil, trunc = known["floor"], known["ceil"], known["trunc"]
     exp, log, log2, exp2, log1p = (known[n] for n in ("exp", "log", "log2", "exp2", "log1p"))
     pi, e = math.pi, math.log2(math.e)

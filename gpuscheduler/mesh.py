@@ -202,12 +202,12 @@ def mesh(
     order = list(range(len(every)))
     if indexing == "xy" and len(order) > 1:
         order[:2] = 1, 0
+    xp = backend or {"cpu": "numpy", "cuda": "cupy"}[kind_in_use()]
     if how == "numpy":
         made: list[Any] = _as_written(f, len(every), given, numbers)
     else:
         whole = _whole(f, len(every) + len(numbers))
-        made = _expressions(whole, [given] * len(every), numbers, how)
-    xp = backend or {"cpu": "numpy", "cuda": "cupy"}[kind_in_use()]
+        made = _expressions(whole, [given] * len(every), numbers, how, xp)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
 
@@ -247,7 +247,7 @@ class _Several(list[Any]):
 
 
 def _expressions(
-    f: Callable[..., Any], types: list[DType], args: tuple[Any, ...], how: str
+    f: Callable[..., Any], types: list[DType], args: tuple[Any, ...], how: str, xp: str
 ) -> list[Any]:
     """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`."""
     name = getattr(f, "__name__", repr(f))
@@ -260,7 +260,7 @@ def _expressions(
             if how == "trace":
                 raise NotCompiled(f"{name} cannot be run on symbols: {why}") from None
     try:
-        return _compiled(f, types, args)
+        return _compiled(f, types, args, xp)
     except NotCompiled as error:
         also = f" (nor can it be run on symbols: {why})" if why else ""
         raise NotCompiled(
@@ -338,13 +338,15 @@ def _element(leaf: Expr, shape: tuple[int, ...], lengths: Sequence[int]) -> Expr
     raise Unfollowed("what it gives at one point depends on others")
 
 
-def _compiled(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
+def _compiled(
+    f: Callable[..., Any], types: list[DType], args: tuple[Any, ...], xp: str
+) -> list[Any]:
     function = ScalarFunction(f)
     lesser = types[0].char in "efF"
     points = [Expr("input", (), t, (k, View(0, ()))) for k, t in enumerate(types)]
     others = [constant(a, _argument_dtype(a, types[0])) for a in args]
     operands = (*points, *others)
-    given = function.results(tuple([e.dtype for e in operands]))
+    given = function.results(tuple([e.dtype for e in operands]), compiled=xp == "numpy")
     several = isinstance(given, tuple)
     out = _Several() if several else []
     for k, dtype in enumerate(given if isinstance(given, tuple) else (given,)):

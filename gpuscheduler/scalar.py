@@ -28,6 +28,7 @@ import numpy as np
 
 from . import shelf, trace
 from .expr import DType
+from .garbage import without_garbage_collection
 from .trace import names_read, narrowed, replaced
 
 #: How functions are compiled for CPU devices: NumPy's rules for division by zero, and no lock held.
@@ -68,7 +69,7 @@ class ScalarFunction:
         #: Whether the digest means the same in other processes.
         self.lasting = not odd
         self._lock = threading.RLock()
-        self._results: dict[tuple[DType, ...], Any] = {}
+        self._results: dict[Any, Any] = {}
         self._ufuncs: dict[Any, np.ufunc] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -83,8 +84,10 @@ class ScalarFunction:
     def __reduce__(self) -> Any:
         return ScalarFunction, (self._given,)
 
-    def results(self, types: tuple[DType, ...]) -> DType | tuple[DType, ...]:
+    def results(self, types: tuple[DType, ...], compiled: bool = True) -> DType | tuple[DType, ...]:
         """What it gives for arguments of these types: one dtype, or a tuple of them.
+
+        It is `compiled` on the way, as CPU devices will want it; else no code is made.
 
         Raises
         ------
@@ -92,14 +95,16 @@ class ScalarFunction:
             where Numba does not know what to do with it.
         """
         with self._lock:
-            if types not in self._results:
-                words = self._words("results", types)
+            key = types, compiled
+            if key not in self._results:
+                words = self._words("results" if compiled else "types", types)
                 found = _read(shelf.found(words))
                 if found is None:
-                    found = self._inferred(types)
+                    with without_garbage_collection():
+                        found = self._inferred(types) if compiled else self._typed(types)
                     shelf.keep(words, _written(found))
-                self._results[types] = found
-            return self._results[types]  # type: ignore[no-any-return]
+                self._results[key] = found
+            return self._results[key]  # type: ignore[no-any-return]
 
     def ufunc(self, types: tuple[DType, ...], gives: DType, part: int | None = None) -> np.ufunc:
         """It as a NumPy ufunc with one loop, which holds no lock; of several results, one."""
@@ -156,41 +161,50 @@ class ScalarFunction:
 
     def _words(self, what: str, types: tuple[DType, ...], *others: Any) -> Any:
         """What decides what is made of it; None where that is not known."""
-        if not self.lasting or (what != "results" and not numbered_apart()):
+        if not self.lasting or (what not in ("results", "types") and not numbered_apart()):
             return None
         return what, self.digest, [t.str for t in types], others, _version()
 
     def _inferred(self, types: tuple[DType, ...]) -> Any:
-        import numba
         from numba.core.errors import NumbaError
 
-        numbered_apart()  # what is compiled here becomes part of what is kept
-        # of exactly so many arguments: it may have defaults for more
-        one: Any = numba.njit(**HOW)(self._of(len(types)))
-        signature = tuple([numba.from_dtype(t) for t in types])
+        function = self._of(len(types))
         try:
-            one.compile(signature)
+            given = _returned(function, types, HOW)
         except Exception as error:  # Numba's compiler lets some through that are not its own
             own = isinstance(error, NumbaError)
             said = reason(error) if own else f"{type(error).__name__}: {error}"
             if ", line " not in said and (name := _MISSING.search(said)):
                 said += _line_of(self.python.__code__, name[1])
             raise NotCompiled(f"{place(self.python)}: {said}") from error
-        given = one.overloads[signature].signature.return_type
-        if isinstance(given, numba.types.BaseTuple):
-            return tuple([self._number(t) for t in given.types])  # type: ignore[attr-defined,unused-ignore]
-        return self._number(given)
+        return self._numbers(given)
 
-    def _of(self, count: int, part: int | None = None) -> Any:
-        """A function of so many arguments that calls it; of several results, one."""
+    def _typed(self, types: tuple[DType, ...]) -> Any:
+        """The same without code."""
+        with suppress(Exception):  # whatever it is that fails: the compiler says what is wrong
+            how = {**HOW, "pipeline_class": _until_typed()}
+            function = self._of(len(types), compiled=jitted(self.python, how))
+            return self._numbers(_returned(function, types, how))
+        return self._inferred(types)
+
+    def _of(self, count: int, part: int | None = None, compiled: Any = None) -> Any:
+        """A function of so many arguments that calls it, which may have defaults for more; of
+        several results, one."""
         names = ", ".join([f"a{n}" for n in range(count)])
         item = "" if part is None else f"[{part}]"
-        space = {"f": self._compiled, "__name__": __name__}
+        space = {"f": compiled or self._compiled, "__name__": __name__}
         return eval(f"lambda {names}: f({names}){item}", space)
 
     @cached_property
     def _compiled(self) -> Any:
         return jitted(self.python)
+
+    def _numbers(self, given: Any) -> Any:
+        import numba
+
+        if isinstance(given, numba.types.BaseTuple):
+            return tuple([self._number(t) for t in given.types])  # type: ignore[attr-defined,unused-ignore]
+        return self._number(given)
 
     def _number(self, given: Any) -> DType:
         from numba.np import numpy_support
@@ -238,29 +252,86 @@ def _settled(function: types.FunctionType, known: dict[Any, Any]) -> types.Funct
     return known[function]  # type: ignore[no-any-return]
 
 
-def jitted(function: types.FunctionType) -> Any:
+def jitted(function: types.FunctionType, how: dict[str, Any] = HOW) -> Any:
     """The function compiled, with the plain functions that it calls compiled as well."""
     import numba
 
     done: dict[types.FunctionType, Any] = {}
 
     def other(value: Any) -> Any:
-        if type(value).__name__ == "CUDADispatcher":  # of `cuda.jit(device=True)`
+        kind = type(value).__name__
+        if kind == "CUDADispatcher":  # of `cuda.jit(device=True)`
             return compiled(value.py_func)
-        own = isinstance(value, types.FunctionType) and not _is_library(value.__globals__)
-        return compiled(value) if own else value
+        again = kind == "CPUDispatcher" and how is not HOW  # of `njit`, to be compiled another way
+        inner = value.py_func if again else value
+        own = isinstance(inner, types.FunctionType) and not _is_library(inner.__globals__)
+        return compiled(inner) if own else value
 
     def compiled(f: types.FunctionType) -> Any:
         if f not in done:
             done[f] = None
             copy = replaced(f, other)
             copy.__globals__["__name__"] = __name__  # where another process finds a module
-            done[f] = numba.njit(**HOW)(copy)
+            done[f] = numba.njit(**how)(copy)
         if done[f] is None:
             raise NotCompiled(f"{place(f)}: it calls itself; write a loop")
         return done[f]
 
     return compiled(function)
+
+
+def _returned(function: Any, types: tuple[DType, ...], how: dict[str, Any]) -> Any:
+    """Numba's type of what a function gives, having compiled it."""
+    import numba
+
+    numbered_apart()  # what is compiled here may become part of what is kept
+    one: Any = numba.njit(**how)(function)
+    signature = tuple([numba.from_dtype(t) for t in types])
+    one.compile(signature)
+    return one.overloads[signature].signature.return_type
+
+
+@cache
+def _until_typed() -> Any:
+    """Numba's compiler, less all that follows when it knows the types: most of the time goes there.
+    What is compiled by it can be called by functions of the same kind alone."""
+    parts = "compiler", "compiler_machinery", "typed_passes", "typing"
+    inside: Any = [import_module(f"numba.core.{name}") for name in parts]
+    compiler, machinery, passes, typing = inside
+
+    @machinery.register_pass(mutates_CFG=False, analysis_only=True)
+    class Typed(machinery.AnalysisPass):  # type: ignore[misc,name-defined]
+        _name = "typed"
+
+        def __init__(self) -> None:
+            machinery.AnalysisPass.__init__(self)
+
+        def run_pass(self, state: Any) -> bool:
+            state.cr = compiler.compile_result(
+                typing_context=state.typingctx,
+                target_context=state.targetctx,
+                # never called; but Numba forgets all that it knows by it when this goes, so it
+                # must be nobody else's
+                entry_point=[].append,
+                signature=typing.signature(state.return_type, *state.args),
+                objectmode=False,
+                metadata=state.metadata,
+            )
+            return False
+
+    class UntilTyped(compiler.CompilerBase):  # type: ignore[misc,name-defined]
+        def define_pipelines(self) -> list[Any]:
+            written = compiler.DefaultPassBuilder
+            steps = machinery.PassManager("typed")
+            steps.passes += written.define_untyped_pipeline(self.state).passes
+            steps.passes += written.define_typed_pipeline(self.state).passes
+            steps.add_pass(passes.NoPythonSupportedFeatureValidation, "what Numba lacks")
+            steps.add_pass(passes.IRLegalization, "what it does not allow")
+            steps.add_pass(Typed, "types")
+            steps.finalize()
+            return [steps]
+
+    return UntilTyped
 
 
 def _is_library(space: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@ text and Numba's own code for a GPU are compiled for the host's processor."""
 
 from __future__ import annotations
 
+import cmath
 import hashlib
 import importlib.util
 import math
@@ -17,6 +18,7 @@ import pytest
 
 from gpuscheduler.expr import Expr, Kernel, View, constant, index, source
 from gpuscheduler.kernel import NotGenerated, generate
+from gpuscheduler.scalar import ScalarFunction
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
 from tests.test_kernel import disassembler, nvrtc
@@ -186,6 +188,28 @@ def test_a_function_gives_what_python_gives(host, name):
     np.testing.assert_allclose(got, want, rtol=rtol)
     if name == "raises":
         assert np.isnan(got).any()
+
+
+@host_only
+@pytest.mark.parametrize("code", ["c16", "c8"])
+def test_complex_exponentials_are_those_of_cpu_devices(host, code):
+    """To the bit where no rounding is involved: zeros, infinities and NaN, with their signs."""
+
+    def exponential(z):
+        return cmath.exp(z)
+
+    parts = np.array([0.0, -0.0, 1.0, -2.5, 800.0, -800.0, np.inf, -np.inf, np.nan])
+    z = np.empty((9, 9), code)
+    z.real, z.imag = np.meshgrid(parts, parts, indexing="ij")
+    z = aligned(z.ravel())
+    dtype = np.dtype(code)
+    kernel = Kernel((81,), (of(exponential, *lines(code, n=81), dtype=code),))
+    (got,) = host.run([kernel], [[z]])[0]
+    with np.errstate(all="ignore"):
+        want = ScalarFunction(exponential).ufunc((dtype,), dtype)(z)
+    for g, w in ((got.real, want.real), (got.imag, want.imag)):
+        np.testing.assert_allclose(g, w, rtol=1e-6 if code == "c8" else 1e-14)
+        np.testing.assert_array_equal(np.signbit(g[~np.isnan(g)]), np.signbit(w[~np.isnan(w)]))
 
 
 @host_only
@@ -427,7 +451,7 @@ def test_failures_of_other_kinds():
 def test_a_compiler_that_is_not_there_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
     device_code._numba.cache_clear()
-    device_code.compiled.cache_clear()
+    device_code._found_or_compiled.cache_clear()
     try:
         text = refused(zeta, "f8")
     finally:

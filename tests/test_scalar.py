@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import collections
 import ctypes
 import enum
@@ -16,8 +17,9 @@ import numba
 import numpy as np
 import pytest
 from dask import config
+from numba.core.registry import cpu_target
 
-from gpuscheduler import NotCompiled
+from gpuscheduler import NotCompiled, scalar
 from gpuscheduler.scalar import ScalarFunction
 
 F8 = np.dtype("f8")
@@ -209,21 +211,121 @@ def test_what_is_the_same_everywhere_is_kept(value, monkeypatch):
     assert ScalarFunction(by_kind).lasting
 
 
-def test_types_are_found_by_the_next_process(tmp_path, monkeypatch):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_types_are_found_by_the_next_process(compiled, tmp_path, monkeypatch):
     with config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
-        assert ScalarFunction(scaled).results((F8,)) == F8
+        assert ScalarFunction(scaled).results((F8,), compiled) == F8
         pair = lambda x: (x > 0, 1.5 if x else 2)  # noqa: E731
-        given = ScalarFunction(pair).results((F8,))
-        monkeypatch.setattr(ScalarFunction, "_inferred", None)  # there is no need for it
-        assert ScalarFunction(scaled).results((F8,)) == F8
-        assert ScalarFunction(pair).results((F8,)) == given == (np.dtype(bool), F8)
+        given = ScalarFunction(pair).results((F8,), compiled)
+        for way in ("_inferred", "_typed"):
+            monkeypatch.setattr(ScalarFunction, way, None)  # there is no need for it
+        assert ScalarFunction(scaled).results((F8,), compiled) == F8
+        assert ScalarFunction(pair).results((F8,), compiled) == given == (np.dtype(bool), F8)
         here("kind", object(), monkeypatch)
         for f, types_ in ((twice, (F8,)), (scaled, (np.dtype("f4"),)), (by_kind, (F8,))):
             with pytest.raises(TypeError, match="not callable"):
-                ScalarFunction(f).results(types_)
+                ScalarFunction(f).results(types_, compiled)
         here("SCALE", 3, monkeypatch)
         with pytest.raises(TypeError, match="not callable"):
-            ScalarFunction(scaled).results((F8,))
+            ScalarFunction(scaled).results((F8,), compiled)
+
+
+# ---- types without code
+
+
+def power_sum(z, n):
+    total = 0j
+    for k in range(n):
+        total += cmath.exp(-z * math.log(k + 1.0)) * WEIGHTS[k]
+    return abs(total), total, n, z.real > 0
+
+
+def several_types(x):
+    if x > 2:
+        return 1
+    return np.float32(x) if x > 1 else compiled_twice(x)
+
+
+WEIGHTS = (1.0, -0.5, 0.25)
+EVERY_TYPE = [
+    (scaled, "f8"), (scaled, "f4"), (scaled, "i2"), (sum_of_both, "f8"), (compiled_twice, "f4"),
+    (several_types, "f8"), (thrice, "u8"), (from_table, "f4"), (power_sum, "c16 i8"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def no_code(monkeypatch):
+    """Nothing can be compiled for the processor, and no types are on disk. (What Numba has written
+    in Python itself, `bool(None)` say, it compiles in any case.)"""
+    passes = pytest.importorskip("numba.core.typed_passes")
+
+    def refuse(self, state):
+        raise NotImplementedError("no code here")
+
+    monkeypatch.setattr(passes.NativeLowering, "run_pass", refuse)
+    monkeypatch.setattr(scalar.shelf, "found", lambda words: None)
+
+
+@pytest.mark.parametrize(("f", "types_"), EVERY_TYPE)
+def test_types_are_known_without_code(f, types_, no_code):
+    types_ = tuple(map(np.dtype, types_.split()))
+    found = ScalarFunction(f).results(types_, compiled=False)
+    with pytest.raises(NotCompiled, match="no code here"):
+        ScalarFunction(f).results(types_)
+    with pytest.MonkeyPatch.context() as patch:
+        passes = sys.modules["numba.core.typed_passes"]
+        patch.setattr(passes.NativeLowering, "run_pass", passes.BaseNativeLowering.run_pass)
+        assert ScalarFunction(f).results(types_) == found
+
+
+def test_helpers_are_not_left_without_code():
+    """They are the user's own, and other functions' too."""
+    function = ScalarFunction(compiled_twice)
+    assert function.results((F8,), compiled=False) == F8
+    assert values(function) == [4, -1]
+    assert compiled_scaled(2.0) == 4
+
+
+def test_what_numba_forgets_with_a_function_is_nobody_elses():
+    """It does when the function goes; by what stands for its code, which there is none of here."""
+    known = cpu_target.target_context._defns
+    cpu_target.target_context.refresh()
+    before = {f: len(known[f].versions) for f in list(known)}
+    function = numba.njit(pipeline_class=scalar._until_typed())(scaled)
+    function.compile((numba.float64,))
+    function._make_finalizer()()
+    assert {f: len(known[f].versions) for f in before} == before
+
+
+def reads_no_file(x):
+    return x + len(open("numbers").read())
+
+
+def misspelt(x):
+    return np.sine(x) if x > 0 else x
+
+
+def gives_text(x):
+    return "low" if x < 0 else "high"
+
+
+@pytest.mark.parametrize("f", [reads_no_file, misspelt, gives_text, endless])
+def test_what_is_wrong_is_said_in_the_same_words_without_code(f):
+    said = []
+    for compiled in (True, False):
+        with pytest.raises(NotCompiled) as caught:
+            ScalarFunction(f).results((F8,), compiled)
+        said.append((str(caught.value), type(caught.value.__cause__)))
+    assert said[0] == said[1]
+
+
+def test_a_numba_with_other_insides_compiles(monkeypatch):
+    def none():
+        raise AttributeError("no such pass")
+
+    monkeypatch.setattr(scalar, "_until_typed", none)
+    monkeypatch.setattr(scalar.shelf, "found", lambda words: None)
+    assert ScalarFunction(twice).results((F8,), compiled=False) == F8
 
 
 def test_divisions_by_zero_are_numpys():

@@ -9,6 +9,7 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 import dask.array as da  # noqa: E402
+from dask import config  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler import axis, blocks, geomaxis, hoist, mesh  # noqa: E402
@@ -76,6 +77,20 @@ def test_every_point(scheduler, f, args):
     listed = host(z[[3, 57, 7], ::2].compute())
     np.testing.assert_allclose(listed, host(result)[[3, 57, 7], ::2], rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(host(z.sum().compute()), wanted.sum(), rtol=1e-11)
+
+
+def test_nothing_is_compiled_for_the_cpu(tmp_path, monkeypatch):
+    """To know the types that a function gives takes no code of it."""
+    passes = pytest.importorskip("numba.core.typed_passes")
+    monkeypatch.setattr(passes.NativeLowering, "run_pass", None)
+    x, y = np.linspace(-2, 1, 30), np.linspace(-1, 1, 20)
+    with (
+        config.set({"gpuscheduler.cache-directory": str(tmp_path)}),
+        gpuscheduler.Scheduler("cuda:0", check=True),
+    ):
+        z = mesh(escape, (axis(-2, 1, 30), axis(-1, 1, 20)), args=(25,))
+        assert z.dtype == np.dtype("i8")
+        np.testing.assert_array_equal(host(z.compute()), at_each_point(escape, (25,), x, y))
 
 
 def test_several_values(scheduler):

@@ -289,7 +289,7 @@ class CpuDevices:
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
         steps, values, held = self.plan.steps, self.values, self.held
-        nbytes, size = self.nbytes, self.size
+        nbytes, size, slack = self.nbytes, self.size, self.slack
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:
@@ -301,6 +301,8 @@ class CpuDevices:
                 events.append(NoRoom(i, step.place, 0))
                 continue
             try:
+                if slack is not None:
+                    slack.take(step.nbytes)
                 if type(step.task) is Fused and (room := self._room(i, step.task)) is not None:
                     value = step.task(step.values(values.__getitem__), room)
                 else:
@@ -379,6 +381,8 @@ class CpuDevices:
         event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
+            if self.slack is not None:
+                self.slack.take(s.nbytes)
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:

@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
-#: How often it is asked what the process takes: behind this part of the limit that was let go of.
+#: How often it is asked what the process takes: behind this part of the limit that came or went.
 PACE = 1 / 64
 #: ... and behind so many bytes at least.
 LEAST = 2**20
@@ -50,10 +50,10 @@ give_back = _malloc()
 
 class Slack:
     """Has the process give back what it does not use, where it takes more than a limit on top of
-    what it took when this was made. What it cannot give back is no reason to try again, but that it
-    has grown since is.
+    what it took when this was made, or is about to. What it cannot give back is no reason to try
+    again, but that it has grown since is.
 
-    >>> taken = iter([100, 150, 205, 190, 206, 206, 206])
+    >>> taken = iter([100, 150, 205, 190, 206, 206, 206, 207, 206])
     >>> slack = Slack(100, lambda: next(taken), lambda: print("given back"), least=1)
     >>> slack.let_go(1)  # 150 are within 200
     >>> slack.let_go(2)  # 205 are not
@@ -61,6 +61,8 @@ class Slack:
     >>> slack.let_go(1)  # 206 are not, and they are needed
     given back
     >>> slack.let_go(1)
+    >>> slack.take(1)  # it would be 207
+    given back
     """
 
     def __init__(
@@ -73,16 +75,24 @@ class Slack:
         self.taken, self.give_back = taken, give_back
         self.pace = max(least, int(PACE * limit))
         self.limit = self.full = taken() + limit  # bytes of the process from which it gives back
-        self.freed = 0  # bytes since it was asked last
+        self.turned = 0  # bytes since it was asked last
 
     def let_go(self, nbytes: int) -> None:
         """So many more bytes of values are used no more."""
-        self.freed += nbytes
-        if self.freed < self.pace:
+        self._look(nbytes, 0)
+
+    def take(self, nbytes: int) -> None:
+        """So many more bytes are about to be taken: what others keep may have to go for them."""
+        self._look(nbytes, nbytes)
+
+    def _look(self, nbytes: int, more: int) -> None:
+        self.turned += nbytes
+        if self.turned < self.pace:
             return
-        self.freed = 0
-        taken = self.taken()
+        self.turned = 0
+        taken = self.taken() + more
         if taken > self.full:
             self.give_back()
-            taken = self.taken()
-        self.full = max(self.limit, taken + self.pace)
+            self.full = self.taken() + more + self.pace
+        # or it would follow what grows slowly
+        self.full = max(self.limit, min(self.full, taken + self.pace))

@@ -482,6 +482,43 @@ with Scheduler("cpu:2", memory_limit="64 MiB") as s:
 """
 
 
+#: The same for the product of a matrix of 169 MiB with itself, on one device.
+GROWN_BY_MATMUL = """
+from gpuscheduler import Scheduler
+from graphs import matmul
+
+def taken(name):
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) / 1024 for line in f if line.startswith(name))
+
+with Scheduler("cpu:1", memory_limit="128 MiB") as s:
+    matmul.build(1024, 512).sum().compute()
+    before = taken("VmRSS")
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+    matmul.build(6656, SIDE).sum().compute()
+    assert s.last.spilled[-2] > 2**26, s.last
+    print(taken("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize("side", [512, 1664])
+def test_a_process_grows_by_its_limit_whatever_its_tasks_take(tmp_path, side):
+    """A block of 1664 x 1664 is 10.6 MiB, and to make one takes 42 more: it was 159 MiB before
+    there was room for that. One of 512 is 1 MiB: it was 138 before what malloc keeps went back
+    ahead of what is taken."""
+    code = GROWN_BY_MATMUL.replace("SIDE", str(side))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert 64 < float(out.stdout) <= 1.05 * 128, out.stdout
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_a_process_grows_by_its_limit_and_a_few_blocks(tmp_path):
     """What `malloc` keeps for its threads goes back, and a task has two blocks of its own at once:

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import finalize
+from dask.utils import key_split
 
 from .fuse import Fused
 from .gather import Gathering
-from .machine import DISK, HOST, Machine
+from .machine import DISK, ENDLESS, HOST, Machine
 from .persisted import Chunk, Key, Places
-from .plan import OutOfMemory, Plan
+from .plan import OutOfMemory, Plan, Step
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import part_of, sizeof
@@ -31,6 +32,16 @@ from .state import Copied, Done, Event, Failed, Issued, NoRoom
 from .tape import Tape
 from .workers import Borrowed, Team, Teams, Worker, awaited, reported
 
+#: What an expression of NumPy's has at once beside its value, at most, as a rule.
+ARRAYS = 2
+#: Bytes of memory in all from which that counts: beside less, a process is large by itself.
+LOOKED_AT = 2**26
+#: Where this part of the memory may be taken, it is looked at what tasks take while they run ...
+SHORT = 1 / 2
+#: ... of those that read and make this part of it, at least ...
+NOTABLE = 1 / 256
+#: ... and of so many of each kind, for what other threads take is counted with it.
+LOOKS = 3
 #: A worker with more to do reports at least this often, in seconds.
 REPORT_EVERY = 0.0005
 
@@ -39,7 +50,8 @@ def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
     """`devices` threads that share the host's memory; a limit is per device, in bytes."""
     if memory_limit is None:
         memory_limit = int(0.9 * available_memory()) // devices
-    return Machine.uniform(devices, memory=memory_limit, bandwidth=5e9, shared=True)
+    arrays = ARRAYS if devices * memory_limit >= LOOKED_AT else 0
+    return Machine.uniform(devices, memory=memory_limit, bandwidth=5e9, shared=True, arrays=arrays)
 
 
 def available_memory() -> int:
@@ -192,6 +204,10 @@ class CpuDevices:
                 value = step.task({})
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
+        limit = plan.machine.limit(0)
+        short = sum([s.nbytes for s in plan.steps if not s.fixed]) > SHORT * limit
+        looks = short and plan.machine.arrays
+        self.notable = int(NOTABLE * limit) if looks else ENDLESS  # bytes
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
@@ -294,7 +310,7 @@ class CpuDevices:
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
         steps, values, held = self.plan.steps, self.values, self.held
-        nbytes, size = self.nbytes, self.size
+        nbytes, size, slack = self.nbytes, self.size, self.slack
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:
@@ -306,16 +322,13 @@ class CpuDevices:
                 events.append(NoRoom(i, step.place, 0))
                 continue
             try:
-                if type(step.task) is Fused and (room := self._room(i, step.task)) is not None:
-                    value = step.task(step.values(values.__getitem__), room)
-                else:
-                    value = step.task(step.values(values.__getitem__))
-                if step.aside:
-                    value = _contiguous(value)
+                if slack is not None:
+                    slack.take(step.nbytes + self._grows(step))
+                value, extra = self._made(i)
                 held[i] = 1
                 values[i] = value
                 nbytes[i] = size(value)
-                events += (Issued(i, nbytes[i]), Done(i))
+                events += (Issued(i, nbytes[i], extra), Done(i))
                 refused.discard(i)
             except MemoryError as error:
                 if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
@@ -334,6 +347,34 @@ class CpuDevices:
         if events:
             self._events.put(events)
         del events  # or a failure and its traceback would hold each other
+
+    def _made(self, i: int) -> tuple[Any, int | None]:
+        """A step's value, and bytes that it took beside that, where memory is short; None where
+        nobody has looked."""
+        step = self.plan.steps[i]
+        arguments = [step.values(self.values.__getitem__)]
+        if type(step.task) is Fused and (room := self._room(i, step.task)) is not None:
+            arguments.append(room)
+        if step.aside:
+            return _contiguous(step.task(*arguments)), 0
+        reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
+        if self.slack is None or step.nbytes + sum(reads) < self.notable:
+            return step.task(*arguments), 0
+        seen = self.slack.grown.setdefault((key_split(step.key), step.nbytes), [])
+        if len(seen) >= LOOKS:
+            return step.task(*arguments), max(seen)
+        value, grown, exact = self.slack.look(lambda: step.task(*arguments))
+        if grown is not None:
+            grown = max(0, grown // self.team.at_work - self.size(value))
+            if exact or grown <= self.plan.machine.arrays * max(step.nbytes, *reads, 0):
+                seen.append(grown)
+        return value, max(seen, default=None)
+
+    def _grows(self, step: Step) -> int:
+        """Bytes that steps like this one took while they ran, as far as anybody has seen."""
+        if self.slack is None or self.notable == ENDLESS:
+            return 0
+        return max(self.slack.grown.get((key_split(step.key), step.nbytes), ()), default=0)
 
     def _room(self, i: int, task: Fused) -> Any:
         """The part of a result that a task may write itself."""
@@ -384,6 +425,8 @@ class CpuDevices:
         event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
+            if self.slack is not None:
+                self.slack.take(s.nbytes)
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:

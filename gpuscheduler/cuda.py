@@ -54,6 +54,7 @@ from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
 from .plan import OutOfMemory, Plan, Step
 from .replay import Recorder, one_copy_pays
+from .resident import Passage, Room, Way
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves, part_of
 from .spill import Files, NotSpillable, Store
@@ -91,9 +92,14 @@ CROSSED = 2**26
 #: pinned memory, at most.
 FILES = max(4, min(8, (os.cpu_count() or 1) // 4))
 #: Bytes of a piece of pinned memory through which an array of the host goes to a device, and how
-#: many of these each device has, at most.
+#: many of these each device has, at most; and at least.
 PIECE_BYTES = 2**24
 PIECES = 2 * FILES
+LEAST_PIECE_BYTES, LEAST_PIECES = 2**20, 2
+#: The part of the host's memory, and the bytes for each device, that are for what is on its way to
+#: files and from there, at most; pieces may take this part of that.
+PASSING, PASSING_BYTES = 1 / 4, 2**32
+PART_OF_PIECES = 1 / 4
 #: Bytes from which pinned memory is made of pages that so many threads touch; and at once, at most.
 LEAST_REGISTERED, SLAB_BYTES = 2**22, 2**28
 PORTABLE = 1  # cudaHostRegisterPortable, for which CuPy has no name
@@ -203,6 +209,7 @@ class _Held:
     unseen: bool = False  # the home stream has not waited for `ready` yet
     empty: bool = False  # it was made without anything on the device: nothing has to be waited for
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
+    room: Room | None = None  # of what has been read from a file
 
 
 @dataclass(slots=True, eq=False)
@@ -356,8 +363,22 @@ class PinnedBlocks:
                 self.idle -= size
             elif self.used + self.idle + size > self.limit:
                 self.shrink()
-        if block is None and self.inside and size >= LEAST_REGISTERED:
-            block = self._in_slab(size)
+            self.used += size  # before it is there, for others may ask now
+            self.peak = max(self.peak, self.used + self.idle)
+        if block is None:
+            try:
+                block = self._new(size)
+            except BaseException:
+                with self._lock:
+                    self.used -= size
+                raise
+        # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
+        raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
+        weakref.finalize(raw, self._back, size, block).atexit = False
+        return raw.view(dtype).reshape(shape)
+
+    def _new(self, size: int) -> Any:
+        block = self._in_slab(size) if self.inside and size >= LEAST_REGISTERED else None
         if block is None:
             try:
                 block = _pinned_block(size)
@@ -365,13 +386,7 @@ class PinnedBlocks:
                 if not is_refusal(error):
                     raise
                 block = self._last_block(size)
-        with self._lock:
-            self.used += size
-            self.peak = max(self.peak, self.used + self.idle)
-        # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
-        raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
-        weakref.finalize(raw, self._back, size, block).atexit = False
-        return raw.view(dtype).reshape(shape)
+        return block
 
     def _last_block(self, size: int) -> Any:
         """A block, where the system has refused one: what waits for reuse goes before."""
@@ -390,17 +405,24 @@ class PinnedBlocks:
     def _in_slab(self, size: int) -> Any:
         """A block of a new slab, whose others are free: about as many as there were before. None
         where the system has no such memory."""
-        room = max(0, self.limit - self.used - self.idle) // size  # beside the block itself
-        count = max(1, min(self.made.get(size, 0), SLAB_BYTES // size, 1 + room))
+        with self._lock:
+            room = max(0, self.limit - self.used - self.idle) // size  # beside the block itself
+            count = max(1, min(self.made.get(size, 0), SLAB_BYTES // size, 1 + room))
+            others = (count - 1) * size
+            self.used += others
         try:
             blocks = _Slab(count * size).blocks(count)
         except (AttributeError, OSError, runtime.CUDARuntimeError):
             self.inside = False  # it would cost time each time
+            with self._lock:
+                self.used -= others
             return None
         with self._lock:
             self.made[size] = self.made.get(size, 0) + count
             self.free.setdefault(size, []).extend(blocks[1:])
-            self.idle += (count - 1) * size
+            self.used -= others
+            self.idle += others
+            self.peak = max(self.peak, self.used + self.idle)
         return blocks[0]
 
     def _back(self, size: int, block: Any) -> None:
@@ -473,10 +495,13 @@ def _touch(part: Any) -> None:
 
 class Pieces:
     """Pinned memory in pieces of one size, which go round: what is copied to a device from one may
-    be under way still when the next is filled."""
+    be under way still when the next is filled. All take `limit` bytes, or the least that there
+    can be."""
 
-    def __init__(self, pinned: PinnedBlocks):
+    def __init__(self, pinned: PinnedBlocks, limit: int):
         self.pinned = pinned
+        self.nbytes = min(PIECE_BYTES, max(LEAST_PIECE_BYTES, limit // LEAST_PIECES))
+        self.most = min(PIECES, max(LEAST_PIECES, limit // self.nbytes))
         self.made = 0
         self._free: SimpleQueue[tuple[Any, Event | None]] = SimpleQueue()
         self._lock = threading.Lock()
@@ -484,11 +509,11 @@ class Pieces:
     def take(self) -> Any:
         """A piece that nothing reads any more: waits for the one that was given back first."""
         with self._lock:
-            more = self._free.empty() and self.made < PIECES
+            more = self._free.empty() and self.made < self.most
             self.made += more
         if more:
             try:
-                return self.pinned.array((PIECE_BYTES,), np.uint8)
+                return self.pinned.array((self.nbytes,), np.uint8)
             except BaseException:
                 with self._lock:
                     self.made -= 1
@@ -665,7 +690,11 @@ class CudaHardware:
         host = int(0.9 * available_memory()) if host_memory is None else host_memory
         self.pinned = PinnedBlocks()
         self.inside = PinnedBlocks(inside=True, limit=host)
-        self.pieces = {i: Pieces(self.inside) for i in ids}  # for arrays that go to each device
+        passing = min(int(PASSING * host), PASSING_BYTES * len(ids))
+        share = int(PART_OF_PIECES * passing) // len(set(ids))
+        # for arrays that go to each device
+        self.pieces = {i: Pieces(self.inside, share) for i in dict.fromkeys(ids)}
+        self.passage = Passage(passing - share * len(self.pieces))
         self.store = Store(spill_directory, compression=spill_compression)
         self.direct = Direct(direct_storage)
         self.kernels = Kernels(fast_math)
@@ -676,7 +705,7 @@ class CudaHardware:
             for a in range(len(ids))
         )
         memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
-        self.machine = Machine(memory, peer, (55e9,) * len(ids), host)
+        self.machine = Machine(memory, peer, (55e9,) * len(ids), host - passing)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
 
@@ -1124,6 +1153,7 @@ class CudaDevices:
         self.wanted = set(plan.outputs)
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self.files = Files(hardware.store)  # of values on the disk
+        self.out, self.back = Way(hardware.passage), Way(hardware.passage)  # to files, and from
         self.read: dict[tuple[int, int], _Held] = {}  # from there, for a device, in pinned memory
         self._todo: list[list[Order]] = [[] for _ in self.lanes]
         self.unlaunched = plan.launches  # counted by one thread: `light`
@@ -1422,6 +1452,10 @@ class CudaDevices:
         self._todo[event.place].append(("fetch", event.step, DISK))
         return True
 
+    def _go_on(self) -> None:
+        if self.stopped:
+            raise Interrupted
+
     # ---- in the threads that write and read files
 
     def _write_file(self, copy: tuple[int, int]) -> None:
@@ -1448,15 +1482,16 @@ class CudaDevices:
             return
         try:
             s = self.plan.steps[step]
-            if s.again:
+            if s.again:  # as it comes, and pinned
+                room = self.back.room(2 * s.nbytes, self._go_on)
                 value = map_leaves(self._ready_to_go if s.sent else self._pinned, s.read())
             else:
+                file = self.files.of[step]
+                room = self.back.room(sum(file.sizes), self._go_on)
                 value = self.hardware.store.read(
-                    self.files.of[step],
-                    s.key,
-                    lambda nbytes: self.hardware.inside.array((nbytes,), np.uint8),
+                    file, s.key, lambda nbytes: self.hardware.inside.array((nbytes,), np.uint8)
                 )
-            self.read[step, dst] = _Held(value)
+            self.read[step, dst] = _Held(value, room=room)
             self._events.put([_Read(step, dst)])  # type: ignore[list-item]
         except BaseException as error:
             self._events.put([Failed(step, error)])
@@ -1474,14 +1509,21 @@ class CudaDevices:
             value = None
             if step.sent and self.hardware.direct:
                 value = in_dataset(*block_read(step.task, step.constants))
+            there = sum([device_bytes(self.held[place][j].value) for j in step.inputs])
+            home = self.out.room(there, self._go_on)
+            # not both: nobody who has room waits for other room
+            come = self.back.room(step.nbytes if step.sent and not there else 0, self._go_on)
             if value is None:
                 value = step.task(
                     step.values(lambda j: self._brought_home(lane, self.held[place][j]))
                 )
+            del home
             if any(isinstance(v, cupy.ndarray) for v in leaves(value)):  # a source has such
                 cupy.cuda.get_current_stream().synchronize()
             if step.sent:
-                self._events.put(self._sent(lane, i, value))
+                sent = self._sent(lane, i, value)
+                del value, come
+                self._events.put(sent)
                 return
             value = map_leaves(self._pinned, value)
             self.held[place][i] = _Held(value)
@@ -1570,7 +1612,7 @@ class CudaDevices:
                 )
                 return out
         at, some = out.data.ptr, self.hardware.pieces[lane.device]
-        for where in pieces(v.shape, v.itemsize, PIECE_BYTES):
+        for where in pieces(v.shape, v.itemsize, some.nbytes):
             part = v[where]
             piece, event = some.take(), None
             try:
@@ -1825,10 +1867,11 @@ class CudaDevices:
                 self._tidy(lane)
                 value, refused = self._received(lane, src, source, keep)
         except BaseException:
-            lane.outlive(stream, source.value, keep)
+            lane.outlive(stream, source, keep)
             raise
         if src == DISK:  # nothing but this copy needs what was read
-            keep.append(source.value)
+            copy = lane.mark(stream, block=True), source
+            lane.watch.send(self._context.copy(), _outlasted, copy, self.team.raised)
         if refused:
             lane.later.append(([lane.mark(stream), *source.reads], keep))
             return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
@@ -1920,6 +1963,9 @@ class CudaDevices:
         stream = lane.outgoing
         if held.unseen:
             stream.wait_event(held.ready)
+        room = None
+        if dst == DISK:
+            made.append(room := self.out.room(device_bytes(held.value), self._go_on))
         value = _solid(held.value)
         slots = self.gathering.slots.get(i, []) if dst == HOST else []
         if slots and isinstance(value, cupy.ndarray):
@@ -1942,7 +1988,7 @@ class CudaDevices:
             kept = map_leaves(lambda v: self._on_host(v, stream, pinned, made), value)
         done = lane.mark(stream, block=True)
         held.reads.append(done)
-        copy = (i, lane.place, done, written, kept, value, dst)
+        copy = (i, lane.place, done, written, kept, (value, room), dst)
         lane.watch.send(self._context.copy(), self._arrived, copy, self.team.raised)
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
@@ -2027,6 +2073,13 @@ class CudaDevices:
                     lane.let_go(h)
         held.clear()
         lane.sweep()
+
+
+def _outlasted(copy: tuple[Event, _Held]) -> None:
+    """In the thread that waits for copies: what one has read may go when it is over."""
+    event, _ = copy
+    with suppress(runtime.CUDARuntimeError):  # of which others tell
+        event.synchronize()
 
 
 def _is_plain(v: Any) -> bool:

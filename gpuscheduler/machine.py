@@ -31,6 +31,9 @@ class Machine:
     bandwidth: float = 3e12  # bytes/s a kernel reads or writes in its own device's memory
     shared: bool = False  # True where all devices read the same memory, the host's
     disk: float = 1e9  # bytes/s to and from files
+    #: Arrays, like the largest that it reads or makes, for which a step is given room while it runs
+    #: if nothing like it has run yet; 0 where devices do not tell what steps take.
+    arrays: int = 0
 
     @classmethod
     def uniform(
@@ -43,6 +46,7 @@ class Machine:
         latency: float = 10e-6,
         bandwidth: float = 3e12,
         shared: bool = False,
+        arrays: int = 0,
     ) -> Machine:
         """`n` equal devices; the defaults are one H200's."""
         return cls(
@@ -53,6 +57,7 @@ class Machine:
             latency,
             bandwidth,
             shared,
+            arrays=arrays,
         )
 
     @property

@@ -1,20 +1,26 @@
 """What this process takes of the host's memory, and how it gives back what nobody uses.
 
 `malloc` keeps what is let go of for the next who asks, in an arena for each few threads, and one
-thread has no use for what another's keeps: a process may take twice what its values do. Knows no
-value and no plan.
+thread has no use for what another's keeps: a process may take twice what its values do. What only
+passes through is little at a time. Knows no value and no plan.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
+from typing import TypeVar
 
-#: How often it is asked what the process takes: behind this part of the limit that was let go of.
+T = TypeVar("T")
+
+#: How often it is asked what the process takes: behind this part of the limit that came or went.
 PACE = 1 / 64
 #: ... and behind so many bytes at least.
 LEAST = 2**20
+#: Seconds after which one that waits for room looks whether anybody wants it to go on.
+PATIENCE = 0.1
 TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of malloc.h
 
 
@@ -28,6 +34,19 @@ def resident() -> int:
         with open("/proc/self/statm", "rb", buffering=0) as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
+        return 0
+
+
+def most_resident() -> int:
+    """The most that it has had so far; 0 where the system does not say.
+
+    >>> most_resident() == 0 or most_resident() >= resident() // 2
+    True
+    """
+    try:
+        with open("/proc/self/status", "rb") as f:
+            return next(1024 * int(line.split()[1]) for line in f if line.startswith(b"VmHWM"))
+    except (OSError, ValueError, StopIteration):
         return 0
 
 
@@ -50,10 +69,10 @@ give_back = _malloc()
 
 class Slack:
     """Has the process give back what it does not use, where it takes more than a limit on top of
-    what it took when this was made. What it cannot give back is no reason to try again, but that it
-    has grown since is.
+    what it took when this was made, or is about to. What it cannot give back is no reason to try
+    again, but that it has grown since is.
 
-    >>> taken = iter([100, 150, 205, 190, 206, 206, 206])
+    >>> taken = iter([100, 150, 205, 190, 206, 206, 206, 207, 206])
     >>> slack = Slack(100, lambda: next(taken), lambda: print("given back"), least=1)
     >>> slack.let_go(1)  # 150 are within 200
     >>> slack.let_go(2)  # 205 are not
@@ -61,6 +80,8 @@ class Slack:
     >>> slack.let_go(1)  # 206 are not, and they are needed
     given back
     >>> slack.let_go(1)
+    >>> slack.take(1)  # it would be 207
+    given back
     """
 
     def __init__(
@@ -69,20 +90,99 @@ class Slack:
         taken: Callable[[], int] = resident,
         give_back: Callable[[], object] = give_back,
         least: int = LEAST,
+        most: Callable[[], int] = most_resident,
     ):
-        self.taken, self.give_back = taken, give_back
+        self.taken, self.give_back, self.most = taken, give_back, most
+        #: By how much the process grew for tasks, beside what they made: by name and bytes of that.
+        self.grown: dict[tuple[str, int], list[int]] = {}
         self.pace = max(least, int(PACE * limit))
         self.limit = self.full = taken() + limit  # bytes of the process from which it gives back
-        self.freed = 0  # bytes since it was asked last
+        self.turned = 0  # bytes since it was asked last
 
     def let_go(self, nbytes: int) -> None:
         """So many more bytes of values are used no more."""
-        self.freed += nbytes
-        if self.freed < self.pace:
+        self._look(nbytes, 0)
+
+    def take(self, nbytes: int) -> None:
+        """So many more bytes are about to be taken: what others keep may have to go for them."""
+        self._look(nbytes, nbytes)
+
+    def _look(self, nbytes: int, more: int) -> None:
+        self.turned += nbytes
+        if self.turned < self.pace:
             return
-        self.freed = 0
-        taken = self.taken()
+        self.turned = 0
+        taken = self.taken() + more
         if taken > self.full:
             self.give_back()
-            taken = self.taken()
-        self.full = max(self.limit, taken + self.pace)
+            self.full = self.taken() + more + self.pace
+        # or it would follow what grows slowly
+        self.full = max(self.limit, min(self.full, taken + self.pace))
+
+    def look(self, call: Callable[[], T]) -> tuple[T, int | None, bool]:
+        """What a call returns, and by how many bytes the process grew while it ran: so many at most
+        where it has been larger before, and None where nobody can say. The last tells whether it
+        has become larger than it ever was, and so many they are."""
+        self.give_back()  # or the call would use what is free
+        before, most = self.taken(), self.most()
+        value = call()
+        now = self.most()
+        return value, now - before if now else None, now > most
+
+
+class Passage:
+    """Bytes of the host's memory through which values go on their way to files and from there.
+
+    Each run has a `Way` there and one back. On each one value may pass whatever the limit is, so
+    that none waits for what is behind it; more may as long as all that passes is within the limit.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.used = self.peak = 0
+        # collecting garbage may let go of a room while the lock is held: it can be taken twice
+        self.changed = threading.Condition(threading.RLock())
+
+
+class Way:
+    """What one run has in a passage in one direction.
+
+    >>> way = Way(Passage(100))
+    >>> first, second = way.room(200), way.room(0)
+    >>> way.passage.used
+    200
+    >>> del first
+    >>> way.passage.used
+    0
+    """
+
+    def __init__(self, passage: Passage):
+        self.passage = passage
+        self.held = 0
+
+    def room(self, nbytes: int, meanwhile: Callable[[], object] = lambda: None) -> Room:
+        """Room for a value, as long as it is held on to. Waits for it; `meanwhile` is called now
+        and then, and may raise."""
+        passage = self.passage
+        with passage.changed:
+            while nbytes and self.held and passage.used + nbytes > passage.limit:
+                meanwhile()
+                passage.changed.wait(PATIENCE)
+            self.held += nbytes
+            passage.used += nbytes
+            passage.peak = max(passage.peak, passage.used)
+        return Room(self, nbytes)
+
+
+class Room:
+    """Bytes of a way, which are free when nobody holds this."""
+
+    def __init__(self, way: Way, nbytes: int):
+        self.way, self.nbytes = way, nbytes
+
+    def __del__(self) -> None:
+        passage = self.way.passage
+        with passage.changed:
+            self.way.held -= self.nbytes
+            passage.used -= self.nbytes
+            passage.changed.notify_all()

@@ -141,9 +141,11 @@ class Scheduler:
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
     host_memory
         What values that had to leave the GPUs may take of the host's memory, as ``memory_limit``
-        says it; 0 for none. What does not fit there goes to files, through memory that is free
-        again when it is written or read. Default: 0.9 of what is available. On CPU devices, whose
-        memory is the host's, it changes nothing.
+        says it; 0 for none. What does not fit there goes to files. A quarter of it, up to 4 GiB
+        for each GPU, is for what is on its way to files and from there, spilled values as well as
+        blocks of stores; one value each way, and 2 MiB for each GPU, pass whatever it is.
+        Default: 0.9 of what is available. On CPU devices, whose memory is the host's, it changes
+        nothing.
     spill_directory
         Where values are written that fit in no memory for now, in a folder that only this user may
         enter. Default: Dask's ``temporary-directory``, else the system's.

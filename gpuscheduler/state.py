@@ -63,10 +63,14 @@ class Free:
 
 @dataclass(slots=True)
 class Issued:
-    """The step is queued on its device, and its value has `nbytes`: readers may follow."""
+    """The step is queued on its device, and its value has `nbytes`: readers may follow.
+
+    While it was made it took `extra` bytes beside that; None where nobody has looked.
+    """
 
     step: int
     nbytes: int
+    extra: int | None = 0
 
 
 @dataclass(slots=True)
@@ -179,6 +183,9 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
+        self.extra: dict[int, int] = {}  # kind -> bytes at most that it takes while it runs
+        self.work: dict[int, dict[int, int]] = {}  # ... by step under way, by device
+        self.bare = False  # whether the next step begins without room for that
         self.keep = self.given.union(plan.outputs)
         self.cursor = [0] * n  # readers[i][:cursor[i]] are done
         self.next: dict[int, dict[int, float]] = {p: {} for p in places}  # the last `_next_use`
@@ -222,7 +229,7 @@ class State:
         for event in events:
             kind = type(event)
             if kind is Issued:
-                self._issued(event.step, event.nbytes)  # type: ignore[union-attr]
+                self._issued(event)  # type: ignore[arg-type]
             elif kind is Done:
                 self._done(event.step, out)
             elif kind is Copied:
@@ -240,7 +247,8 @@ class State:
 
     # ---- events
 
-    def _issued(self, i: int, nbytes: int) -> None:
+    def _issued(self, event: Issued) -> None:
+        i, nbytes = event.step, event.nbytes
         place = self.place[i]
         memory = self.memory[place]
         extra = nbytes - self.nbytes[i]
@@ -259,6 +267,8 @@ class State:
         kind = self.kind[i]
         if nbytes > self.seen.get(kind, -1):
             self.seen[kind] = nbytes
+        if event.extra is not None and event.extra > self.extra.get(kind, -1):
+            self.extra[kind] = event.extra
         where, aside = self.place, self.aside
         ahead = self.ahead and not aside[i]
         for r in self.readers[i]:
@@ -292,6 +302,7 @@ class State:
         self.left -= 1
         self.busy[place] -= 1
         self.flight[place] -= self.bytes[i]
+        self._stops_working(i, place)
         self.done[i] = 1
         self.touched.add(place)
         memory = self.memory[place]
@@ -401,6 +412,7 @@ class State:
         self._use(memory, -self.nbytes[i])
         self.busy[d] -= 1
         self.flight[d] -= self.bytes[i]
+        self._stops_working(i, d)
         self.pins[memory][i] -= 1
         if not self.missing[i]:
             self._is_ready(i)
@@ -647,7 +659,8 @@ class State:
             need += self.nbytes[j]
         for j in inputs:
             pins[j] += 1  # or making room could take them away
-        limit = self.limit[memory]
+        extra = self._extra(i)
+        limit = self.limit[memory] - self._working(d, extra)
         full = self.used[memory] + need > limit
         early = self.aside[i] and self._is_early(i)
         if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
@@ -656,11 +669,15 @@ class State:
             limit = -1  # so can what would crowd out more than it must
         elif full:
             # and it sends nothing away that is needed before it
-            self._make_room(memory, need, out, self._next_use(i, memory) if early else -1)
+            after = self._next_use(i, memory) if early else -1
+            self._make_room(memory, need + self.limit[memory] - limit, out, after)
         if self.used[memory] + need > limit:
             for j in inputs:
                 pins[j] -= 1
             return False
+        self.bare = False
+        if extra:
+            self.work.setdefault(d, {})[i] = extra
         self._use(memory, self.nbytes[i])
         self.busy[d] += 1
         self.bytes[i] = max(need, self.seen.get(self.kind[i], 0))
@@ -685,6 +702,30 @@ class State:
                 self.awaited.setdefault((j, memory), []).append(i)
         return True
 
+    def _extra(self, i: int) -> int:
+        """Bytes that a step takes while it runs, beside what it reads and makes."""
+        machine = self.plan.machine
+        if not machine.arrays or self.bare or self.aside[i]:
+            return 0
+        known = self.extra.get(self.kind[i])
+        if known is None:
+            inputs = self.plan.steps[i].inputs
+            known = machine.arrays * max(self.nbytes[i], *[self.nbytes[j] for j in inputs], 0)
+        return known
+
+    def _working(self, d: int, extra: int) -> int:
+        """Bytes that steps take while they run, with one more on d: a device runs one at a time."""
+        if self.bare or not (extra or self.work):
+            return 0
+        memory, here = self.memory, self.work.get(d, {})
+        there = [w for e, w in self.work.items() if e != d and memory[e] == memory[d]]
+        return max(extra, *here.values(), 0) + sum([max(w.values()) for w in there])
+
+    def _stops_working(self, i: int, d: int) -> None:
+        here = self.work.get(d)
+        if here is not None and here.pop(i, None) is not None and not here:
+            del self.work[d]
+
     def _is_early(self, i: int) -> bool:
         """Whether a step that runs aside only reads a file, while there is something else to do."""
         return not self.plan.steps[i].inputs and not self.quiet
@@ -707,6 +748,12 @@ class State:
                     self.nbytes[i] = min(self.nbytes[i], room)
         self.touched.update(self.plan.machine.devices)
         self._advance(out)
+        if not self.quiet:
+            return
+        self.bare = True
+        self.touched.update(self.plan.machine.devices)
+        self._advance(out)
+        self.bare = False
         if not self.quiet:
             return
         for d in self.plan.machine.devices:

@@ -134,6 +134,11 @@ class Team:
     def busy(self) -> bool:
         return any(w.busy for w in self.every)
 
+    @property
+    def at_work(self) -> int:
+        """Workers that have something to do; at least one."""
+        return max(1, sum(w.busy for w in self.workers))
+
     def rests(self, seconds: float) -> bool:
         """Whether all that was sent has been done, after so many seconds at most."""
         end = monotonic() + seconds
@@ -212,6 +217,7 @@ class Borrowed:
     def __init__(self, executor: Executor, threads: int):
         self.executor, self.threads = executor, threads
         self.busy = False
+        self.at_work = threads
         self.lost: list[str] = []
         self.raised: Raised = []
 

@@ -12,8 +12,10 @@ import sys
 import tempfile
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 
 import dask
 import dask.array as da
@@ -25,6 +27,7 @@ from hypothesis.extra import numpy as hnp
 
 from gpuscheduler import Scheduler
 from gpuscheduler.machine import DISK
+from gpuscheduler.resident import Passage, Way
 from gpuscheduler.spill import (
     CODECS,
     PREFIX,
@@ -404,6 +407,73 @@ def test_a_file_that_somebody_has_removed_is_an_error_that_says_so(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+# ---- what only passes through the host's memory
+
+
+def test_room_is_for_one_value_each_way_or_for_what_is_within_the_limit():
+    """Of 100 bytes: 70 on the way out, 30 on the way back. 1 more waits for some of them to go.
+    What is larger than the limit waits for all that goes its way, and for nothing that comes
+    back."""
+    passage = Passage(100)
+    out, back = Way(passage), Way(passage)
+    first, other = out.room(70), back.room(30)
+    waits, got = threading.Event(), []
+    second = threading.Thread(target=lambda: got.append(out.room(1, waits.set)))
+    second.start()
+    assert waits.wait(10)
+    assert passage.used == 100
+    assert not got
+    del other
+    second.join(10)
+    assert passage.used == 71
+
+    waits.clear()
+    third = threading.Thread(target=lambda: got.append(out.room(300, waits.set)))
+    third.start()
+    assert waits.wait(10)
+    other = back.room(200)  # nothing else comes back
+    got.clear()
+    assert third.is_alive()
+    del first
+    third.join(10)
+    assert passage.used == passage.peak == 500
+    got.clear()
+    del other
+    assert (passage.used, out.held, back.held) == (0, 0, 0)
+
+
+def test_one_that_waits_for_room_may_be_told_to_give_up():
+    passage = Passage(0)
+    way = Way(passage)
+    first = way.room(1)
+
+    def over():
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        way.room(1, over)
+    assert passage.used == first.nbytes == 1
+
+
+def test_many_threads_that_pass_are_never_more_than_the_limit_and_one_value():
+    passage = Passage(100)
+    ways = [Way(passage), Way(passage)]
+    go = threading.Barrier(6)
+
+    def passes(n):
+        go.wait()
+        for k in range(300):
+            room = ways[n % 2].room(10 + (7 * k + n) % 31)
+            assert room.nbytes <= ways[n % 2].held
+            sleep(0)  # others go on
+            del room
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(passes, range(6)))
+    assert passage.used == 0
+    assert 40 < passage.peak <= 100 + 40
+
+
 # ---- in a computation
 
 
@@ -501,6 +571,43 @@ with Scheduler("cpu:2", memory_limit="64 MiB") as s:
     assert s.last.spilled[-2] > 2**28, s.last
     print(taken("VmHWM") - before)
 """
+
+
+#: The same for the product of a matrix of 169 MiB with itself, on one device.
+GROWN_BY_MATMUL = """
+from gpuscheduler import Scheduler
+from graphs import matmul
+
+def taken(name):
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) / 1024 for line in f if line.startswith(name))
+
+with Scheduler("cpu:1", memory_limit="128 MiB") as s:
+    matmul.build(1024, 512).sum().compute()
+    before = taken("VmRSS")
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+    matmul.build(6656, SIDE).sum().compute()
+    assert s.last.spilled[-2] > 2**26, s.last
+    print(taken("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize("side", [512, 1664])
+def test_a_process_grows_by_its_limit_whatever_its_tasks_take(tmp_path, side):
+    """A block of 1664 x 1664 is 10.6 MiB, and to make one takes 42 more: it was 159 MiB before
+    there was room for that. One of 512 is 1 MiB: it was 138 before what malloc keeps went back
+    ahead of what is taken."""
+    code = GROWN_BY_MATMUL.replace("SIDE", str(side))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    out = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr
+    assert 64 < float(out.stdout) <= 1.05 * 128, out.stdout
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")

@@ -754,6 +754,76 @@ def test_a_result_in_a_shared_memory_is_no_replica():
     assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Copy(0, DISK, 0)]
 
 
+def telling(plan):
+    """The same on devices that share a memory and tell what steps take while they run."""
+    plan.machine = replace(plan.machine, shared=True, arrays=2)
+    return plan
+
+
+def alike(plan, kind=0):
+    """The same plan, all of whose steps do the same."""
+    for step in plan.steps:
+        step.kind = kind
+    return plan
+
+
+def test_what_steps_of_a_kind_take_while_they_run_has_room():
+    """Of 64 bytes two steps of 8 may take 16 more each, before one has run; a is done, which took
+    40: then b leaves no room for c beside that."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "", 0)
+    state = state_of(alike(telling(plan_of(*steps, memory=(64,), wanted="abc"))), window=1)
+    assert state.start() == [Launch(0, 0)]
+    assert state.handle(Issued(0, 8, 40), Done(0)) == [Launch(1, 0)]
+    assert state.handle(Issued(1, 8, 8), Done(1)) == [Launch(2, 0)]  # 40 beside 24 are 64
+    steps = *steps, ("d", "", 0)
+    state = state_of(alike(telling(plan_of(*steps, memory=(64,), wanted="abcd"))), window=1)
+    state.start()
+    state.handle(Issued(0, 8, 48), Done(0))  # b beside it fills the memory
+    assert state.handle(Issued(1, 8, 8), Done(1)) == [Copy(1, 0, DISK)]
+    assert state.handle(Copied(1, 0, DISK)) == [Free(1, 0), Launch(2, 0)]
+    assert state.peak[0] == 16
+
+
+def test_what_nobody_has_looked_at_may_take_two_of_the_largest_it_touches():
+    """Beside x and a, b makes 8 and has room for 16 more. So has c, of the same kind, for which b
+    has to leave: had it told that it took none, c would begin at once."""
+    steps = ("x", "", 0), ("a", "", 0), ("b", "a", 0), ("c", "a", 0), ("d", "xbc", 0)
+    for told, then in ((None, Copy(2, 0, DISK)), (0, Launch(3, 0))):
+        plan = telling(plan_of(*steps, memory=(47,), wanted="d"))
+        plan.steps[3].kind = plan.steps[2].kind
+        state = state_of(plan, window=1)
+        state.start()
+        state.handle(Issued(0, 8, 0), Done(0))
+        assert state.handle(Issued(1, 8, 0), Done(1)) == [Launch(2, 0)]  # 24 and 16 are 40
+        assert state.handle(Issued(2, 8, told), Done(2)) == [then]  # 32 and 16 are 48
+
+
+def test_each_device_runs_one_step_at_a_time():
+    """Two steps wait on each of two devices: 16 bytes more for each device, and not for each
+    step."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "", 1), ("d", "", 1)
+    state = state_of(alike(telling(plan_of(*steps, memory=(32, 32), wanted="abcd"))))
+    assert state.start() == [Launch(0, 0), Launch(1, 0), Launch(2, 1), Launch(3, 1)]
+    assert state.used[0] == 32
+    state = state_of(alike(telling(plan_of(*steps, memory=(32, 31), wanted="abcd"))))
+    assert state.start() == [Launch(0, 0), Launch(1, 0), Launch(2, 1)]
+    state.handle(*ran(0), *ran(1), *ran(2))
+    assert not state.work or set(state.work) == {1}
+    state.handle(*ran(3))
+    assert not state.work
+
+
+def test_a_step_that_does_not_fit_with_what_it_takes_begins_without_room_for_it():
+    """a leaves, and b still has 16 for 8 and 100 more."""
+    steps = ("a", "", 0), ("b", "", 0)
+    state = state_of(alike(telling(plan_of(*steps, memory=(16,), wanted="ab"))))
+    assert state.start() == [Launch(0, 0)]
+    assert state.handle(Issued(0, 8, 100), Done(0)) == [Copy(0, 0, DISK)]
+    assert state.handle(Copied(0, 0, DISK)) == [Free(0, 0), Launch(1, 0)]
+    state.handle(*ran(1))
+    state.validate_end()
+
+
 # ---- steps that read files and write them
 
 

@@ -58,13 +58,80 @@ def test_more_than_fits(devices, host_blocks, x, tmp_path):
             assert spilled[DISK] > 0 if host_blocks < 3 else spilled[HOST] > 0
             assert all(p <= 5 * block for place, p in s.last.peak.items() if place >= 0)
             assert s.last.peak[HOST] <= host_blocks * block
-            # beside that, what passes on its way to files, and from them
+            # beside that, what is on its way to the GPUs until it is there
             assert s.hardware.inside.peak <= (host_blocks + 2 * 5) * block
         result = (b + b.T).to_backend("numpy").compute()
         np.testing.assert_allclose(result, centred + centred.T, atol=1e-12)
     del a, b, total, result
     assert not list(tmp_path.iterdir())
     assert used_bytes() == before
+
+
+@pytest.mark.parametrize("host_blocks", [0, 16])
+@pytest.mark.parametrize("devices", DEVICES)
+def test_what_passes_on_its_way_to_files_is_within_the_limit(devices, host_blocks, tmp_path):
+    """64 blocks in the memory of four, with that of 16 on the host: three quarters of that are for
+    values, and three blocks may pass. Where there is nothing for either, one passes each way, with
+    a few bytes that say what it is."""
+    block, side = 2**17, 128
+    x = np.random.default_rng(0).random((side, 64 * side))
+    with gpuscheduler.Scheduler(
+        devices=devices,
+        memory_limit=4 * block,
+        host_memory=host_blocks * block,
+        spill_directory=str(tmp_path),
+        check=True,
+    ) as s:
+        a = cupy_array(x, side)
+        b = a + 1
+        result = (b - b.mean()).to_backend("numpy").compute()
+        np.testing.assert_allclose(result, x - x.mean(), atol=1e-12)
+        assert s.last.spilled[DISK] > 8 * block
+        passed = s.hardware.passage.peak
+        assert block <= passed <= max(2.1, host_blocks / 4) * block
+        assert s.last.peak[HOST] + passed <= max(2.1, host_blocks) * block
+        assert s.hardware.passage.used == 0
+    assert not list(tmp_path.iterdir())
+
+
+class Target:
+    """An array of the host that blocks are stored in; knows how many are on their way at most."""
+
+    def __init__(self, x, passage):
+        self.x, self.passage, self.used = np.zeros_like(x), passage, []
+
+    def __setitem__(self, index, block):
+        self.used.append(self.passage.used)
+        self.x[index] = block
+
+
+@pytest.mark.parametrize(("host_memory", "most"), [(0, 1), (2**22, 24)])
+def test_what_is_stored_waits_for_its_room(host_memory, most, x):
+    """Of no memory one block passes at a time, whatever number of threads there is; of 4 MiB, as
+    many as fit in 3/16 of that."""
+    block = x.nbytes // 16
+    with gpuscheduler.Scheduler(devices="cuda:0", host_memory=host_memory, check=True) as s:
+        target = Target(x, s.hardware.passage)
+        da.store(cupy_array(x, SIDE // 4) + 1, target, lock=False)
+        np.testing.assert_array_equal(target.x, x + 1)
+        assert len(target.used) == 16
+        assert block <= s.hardware.passage.peak <= most * block
+        assert s.hardware.passage.used == 0
+
+
+def test_pieces_are_within_their_part_of_the_memory(monkeypatch):
+    """... but for two of 1 MiB, that arrays can go to a device through the least memory."""
+    monkeypatch.setattr(cuda, "PIECES", 8)
+    pinned = cuda.PinnedBlocks()
+    for limit, found in (
+        (0, (2**20, 2)),
+        (2**21, (2**20, 2)),
+        (2**24, (2**23, 2)),
+        (2**26, (2**24, 4)),
+        (2**30, (2**24, 8)),
+    ):
+        pieces = cuda.Pieces(pinned, limit)
+        assert (pieces.nbytes, pieces.most) == found
 
 
 def test_pinned_memory_that_waits_for_reuse_goes_before_there_is_too_much():

@@ -340,7 +340,7 @@ def test_evicted_blocks_and_a_forked_child(monkeypatch):
 
 @pytest.mark.parametrize("host_blocks", [0, 100])
 def test_parts_of_what_was_made_together_are_kept_where_it_is(host_blocks, tmp_path):
-    """Three blocks of b are one step's, which leaves for the host, or the disk, before the run ends:
+    """Three blocks of b are one step's, which leaves for the host, or the disk, before the end:
     they must not come back beside all that the GPU holds by then."""
     numbers = np.random.default_rng(0).random((200, 40))
     block = numbers.nbytes // 5

@@ -886,11 +886,11 @@ class _Builder:
         if function not in factors.MAKE or task.kwargs:
             return None
         read = [self._read(a, inner, key) for a in _references(task.args)]
-        arrays = [factors.Array(b.shape, b.dtype) for b in read if isinstance(b, Block)]
-        if not arrays or len(arrays) < len(read):
+        blocks = [b for b in read if isinstance(b, Block)]
+        if not blocks or len(blocks) < len(read):
             return None
-        made = factors.made(function, arrays)
-        kind = read[0].kind
+        made = factors.made(function, [factors.Array(b.shape, b.dtype) for b in blocks])
+        kind = blocks[0].kind
         if isinstance(made, factors.Array):
             return Block(*made, kind)
         return None if made is None else tuple([Block(*a, kind) for a in made])

@@ -21,9 +21,9 @@ from dask.utils import key_split
 
 from .fuse import Fused
 from .gather import Gathering
-from .machine import DISK, ENDLESS, HOST, Machine
+from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
-from .plan import OutOfMemory, Plan, Step
+from .plan import OutOfMemory, Plan
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import part_of, sizeof
@@ -36,11 +36,10 @@ from .workers import Borrowed, Team, Teams, Worker, awaited, reported
 ARRAYS = 2
 #: Bytes of memory in all from which that counts: beside less, a process is large by itself.
 LOOKED_AT = 2**26
-#: Where this part of the memory may be taken, it is looked at what tasks take while they run ...
-SHORT = 1 / 2
-#: ... of those that read and make this part of it, at least ...
+#: Where memory is short, it is looked at what tasks take that read and make this part of it, at
+#: least ...
 NOTABLE = 1 / 256
-#: ... and of so many of each kind, for what other threads take is counted with it.
+#: ... and at so many of each kind, for what other threads take is counted with it.
 LOOKS = 3
 #: A worker with more to do reports at least this often, in seconds.
 REPORT_EVERY = 0.0005
@@ -204,10 +203,7 @@ class CpuDevices:
                 value = step.task({})
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
-        limit = plan.machine.limit(0)
-        short = sum([s.nbytes for s in plan.steps if not s.fixed]) > SHORT * limit
-        looks = short and plan.machine.arrays
-        self.notable = int(NOTABLE * limit) if looks else ENDLESS  # bytes
+        self.short = slack if plan.short else None  # it is looked at what tasks take
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
@@ -310,7 +306,7 @@ class CpuDevices:
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
         steps, values, held = self.plan.steps, self.values, self.held
-        nbytes, size, slack = self.nbytes, self.size, self.slack
+        nbytes, size, short = self.nbytes, self.size, self.short
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:
@@ -322,9 +318,7 @@ class CpuDevices:
                 events.append(NoRoom(i, step.place, 0))
                 continue
             try:
-                if slack is not None:
-                    slack.take(step.nbytes + self._grows(step))
-                value, extra = self._made(i)
+                value, extra = (self._made(i), None) if short is None else self._looked_at(i, short)
                 held[i] = 1
                 values[i] = value
                 nbytes[i] = size(value)
@@ -348,33 +342,30 @@ class CpuDevices:
             self._events.put(events)
         del events  # or a failure and its traceback would hold each other
 
-    def _made(self, i: int) -> tuple[Any, int | None]:
-        """A step's value, and bytes that it took beside that, where memory is short; None where
-        nobody has looked."""
+    def _made(self, i: int) -> Any:
+        """A step's value."""
         step = self.plan.steps[i]
-        arguments = [step.values(self.values.__getitem__)]
+        values = step.values(self.values.__getitem__)
         if type(step.task) is Fused and (room := self._room(i, step.task)) is not None:
-            arguments.append(room)
-        if step.aside:
-            return _contiguous(step.task(*arguments)), 0
+            return step.task(values, room)
+        return _contiguous(step.task(values)) if step.aside else step.task(values)
+
+    def _looked_at(self, i: int, slack: Slack) -> tuple[Any, int | None]:
+        """A step's value, and bytes that it took beside that; None where nobody knows."""
+        step, machine = self.plan.steps[i], self.plan.machine
+        seen = slack.grown.setdefault((key_split(step.key), step.nbytes), [])
+        slack.take(step.nbytes + max(seen, default=0))
         reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
-        if self.slack is None or step.nbytes + sum(reads) < self.notable:
-            return step.task(*arguments), 0
-        seen = self.slack.grown.setdefault((key_split(step.key), step.nbytes), [])
+        if step.aside or step.nbytes + sum(reads) < NOTABLE * machine.limit(0):
+            return self._made(i), 0
         if len(seen) >= LOOKS:
-            return step.task(*arguments), max(seen)
-        value, grown, exact = self.slack.look(lambda: step.task(*arguments))
+            return self._made(i), max(seen)
+        value, grown, exact = slack.look(lambda: self._made(i))
         if grown is not None:
             grown = max(0, grown // self.team.at_work - self.size(value))
-            if exact or grown <= self.plan.machine.arrays * max(step.nbytes, *reads, 0):
+            if exact or grown <= machine.arrays * max(step.nbytes, *reads, 0):
                 seen.append(grown)
         return value, max(seen, default=None)
-
-    def _grows(self, step: Step) -> int:
-        """Bytes that steps like this one took while they ran, as far as anybody has seen."""
-        if self.slack is None or self.notable == ENDLESS:
-            return 0
-        return max(self.slack.grown.get((key_split(step.key), step.nbytes), ()), default=0)
 
     def _room(self, i: int, task: Fused) -> Any:
         """The part of a result that a task may write itself."""
@@ -425,8 +416,8 @@ class CpuDevices:
         event: Event = Copied(step, DISK, dst)
         try:
             s = self.plan.steps[step]
-            if self.slack is not None:
-                self.slack.take(s.nbytes)
+            if self.short is not None:
+                self.short.take(s.nbytes)
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:

@@ -1400,7 +1400,7 @@ class CudaDevices:
 
     def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         home = self.plan.steps[step].place
-        held = self._held(step)
+        held = self._places(step)
         if not held and step in self.files.of:
             file, value = self.files.part(step, path, self.plan.steps[step].key)
             return {DISK: file}, _array_bytes(value)
@@ -1408,13 +1408,13 @@ class CudaDevices:
         parts = {p: replace(h, value=part_of(h.value, path)) for p, h in whole.items()}
         return parts, max(_array_bytes(h.value) for h in parts.values())
 
-    def _held(self, step: int) -> dict[int, _Held]:
+    def _places(self, step: int) -> dict[int, _Held]:
         """What there is of a value; a worker may be letting go of replicas still."""
         return {p: found for p, h in self.held.items() if (found := h.get(step)) is not None}
 
     def keep(self, step: int) -> dict[int, Any]:
         home = self.plan.steps[step].place
-        places: dict[int, Any] = dict(self._held(step))
+        places: dict[int, Any] = dict(self._places(step))
         if step in self.files.of:
             places[DISK] = self.files.of.pop(step)
         return worth_keeping(home, places) or {home: _Held(self.value(step))}

@@ -17,6 +17,7 @@ Products and sums are rounded one by one (no fused multiply-add), as on a CPU.
 
 from __future__ import annotations
 
+import cmath
 import math
 import sys
 import threading
@@ -266,8 +267,6 @@ _WHOLE = {"floor", "ceil", "trunc", "rint"}  # of an integer, that integer
 @cache
 def _substitutes() -> dict[Any, Any]:
     """By `_key`: functions that Numba can compile for a GPU."""
-    import cmath
-
     import numpy as np
 
     numba = _numba()
@@ -312,8 +311,6 @@ _SAME = {"abs": "absolute", "round": "rint", "around": "rint"}
 def _of_libdevice(name: str, real: str, numba: SimpleNamespace) -> Any:
     """A function that CUDA's own library has, for float64, and float32 with an f behind its name;
     some are known of complex numbers too."""
-    import cmath
-
     double, single = getattr(numba.libdevice, real), getattr(numba.libdevice, f"{real}f")
     other = getattr(cmath, {"arctan": "atan"}.get(name, name.replace("arc", "a")), None)
     kinds = numba.kinds

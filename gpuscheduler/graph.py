@@ -48,7 +48,7 @@ from . import factors
 from .grid import picked_first
 from .persisted import Chunk
 from .sizes import FILES, sizeof
-from .subgraph import Chain, Compiler
+from .subgraph import Chain, Compiler, references
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
@@ -85,6 +85,10 @@ class Block:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * int(self.dtype.itemsize)
+
+
+#: What is known of a value: of an array, of several, or nothing.
+Value = Block | tuple[Block, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,6 +546,7 @@ class _Builder:
         self.alias: dict[Key, Key] = {}
         self.gathers: dict[Key, Gather] = {}
         self.reads: dict[Key, tuple[Key, ...]] = {}  # a task's dependencies, as it names them
+        self.values: dict[Key, Value] = {}  # what is known of them, of some
 
     def graph(self) -> Graph:
         outputs = self._discover()
@@ -559,7 +564,9 @@ class _Builder:
         for key, reader in sent.items():
             if reader in pins:
                 pins.setdefault(key, pins[reader])
-        values = {k: v for k in order if (v := self._value(k)) is not None}
+        for k in order:  # what one reads is before it
+            self.values[k] = self._value(k)
+        values = {k: v for k, v in self.values.items() if v is not None}
         blocks = {k: v for k, v in values.items() if isinstance(v, Block)}
         for key in sent:
             if key in blocks:
@@ -854,7 +861,7 @@ class _Builder:
                     out.setdefault(key, self.front)
         return out
 
-    def _value(self, key: Key) -> Block | tuple[Block, ...] | None:
+    def _value(self, key: Key) -> Value:
         """The blocks in a value, as far as they are known."""
         if not self.lowered.layers:
             return None
@@ -875,35 +882,18 @@ class _Builder:
             return None
         if task.func in SLICERS and len(task.args) > 1:
             source, index = task.args[:2]
-            whole = self._read(source, inner, key)
-            index = index.value if isinstance(index, DataNode) else index
-            if isinstance(whole, tuple):
-                part = isinstance(index, int) and -len(whole) <= index < len(whole)
-                return whole[index] if part else None
-            shape = None if whole is None else _sliced(whole.shape, index)
-            return None if whole is None or shape is None else replace(whole, shape=shape)
+            whole = next((self._read(name, inner, key) for name in references(source)), None)
+            return _selected(whole, index.value if isinstance(index, DataNode) else index)
         function = factors.name_of(task.func)
         if function not in factors.MAKE or task.kwargs:
             return None
-        read = [self._read(a, inner, key) for a in _references(task.args)]
-        blocks = [b for b in read if isinstance(b, Block)]
-        if not blocks or len(blocks) < len(read):
-            return None
-        made = factors.made(function, [factors.Array(b.shape, b.dtype) for b in blocks])
-        kind = blocks[0].kind
-        if isinstance(made, factors.Array):
-            return Block(*made, kind)
-        return None if made is None else tuple([Block(*a, kind) for a in made])
+        return _made(function, [self._read(name, inner, key) for name in references(task)])
 
-    def _read(
-        self, node: Any, inner: Mapping[Key, Any], key: Key
-    ) -> Block | tuple[Block, ...] | None:
+    def _read(self, name: Key, inner: Mapping[Key, Any], key: Key) -> Value:
         """What is known of what a task reads: it, or one of the tasks that Dask fused with it."""
-        if not isinstance(node, (TaskRef, Alias)):
-            return None
-        name = node.key if isinstance(node, TaskRef) else node.target
         if name not in inner:
-            return self._value(self.alias.get(name, name))
+            name = self.alias.get(name, name)
+            return self.values[name] if name in self.values else self._value(name)
         if type(name) is str and type(key) is tuple:  # the array, and which of the axes of `key`
             array, *axes = name.split("_.")
             block = [key[1:][int(n)] for n in axes if n.isdigit() and int(n) < len(key) - 1]
@@ -1222,13 +1212,24 @@ def _sliced(shape: tuple[int, ...], index: Any) -> tuple[int, ...] | None:
     return (*out, *shape[len(index) :])
 
 
-def _references(node: Any) -> list[TaskRef | Alias]:
-    """The other tasks that arguments name, in order; what else they hold is passed over."""
-    if isinstance(node, (TaskRef, Alias)):
-        return [node]
-    if isinstance(node, (Task, NestedContainer)):
-        node = node.args
-    return [r for n in node for r in _references(n)] if isinstance(node, (tuple, list)) else []
+def _selected(whole: Value, index: Any) -> Value:
+    """What is known of a part of a value."""
+    if isinstance(whole, tuple):
+        part = isinstance(index, int) and -len(whole) <= index < len(whole)
+        return whole[index] if part else None
+    shape = None if whole is None else _sliced(whole.shape, index)
+    return None if whole is None or shape is None else replace(whole, shape=shape)
+
+
+def _made(function: tuple[str, str], read: list[Value]) -> Value:
+    """What is known of what a function of `factors` makes of these."""
+    blocks = [b for b in read if isinstance(b, Block)]
+    if len(blocks) < len(read):
+        return None
+    made = factors.made(function, [factors.Array(b.shape, b.dtype) for b in blocks])
+    if made is None or isinstance(made, factors.Array):
+        return None if made is None else Block(*made, blocks[0].kind)
+    return tuple([Block(*a, blocks[0].kind) for a in made])
 
 
 def _reduced_axes(layer: Any) -> tuple[int, ...]:

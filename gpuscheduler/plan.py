@@ -21,6 +21,9 @@ from .subgraph import Chain
 
 Key = Any
 
+#: From this part of the memory on that a plan may take, it matters what tasks take while they run.
+SHORT = 1 / 2
+
 
 class OutOfMemory(MemoryError):
     """A step does not fit on its device, whatever else is moved away."""
@@ -195,6 +198,16 @@ class Plan:
         aside = [i for i, s in enumerate(self.steps) if s.aside]
         return _crossing([s.inputs for s in self.steps], [s.place for s in self.steps], aside)
 
+    @cached_property
+    def short(self) -> bool:
+        """Whether there may be no room beside the values for what tasks take while they run."""
+        machine = self.machine
+        if not machine.arrays:
+            return False
+        sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in self.there]
+        working = machine.arrays * len(machine.devices) * max(sizes, default=0)
+        return sum(sizes) + working > SHORT * machine.limit(0)
+
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
         plans = [self]
@@ -202,6 +215,7 @@ class Plan:
             plans.append(self.template)
         for plan in plans:
             plan.tried = True
+            plan.__dict__.pop("short", None)
             for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
                 if not step.fixed and step.nbytes != true:
                     step.nbytes, plan.tape = true, None

@@ -183,6 +183,7 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
+        self.arrays = machine.arrays if plan.short else 0  # see `Machine`
         self.extra: dict[int, int] = {}  # kind -> bytes at most that it takes while it runs
         self.work: dict[int, dict[int, int]] = {}  # ... by step under way, by device
         self.bare = False  # whether the next step begins without room for that
@@ -302,7 +303,8 @@ class State:
         self.left -= 1
         self.busy[place] -= 1
         self.flight[place] -= self.bytes[i]
-        self._stops_working(i, place)
+        if self.work:
+            self._stops_working(i, place)
         self.done[i] = 1
         self.touched.add(place)
         memory = self.memory[place]
@@ -412,7 +414,8 @@ class State:
         self._use(memory, -self.nbytes[i])
         self.busy[d] -= 1
         self.flight[d] -= self.bytes[i]
-        self._stops_working(i, d)
+        if self.work:
+            self._stops_working(i, d)
         self.pins[memory][i] -= 1
         if not self.missing[i]:
             self._is_ready(i)
@@ -659,8 +662,10 @@ class State:
             need += self.nbytes[j]
         for j in inputs:
             pins[j] += 1  # or making room could take them away
-        extra = self._extra(i)
-        limit = self.limit[memory] - self._working(d, extra)
+        extra, limit = 0, self.limit[memory]
+        if self.arrays and not self.bare:
+            extra = self._extra(i)
+            limit -= self._working(d, extra)
         full = self.used[memory] + need > limit
         early = self.aside[i] and self._is_early(i)
         if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
@@ -704,19 +709,16 @@ class State:
 
     def _extra(self, i: int) -> int:
         """Bytes that a step takes while it runs, beside what it reads and makes."""
-        machine = self.plan.machine
-        if not machine.arrays or self.bare or self.aside[i]:
+        if self.aside[i]:
             return 0
         known = self.extra.get(self.kind[i])
         if known is None:
             inputs = self.plan.steps[i].inputs
-            known = machine.arrays * max(self.nbytes[i], *[self.nbytes[j] for j in inputs], 0)
+            known = self.arrays * max(self.nbytes[i], *[self.nbytes[j] for j in inputs], 0)
         return known
 
     def _working(self, d: int, extra: int) -> int:
         """Bytes that steps take while they run, with one more on d: a device runs one at a time."""
-        if self.bare or not (extra or self.work):
-            return 0
         memory, here = self.memory, self.work.get(d, {})
         there = [w for e, w in self.work.items() if e != d and memory[e] == memory[d]]
         return max(extra, *here.values(), 0) + sum([max(w.values()) for w in there])

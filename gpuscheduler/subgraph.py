@@ -142,12 +142,12 @@ def _in_order(inner: Mapping[Any, GraphNode], outkey: Any, given: Set[Any]) -> l
         if key not in inner:
             raise KeyError(f"the fused task reads {key!r}, which it does not have")
         stack.append((key, True))
-        read = dict.fromkeys([*_refs(inner[key]), *sorted(inner[key].dependencies, key=str)])
+        read = dict.fromkeys([*references(inner[key]), *sorted(inner[key].dependencies, key=str)])
         stack += [(d, False) for d in reversed(read)]
     return list(done)
 
 
-def _refs(node: Any) -> Iterator[Any]:
+def references(node: Any) -> Iterator[Any]:
     """The keys that a task reads, as it names them."""
     if isinstance(node, TaskRef):
         yield node.key
@@ -155,7 +155,7 @@ def _refs(node: Any) -> Iterator[Any]:
         yield node.target
     elif isinstance(node, Task):
         for argument in (*node.args, *node.kwargs.values()):
-            yield from _refs(argument)
+            yield from references(argument)
 
 
 @lru_cache(maxsize=4096)

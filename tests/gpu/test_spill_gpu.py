@@ -36,19 +36,23 @@ def tight(scheduler, host_memory):
     hardware.machine = replace(hardware.machine, host_memory=host_memory)
 
 
+def limited(devices, memory_limit, host_memory, directory):
+    return gpuscheduler.Scheduler(
+        devices=devices,
+        memory_limit=memory_limit,
+        host_memory=host_memory,
+        spill_directory=str(directory),
+        check=True,
+    )
+
+
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("host_blocks", [0, 2, 100])
 def test_more_than_fits(devices, host_blocks, x, tmp_path):
     """Sixteen blocks, all needed twice, where five fit, and few or none on the host."""
     before = used_bytes()
     block = x.nbytes // 16
-    with gpuscheduler.Scheduler(
-        devices=devices,
-        memory_limit=5 * block,
-        host_memory=host_blocks * block,
-        spill_directory=str(tmp_path),
-        check=True,
-    ) as s:
+    with limited(devices, 5 * block, host_blocks * block, tmp_path) as s:
         a = cupy_array(x, SIDE // 4)
         b = a - a.mean()
         total = (b @ b.T).sum()
@@ -76,13 +80,7 @@ def test_what_passes_on_its_way_to_files_is_within_the_limit(devices, host_block
     a few bytes that say what it is."""
     block, side = 2**17, 128
     x = np.random.default_rng(0).random((side, 64 * side))
-    with gpuscheduler.Scheduler(
-        devices=devices,
-        memory_limit=4 * block,
-        host_memory=host_blocks * block,
-        spill_directory=str(tmp_path),
-        check=True,
-    ) as s:
+    with limited(devices, 4 * block, host_blocks * block, tmp_path) as s:
         a = cupy_array(x, side)
         b = a + 1
         result = (b - b.mean()).to_backend("numpy").compute()
@@ -345,13 +343,7 @@ def test_parts_of_what_was_made_together_are_kept_where_it_is(host_blocks, tmp_p
     they must not come back beside all that the GPU holds by then."""
     numbers = np.random.default_rng(0).random((200, 40))
     block = numbers.nbytes // 5
-    with gpuscheduler.Scheduler(
-        devices="cuda:0",
-        memory_limit=9 * block + 1,
-        host_memory=host_blocks * block,
-        spill_directory=str(tmp_path),
-        check=True,
-    ) as s:
+    with limited("cuda:0", 9 * block + 1, host_blocks * block, tmp_path) as s:
         a = da.from_array(numbers, chunks=(40, 40)).to_backend("cupy").persist()
         b = (da.exp(-(a**2)) + a.sum(axis=0)).persist()
         away = DISK if host_blocks == 0 else HOST

@@ -1989,7 +1989,7 @@ class CudaDevices:
         done = lane.mark(stream, block=True)
         held.reads.append(done)
         copy = (i, lane.place, done, written, kept, (value, room), dst)
-        lane.watch.send(self._context.copy(), self._arrived, copy, self.team.raised)
+        lane.watch.send(self._context.copy(), self._comes, copy, self.team.raised)
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
         base = part.ctypes.data
@@ -2007,8 +2007,13 @@ class CudaDevices:
         )
         return _OnHost(out, _order(v))
 
+    def _comes(self, copy: tuple[int, int, Event, bool, Any, Any, int]) -> None:
+        """In the thread that waits for copies to the host: whatever fails behind this, what the
+        copy reads and writes is there until it is over."""
+        _outlasted((copy[2], None))
+        self._arrived(copy)
+
     def _arrived(self, copy: tuple[int, int, Event, bool, Any, Any, int]) -> None:
-        """In the thread that waits for copies to the host."""
         i, place, done, written, kept, _, dst = copy
         try:
             done.synchronize()
@@ -2075,7 +2080,7 @@ class CudaDevices:
         lane.sweep()
 
 
-def _outlasted(copy: tuple[Event, _Held]) -> None:
+def _outlasted(copy: tuple[Event, Any]) -> None:
     """In the thread that waits for copies: what one has read may go when it is over."""
     event, _ = copy
     with suppress(runtime.CUDARuntimeError):  # of which others tell

@@ -250,8 +250,13 @@ class Scheduler:
 
             options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
             return list(dask_persist(*collections, **options, **kwargs))
-        expr = collections_to_expr(collections, optimize_graph).optimize()
-        every = [list(flatten(keys)) for keys in expr.__dask_keys__()]
+        alone = len(collections) == 1 and not hasattr(collections[0], "expr")
+        if alone:  # there is nothing that Dask could make of a graph
+            expr = collections_to_expr(collections[0], optimize_graph)
+            every = [list(flatten(expr.__dask_keys__()))]
+        else:
+            expr = collections_to_expr(collections, optimize_graph).optimize()
+            every = [list(flatten(keys)) for keys in expr.__dask_keys__()]
         rebuilt = [c.__dask_postpersist__() for c in collections]
         with shorten_traceback():
             wanted = [k for keys in every for k in keys]

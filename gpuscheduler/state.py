@@ -18,7 +18,7 @@ which is needed last. Where all devices share the host's memory there is only th
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -169,6 +169,8 @@ class State:
         self.spilled = {HOST: 0, DISK: 0}  # bytes sent there because they had to leave
         self.moved: dict[tuple[int, int], int] = {}  # bytes of copies, by (src, dst)
         self.resident: dict[int, set[int]] = {p: set() for p in places}
+        #: Where something had to leave: heaps of what may be next to, see `_idle`.
+        self.order: dict[int, list[tuple[float, float, int]]] = {}
         self.stays: set[int] = set()  # steps whose values cannot be written to the disk
         self.coming: dict[tuple[int, int], int] = {}  # copies under way: (step, dst) -> src
         self.awaited: dict[tuple[int, int], list[int]] = {}  # ... and the steps that wait for them
@@ -265,6 +267,8 @@ class State:
         if self.again[i]:  # it is where it was read, too
             self.where[i] = {memory, DISK}
             self.resident[DISK].add(i)
+        if self.order:
+            self._in_order(i)
         kind = self.kind[i]
         if nbytes > self.seen.get(kind, -1):
             self.seen[kind] = nbytes
@@ -315,6 +319,8 @@ class State:
                 turns.remove(i)
         unread, pins, keep = self.unread, self.pins[memory], self.keep
         for j in self.plan.steps[i].inputs:
+            if self.order:
+                self._in_order(j)
             left = unread[j] = unread[j] - 1
             if left or j in keep:
                 self._unpin(j, memory, out)
@@ -331,6 +337,8 @@ class State:
         del self.coming[i, dst]
         self.where[i] = self.where[i] | {dst}
         self.resident[dst].add(i)
+        if self.order:
+            self._in_order(i)
         self.touched.update(p for p in (src, dst) if p >= 0)
         self.touched |= self.thirsty
         for r in self.awaited.pop((i, dst), ()):
@@ -515,17 +523,55 @@ class State:
             if dst < 0 and src == memory and pins[i] == 1
         )
 
-    def _idle(self, memory: int) -> list[int]:
+    def _idle(self, memory: int) -> Iterator[int]:
         """What nothing under way needs in a memory; first what the host holds for nothing, then
-        what is needed last."""
-        pins = self.pins[memory]
-        idle = [i for i in self.resident[memory] if not pins[i] and self._counted(i, memory)]
-        if self.fixed:
-            idle = [i for i in idle if i not in self.fixed or self.memory[self.place[i]] != memory]
-        idle.sort(key=lambda i: (self._next_use(i, memory), len(self.where[i]), i), reverse=True)
+        what is needed last.
+
+        It comes from a heap. What is needed later now than an entry says, or is in more places, has
+        a newer entry; one that says too much is put right here.
+        """
+        there, pins = self.resident[memory], self.pins[memory]
+        heap = self.order.get(memory)
+        if heap is None or len(heap) > 4 * len(there) + 64:
+            heap = [self._rank(i, memory) for i in there if self._may_leave(i, memory)]
+            heapify(heap)
+            self.order[memory] = heap
+        found: dict[int, tuple[float, float, int]] = {}
+        try:
+            while heap:
+                entry = heappop(heap)
+                i = -entry[2]
+                if i not in there or i in found:
+                    continue
+                now = self._rank(i, memory)
+                if now > entry:
+                    heappush(heap, now)
+                elif now == entry:
+                    found[i] = entry
+                    if not pins[i]:
+                        yield i
+        finally:
+            for i, entry in found.items():
+                if i in there:
+                    heappush(heap, entry)
+
+    def _rank(self, i: int, memory: int) -> tuple[float, float, int]:
+        """The least leaves first."""
+        use, places = self._next_use(i, memory), len(self.where[i])
         if memory == HOST:  # what is on its device, too, can go without a copy
-            idle.sort(key=lambda i: len(self.where[i]), reverse=True)
-        return idle
+            return -places, -use, -i
+        return -use, -places, -i
+
+    def _may_leave(self, i: int, memory: int) -> bool:
+        """Whether there is any use in that, and it is not the graph's own value."""
+        own = i in self.fixed and self.memory[self.place[i]] == memory
+        return not own and self._counted(i, memory) > 0
+
+    def _in_order(self, i: int) -> None:
+        """A step is in more places now, or its next use is another one."""
+        for memory, heap in self.order.items():
+            if memory in self.where[i] and self._may_leave(i, memory):
+                heappush(heap, self._rank(i, memory))
 
     def _evict(self, i: int, memory: int, out: list[Instruction]) -> int:
         """Let i leave a memory. The bytes that this frees, now or soon."""
@@ -787,6 +833,11 @@ class State:
                 assert any(self.pins[p][i] for p in places), f"step {i} was not freed"
             if self.done[i] and (i in self.keep or self.unread[i]):
                 assert places, f"step {i} is needed and gone"
+        for memory in self.order:
+            there, pins = self.resident[memory], self.pins[memory]
+            idle = [i for i in there if not pins[i] and self._may_leave(i, memory)]
+            idle.sort(key=lambda i: self._rank(i, memory))
+            assert list(self._idle(memory)) == idle, f"what leaves place {memory} is out of order"
         assert all(n >= 0 for pins in self.pins.values() for n in pins)
         assert all(b >= 0 for b in self.busy.values())
         assert all(b >= 0 for b in self.flight.values())

@@ -981,6 +981,8 @@ def _operation(name: str, exprs: list[Expr], dtype: Any) -> Expr:
     if name == "divide" and _has_exact_inverse(exprs[1]):  # the same bits, and far faster on a GPU
         inverse = _constant(1 / exprs[1].value, exprs[1].dtype)
         return _node("multiply", (exprs[0], inverse), dtype)
+    if name == "divide" and _is_one(exprs[0]):
+        return _node("reciprocal", (exprs[1],), dtype)
     if name == "positive" or (name == "conjugate" and exprs[0].dtype.kind != "c"):
         return exprs[0]
     return _node(name, tuple(exprs), dtype)
@@ -989,6 +991,10 @@ def _operation(name: str, exprs: list[Expr], dtype: Any) -> Expr:
 def _scalar_if_point(x: Traced) -> Traced:
     """What NumPy gives as a scalar when it has no axes."""
     return Traced(x._expr, x.shape, not x.shape)
+
+
+def _is_one(x: Expr) -> bool:
+    return x.op == "constant" and x.dtype.kind == "f" and bool(x.value == 1)
 
 
 def _has_exact_inverse(divisor: Expr) -> bool:

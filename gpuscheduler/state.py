@@ -319,11 +319,11 @@ class State:
                 turns.remove(i)
         unread, pins, keep = self.unread, self.pins[memory], self.keep
         for j in self.plan.steps[i].inputs:
-            if self.order:
-                self._in_order(j)
             left = unread[j] = unread[j] - 1
             if left or j in keep:
                 self._unpin(j, memory, out)
+                if self.order:
+                    self._in_order(j)
                 continue
             pins[j] -= 1
             if not pins[j]:

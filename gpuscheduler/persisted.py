@@ -8,8 +8,9 @@ that read it bring it back. Decides nothing and moves nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, Protocol
 from weakref import ref
 
@@ -17,6 +18,17 @@ from dask._task_spec import Task
 
 Key = Any
 Places = Mapping[int, Any]  # place -> what the hardware keeps there
+
+
+class _Changes:
+    """Of any chunk's places: `latest` is another one after each."""
+
+    numbers = count(1)
+    latest = 0
+
+    @classmethod
+    def one(cls) -> None:
+        cls.latest = next(cls.numbers)
 
 
 def worth_keeping(home: int, places: Places) -> dict[int, Any]:
@@ -101,16 +113,19 @@ class Chunk:
         with self._lock:
             self.places = {**self.places, place: held}
             self.moved += place == self.place
+        _Changes.one()
 
     def left(self, place: int) -> None:
         with self._lock:
             self.places = {p: held for p, held in self.places.items() if p != place}
+        _Changes.one()
 
     def settled(self) -> None:
         """At the end of a run: let go of replicas that only it had a use for."""
         if len(self.places) > 1:
             with self._lock:
                 self.places = worth_keeping(self.place, self.places)
+            _Changes.one()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Given, (self(),)
@@ -158,25 +173,33 @@ class Persisted:
 
     def __init__(self) -> None:
         self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
+        self._held: tuple[int, dict[int, int]] = 0, {}  # the last answer of `held`, and when
         self._lock = threading.RLock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
         known = id(chunk)
-        self._chunks[known] = ref(chunk, lambda _: self._chunks.pop(known, None))
+        self._chunks[known] = ref(chunk, lambda _: self._forget(known))
+        _Changes.one()
+
+    def _forget(self, known: int) -> None:
+        self._chunks.pop(known, None)
+        _Changes.one()
 
     def every(self) -> list[Chunk]:
         refs = list(self._chunks.values())  # one step, for chunks may go at any time
         return [c for r in refs if (c := r()) is not None]
 
     @contextmanager
-    def lent(self) -> Iterator[list[Chunk]]:
-        """The chunks that a run may move: those that no other run may."""
+    def lent(self, some: Iterable[Chunk] | None = None) -> Iterator[list[Chunk]]:
+        """The chunks that a run may move, all or some: those that no other run may."""
         if not self._chunks:
             yield []
             return
         run = _Run()
         with self._lock:
-            mine = [c for c in self.every() if c.mover is None or c.mover() is None]
+            known = self._chunks
+            every = self.every() if some is None else [c for c in {*some} if id(c) in known]
+            mine = [c for c in every if c.mover is None or c.mover() is None]
             mover = ref(run)
             for chunk in mine:
                 chunk.mover = mover
@@ -185,6 +208,31 @@ class Persisted:
         finally:
             for chunk in mine:
                 chunk.mover = None
+
+    def beside(self, some: Iterable[Chunk]) -> dict[int, int]:
+        """Bytes in each place of all but some of them, with replicas.
+
+        >>> chunks = [Chunk(k, 0, 8, {0: "value"}, None) for k in "xy"]
+        >>> persisted = Persisted()
+        >>> for chunk in chunks:
+        ...     persisted.add(chunk)
+        >>> persisted.beside([chunks[0]])
+        {0: 8}
+        """
+        latest = _Changes.latest
+        when, held = self._held
+        if when != latest:
+            held = {}
+            for chunk in self.every():
+                for place in chunk.places:
+                    held[place] = held.get(place, 0) + chunk.nbytes
+            self._held = latest, held
+        out = dict(held)
+        for chunk in some:
+            if id(chunk) in self._chunks:
+                for place in chunk.places:
+                    out[place] = out.get(place, 0) - chunk.nbytes
+        return {place: nbytes for place, nbytes in out.items() if nbytes > 0}
 
     def nbytes(self) -> dict[int, int]:
         """Bytes on each device, on the host and on the disk; what is in several places counts where

@@ -122,6 +122,8 @@ class Plan:
     likely: Mapping[int, int] = field(default_factory=dict)
     #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
+    #: Bytes in each place that are taken by what this run does not move.
+    others: Mapping[int, int] = field(default_factory=dict)
     #: Why tasks are no fused kernels, by the keys of `index`.
     reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
     tried: bool = False  # whether it has been run
@@ -130,6 +132,8 @@ class Plan:
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
     #: there is none.
     tape: Any = field(default=None, init=False, repr=False, compare=False)
+    #: Bytes of all that it has in each memory, where somebody has asked.
+    most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
@@ -137,10 +141,11 @@ class Plan:
         """The fixed steps that are persisted chunks."""
         return {i: c for i, s in enumerate(self.steps) if (c := chunk_of(s)) is not None}
 
-    def beside(self, chunks: Iterable[Chunk]) -> Plan:
-        """The same plan for a run that may move these chunks, be they in the plan or not."""
+    def beside(self, chunks: Iterable[Chunk], others: Mapping[int, int] | None = None) -> Plan:
+        """The same plan for a run that may move these chunks, be they in the plan or not, and no
+        `others`."""
         chunks = list(chunks)
-        known = [(id(c), *c.places) for c in chunks]
+        known = [others, *[(id(c), *c.places) for c in chunks]]
         if self._beside is not None and self._beside[0] == known:
             return self._beside[1]
         index = {id(c): i for i, c in self.chunks.items()}
@@ -158,7 +163,7 @@ class Plan:
                 steps.append(_step_of(chunk, chunk.place % devices))
                 held[i] = chunk
             there[i] = places
-        out = replace(self, steps=steps, there=there)
+        out = replace(self, steps=steps, there=there, others=others or {})
         more = len(steps) - len(self.steps)
         out.__dict__["readers"] = self.readers + [[] for _ in range(more)]
         out.__dict__["crossing"] = self.crossing + bytearray(more)
@@ -206,7 +211,8 @@ class Plan:
             return False
         sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in self.there]
         working = machine.arrays * len(machine.devices) * max(sizes, default=0)
-        return sum(sizes) + working > SHORT * machine.limit(0)
+        taken = self.others.get(0, 0) + sum(sizes)
+        return taken + working > SHORT * machine.limit(0)
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
@@ -215,10 +221,10 @@ class Plan:
             plans.append(self.template)
         for plan in plans:
             plan.tried = True
-            plan.__dict__.pop("short", None)
             for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
                 if not step.fixed and step.nbytes != true:
-                    step.nbytes, plan.tape = true, None
+                    step.nbytes, plan.tape, plan.most = true, None, None
+                    plan.__dict__.pop("short", None)
 
     @property
     def unknown(self) -> int:

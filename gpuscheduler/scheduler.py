@@ -450,9 +450,11 @@ class Scheduler:
             self._plans.keep(known, *where, graph=graph, plan=plan)
         return found
 
-    def _beside(self, plan: Plan, chunks: list[Chunk]) -> Plan:
-        """The plan for a run that may move these chunks."""
-        return plan.beside(chunks) if chunks else plan
+    def _beside(
+        self, plan: Plan, chunks: list[Chunk], others: Mapping[int, int] | None = None
+    ) -> Plan:
+        """The plan for a run that may move these chunks, and no others."""
+        return plan.beside(chunks, others) if chunks or others else plan
 
     def _run(
         self,
@@ -469,27 +471,54 @@ class Scheduler:
         options = self.options
         heard = watch or counter or begun or rerun or options.timeline or options.check
         followed = not heard and lease.threads is None  # the caller's own threads are given all
-        with (
-            self._turns.turn(lambda: self._most(known)) as turn,
-            self._persisted.lent() as chunks,  # who waits keeps none from those who run
-        ):
+        own = known.chunks.values()
+        with self._turns.turn(lambda: self._most(known)) as turn:  # who waits borrows no chunks
             try:
-                if followed and (tape := self._tape(known, chunks)) is not None:
-                    values = self._followed(graph, known, lease, *tape, results)
-                    if values is not None:
-                        return values
-                plan = self._beside(known, chunks)
-                state, values = self._obeyed(
-                    graph, plan, lease, watch, rerun, results, turn, counter, begun
-                )
+                with self._persisted.lent(own) as chunks:
+                    others = self._persisted.beside(own)
+                    if followed and (tape := self._tape(known, chunks, others)) is not None:
+                        values = self._followed(graph, known, lease, *tape, results)
+                        if values is not None:
+                            return values
+                    again = not (watch or counter or begun or rerun)
+                    if others and again and self._fits(known, others):
+                        plan = self._beside(known, chunks, others)
+                        # if there is no room after all, others have to move
+                        with suppress(OutOfMemory):
+                            return self._learnt(
+                                known, *self._obeyed(graph, plan, lease, None, False, results, turn)
+                            )
+                with self._persisted.lent() as chunks:
+                    plan = self._beside(known, chunks)
+                    return self._learnt(
+                        known,
+                        *self._obeyed(
+                            graph, plan, lease, watch, rerun, results, turn, counter, begun
+                        ),
+                    )
             except Exception as error:
                 lost = self.hardware.lost(error)
                 if lost is None:
                     raise
                 raise lost from error
+
+    def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
         if not known.once:
             known.learn(state.nbytes)
         return values
+
+    def _fits(self, known: Plan, others: Mapping[int, int]) -> bool:
+        """Whether all that a run makes surely fits beside persisted chunks that it does not read:
+        they will not have to move."""
+        if not (known.tried or all(s.known for s in known.steps)):
+            return False
+        if known.most is None:
+            known.most = everything(known)
+        machine, taken = known.machine, dict(known.most)
+        for place, nbytes in others.items():
+            if place in machine.devices:
+                taken[machine.memory_of(place)] += nbytes
+        return all(n <= machine.limit(m) for m, n in taken.items())
 
     def _held(self) -> dict[int, int]:
         """Bytes of persisted chunks in each memory."""
@@ -510,7 +539,9 @@ class Scheduler:
             return {m: min(n, foreseen[m]) for m, n in most.items()}
         return most
 
-    def _tape(self, plan: Plan, chunks: list[Chunk]) -> tuple[Tape, dict[int, int]] | None:
+    def _tape(
+        self, plan: Plan, chunks: list[Chunk], others: Mapping[int, int]
+    ) -> tuple[Tape, dict[int, int]] | None:
         """What the plan does where all fits, and bytes of other chunks on each device; None where
         it does not, and where somebody else may move chunks that it reads."""
         windows = self.options.window, self.options.deep_window
@@ -522,21 +553,14 @@ class Scheduler:
                 base.tape = rehearsed(plan) or False
         if not base.tape:
             return None
-        left = {id(c) for c in plan.chunks.values()}
-        others: dict[int, int] = {}
-        for chunk in chunks:
-            devices = [p for p in chunk.places if p >= 0]
-            if id(chunk) not in left:
-                for p in devices:
-                    others[p] = others.get(p, 0) + chunk.nbytes
-            elif devices != [chunk.place]:
-                return None
-            else:
-                left.remove(id(chunk))
-        memory = plan.machine.memory
-        if left or any(n + others.get(p, 0) > memory[p] for p, n in base.tape.need.items()):
+        if len(chunks) < len({*plan.chunks.values()}):
             return None
-        return base.tape, others
+        if any([p for p in c.places if p >= 0] != [c.place] for c in chunks):
+            return None
+        memory = plan.machine.memory
+        if any(n + others.get(p, 0) > memory[p] for p, n in base.tape.need.items()):
+            return None
+        return base.tape, {p: n for p, n in others.items() if p >= 0}
 
     def _followed(
         self,
@@ -570,8 +594,8 @@ class Scheduler:
         rerun: bool,
         results: Results,
         turn: Turn,
-        counter: Watch | None,
-        begun: Callable[[Devices], None] | None,
+        counter: Watch | None = None,
+        begun: Callable[[Devices], None] | None = None,
     ) -> tuple[State, list[Any]]:
         hardware = self.hardware
         gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)

@@ -164,8 +164,8 @@ class State:
         self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
         self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
         self.pins = {p: [0] * n for p in places}  # uses under way, per place
-        self.used = dict.fromkeys(places, 0)  # bytes held, reserved or coming
-        self.peak = dict.fromkeys(places, 0)
+        self.used = {p: plan.others.get(p, 0) for p in places}  # bytes held, reserved or coming
+        self.peak = dict(self.used)
         self.spilled = {HOST: 0, DISK: 0}  # bytes sent there because they had to leave
         self.moved: dict[tuple[int, int], int] = {}  # bytes of copies, by (src, dst)
         self.resident: dict[int, set[int]] = {p: set() for p in places}
@@ -846,6 +846,7 @@ class State:
         """After the run: nothing is held but the outputs, and every byte is accounted for."""
         for place, used in self.used.items():
             held = sum(self._counted(i, place) for i in self.resident[place])
+            held += self.plan.others.get(place, 0)
             assert used == held, f"place {place}: {used} bytes counted, {held} held"
         kept = {i for held in self.resident.values() for i in held}
         assert kept == self.keep, "what is left is not what was asked for"

@@ -25,6 +25,7 @@ import gpuscheduler
 from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.machine import DISK
 from gpuscheduler.persisted import Chunk, Kept
+from gpuscheduler.run import run
 from tests.strategies import EXAMPLES, thorough
 
 SIDE = 50  # elements of a block; 20 kB of float64
@@ -257,6 +258,64 @@ def test_what_cannot_fit_beside_chunks_makes_them_leave_and_else_is_an_error(sma
     with pytest.raises(OutOfMemory, match="needs 160,000 bytes"):
         da.ones(8 * BLOCK // 8, chunks=-1).map_blocks(np.copy).persist()
     assert p.shape == (5 * SIDE, SIDE)
+
+
+def watched(monkeypatch):
+    """The plans that are run."""
+    plans = []
+
+    def seen(plan, *args):
+        plans.append(plan)
+        return run(plan, *args)
+
+    monkeypatch.setattr("gpuscheduler.scheduler.run", seen)
+    return plans
+
+
+def test_chunks_that_a_run_neither_reads_nor_needs_the_room_of_are_no_part_of_it(monkeypatch):
+    """They are counted all the same, and a thousand of them cost a small computation nothing."""
+    plans = watched(monkeypatch)
+    with Scheduler("cpu:2", check=True, fuse=False) as s:
+        kept = da.ones(1000, chunks=1).persist()
+        x = array(2).persist()
+        y = (x + 1).sum()
+        y.compute()  # then the sizes of its steps are known
+        plans.clear()
+        y.compute()
+        (plan,) = plans
+        assert set(plan.chunks) == {i for i, step in enumerate(plan.steps) if step.fixed}
+        assert len(plan.chunks) == 2
+        peak = s.last.peak[0]
+        assert peak >= kept.nbytes + x.nbytes
+        del kept
+        gc.collect()
+        y.compute()
+        assert s.last.peak[0] <= peak - 8000
+
+
+def test_chunks_that_were_no_part_of_a_run_move_when_it_finds_no_room_after_all(small, monkeypatch):
+    """A task takes more than anybody knew, and finds no memory as long as there are others'."""
+    kept, x = array(2).persist(), array(1, seed=1)
+    want, others = x.compute(), kept.compute()
+    tries = []
+
+    def greedy(block):
+        tries.append(in_memory(small))
+        if armed and tries[-1]:
+            raise MemoryError
+        return block
+
+    y = x.map_blocks(greedy, dtype=x.dtype, meta=x._meta)
+    armed = False
+    y.compute()  # then the sizes of its steps are known
+    armed, plans = True, watched(monkeypatch)
+    tries.clear()
+    np.testing.assert_array_equal(y.compute(), want)
+    assert [len(plan.chunks) for plan in plans] == [0, 2]
+    assert tries[0] == 2 * BLOCK
+    assert tries[-1] == 0
+    assert small.last.spilled[DISK] == 2 * BLOCK
+    np.testing.assert_array_equal(kept.compute(), others)
 
 
 def test_values_that_cannot_be_pickled_stay(small):

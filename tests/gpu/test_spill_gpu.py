@@ -87,8 +87,8 @@ def test_what_passes_on_its_way_to_files_is_within_the_limit(devices, host_block
         np.testing.assert_allclose(result, x - x.mean(), atol=1e-12)
         assert s.last.spilled[DISK] > 8 * block
         passed = s.hardware.passage.peak
-        assert block <= passed <= max(2.1, host_blocks / 4) * block
-        assert s.last.peak[HOST] + passed <= max(2.1, host_blocks) * block
+        assert block <= passed <= max(2.1, host_blocks / 4 + 0.1) * block
+        assert s.last.peak[HOST] + passed <= max(2.1, host_blocks + 0.1) * block
         assert s.hardware.passage.used == 0
     assert not list(tmp_path.iterdir())
 

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -23,7 +24,7 @@ from .fuse import Fused
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
-from .plan import OutOfMemory, Plan
+from .plan import SHORT, OutOfMemory, Plan
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import part_of, sizeof
@@ -204,6 +205,9 @@ class CpuDevices:
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
         self.short = slack if plan.short else None  # it is looked at what tasks take
+        self.made = 0  # bytes
+        enough = SHORT * plan.machine.limit(0) if plan.machine.arrays else inf
+        self.enough = enough  # ... from which it is looked at that, whatever was known before
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
@@ -306,7 +310,10 @@ class CpuDevices:
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
         steps, values, held = self.plan.steps, self.values, self.held
-        nbytes, size, short = self.nbytes, self.size, self.short
+        nbytes, size = self.nbytes, self.size
+        if self.short is None and self.made > self.enough:
+            self.short = self.slack
+        short = self.short
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:
@@ -322,6 +329,7 @@ class CpuDevices:
                 held[i] = 1
                 values[i] = value
                 nbytes[i] = size(value)
+                self.made += nbytes[i]
                 events += (Issued(i, nbytes[i], extra), Done(i))
                 refused.discard(i)
             except MemoryError as error:
@@ -353,11 +361,12 @@ class CpuDevices:
     def _looked_at(self, i: int, slack: Slack) -> tuple[Any, int | None]:
         """A step's value, and bytes that it took beside that; None where nobody knows."""
         step, machine = self.plan.steps[i], self.plan.machine
-        seen = slack.grown.setdefault((key_split(step.key), step.nbytes), [])
-        slack.take(step.nbytes + max(seen, default=0))
         reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
         if step.aside or step.nbytes + sum(reads) < NOTABLE * machine.limit(0):
+            slack.take(step.nbytes)
             return self._made(i), 0
+        seen = slack.grown.setdefault((key_split(step.key), step.nbytes), [])
+        slack.take(step.nbytes + max(seen, default=0))
         if len(seen) >= LOOKS:
             return self._made(i), max(seen)
         value, grown, exact = slack.look(lambda: self._made(i))

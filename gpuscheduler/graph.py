@@ -882,7 +882,10 @@ class _Builder:
             return None
         if task.func in SLICERS and len(task.args) > 1:
             source, index = task.args[:2]
-            whole = next((self._read(name, inner, key) for name in references(source)), None)
+            if not isinstance(source, (TaskRef, Alias)):
+                return None
+            (name,) = references(source)
+            whole = self._read(name, inner, key)
             return _selected(whole, index.value if isinstance(index, DataNode) else index)
         function = factors.name_of(task.func)
         if function not in factors.MAKE or task.kwargs:

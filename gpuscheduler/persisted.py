@@ -173,7 +173,7 @@ class Persisted:
 
     def __init__(self) -> None:
         self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
-        self._held: tuple[int, dict[int, int]] = 0, {}  # the last answer of `held`, and when
+        self._held: tuple[int, dict[int, int]] = 0, {}  # as `beside` has counted it, and when
         self._lock = threading.RLock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
@@ -228,7 +228,7 @@ class Persisted:
                     held[place] = held.get(place, 0) + chunk.nbytes
             self._held = latest, held
         out = dict(held)
-        for chunk in some:
+        for chunk in {*some}:
             if id(chunk) in self._chunks:
                 for place in chunk.places:
                     out[place] = out.get(place, 0) - chunk.nbytes

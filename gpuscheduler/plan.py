@@ -28,6 +28,8 @@ SHORT = 1 / 2
 class OutOfMemory(MemoryError):
     """A step does not fit on its device, whatever else is moved away."""
 
+    plan = 0  # whose run it ended, by id: it may have come out of a run inside a task
+
 
 @dataclass(slots=True)
 class Step:
@@ -210,9 +212,17 @@ class Plan:
         if not machine.arrays:
             return False
         sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in self.there]
-        working = machine.arrays * len(machine.devices) * max(sizes, default=0)
         taken = self.others.get(0, 0) + sum(sizes)
-        return taken + working > SHORT * machine.limit(0)
+        return taken + self.working > SHORT * machine.limit(0)
+
+    @property
+    def working(self) -> int:
+        """Bytes that tasks may take while they run, where devices tell."""
+        machine = self.machine
+        if not machine.arrays:
+            return 0
+        largest = max([s.nbytes for s in self.steps], default=0)
+        return machine.arrays * len(machine.devices) * largest
 
     def learn(self, nbytes: list[int]) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
@@ -223,7 +233,7 @@ class Plan:
             plan.tried = True
             for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
                 if not step.fixed and step.nbytes != true:
-                    step.nbytes, plan.tape, plan.most = true, None, None
+                    step.nbytes, plan.tape, plan.most, plan._beside = true, None, None, None
                     plan.__dict__.pop("short", None)
 
     @property

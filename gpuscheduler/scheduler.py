@@ -38,7 +38,7 @@ from .fuse import Fuser
 from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
-from .machine import DISK, HOST, Machine
+from .machine import DISK, ENDLESS, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
@@ -475,19 +475,23 @@ class Scheduler:
         with self._turns.turn(lambda: self._most(known)) as turn:  # who waits borrows no chunks
             try:
                 with self._persisted.lent(own) as chunks:
-                    others = self._persisted.beside(own)
+                    others = self._persisted.beside(chunks)
                     if followed and (tape := self._tape(known, chunks, others)) is not None:
                         values = self._followed(graph, known, lease, *tape, results)
                         if values is not None:
                             return values
-                    again = not (watch or counter or begun or rerun)
-                    if others and again and self._fits(known, others):
+                    unheard = not (watch or counter or begun or rerun)
+                    if others and unheard and self._fits(known, chunks, others):
                         plan = self._beside(known, chunks, others)
-                        # if there is no room after all, others have to move
-                        with suppress(OutOfMemory):
+                        try:
                             return self._learnt(
                                 known, *self._obeyed(graph, plan, lease, None, False, results, turn)
                             )
+                        except OutOfMemory as error:
+                            if error.plan != id(plan):  # it came out of a task
+                                raise
+                            # others have to move after all, from now on at once
+                            known.most = dict.fromkeys(known.machine.memories, ENDLESS)
                 with self._persisted.lent() as chunks:
                     plan = self._beside(known, chunks)
                     return self._learnt(
@@ -507,14 +511,22 @@ class Scheduler:
             known.learn(state.nbytes)
         return values
 
-    def _fits(self, known: Plan, others: Mapping[int, int]) -> bool:
+    def _fits(self, known: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
         """Whether all that a run makes surely fits beside persisted chunks that it does not read:
-        they will not have to move."""
+        they will not have to move. It could be run again, too, if they do."""
         if not (known.tried or all(s.known for s in known.steps)):
             return False
+        machine = known.machine
         if known.most is None:
-            known.most = everything(known)
-        machine, taken = known.machine, dict(known.most)
+            most = {m: n + known.working for m, n in everything(known).items()}
+            if any(s.aside for s in known.steps):
+                most = dict.fromkeys(most, ENDLESS)
+            known.most = most
+        if not machine.shared and any(
+            p not in (c.place, HOST, DISK) for c in chunks for p in c.places
+        ):
+            return False  # where nobody has counted it
+        taken = dict(known.most)
         for place, nbytes in others.items():
             if place in machine.devices:
                 taken[machine.memory_of(place)] += nbytes

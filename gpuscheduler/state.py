@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from .machine import DISK, HOST
-from .plan import Footprint, OutOfMemory, Plan, does_not_fit
+from .plan import SHORT, Footprint, OutOfMemory, Plan, does_not_fit
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
@@ -258,6 +258,8 @@ class State:
         if extra:
             self.nbytes[i] = nbytes
             self._use(memory, extra)
+            if self.used[memory] > SHORT * self.limit[memory]:  # whatever was known before
+                self.arrays = self.plan.machine.arrays
         self.guess[i] = False
         self.issued[i] = 1
         self.where[i] = {memory}
@@ -390,7 +392,7 @@ class State:
         held = sum(self.nbytes[j] for j in self._immovable(memory).union(step.inputs))
         if refused > 2 * patience:
             need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
-            raise OutOfMemory(
+            raise self._out_of_memory(
                 f"{step.key!r}: device {step.place} refused {nbytes or need:,} bytes although "
                 f"nothing else ran there, beside {held:,} bytes that were held, under a limit of "
                 f"{limit:,} bytes: something else holds the device's memory; free it, use smaller "
@@ -532,10 +534,8 @@ class State:
         """
         there, pins = self.resident[memory], self.pins[memory]
         heap = self.order.get(memory)
-        if heap is None or len(heap) > 4 * len(there) + 64:
-            heap = [self._rank(i, memory) for i in there if self._may_leave(i, memory)]
-            heapify(heap)
-            self.order[memory] = heap
+        if heap is None:
+            heap = self.order[memory] = self._ordered(memory)
         found: dict[int, tuple[float, float, int]] = {}
         try:
             while heap:
@@ -555,6 +555,11 @@ class State:
                 if i in there:
                     heappush(heap, entry)
 
+    def _ordered(self, memory: int) -> list[tuple[float, float, int]]:
+        heap = [self._rank(i, memory) for i in self.resident[memory] if self._may_leave(i, memory)]
+        heapify(heap)
+        return heap
+
     def _rank(self, i: int, memory: int) -> tuple[float, float, int]:
         """The least leaves first."""
         use, places = self._next_use(i, memory), len(self.where[i])
@@ -570,7 +575,9 @@ class State:
     def _in_order(self, i: int) -> None:
         """A step is in more places now, or its next use is another one."""
         for memory, heap in self.order.items():
-            if memory in self.where[i] and self._may_leave(i, memory):
+            if len(heap) > 4 * len(self.resident[memory]) + 64:  # most of it is out of date
+                heap[:] = self._ordered(memory)
+            elif memory in self.where[i] and self._may_leave(i, memory):
                 heappush(heap, self._rank(i, memory))
 
     def _evict(self, i: int, memory: int, out: list[Instruction]) -> int:
@@ -811,8 +818,13 @@ class State:
                 need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
                 others = self._immovable(self.memory[d]).difference(step.inputs)
                 held = sum(self.nbytes[j] for j in others)
-                raise OutOfMemory(does_not_fit(step.key, need, d, self.plan.machine, held))
+                raise self._out_of_memory(does_not_fit(step.key, need, d, self.plan.machine, held))
         raise AssertionError("steps are left, but none is ready and nothing is under way")
+
+    def _out_of_memory(self, text: str) -> OutOfMemory:
+        error = OutOfMemory(text)
+        error.plan = id(self.plan)
+        return error
 
     def footprint(self, seconds: float) -> Footprint:
         """What the run took."""
@@ -833,11 +845,13 @@ class State:
                 assert any(self.pins[p][i] for p in places), f"step {i} was not freed"
             if self.done[i] and (i in self.keep or self.unread[i]):
                 assert places, f"step {i} is needed and gone"
+        kept = {memory: list(heap) for memory, heap in self.order.items()}
         for memory in self.order:
             there, pins = self.resident[memory], self.pins[memory]
             idle = [i for i in there if not pins[i] and self._may_leave(i, memory)]
             idle.sort(key=lambda i: self._rank(i, memory))
             assert list(self._idle(memory)) == idle, f"what leaves place {memory} is out of order"
+        self.order = kept  # not what looking has put right
         assert all(n >= 0 for pins in self.pins.values() for n in pins)
         assert all(b >= 0 for b in self.busy.values())
         assert all(b >= 0 for b in self.flight.values())

@@ -730,3 +730,13 @@ def test_what_is_sent_goes_where_its_reader_is_pinned():
         y = sending(x) + 1
     graph = sent_graph(y)
     assert {graph.pins[k] for k in graph.sent} == {3}
+
+
+def test_a_part_of_what_a_task_inside_makes_has_no_known_size():
+    """The size of what the inner task reads says nothing of what it makes."""
+    x = da.ones((100, 100), chunks=100)
+    name = (x.name, 0, 0)
+    small = Task(None, np.atleast_2d, Task(None, np.sum, TaskRef(name)))
+    layer = {"part": Task("part", getitem, small, (slice(None), slice(None)))}
+    hlg = HighLevelGraph.from_collections("part", layer, dependencies=[x])
+    assert "part" not in from_dask(hlg, "part").sizes

@@ -318,6 +318,40 @@ def test_chunks_that_were_no_part_of_a_run_move_when_it_finds_no_room_after_all(
     np.testing.assert_array_equal(kept.compute(), others)
 
 
+def test_what_a_task_says_of_memory_is_no_reason_to_run_all_again(small):
+    """A run inside a task finds no room; the tasks before it have run once."""
+    kept, x = array(2).persist(), array(1, seed=1)
+    calls = []
+
+    def first(block):
+        calls.append("first")
+        return block
+
+    def second(block):
+        calls.append("second")
+        if calls.count("second") > 1:
+            raise OutOfMemory("of another run")
+        return block
+
+    options = {"dtype": x.dtype, "meta": x._meta}
+    y = x.map_blocks(first, **options).map_blocks(second, **options)
+    y.compute()
+    with pytest.raises(OutOfMemory, match="of another run"):
+        y.compute()
+    assert calls == ["first", "second"] * 2
+    assert kept.npartitions == 2
+
+
+def test_a_chunk_that_a_graph_has_twice_is_taken_off_once(small):
+    a, b = array(1), array(1, seed=1)
+    x, y = dask.persist(a, da.concatenate([a, b]))
+    kept = array(1, seed=2).persist()
+    every = small._persisted.every()
+    shared = [c for c in every if c.nbytes == BLOCK and c is not every[-1]]
+    assert small._persisted.beside([*shared, *shared]) == {0: kept.nbytes}
+    assert x.npartitions + y.npartitions == 3
+
+
 def test_values_that_cannot_be_pickled_stay(small):
     held = delayed(lambda: [threading.Lock(), np.ones(BLOCK // 8)], pure=False)().persist()
     x = array(10)

@@ -784,6 +784,17 @@ def test_what_steps_of_a_kind_take_while_they_run_has_room():
     assert state.peak[0] == 16
 
 
+def test_what_steps_take_has_room_from_when_values_fill_half_of_the_memory():
+    """Nothing is known of a and b, which turn out to be 20 of 64 bytes each."""
+    steps = ("a", "", 0, 0), ("b", "", 0, 0), ("c", "", 0, 8)
+    state = state_of(telling(plan_of(*steps, memory=(64,), wanted="abc")))
+    state.start()
+    state.handle(*ran(0, 20))
+    assert state.arrays == 0
+    state.handle(*ran(1, 20))
+    assert state.arrays == 2
+
+
 def test_what_nobody_has_looked_at_may_take_two_of_the_largest_it_touches():
     """Beside x and a, b makes 8 and has room for 16 more. So has c, of the same kind, for which b
     has to leave: had it told that it took none, c would begin at once."""

@@ -230,7 +230,8 @@ class Scheduler:
         for `x.persist()` and `dask.persist(x, y)`.
 
         The chunks count against the memory limit of later runs. A run that needs their room sends
-        those away that it needs last, or not at all, and one that reads them brings them back.
+        those away that it needs last, or not at all, and one that reads them brings them back. A
+        run that had seemed to fit beside them, and does not, begins again.
         They go when the last collection that holds them does. Other schedulers get them as values,
         and so does another process. When this scheduler is closed, they stay with the collections.
 

@@ -205,9 +205,10 @@ class CpuDevices:
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
         self.short = slack if plan.short else None  # it is looked at what tasks take
-        self.made = 0  # bytes
-        enough = SHORT * plan.machine.limit(0) if plan.machine.arrays else inf
-        self.enough = enough  # ... from which it is looked at that, whatever was known before
+        #: Bytes that may be made, where sizes are not known, before that is looked at all the same.
+        self.left = inf
+        if plan.machine.arrays and not plan.tried:
+            self.left = SHORT * plan.machine.limit(0)
         self.stopped = False
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
@@ -311,8 +312,6 @@ class CpuDevices:
         events: list[Event] = []
         steps, values, held = self.plan.steps, self.values, self.held
         nbytes, size = self.nbytes, self.size
-        if self.short is None and self.made > self.enough:
-            self.short = self.slack
         short = self.short
         report = perf_counter() + REPORT_EVERY
         for i in batch:
@@ -329,7 +328,6 @@ class CpuDevices:
                 held[i] = 1
                 values[i] = value
                 nbytes[i] = size(value)
-                self.made += nbytes[i]
                 events += (Issued(i, nbytes[i], extra), Done(i))
                 refused.discard(i)
             except MemoryError as error:
@@ -349,6 +347,10 @@ class CpuDevices:
         if events:
             self._events.put(events)
         del events  # or a failure and its traceback would hold each other
+        if short is None and self.left < inf:
+            self.left -= sum([nbytes[i] for i in batch])
+            if self.left < 0:
+                self.short = self.slack
 
     def _made(self, i: int) -> Any:
         """A step's value."""

@@ -2008,15 +2008,18 @@ class CudaDevices:
         return _OnHost(out, _order(v))
 
     def _comes(self, copy: tuple[int, int, Event, bool, Any, Any, int]) -> None:
-        """In the thread that waits for copies to the host: whatever fails behind this, what the
-        copy reads and writes is there until it is over."""
-        _outlasted((copy[2], None))
+        """In the thread that waits for copies to the host: until one is over, all that it reads and
+        writes is there."""
+        try:
+            copy[2].synchronize()
+        except BaseException as error:
+            self._events.put([Failed(copy[0], error)])
+            return
         self._arrived(copy)
 
     def _arrived(self, copy: tuple[int, int, Event, bool, Any, Any, int]) -> None:
-        i, place, done, written, kept, _, dst = copy
+        i, place, _, written, kept, _, dst = copy
         try:
-            done.synchronize()
             if self.stopped:
                 return
             if dst == DISK:
@@ -2080,7 +2083,7 @@ class CudaDevices:
         lane.sweep()
 
 
-def _outlasted(copy: tuple[Event, Any]) -> None:
+def _outlasted(copy: tuple[Event, _Held]) -> None:
     """In the thread that waits for copies: what one has read may go when it is over."""
     event, _ = copy
     with suppress(runtime.CUDARuntimeError):  # of which others tell

@@ -888,7 +888,7 @@ class _Builder:
             whole = self._read(name, inner, key)
             return _selected(whole, index.value if isinstance(index, DataNode) else index)
         function = factors.name_of(task.func)
-        if function not in factors.MAKE or task.kwargs:
+        if function not in factors.MAKE or task.kwargs or _computes(task.args):
             return None
         return _made(function, [self._read(name, inner, key) for name in references(task)])
 
@@ -1213,6 +1213,14 @@ def _sliced(shape: tuple[int, ...], index: Any) -> tuple[int, ...] | None:
         elif not isinstance(i, Integral) or isinstance(i, bool):
             return None
     return (*out, *shape[len(index) :])
+
+
+def _computes(arguments: Iterable[Any]) -> bool:
+    """Whether there are tasks among arguments, and not only names of some."""
+    return any(
+        _computes(a.args) if isinstance(a, NestedContainer) else isinstance(a, Task)
+        for a in arguments
+    )
 
 
 def _selected(whole: Value, index: Any) -> Value:

@@ -198,7 +198,9 @@ class Persisted:
         run = _Run()
         with self._lock:
             known = self._chunks
-            every = self.every() if some is None else [c for c in {*some} if id(c) in known]
+            every = (
+                self.every() if some is None else [c for c in dict.fromkeys(some) if id(c) in known]
+            )
             mine = [c for c in every if c.mover is None or c.mover() is None]
             mover = ref(run)
             for chunk in mine:

@@ -134,7 +134,8 @@ class Plan:
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
     #: there is none.
     tape: Any = field(default=None, init=False, repr=False, compare=False)
-    #: Bytes of all that it has in each memory, where somebody has asked.
+    #: Bytes that it may need in each memory at most, where somebody has asked; endless where it
+    #: was seen that others have to be able to move.
     most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -221,7 +222,9 @@ class Plan:
         machine = self.machine
         if not machine.arrays:
             return 0
-        largest = max([s.nbytes for s in self.steps], default=0)
+        chunks = self.chunks  # the caller's own values are read in parts, mostly
+        sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in chunks]
+        largest = max(sizes, default=0)
         return machine.arrays * len(machine.devices) * largest
 
     def learn(self, nbytes: list[int]) -> None:

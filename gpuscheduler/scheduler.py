@@ -230,10 +230,12 @@ class Scheduler:
         for `x.persist()` and `dask.persist(x, y)`.
 
         The chunks count against the memory limit of later runs. A run that needs their room sends
-        those away that it needs last, or not at all, and one that reads them brings them back. A
-        run that had seemed to fit beside them, and does not, begins again.
+        those away that it needs last, or not at all, and one that reads them brings them back.
         They go when the last collection that holds them does. Other schedulers get them as values,
         and so does another process. When this scheduler is closed, they stay with the collections.
+
+        A run that seemed to fit beside them, and finds no room after all, begins again, unless its
+        graph reads files or writes any: its tasks may run twice.
 
         >>> import dask.array as da
         >>> with Scheduler("cpu:2", memory_limit="1 GiB") as s:
@@ -469,30 +471,13 @@ class Scheduler:
         begun: Callable[[Devices], None] | None = None,
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
-        options = self.options
-        heard = watch or counter or begun or rerun or options.timeline or options.check
-        followed = not heard and lease.threads is None  # the caller's own threads are given all
-        own = known.chunks.values()
+        heard = watch or counter or begun or rerun
         with self._turns.turn(lambda: self._most(known)) as turn:  # who waits borrows no chunks
             try:
-                with self._persisted.lent(own) as chunks:
-                    others = self._persisted.beside(chunks)
-                    if followed and (tape := self._tape(known, chunks, others)) is not None:
-                        values = self._followed(graph, known, lease, *tape, results)
-                        if values is not None:
-                            return values
-                    unheard = not (watch or counter or begun or rerun)
-                    if others and unheard and self._fits(known, chunks, others):
-                        plan = self._beside(known, chunks, others)
-                        try:
-                            return self._learnt(
-                                known, *self._obeyed(graph, plan, lease, None, False, results, turn)
-                            )
-                        except OutOfMemory as error:
-                            if error.plan != id(plan):  # it came out of a task
-                                raise
-                            # others have to move after all, from now on at once
-                            known.most = dict.fromkeys(known.machine.memories, ENDLESS)
+                if not heard:
+                    values = self._alone(graph, known, lease, results, turn)
+                    if values is not None:
+                        return values
                 with self._persisted.lent() as chunks:
                     plan = self._beside(known, chunks)
                     return self._learnt(
@@ -506,6 +491,32 @@ class Scheduler:
                 if lost is None:
                     raise
                 raise lost from error
+
+    def _alone(
+        self, graph: Graph, known: Plan, lease: Lease, results: Results, turn: Turn
+    ) -> list[Any] | None:
+        """The values, by a tape or at least without moving chunks that the run does not read; None
+        where these may have to move."""
+        watched = self.options.timeline or self.options.check
+        with self._persisted.lent(known.chunks.values()) as chunks:
+            others = self._persisted.beside(chunks)
+            tape = None
+            if not watched and lease.threads is None:  # the caller's own threads are given all
+                tape = self._tape(known, chunks, others)
+            values = self._followed(graph, known, lease, *tape, results) if tape else None
+            if values is not None or not others or not self._fits(known, chunks, others):
+                return values
+            plan = self._beside(known, chunks, others)
+            try:
+                return self._learnt(
+                    known, *self._obeyed(graph, plan, lease, None, False, results, turn)
+                )
+            except OutOfMemory as error:
+                if error.plan != id(plan):  # it came out of a task
+                    raise
+                # others have to move after all, from now on at once
+                known.most = dict.fromkeys(known.machine.memories, ENDLESS)
+                return None
 
     def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
         if not known.once:

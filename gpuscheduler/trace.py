@@ -982,7 +982,7 @@ def _operation(name: str, exprs: list[Expr], dtype: Any) -> Expr:
         inverse = _constant(1 / exprs[1].value, exprs[1].dtype)
         return _node("multiply", (exprs[0], inverse), dtype)
     if name == "divide" and _is_one(exprs[0]):
-        return _node("reciprocal", (exprs[1],), dtype)
+        return _node("reciprocal", (exprs[1],), dtype)  # the same bits as well
     if name == "positive" or (name == "conjugate" and exprs[0].dtype.kind != "c"):
         return exprs[0]
     return _node(name, tuple(exprs), dtype)

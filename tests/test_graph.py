@@ -740,3 +740,16 @@ def test_a_part_of_what_a_task_inside_makes_has_no_known_size():
     layer = {"part": Task("part", getitem, small, (slice(None), slice(None)))}
     hlg = HighLevelGraph.from_collections("part", layer, dependencies=[x])
     assert "part" not in from_dask(hlg, "part").sizes
+
+
+def test_what_a_factorization_makes_of_what_a_task_inside_makes_has_no_known_size():
+    x = da.ones((100, 10), chunks=(100, 10))
+    name = (x.name, 0, 0)
+    for inside, known in ((TaskRef(name), True), (Task(None, half, TaskRef(name)), False)):
+        layer = {"qr": Task("qr", np.linalg.qr, inside)}
+        hlg = HighLevelGraph.from_collections("qr", layer, dependencies=[x])
+        assert ("qr" in from_dask(hlg, "qr").sizes) == known
+
+
+def half(block):
+    return block[::2]

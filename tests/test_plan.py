@@ -152,3 +152,14 @@ def test_blocks_that_the_gather_converts_are_made_on_the_device():
     (gather,) = graph.gathers.values()
     assert gather.to_host
     assert {graph.blocks[b].kind for b in flatten(gather.blocks)} == {"cupy.ndarray"}
+
+
+def test_large_values_of_the_callers_are_no_reason_to_look_at_what_tasks_take():
+    """x is in the caller's own memory. What a and b make may be: half of the limit, together with
+    two as large as the larger one for the one device."""
+    steps = ("x", "", 0, 10**6), ("a", "x", 0, 1000), ("b", "a", 0, 500)
+    made = 1000 + 500 + 2 * 1000
+    for limit, short in ((2 * made, False), (2 * made - 1, True)):
+        plan = plan_of(*steps, memory=(limit,), fixed="x")
+        plan.machine = Machine.uniform(1, memory=limit, shared=True, arrays=2)
+        assert plan.short == short

@@ -1199,3 +1199,17 @@ def test_workloads_that_come_with_the_package_are_users_code():
         assert "os" in impure(made.block)
     finally:
         del sys.modules[made.__name__]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_one_divided_by_something_is_its_reciprocal(dtype):
+    """To the last bit, which a kernel computes with less work."""
+    x = np.array([3, -7, 0.1, 0, -0.0, np.inf, np.nan, 6e-8, 5e-324, 1e300], "f8")
+    with np.errstate(all="ignore"):
+        x = x.astype(dtype)
+        want = 1 / x
+        program = follow(lambda x: 1 / x, [Abstract(x.shape, x.dtype)])
+        (kernel,) = program.kernels
+        assert {n.op for n in nodes(kernel.outputs)} == {"reciprocal", "input"}
+        (got,) = blocks.evaluate(kernel, [x])
+    np.testing.assert_array_equal(got.view(f"u{x.itemsize}"), want.view(f"u{x.itemsize}"))

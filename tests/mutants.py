@@ -146,14 +146,11 @@ MUTANTS = {
         "for p in sorted(places) if len(places) > 1 else tuple(places):",
         "for p in sorted(places)[:1]:",
     ),
-    "evicts what is needed next": ("i), reverse=True)", "i))"),
-    "evicts the oldest": (
-        "idle.sort(key=lambda i: (self._next_use(i, memory), len(self.where[i]), i), reverse=True)",
-        "idle.sort()",
-    ),
+    "evicts what is needed next": ("return -use, -places, -i", "return use, -places, -i"),
+    "evicts the oldest": ("return -use, -places, -i", "return 0, 0, -i"),
     "evicts what is nowhere else as soon as what is": (
-        "(self._next_use(i, memory), len(self.where[i]), i)",
-        "(self._next_use(i, memory), i)",
+        "return -use, -places, -i",
+        "return -use, 0, -i",
     ),
     "evicts for more than a few steps at once": (
         "elif full and self.busy[d] and self.flight[d] + need > self.tight[d]:",
@@ -164,13 +161,23 @@ MUTANTS = {
         "True:",
     ),
     "evicts more than is needed": (
-        "out)\n            if room >= need:\n                return\n",
-        "out)\n",
+        "            if room >= need:\n                break\n",
+        "",
     ),
     "room to come is not counted": (
         "            if dst < 0 and src == memory and pins[i] == 1",
         "            if False",
     ),
+    "what is copied early leaves when it is there": (
+        " and (i, dst) not in self.early\n        self.early",
+        "\n        self.early",
+    ),
+    "nothing is copied early": (
+        "        if self.copied[memory] > most / 2:\n",
+        "        if True:\n",
+    ),
+    "all is copied early": ("if self.copied[memory] > most or (alone", "if (alone"),
+    "early copies fill the host": ("(alone and self._short(i) > 0)", "False"),
     "replicas are copied to the host": (
         "        if len(where) > 1 and not (self.shared and DISK not in where):",
         "        if self.shared and DISK in where:",
@@ -201,10 +208,13 @@ MUTANTS = {
         "self.keep = self.given.union(plan.outputs)",
         "self.keep = set(plan.outputs)",
     ),
-    "values of the graph are evicted": ("        if self.fixed:\n", "        if False:\n"),
+    "values of the graph are evicted": (
+        "return not own and self._counted(i, memory) > 0",
+        "return self._counted(i, memory) > 0",
+    ),
     "replicas of values of the graph are not evicted": (
-        "if i not in self.fixed or self.memory[self.place[i]] != memory]",
-        "if i not in self.fixed]",
+        "own = i in self.fixed and self.memory[self.place[i]] == memory",
+        "own = i in self.fixed",
     ),
     "persisted chunks stay where they are": (
         "self.fixed = self.given.difference(plan.there)",
@@ -248,8 +258,8 @@ MUTANTS = {
         "if early and self.used[memory] + need > int(AHEAD * limit):",
     ),
     "reading ahead sends anything away": (
-        "self._make_room(memory, need, out, self._next_use(i, memory) if early else -1)",
-        "self._make_room(memory, need, out)",
+        "after = self._next_use(i, memory) if early else -1",
+        "after = -1",
     ),
     "reading sends nothing away": (
         "        return not self.plan.steps[i].inputs and not self.quiet\n",
@@ -274,12 +284,12 @@ MUTANTS = {
     ),
     # refusals
     "NoRoom forgets the true size": (
-        "            self.nbytes[i] = max(self.nbytes[i], event.nbytes)\n",
-        "",
+        "            self.nbytes[i] = event.nbytes\n            self.guess",
+        "            self.guess",
     ),
     "NoRoom leaves a guess a guess": (
-        "event.nbytes)\n            self.guess[i] = False",
-        "event.nbytes)",
+        "event.nbytes\n            self.guess[i] = False",
+        "event.nbytes",
     ),
     "NoRoom keeps the reservation": (
         "        self._use(memory, -self.nbytes[i])\n        self.busy[d] -= 1",
@@ -349,8 +359,8 @@ MUTANTS = {
         "",
     ),
     "the host keeps what is on a device, too": (
-        "            idle.sort(key=lambda i: len(self.where[i]), reverse=True)",
-        "            pass",
+        "return -places, -use, -i",
+        "return -use, -places, -i",
     ),
     "room that the host will have is not counted": (
         "short = self._short(i) - self._leaving(HOST)",

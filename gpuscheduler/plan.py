@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
@@ -209,12 +209,28 @@ class Plan:
     @cached_property
     def short(self) -> bool:
         """Whether there may be no room beside the values for what tasks take while they run."""
-        machine = self.machine
-        if not machine.arrays:
-            return False
-        sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in self.there]
-        taken = self.others.get(0, 0) + sum(sizes)
-        return taken + self.working > SHORT * machine.limit(0)
+        limit, others, working = self.machine.limit, self.others, self.working
+        return any(
+            n + others.get(memory, 0) + working > SHORT * limit(memory)
+            for memory, n in self.everything().items()
+        )
+
+    def everything(self, but: Container[int] = ()) -> dict[int, int]:
+        """Bytes of all that is made in a memory or comes there, `but` for some steps."""
+        machine, steps = self.machine, self.steps
+        if machine.shared:
+            counted = [i for i in range(len(steps)) if i not in but and not self.is_callers(i)]
+            return {0: sum([steps[i].nbytes for i in counted])}
+        out: dict[int, int] = dict.fromkeys(machine.memories, 0)
+        for i, (step, readers) in enumerate(zip(steps, self.readers, strict=True)):
+            if i not in but:
+                for place in {step.place, *[steps[r].place for r in readers]}:
+                    out[place] += step.nbytes
+        return out
+
+    def is_callers(self, i: int) -> bool:
+        """Whether a step is a value of the graph that no run moves."""
+        return self.steps[i].fixed and i not in self.there
 
     @property
     def working(self) -> int:

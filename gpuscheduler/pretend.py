@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -180,14 +180,9 @@ class ShuffledDevices(InOrderDevices):
         held = sum(
             self.nbytes[i]
             for i, p in self.values
-            if p == memory and not (machine.shared and is_callers(self.plan, i))
+            if p == memory and not (machine.shared and self.plan.is_callers(i))
         )
         return held + self.nbytes[step] <= machine.limit(memory)
-
-
-def is_callers(plan: Plan, step: int) -> bool:
-    """Whether a step is a value of the graph that no run moves."""
-    return plan.steps[step].fixed and step not in plan.there
 
 
 def _arguments(flying: tuple[Callable[..., None], tuple[int, ...]]) -> tuple[int, ...]:
@@ -286,7 +281,7 @@ class ClockDevices:
 
     def _counted(self, step: int, place: int) -> int:
         """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
-        given = self.plan.machine.shared and is_callers(self.plan, step)
+        given = self.plan.machine.shared and self.plan.is_callers(step)
         delivered = place == HOST and step in self.plan.deliver
         delivered = delivered or (place == DISK and self.plan.steps[step].again)
         return 0 if given or delivered else self.nbytes[step]
@@ -334,7 +329,7 @@ def predict(
     for first in (None, *plan.machine.devices):
         states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
     slack = _in_windows(plan, window, deep_window)
-    most = everything(plan)
+    most = plan.everything()
     peak = {}
     for place in states[0].peak:
         peak[place] = max(s.peak[place] for s in states)
@@ -355,17 +350,4 @@ def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
     for d, nbytes in largest.items():
         deep = min(deep_window * nbytes, int(SHARE * machine.memory[d]))
         out[machine.memory_of(d)] += max(window * nbytes, deep)
-    return out
-
-
-def everything(plan: Plan, but: Container[int] = ()) -> dict[int, int]:
-    """Bytes of all that is made in a memory or comes there, `but` for some steps."""
-    memory_of = plan.machine.memory_of
-    out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    for i, (step, readers) in enumerate(zip(plan.steps, plan.readers, strict=True)):
-        if i not in but and not (plan.machine.shared and is_callers(plan, i)):
-            for memory in {
-                memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
-            }:
-                out[memory] += step.nbytes
     return out

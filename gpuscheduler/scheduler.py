@@ -42,7 +42,7 @@ from .machine import DISK, ENDLESS, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
-from .pretend import everything, predict
+from .pretend import predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
@@ -530,7 +530,7 @@ class Scheduler:
             return False
         machine = known.machine
         if known.most is None:
-            most = {m: n + known.working for m, n in everything(known).items()}
+            most = {m: n + known.working for m, n in known.everything().items()}
             if any(s.aside for s in known.steps):
                 most = dict.fromkeys(most, ENDLESS)
             known.most = most
@@ -555,7 +555,7 @@ class Scheduler:
     def _most(self, known: Plan) -> dict[int, int]:
         """Bytes that a run may take in each memory at most beside persisted chunks, as far as sizes
         are known."""
-        most, limit = everything(known, known.chunks), self._turns.limit
+        most, limit = known.everything(known.chunks), self._turns.limit
         if len(known.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
             return most
         with suppress(OutOfMemory):  # of sizes that are guesses

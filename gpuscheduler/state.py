@@ -185,7 +185,7 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
-        self.arrays = machine.arrays if plan.short else 0  # see `Machine`
+        self.arrays = machine.arrays if machine.arrays and plan.short else 0  # see `Machine`
         self.extra: dict[int, int] = {}  # kind -> bytes at most that it takes while it runs
         self.work: dict[int, dict[int, int]] = {}  # ... by step under way, by device
         self.bare = False  # whether the next step begins without room for that

@@ -321,23 +321,37 @@ def predict(
     """What a run of the plan will take. Raises `OutOfMemory` where it cannot work.
 
     Time and traffic are the clock's. Memory is the most that any of several orders takes in which
-    work may end, and one window more, for there are more orders than these; spilling, too, is the
-    most of them.
+    work may end, and one window more, for there are more orders than these, and what a task on each
+    device is known to take while it runs; spilling, too, is the most of them.
     """
     clock = ClockDevices(plan)
     states = [run(plan, clock, None, window, deep_window, ahead)]
     for first in (None, *plan.machine.devices):
         states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
     slack = _in_windows(plan, window, deep_window)
-    most = plan.everything()
+    most, alone = plan.everything(), _alone(plan)
     peak = {}
     for place in states[0].peak:
         peak[place] = max(s.peak[place] for s in states)
         if place >= 0:
-            more = min(peak[place] + slack[place], most[place], plan.machine.limit(place))
-            peak[place] = max(peak[place], more)
+            values = max(peak[place], min(peak[place] + slack[place], most[place]))
+            more = min(values + plan.taken, plan.machine.limit(place))
+            peak[place] = max(peak[place], more, alone[place])
     spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
     return Footprint(clock.now, peak, states[0].moved, spilled)
+
+
+def _alone(plan: Plan) -> dict[int, int]:
+    """Bytes that a step needs, with what it takes while it runs, if nothing else is in its memory:
+    the most of them, by memory. What it takes may go beyond the limit: it is not refused for that.
+    """
+    out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
+    for step in plan.steps:
+        if extra := plan.extra.get(step.kind, 0):
+            memory = plan.machine.memory_of(step.place)
+            touched = step.nbytes + sum([plan.steps[j].nbytes for j in step.inputs])
+            out[memory] = max(out[memory], touched + extra)
+    return out
 
 
 def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:

@@ -520,7 +520,7 @@ class Scheduler:
 
     def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
         if not known.once:
-            known.learn(state.nbytes)
+            known.learn(state.nbytes, state.extra)
         return values
 
     def _fits(self, known: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
@@ -555,7 +555,8 @@ class Scheduler:
     def _most(self, known: Plan) -> dict[int, int]:
         """Bytes that a run may take in each memory at most beside persisted chunks, as far as sizes
         are known."""
-        most, limit = known.everything(known.chunks), self._turns.limit
+        most = {m: n + known.taken for m, n in known.everything(known.chunks).items()}
+        limit = self._turns.limit
         if len(known.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
             return most
         with suppress(OutOfMemory):  # of sizes that are guesses

@@ -421,6 +421,35 @@ MUTANTS = {
         "        self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]\n",
         "",
     ),
+    # what steps take while they run
+    "what steps take while they run has no room": (
+        "        if self.short and not self.bare:\n",
+        "        if False:\n",
+    ),
+    "what steps take while they run has room after the first": (
+        "        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short\n",
+        "        self.short = False\n",
+    ),
+    "what steps take while they run is only that of the next": (
+        "return max(extra, *here.values(), 0) + sum",
+        "return max(extra, 0) + sum",
+    ),
+    "what steps take while they run is forgotten": (
+        "        if extra:\n            self.work.setdefault(d, {})[i] = extra\n",
+        "",
+    ),
+    "what steps take while they run is counted for good": (
+        "        if self.work:\n            self._stops_working(i, place)\n",
+        "",
+    ),
+    "what steps take while they run has no bound": (
+        "return max(0, min(known, self.limit[self.memory[self.place[i]]] - sum(touched)))",
+        "return known",
+    ),
+    "what steps take while they run is not learnt": (
+        "            self.short = self.short or (event.extra > 0 and self.plan.short)\n",
+        "",
+    ),
     # at the end of all means
     "nothing is doubted when something was let go of": (
         "if self.left and self.quiet:",

@@ -119,8 +119,9 @@ class Scheduler:
         ``"cpu:4"``, ``"cuda"``, ``"cuda:0,2"``. A repeated id (``"cuda:0,0"``) makes logical
         devices on one GPU.
     memory_limit
-        What values may take on each device: bytes, a string such as ``"8 GiB"``, or a fraction
-        (a float up to 1.0) of what is free. Default: 0.9 of what is free.
+        What values may take on each device, and what tasks take while they run, as far as that is
+        known: bytes, a string such as ``"8 GiB"``, or a fraction (a float up to 1.0) of what is
+        free. Default: 0.9 of what is free.
     window, deep_window
         How many steps may be under way on one device; the second holds while all that they make and
         fetch is small beside its memory.
@@ -407,7 +408,8 @@ class Scheduler:
         """The plan that computing these collections would run: what that will take, and which steps
         are no fused kernels, and why (`Plan.why`).
 
-        Computes nothing. Raises `OutOfMemory` where it could not.
+        Computes nothing. Raises `OutOfMemory` where it could not. What tasks that are no kernels
+        take for themselves is in the peak once they have run.
 
         >>> import dask.array as da
         >>> with Scheduler(devices="cpu:2") as s:

@@ -241,12 +241,13 @@ class Plan:
     @property
     def working(self) -> int:
         """Bytes that tasks may take in a memory while they run: one at a time on each device."""
-        machine, chunks = self.machine, self.chunks
-        largest = 0
-        if machine.arrays:  # the caller's own values are read in parts, mostly
-            sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in chunks]
-            largest = machine.arrays * max(sizes, default=0)
-        return max(largest * len(machine.devices), self.taken)
+        machine = self.machine
+        if not machine.arrays:
+            return self.taken
+        chunks = self.chunks  # the caller's own values are read in parts, mostly
+        sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in chunks]
+        guess = machine.arrays * len(machine.devices) * max(sizes, default=0)
+        return max(guess, self.taken)
 
     @property
     def taken(self) -> int:

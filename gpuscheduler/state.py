@@ -765,21 +765,23 @@ class State:
     def _extra(self, i: int) -> int:
         """Bytes that a step takes while it runs, beside what it reads and makes: no more than it
         could ever have."""
-        if self.aside[i]:
-            return 0
         known = self.extra.get(self.kind[i])
-        if known == 0:
+        if known == 0 or self.aside[i]:
             return 0
-        touched = [self.nbytes[i], *[self.nbytes[j] for j in self.plan.steps[i].inputs]]
+        nbytes, inputs = self.nbytes, self.plan.steps[i].inputs
         if known is None:
-            known = self.plan.machine.arrays * max(touched)
-        return max(0, min(known, self.limit[self.memory[self.place[i]]] - sum(touched)))
+            known = self.plan.machine.arrays * max(nbytes[i], *[nbytes[j] for j in inputs], 0)
+        room = self.limit[self.memory[self.place[i]]] - nbytes[i]
+        for j in inputs:
+            room -= nbytes[j]
+        return known if known <= room else max(room, 0)
 
     def _working(self, d: int, extra: int) -> int:
         """Bytes that steps take while they run, with one more on d: a device runs one at a time."""
-        memory, here = self.memory, self.work.get(d, {})
-        there = [w for e, w in self.work.items() if e != d and memory[e] == memory[d]]
-        return max(extra, *here.values(), 0) + sum([max(w.values()) for w in there])
+        here = self.work.get(d)
+        most = max(here.values()) if here else 0
+        there = [w for e, w in self.work.items() if e != d] if self.shared else ()
+        return max(extra, most) + sum([max(w.values()) for w in there])
 
     def _stops_working(self, i: int, d: int) -> None:
         here = self.work.get(d)

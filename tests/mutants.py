@@ -431,8 +431,8 @@ MUTANTS = {
         "        self.short = False\n",
     ),
     "what steps take while they run is only that of the next": (
-        "return max(extra, *here.values(), 0) + sum",
-        "return max(extra, 0) + sum",
+        "return max(extra, most) + sum",
+        "return extra + sum",
     ),
     "what steps take while they run is forgotten": (
         "        if extra:\n            self.work.setdefault(d, {})[i] = extra\n",
@@ -443,7 +443,7 @@ MUTANTS = {
         "",
     ),
     "what steps take while they run has no bound": (
-        "return max(0, min(known, self.limit[self.memory[self.place[i]]] - sum(touched)))",
+        "return known if known <= room else max(room, 0)",
         "return known",
     ),
     "what steps take while they run is not learnt": (

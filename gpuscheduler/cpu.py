@@ -204,7 +204,8 @@ class CpuDevices:
                 value = step.task({})
                 self.values[i] = value() if type(value) is Chunk else value
                 self.held[i] = 1
-        self.short = slack if plan.short else None  # it is looked at what tasks take
+        tells = plan.machine.arrays and plan.short
+        self.short = slack if tells else None  # it is looked at what tasks take
         #: Bytes that may be made, where sizes are not known, before that is looked at all the same.
         self.left = inf
         if plan.machine.arrays and not plan.tried:

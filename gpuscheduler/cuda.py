@@ -326,6 +326,25 @@ class _Lane:
             self.later.popleft()
 
 
+class _Allocated(cupy.cuda.MemoryHook):
+    """What a thread allocates on devices while this is entered: bytes, at most, at once."""
+
+    name = "gpuscheduler"
+
+    def __init__(self) -> None:
+        self.most = self.now = 0
+        self.sizes: dict[int, int] = {}  # of what was allocated meanwhile: nothing else counts
+
+    def malloc_postprocess(self, *, mem_size: int, pmem_id: int, **_: Any) -> None:
+        if pmem_id:  # else there was no memory
+            self.sizes[pmem_id] = mem_size
+            self.now += mem_size
+            self.most = max(self.most, self.now)
+
+    def free_postprocess(self, *, pmem_id: int, **_: Any) -> None:
+        self.now -= self.sizes.pop(pmem_id, 0)
+
+
 # ---- pinned host memory
 
 
@@ -1181,6 +1200,7 @@ class CudaDevices:
             hardware.kernels.compile_ahead((s.task for s in plan.steps), self.lanes[0].device)
         self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
         self.fetched = 0  # bytes
+        self.took: dict[int, int] = {}  # by step: bytes that it had at once of what it allocated
         self.followed = False  # whether it does what a tape says
         team.begin()
         self._follow_caller()
@@ -1790,7 +1810,7 @@ class CudaDevices:
         empty = empty and all(held[j].empty for j in step.inputs)
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
-        events.append(Issued(i, nbytes))
+        events.append(Issued(i, nbytes, max(0, self.took.pop(i, 0) - nbytes)))
         if empty and not self.exact:
             events.append(Done(i))
             return bool(self.crossing[i])
@@ -1816,10 +1836,17 @@ class CudaDevices:
     def _attempt(self, lane: _Lane, i: int, values: dict[Any, Any]) -> tuple[Any, int]:
         """The value of a step, and 0; or None, and the bytes that were refused.
 
-        What the attempt had allocated goes with its frames when this returns.
+        What the attempt had allocated goes with its frames when this returns. Of steps of a kind
+        that has not run yet it is seen how much that is.
         """
+        step = self.plan.steps[i]
         try:
-            return self._called(lane, i, values), 0
+            if type(step.task) in KERNELS or step.kind in self.plan.extra:
+                return self._called(lane, i, values), 0
+            with _Allocated() as allocated:
+                value = self._called(lane, i, values)
+            self.took[i] = allocated.most
+            return value, 0
         except Exception as error:
             if not is_refusal(error):
                 raise

@@ -32,7 +32,8 @@ class Machine:
     shared: bool = False  # True where all devices read the same memory, the host's
     disk: float = 1e9  # bytes/s to and from files
     #: Arrays, like the largest that it reads or makes, for which a step is given room while it runs
-    #: if nothing like it has run yet; 0 where devices do not tell what steps take.
+    #: if nothing like it has run yet; 0 where a guess does more harm than what it is for: a GPU
+    #: refuses what it has not got, and the step runs again.
     arrays: int = 0
 
     @classmethod

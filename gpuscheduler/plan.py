@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
@@ -76,6 +76,9 @@ class Step:
 class Footprint:
     """What a run takes, or took: time, memory and traffic. Places are devices, HOST and DISK.
 
+    What it took of memory is that of values alone. What it takes is that, and on devices what tasks
+    have been seen to take for themselves while they ran, one at a time.
+
     >>> print(Footprint(0.5, {0: 10**6, HOST: 0, DISK: 0}, {(0, 1): 2000}, {HOST: 0, DISK: 0}))
     0.5 s; peak memory 1,000,000 bytes on device 0; moved 2,000 bytes from 0 to 1
     """
@@ -129,6 +132,9 @@ class Plan:
     #: Why tasks are no fused kernels, by the keys of `index`.
     reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
     tried: bool = False  # whether it has been run
+    #: By kind of step, bytes at most that it has taken while it ran, beside what it reads and
+    #: makes; shared with all plans that are like this one.
+    extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
     once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
@@ -209,35 +215,62 @@ class Plan:
     @cached_property
     def short(self) -> bool:
         """Whether there may be no room beside the values for what tasks take while they run."""
-        machine = self.machine
-        if not machine.arrays:
-            return False
-        sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in self.there]
-        taken = self.others.get(0, 0) + sum(sizes)
-        return taken + self.working > SHORT * machine.limit(0)
+        limit, others, working = self.machine.limit, self.others, self.working
+        return any(
+            n + others.get(memory, 0) + working > SHORT * limit(memory)
+            for memory, n in self.everything().items()
+        )
+
+    def everything(self, but: Container[int] = ()) -> dict[int, int]:
+        """Bytes of all that is made in a memory or comes there, `but` for some steps."""
+        machine, steps = self.machine, self.steps
+        if machine.shared:
+            counted = [i for i in range(len(steps)) if i not in but and not self.is_callers(i)]
+            return {0: sum([steps[i].nbytes for i in counted])}
+        out: dict[int, int] = dict.fromkeys(machine.memories, 0)
+        for i, (step, readers) in enumerate(zip(steps, self.readers, strict=True)):
+            if i not in but:
+                for place in {step.place, *[steps[r].place for r in readers]}:
+                    out[place] += step.nbytes
+        return out
+
+    def is_callers(self, i: int) -> bool:
+        """Whether a step is a value of the graph that no run moves."""
+        return self.steps[i].fixed and i not in self.there
 
     @property
     def working(self) -> int:
-        """Bytes that tasks may take while they run, where devices tell."""
+        """Bytes that tasks may take in a memory while they run: one at a time on each device."""
         machine = self.machine
         if not machine.arrays:
-            return 0
+            return self.taken
         chunks = self.chunks  # the caller's own values are read in parts, mostly
         sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in chunks]
-        largest = max(sizes, default=0)
-        return machine.arrays * len(machine.devices) * largest
+        guess = machine.arrays * len(machine.devices) * max(sizes, default=0)
+        return max(guess, self.taken)
 
-    def learn(self, nbytes: list[int]) -> None:
-        """Put true sizes in place of estimates, for the next run of this plan or of one like it."""
+    @property
+    def taken(self) -> int:
+        """The same, of what has been seen: no guess."""
+        there = len(self.machine.devices) if self.machine.shared else 1
+        return there * max(self.extra.values(), default=0)
+
+    def learn(self, nbytes: list[int], extra: Mapping[int, int] | None = None) -> None:
+        """Put true sizes in place of estimates, for the next run of this plan or of one like it,
+        and what kinds of steps took beside."""
+        more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
+        self.extra.update(more)
         plans = [self]
         if self.template is not None and not self.template.tried:
             plans.append(self.template)
         for plan in plans:
-            plan.tried = True
+            plan.tried, changed = True, bool(more)
             for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
                 if not step.fixed and step.nbytes != true:
-                    step.nbytes, plan.tape, plan.most, plan._beside = true, None, None, None
-                    plan.__dict__.pop("short", None)
+                    step.nbytes, changed = true, True
+            if changed:
+                plan.tape, plan.most, plan._beside = None, None, None
+                plan.__dict__.pop("short", None)
 
     @property
     def unknown(self) -> int:

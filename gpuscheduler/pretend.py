@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
@@ -180,14 +180,9 @@ class ShuffledDevices(InOrderDevices):
         held = sum(
             self.nbytes[i]
             for i, p in self.values
-            if p == memory and not (machine.shared and is_callers(self.plan, i))
+            if p == memory and not (machine.shared and self.plan.is_callers(i))
         )
         return held + self.nbytes[step] <= machine.limit(memory)
-
-
-def is_callers(plan: Plan, step: int) -> bool:
-    """Whether a step is a value of the graph that no run moves."""
-    return plan.steps[step].fixed and step not in plan.there
 
 
 def _arguments(flying: tuple[Callable[..., None], tuple[int, ...]]) -> tuple[int, ...]:
@@ -286,7 +281,7 @@ class ClockDevices:
 
     def _counted(self, step: int, place: int) -> int:
         """Bytes that count: not results on the host, nor, in its memory, the graph's values."""
-        given = self.plan.machine.shared and is_callers(self.plan, step)
+        given = self.plan.machine.shared and self.plan.is_callers(step)
         delivered = place == HOST and step in self.plan.deliver
         delivered = delivered or (place == DISK and self.plan.steps[step].again)
         return 0 if given or delivered else self.nbytes[step]
@@ -326,23 +321,37 @@ def predict(
     """What a run of the plan will take. Raises `OutOfMemory` where it cannot work.
 
     Time and traffic are the clock's. Memory is the most that any of several orders takes in which
-    work may end, and one window more, for there are more orders than these; spilling, too, is the
-    most of them.
+    work may end, and one window more, for there are more orders than these, and what a task on each
+    device is known to take while it runs; spilling, too, is the most of them.
     """
     clock = ClockDevices(plan)
     states = [run(plan, clock, None, window, deep_window, ahead)]
     for first in (None, *plan.machine.devices):
         states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
     slack = _in_windows(plan, window, deep_window)
-    most = everything(plan)
+    most, alone = plan.everything(), _alone(plan)
     peak = {}
     for place in states[0].peak:
         peak[place] = max(s.peak[place] for s in states)
         if place >= 0:
-            more = min(peak[place] + slack[place], most[place], plan.machine.limit(place))
-            peak[place] = max(peak[place], more)
+            values = max(peak[place], min(peak[place] + slack[place], most[place]))
+            more = min(values + plan.taken, plan.machine.limit(place))
+            peak[place] = max(peak[place], more, alone[place])
     spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
     return Footprint(clock.now, peak, states[0].moved, spilled)
+
+
+def _alone(plan: Plan) -> dict[int, int]:
+    """Bytes that a step needs, with what it takes while it runs, if nothing else is in its memory:
+    the most of them, by memory. What it takes may go beyond the limit: it is not refused for that.
+    """
+    out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
+    for step in plan.steps:
+        if extra := plan.extra.get(step.kind, 0):
+            memory = plan.machine.memory_of(step.place)
+            touched = step.nbytes + sum([plan.steps[j].nbytes for j in step.inputs])
+            out[memory] = max(out[memory], touched + extra)
+    return out
 
 
 def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
@@ -355,17 +364,4 @@ def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
     for d, nbytes in largest.items():
         deep = min(deep_window * nbytes, int(SHARE * machine.memory[d]))
         out[machine.memory_of(d)] += max(window * nbytes, deep)
-    return out
-
-
-def everything(plan: Plan, but: Container[int] = ()) -> dict[int, int]:
-    """Bytes of all that is made in a memory or comes there, `but` for some steps."""
-    memory_of = plan.machine.memory_of
-    out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    for i, (step, readers) in enumerate(zip(plan.steps, plan.readers, strict=True)):
-        if i not in but and not (plan.machine.shared and is_callers(plan, i)):
-            for memory in {
-                memory_of(p) for p in (step.place, *(plan.steps[r].place for r in readers))
-            }:
-                out[memory] += step.nbytes
     return out

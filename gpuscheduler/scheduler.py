@@ -42,7 +42,7 @@ from .machine import DISK, ENDLESS, HOST, Machine
 from .persisted import Chunk, Kept, Persisted
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
-from .pretend import everything, predict
+from .pretend import predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
@@ -119,8 +119,9 @@ class Scheduler:
         ``"cpu:4"``, ``"cuda"``, ``"cuda:0,2"``. A repeated id (``"cuda:0,0"``) makes logical
         devices on one GPU.
     memory_limit
-        What values may take on each device: bytes, a string such as ``"8 GiB"``, or a fraction
-        (a float up to 1.0) of what is free. Default: 0.9 of what is free.
+        What values may take on each device, and what tasks take while they run, as far as that is
+        known: bytes, a string such as ``"8 GiB"``, or a fraction (a float up to 1.0) of what is
+        free. Default: 0.9 of what is free.
     window, deep_window
         How many steps may be under way on one device; the second holds while all that they make and
         fetch is small beside its memory.
@@ -407,7 +408,8 @@ class Scheduler:
         """The plan that computing these collections would run: what that will take, and which steps
         are no fused kernels, and why (`Plan.why`).
 
-        Computes nothing. Raises `OutOfMemory` where it could not.
+        Computes nothing. Raises `OutOfMemory` where it could not. What tasks that are no kernels
+        take for themselves is in the peak once they have run.
 
         >>> import dask.array as da
         >>> with Scheduler(devices="cpu:2") as s:
@@ -520,7 +522,7 @@ class Scheduler:
 
     def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
         if not known.once:
-            known.learn(state.nbytes)
+            known.learn(state.nbytes, state.extra)
         return values
 
     def _fits(self, known: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
@@ -530,7 +532,7 @@ class Scheduler:
             return False
         machine = known.machine
         if known.most is None:
-            most = {m: n + known.working for m, n in everything(known).items()}
+            most = {m: n + known.working for m, n in known.everything().items()}
             if any(s.aside for s in known.steps):
                 most = dict.fromkeys(most, ENDLESS)
             known.most = most
@@ -555,7 +557,8 @@ class Scheduler:
     def _most(self, known: Plan) -> dict[int, int]:
         """Bytes that a run may take in each memory at most beside persisted chunks, as far as sizes
         are known."""
-        most, limit = everything(known, known.chunks), self._turns.limit
+        most = {m: n + known.taken for m, n in known.everything(known.chunks).items()}
+        limit = self._turns.limit
         if len(known.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
             return most
         with suppress(OutOfMemory):  # of sizes that are guesses

@@ -190,8 +190,9 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
-        self.arrays = machine.arrays if plan.short else 0  # see `Machine`
-        self.extra: dict[int, int] = {}  # kind -> bytes at most that it takes while it runs
+        self.extra = dict(plan.extra)  # kind -> bytes at most that it takes while it runs
+        #: Whether steps get room for that, or for what it may be.
+        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short
         self.work: dict[int, dict[int, int]] = {}  # ... by step under way, by device
         self.bare = False  # whether the next step begins without room for that
         self.keep = self.given.union(plan.outputs)
@@ -264,7 +265,7 @@ class State:
             self.nbytes[i] = nbytes
             self._use(memory, extra)
             if self.used[memory] > SHORT * self.limit[memory]:  # whatever was known before
-                self.arrays = self.plan.machine.arrays
+                self.short = True
         self.guess[i] = False
         self.issued[i] = 1
         self.where[i] = {memory}
@@ -281,6 +282,7 @@ class State:
             self.seen[kind] = nbytes
         if event.extra is not None and event.extra > self.extra.get(kind, -1):
             self.extra[kind] = event.extra
+            self.short = self.short or (event.extra > 0 and self.plan.short)
         where, aside = self.place, self.aside
         ahead = self.ahead and not aside[i]
         for r in self.readers[i]:
@@ -745,7 +747,7 @@ class State:
         for j in inputs:
             pins[j] += 1  # or making room could take them away
         extra, limit = 0, self.limit[memory]
-        if self.arrays and not self.bare:
+        if self.short and not self.bare:
             extra = self._extra(i)
             limit -= self._working(d, extra)
         full = self.used[memory] + need > limit
@@ -790,20 +792,25 @@ class State:
         return True
 
     def _extra(self, i: int) -> int:
-        """Bytes that a step takes while it runs, beside what it reads and makes."""
-        if self.aside[i]:
-            return 0
+        """Bytes that a step takes while it runs, beside what it reads and makes: no more than it
+        could ever have."""
         known = self.extra.get(self.kind[i])
+        if known == 0 or self.aside[i]:
+            return 0
+        nbytes, inputs = self.nbytes, self.plan.steps[i].inputs
         if known is None:
-            inputs = self.plan.steps[i].inputs
-            known = self.arrays * max(self.nbytes[i], *[self.nbytes[j] for j in inputs], 0)
-        return known
+            known = self.plan.machine.arrays * max(nbytes[i], *[nbytes[j] for j in inputs], 0)
+        room = self.limit[self.memory[self.place[i]]] - nbytes[i]
+        for j in inputs:
+            room -= nbytes[j]
+        return known if known <= room else max(room, 0)
 
     def _working(self, d: int, extra: int) -> int:
         """Bytes that steps take while they run, with one more on d: a device runs one at a time."""
-        memory, here = self.memory, self.work.get(d, {})
-        there = [w for e, w in self.work.items() if e != d and memory[e] == memory[d]]
-        return max(extra, *here.values(), 0) + sum([max(w.values()) for w in there])
+        here = self.work.get(d)
+        most = max(here.values()) if here else 0
+        there = [w for e, w in self.work.items() if e != d] if self.shared else ()
+        return max(extra, most) + sum([max(w.values()) for w in there])
 
     def _stops_working(self, i: int, d: int) -> None:
         here = self.work.get(d)

@@ -431,6 +431,35 @@ MUTANTS = {
         "        self.moved[src, dst] = self.moved.get((src, dst), 0) + self.nbytes[i]\n",
         "",
     ),
+    # what steps take while they run
+    "what steps take while they run has no room": (
+        "        if self.short and not self.bare:\n",
+        "        if False:\n",
+    ),
+    "what steps take while they run has room after the first": (
+        "        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short\n",
+        "        self.short = False\n",
+    ),
+    "what steps take while they run is only that of the next": (
+        "return max(extra, most) + sum",
+        "return extra + sum",
+    ),
+    "what steps take while they run is forgotten": (
+        "        if extra:\n            self.work.setdefault(d, {})[i] = extra\n",
+        "",
+    ),
+    "what steps take while they run is counted for good": (
+        "        if self.work:\n            self._stops_working(i, place)\n",
+        "",
+    ),
+    "what steps take while they run has no bound": (
+        "return known if known <= room else max(room, 0)",
+        "return known",
+    ),
+    "what steps take while they run is not learnt": (
+        "            self.short = self.short or (event.extra > 0 and self.plan.short)\n",
+        "",
+    ),
     # at the end of all means
     "nothing is doubted when something was let go of": (
         "if self.left and self.quiet:",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -163,3 +165,17 @@ def test_large_values_of_the_callers_are_no_reason_to_look_at_what_tasks_take():
         plan = plan_of(*steps, memory=(limit,), fixed="x")
         plan.machine = Machine.uniform(1, memory=limit, shared=True, arrays=2)
         assert plan.short == short
+
+
+def test_what_kinds_of_steps_took_is_kept_with_the_plan():
+    """The most of all runs, and of all plans that are like it."""
+    plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(64, 64), kinds="xy")
+    like = replace(plan)
+    assert (plan.taken, plan.short, like.short) == (0, False, False)
+    plan.learn([8, 8], {ord("x"): 30, ord("y"): 2})
+    plan.learn([8, 8], {ord("x"): 20, ord("y"): 4})
+    assert like.extra == plan.extra == {ord("x"): 30, ord("y"): 4}
+    assert plan.taken == plan.working == 30
+    assert plan.short  # beside 16 bytes of values, of 64 in the one memory
+    plan.machine = replace(plan.machine, shared=True, arrays=2)
+    assert (plan.taken, plan.working) == (60, 60)  # on each of two devices; two of 8 are less

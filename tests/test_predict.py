@@ -106,6 +106,18 @@ def test_no_run_takes_more_than_its_memory_whatever_is_predicted(case):
     assert all(foreseen.peak[p] <= limit(p) and n <= limit(p) for p, n in state.peak.items())
 
 
+def test_what_tasks_take_is_in_the_prediction():
+    """Beside three values of 8 bytes the most that a task takes, within the limit; a task that
+    takes more than there is takes it all the same, when nothing else is there."""
+    steps = ("a", "", 0), ("b", "a", 0), ("c", "ab", 0), ("d", "", 1)
+    for limit, extra, peak in ((1000, 0, 24), (1000, 50, 74), (60, 20, 44), (60, 50, 74)):
+        plan = plan_of(*steps, memory=(limit, limit), wanted="cd", kinds="xxyz")
+        plan.extra = {ord("x"): 10, ord("y"): extra} if extra else {}
+        foreseen = predict(plan)
+        assert foreseen.peak[0] == peak
+        assert foreseen.peak[1] == 8 + extra  # whatever kinds these are
+
+
 def test_the_clock_foresees_what_is_spilled():
     """a, b and c are made before a is read again, and two fit: one goes to the host, or, where that
     has no room, to the disk."""

@@ -30,7 +30,7 @@ from gpuscheduler.state import (
     NoRoom,
     State,
 )
-from tests.strategies import EXAMPLES, cases, plan_of, thorough
+from tests.strategies import EXAMPLES, UNIT, LateDevices, cases, plan_of, thorough
 
 PLENTY = (10**9, 10**9)
 #: Cases of the property that matters most.
@@ -838,9 +838,9 @@ def test_what_steps_take_has_room_from_when_values_fill_half_of_the_memory():
     state = state_of(telling(plan_of(*steps, memory=(64,), wanted="abc")))
     state.start()
     state.handle(*ran(0, 20))
-    assert state.arrays == 0
+    assert not state.short
     state.handle(*ran(1, 20))
-    assert state.arrays == 2
+    assert state.short
 
 
 def test_what_nobody_has_looked_at_may_take_two_of_the_largest_it_touches():
@@ -881,6 +881,81 @@ def test_a_step_that_does_not_fit_with_what_it_takes_begins_without_room_for_it(
     assert state.handle(Copied(0, 0, DISK)) == [Free(0, 0), Launch(1, 0)]
     state.handle(*ran(1))
     state.validate_end()
+
+
+def seen(plan, **extra):
+    """The plan behind a run in which steps took so many bytes, by their names, while they ran."""
+    plan.extra = {s.kind: extra.get(s.key, 0) for s in plan.steps}
+    return plan
+
+
+def test_what_an_earlier_run_has_seen_steps_take_has_room_from_the_beginning():
+    """On a GPU: c takes 16, so of a and b, which are kept, one leaves. Of 48 bytes both stay."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "", 0)
+    for limit, then in ((39, [Copy(1, 0, HOST)]), (48, [Launch(2, 0)])):
+        state = state_of(seen(plan_of(*steps, memory=(limit,), wanted="abc"), c=16), window=2)
+        assert state.start() == [Launch(0, 0), Launch(1, 0)]
+        assert state.handle(*ran(0), *ran(1)) == then
+
+
+def test_what_steps_take_is_counted_from_when_it_is_seen_on_gpus_where_memory_is_short():
+    """Nobody guesses there: a begins, and tells. b is of its kind."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "", 0)
+    for limit, short in ((31, True), (48, False)):
+        plan = alike(plan_of(*steps, memory=(limit,), wanted="abc"))
+        state = state_of(plan, window=1)
+        assert state.start() == [Launch(0, 0)]
+        out = state.handle(Issued(0, 8, 16), Done(0))
+        assert out == ([Copy(0, 0, HOST)] if short else [Launch(1, 0)])
+        assert state.short == short
+
+
+def test_what_comes_for_the_next_step_leaves_room_for_what_the_last_one_takes():
+    """b reads x, which comes from the other device and may be there before a is over."""
+    steps = ("x", "", 1), ("a", "", 0), ("b", "x", 0)
+    for limit, then in ((39, []), (40, [Copy(0, 1, 0), Launch(2, 0)])):
+        state = state_of(seen(plan_of(*steps, memory=(limit, 100), wanted="ab"), a=16))
+        assert state.start() == [Launch(1, 0), Launch(0, 1)]
+        assert state.handle(*ran(0)) == then
+        state.handle(*ran(1))
+        assert state.launched[2]
+
+
+def test_a_step_that_takes_more_than_there_is_waits_for_nobody_elsewhere():
+    """b would like 100 bytes of 16. It gets what is left beside its own 8 when a has gone, whatever
+    the other device does meanwhile."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "", 1)
+    state = state_of(seen(plan_of(*steps, memory=(16, 16), wanted="abc"), b=100))
+    assert state.start() == [Launch(0, 0), Launch(2, 1)]
+    assert state.handle(*ran(0)) == [Copy(0, 0, HOST)]
+    assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(1, 0)]
+    state.handle(*ran(1), *ran(2))
+    state.validate_end()
+
+
+class Watched(LateDevices):
+    """Looks at how full its memory is when a step runs, with what that takes meanwhile."""
+
+    def _refuses(self, step, place):
+        if place >= 0 and not any(i == step for i, _ in self.values):  # it is launched
+            memory, s = self.memory_of(place), self.plan.steps[step]
+            held = [i for i, p in self.values if p == memory]
+            if self.plan.machine.shared:
+                held = [i for i in held if not self.plan.is_callers(i)]
+            extra = 0 if s.aside else self.plan.extra[s.kind]
+            total = sum(self.nbytes[i] for i in (*held, step)) + extra
+            assert total <= self.plan.machine.limit(memory)
+        return super()._refuses(step, place)
+
+
+@thorough
+@given(cases(exact=True), st.lists(st.integers(0, 16), min_size=4, max_size=4))
+def test_each_step_has_room_for_what_it_takes(case, extra):
+    """In any order, where that much can be had at all."""
+    case.plan.extra = {kind: UNIT * n for kind, n in enumerate(extra)}
+    machine, more = case.plan.machine, UNIT * max(extra)
+    case.plan.machine = replace(machine, memory=tuple([n + more for n in machine.memory]))
+    case.run(Watched(case.plan, case.rng, case.sizes)).validate_end()
 
 
 # ---- steps that read files and write them

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscheduler import Scheduler
-from gpuscheduler.pretend import everything, predict
+from gpuscheduler.pretend import predict
 from gpuscheduler.state import State
 from gpuscheduler.turns import SMALL, Turn, Turns
 from tests.strategies import cases, thorough
@@ -121,7 +121,7 @@ def test_runs_of_any_size_stay_together_within_the_limit(needs, rng):
 @thorough
 @given(cases(exact=True))
 def test_no_run_makes_more_than_everything(case):
-    most = everything(case.plan)
+    most = case.plan.everything()
     state = case.run(case.devices())
     assert all(state.peak[m] <= n for m, n in most.items())
 

@@ -326,14 +326,27 @@ def memory_at(address):
         return found if found is not None and address < found.ptr + max(found.size, 1) else None
 
 
-class Pooled:
-    """Memory in use; it goes back to the stream that it was allocated on."""
+#: Of each thread, by name: what is told of memory that is taken from pools, and given back.
+hooks = threading.local()
 
-    def __init__(self, memory, pool):
-        self.memory, self.pool = memory, pool
+
+class Pooled:
+    """Memory in use, the first `size` bytes of it; it goes back to the stream that it was allocated
+    on."""
+
+    def __init__(self, memory, pool, size):
+        self.memory, self.pool, self.size = memory, pool, size
+        for hook in vars(hooks).values():
+            hook.malloc_postprocess(
+                device_id=0, size=size, mem_size=size, mem_ptr=memory.ptr, pmem_id=id(self)
+            )
 
     def __del__(self):
-        self.pool.back(self.memory)
+        self.pool.back(self.memory, self.size)
+        for hook in vars(hooks).values():
+            hook.free_postprocess(
+                device_id=0, mem_size=self.size, mem_ptr=self.memory.ptr, pmem_id=id(self)
+            )
 
 
 class OutOfMemoryError(MemoryError):
@@ -357,8 +370,8 @@ class Pool:
             fitting = [m for m in kept if size <= m.size <= 2 * size]
             if fitting:
                 kept.remove(fitting[-1])
-                self.used += fitting[-1].size
-                return Pooled(fitting[-1], self)
+                self.used += size  # CuPy leaves the rest to others
+                return Pooled(fitting[-1], self, size)
             most = min(self.limit or MEMORY, MEMORY)
             if self.held + size > most:
                 self.free_all_blocks()
@@ -369,11 +382,11 @@ class Pool:
                 )
             self.held += size
             self.used += size
-            return Pooled(Memory(size, self.device, stream.number), self)
+            return Pooled(Memory(size, self.device, stream.number), self, size)
 
-    def back(self, memory):
+    def back(self, memory, size):
         with lock:
-            self.used -= memory.size
+            self.used -= size
             self.free.setdefault(memory.stream, []).append(memory)
 
     def free_all_blocks(self):

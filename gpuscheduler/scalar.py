@@ -28,7 +28,7 @@ import numpy as np
 
 from . import shelf, trace
 from .expr import DType
-from .garbage import without_garbage_collection
+from .garbage import of_things_that_stay
 from .trace import names_read, narrowed, replaced
 
 #: How functions are compiled for CPU devices: NumPy's rules for division by zero, and no lock held.
@@ -100,7 +100,7 @@ class ScalarFunction:
                 words = self._words("results" if compiled else "types", types)
                 found = _read(shelf.found(words))
                 if found is None:
-                    with without_garbage_collection():
+                    with of_things_that_stay():
                         found = self._inferred(types) if compiled else self._typed(types)
                     shelf.keep(words, _written(found))
                 self._results[key] = found

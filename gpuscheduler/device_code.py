@@ -34,7 +34,7 @@ from unittest.mock import patch
 
 from . import cuda_math, scalar, shelf, trace
 from .cuda_math import FUNCTIONS
-from .garbage import without_garbage_collection
+from .garbage import of_things_that_stay
 from .kernel import Call
 from .scalar import numbered_apart, plain, reason, versions
 from .trace import names_read, narrowed, replaced
@@ -74,7 +74,7 @@ def _found_or_compiled(call: Call, arch: str) -> bytes:
         words = "LTO-IR", call.symbol, call.function.digest, types, arch, NVVM, version()
     found = shelf.found(words)
     if found is None:
-        with without_garbage_collection():
+        with of_things_that_stay():
             _numba()
             every = "numba.cuda.core.bytecode", "numba.core.bytecode"
             apart = False not in [numbered_apart(n) for n in every if find_spec(n)]

@@ -69,6 +69,17 @@ class _Spared(threading.local):
 _spared = _Spared()
 
 
+@contextmanager
+def of_things_that_stay() -> Iterator[None]:
+    """What is made meanwhile will stay, as imported modules do: it comes to the oldest objects
+    unseen. The collector would begin with a look at all of it, and once more at the next ones."""
+    with without_garbage_collection(), garbage_spared():
+        try:
+            yield
+        finally:
+            put_aside()
+
+
 def put_aside() -> None:
     """Spare all that there is now, until this thread leaves `garbage_spared`."""
     _spared.put_aside()

@@ -90,7 +90,8 @@ class Call:
     `symbol`; the same symbol means the same function, of the same types."""
 
     symbol: str
-    function: Any  # as a ``call`` node has it: `.python`, `.name`, `.digest`, `.lasting`
+    #: As a ``call`` node has it: `.python`, `.name`, `.digest`, `.lasting`, `.repeats`.
+    function: Any
     part: int | None  # which item of a tuple, where it returns one
     args: tuple[str, ...]  # codes of types
     gives: str
@@ -608,8 +609,9 @@ class _Generator:
         cost = sum(_cost(n) for n in most.nodes)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
             width //= 2
-        if tree.calls:  # each is there as often as a thread has elements
-            width = min(width, 4)
+        if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
+            again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
+            width = 1 if again else min(width, 4)  # loops do not run side by side
         columns = self.reducing and not self.rows and self.across < 0
         moments = columns and any(r.op == "moment" for r in self.kernel.reductions)
         many = moments and width >= 4 and self.points >= MANY_COLUMNS and cost < 16

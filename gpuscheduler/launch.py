@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import cupy
@@ -254,8 +255,28 @@ class Kernels:
         """Compile what tasks that are new here need, several at a time: a first run would have to
         wait for one after the other. What fails is met again where it is wanted."""
         arch = _arch(device)
+        wanted = self._missing(tasks, device, arch)
+        calls = dict.fromkeys([c for made, _ in wanted for c in made.calls])
+        # Numba takes longest, and one processor: meanwhile others compile what needs no function
+        work: list[Callable[[], Any]] = [partial(device_code.compiled, c, arch) for c in calls]
+        wanted.sort(key=lambda item: bool(item[0].calls))
+        work += [partial(self._cubin, made, device, single) for made, single in wanted]
+        if len(work) < 2:
+            return
+
+        def done(one: Callable[[], Any]) -> None:
+            with suppress(Exception):
+                one()
+
+        with ThreadPoolExecutor(min(len(work), os.cpu_count() or 1)) as pool:
+            list(pool.map(done, work))
+
+    def _missing(
+        self, tasks: Iterable[Any], device: int, arch: str
+    ) -> list[tuple[Generated, bool]]:
+        """Kernels of tasks that are neither here nor on disk, and whether for a single item."""
         seen: set[tuple[int, bool]] = set()
-        wanted: dict[tuple[str, bool], Generated] = {}
+        missing: dict[tuple[str, bool], Generated] = {}
         for task in tasks:
             if type(task) is Fused:
                 first, single = task, True
@@ -272,19 +293,11 @@ class Kernels:
                 continue
             with suppress(NotGenerated):
                 for made in self._written(first.program, device, True)[1]:
-                    if (made.source, arch, single) not in self._cubins:
-                        wanted[made.source, single] = made
-        if len(wanted) < 2:
-            return
-
-        def compile_one(item: tuple[tuple[str, bool], Generated]) -> None:
-            (_, single), made = item
-            with suppress(Exception):
-                self._cubin(made, device, single)
-
-        longest_first = sorted(wanted.items(), key=lambda item: not item[1].calls)
-        with ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
-            list(pool.map(compile_one, longest_first))
+                    if (made.source, single) in missing:
+                        continue
+                    if self._found(made, arch, single) is None:
+                        missing[made.source, single] = made
+        return [(made, single) for (_, single), made in missing.items()]
 
     def _written(
         self, given: Program, device: int, aligned: bool
@@ -359,19 +372,25 @@ class Kernels:
         return module.get_function(made.name + "_one" if single else made.name)
 
     def _cubin(self, made: Generated, device: int, single: bool) -> bytes:
-        source, calls = made.source, made.calls
         arch = _arch(device)
-        found = self._cubins.get((source, arch, single))
+        found = self._found(made, arch, single)
         if found is None:
-            words = _words(source, arch, calls, self.fast_math, single)
-            found = shelf.found(words)
-            if found is None:
-                found = compiled(source, arch, calls, self.fast_math, single)
-                with self._counting:
-                    self.compiled += 1
-                shelf.keep(words, found)
-            self._cubins[source, arch, single] = found
+            found = compiled(made.source, arch, made.calls, self.fast_math, single)
+            with self._counting:
+                self.compiled += 1
+            shelf.keep(_words(made.source, arch, made.calls, self.fast_math, single), found)
+            self._cubins[made.source, arch, single] = found
         return found
+
+    def _found(self, made: Generated, arch: str, single: bool) -> bytes | None:
+        """Machine code that is here, or on disk."""
+        key = made.source, arch, single
+        if key not in self._cubins:
+            found = shelf.found(_words(made.source, arch, made.calls, self.fast_math, single))
+            if found is None:
+                return None
+            self._cubins[key] = found
+        return self._cubins[key]
 
     def broken(self, program: Program) -> bool:
         """Whether it has no kernels that could be had."""
@@ -486,8 +505,8 @@ def compiled(
     if not calls:
         return _translated(source, tuple(options), nvrtc.getCUBIN)
     try:
-        pieces = [device_code.compiled(call, arch) for call in calls]
         kernel = _translated(source, (*options, *TO_LINK), nvrtc.getLTOIR)
+        pieces = [device_code.compiled(call, arch) for call in calls]
         return device_code.linked([kernel, *pieces], arch, fast_math)
     except device_code.NoDeviceCode as error:
         raise CompileFailed(str(error)) from error

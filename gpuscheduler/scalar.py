@@ -28,7 +28,7 @@ import numpy as np
 
 from . import shelf, trace
 from .expr import DType
-from .garbage import without_garbage_collection
+from .garbage import of_things_that_stay
 from .trace import names_read, narrowed, replaced
 
 #: How functions are compiled for CPU devices: NumPy's rules for division by zero, and no lock held.
@@ -64,8 +64,11 @@ class ScalarFunction:
         self.python = _settled(function, {})
         self.name = function.__name__
         odd: list[Any] = []
-        words = _words(self.python, {}, set(), odd)
+        every: dict[Any, int] = {}
+        words = _words(self.python, every, set(), odd)
         self.digest = hashlib.sha256(repr(words).encode()).hexdigest()
+        #: Whether it has a loop, or what it calls.
+        self.repeats = any(_repeats(f) for f in every)
         #: Whether the digest means the same in other processes.
         self.lasting = not odd
         self._lock = threading.RLock()
@@ -100,7 +103,7 @@ class ScalarFunction:
                 words = self._words("results" if compiled else "types", types)
                 found = _read(shelf.found(words))
                 if found is None:
-                    with without_garbage_collection():
+                    with of_things_that_stay():
                         found = self._inferred(types) if compiled else self._typed(types)
                     shelf.keep(words, _written(found))
                 self._results[key] = found
@@ -380,6 +383,14 @@ def _line_of(code: types.CodeType, name: str) -> str:
             text = linecache.getline(code.co_filename, line).strip()
             return f" ({Path(code.co_filename).name}, line {line}{f': {text}' if text else ''})"
     return ""
+
+
+def _repeats(function: types.FunctionType) -> bool:
+    """Whether its own code goes back to where it was."""
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    steps = dis.get_instructions(function.__code__)
+    own = not _is_library(function.__globals__)
+    return own and any(i.opcode in jumps and i.argval <= i.offset for i in steps)
 
 
 # ---- which functions are the same

@@ -39,6 +39,7 @@ class Function:
 
     def __init__(self, python):
         self.python, self.name = python, python.__name__
+        self.repeats = ScalarFunction(python).repeats
         code = python.__code__
         cells = [c.cell_contents for c in python.__closure__ or ()]
         cells = [c for c in cells if isinstance(c, int | float | complex)]
@@ -500,6 +501,18 @@ def test_functions_that_share_what_they_call_are_linked_together():
     (x,) = lines("f8")
     made, _ = code(Kernel((64,), (of(first, x), of(second, x))))
     assert len(made.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("f", "repeats"), [(mandelbrot, True), (newton, True), (scaled_by(0.1), False)]
+)
+def test_what_repeats_is_in_a_kernel_once(f, repeats):
+    """Points side by side share their work on coordinates, but loops run one after the other: two
+    of them are as fast as one, and take twice as long to compile."""
+    coordinates = [index(View(0, s)) for s in ((0, 1), (1, 0))[: f.__code__.co_argcount]]
+    x = [Expr("cast", (n,), "f8") for n in coordinates]
+    made = generate(Kernel((64, 64), (of(f, *x),)))
+    assert ("e < 2; ++e" in made.source) == (not repeats)
 
 
 @pytest.mark.skipif(disassembler() is None, reason="there is no nvdisasm")

@@ -1,6 +1,9 @@
 """What of compiling and keeping kernels needs no GPU. tests/gpu launches them."""
 
+import importlib.util
+import threading
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +11,12 @@ from dask import config
 
 pytest.importorskip("cupy")
 
-from gpuscheduler import launch, shelf
+from gpuscheduler import device_code, launch, shelf, trace
+from gpuscheduler.expr import Expr, View
 from gpuscheduler.fuse import Fused
 from gpuscheduler.kernel import generate
-from gpuscheduler.trace import Abstract, follow
+from gpuscheduler.scalar import ScalarFunction
+from gpuscheduler.trace import Abstract, applied, follow
 
 ARCH = "sm_90"
 
@@ -74,3 +79,87 @@ def test_fast_mathematics_is_other_code_and_kept_apart(folder):
     shelf.keep(words(text, fast_math=True), fast)
     assert shelf.found(words(text)) is None
     assert shelf.found(words(text, fast_math=True)) == fast
+
+
+# ---- before a first run
+
+
+def halvings(x):
+    n = 0
+    while x > 1:
+        x, n = x / 2, n + 1
+    return n
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    """Three kernels, of which two call the same function; on a device that is not there."""
+    device = SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90")
+    monkeypatch.setattr(launch.cupy.cuda, "Device", lambda number: device)
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(trace, "impure", lambda function: None)  # as of a mesh's own
+    point = Expr("input", (), np.dtype("f8"), (0, View(0, ())))
+    call = Expr("call", (point,), np.dtype("i8"), (ScalarFunction(halvings), None))
+
+    def task(f):
+        x = Abstract((64, 64), np.dtype("f8"))
+        return Fused("x", follow(f, [x]), ("a",), (x,), (1,), (), None, dict)
+
+    return [
+        task(lambda x: applied(call, [x]).sum()),
+        task(lambda x: applied(call, [x]).max()),
+        task(lambda x: x + 1),
+    ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda")
+def test_a_first_run_compiles_each_function_once_and_the_next_process_nothing(
+    folder, tasks, monkeypatch
+):
+    made = []
+
+    def counted(module, name):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a: made.append(name) or real(*a))
+
+    for module, name in (
+        (device_code, "_compiled"), (device_code, "linked"), (launch, "_translated"),
+    ):  # fmt: skip
+        counted(module, name)
+    first = launch.Kernels()
+    first.compile_ahead(tasks, 0)
+    assert sorted(made) == ["_compiled", *["_translated"] * 3, "linked", "linked"]
+    assert first.compiled == 3
+    first.compile_ahead(tasks, 0)
+    device_code._found_or_compiled.cache_clear()
+    for file in folder.iterdir():  # what was made of the function alone may be gone
+        if file.read_bytes()[32:36] != b"\x7fELF":
+            file.unlink()
+    again = launch.Kernels()
+    again.compile_ahead(tasks, 0)
+    assert len(made) == 6
+    assert again.compiled == 0
+
+
+def test_kernels_without_functions_are_compiled_while_numba_works(folder, tasks, monkeypatch):
+    """And those with are the last, so that no thread waits while there is other work."""
+    plain, called, order = threading.Event(), threading.Event(), []
+
+    def function(call, arch):
+        assert called.is_set() or plain.wait(30)
+        called.set()
+        return b""
+
+    def kernel(source, arch, calls, *others):
+        order.append(bool(calls))
+        if calls:
+            function(*calls, arch)
+        plain.set()
+        return b""
+
+    monkeypatch.setattr(device_code, "compiled", function)
+    monkeypatch.setattr(launch, "compiled", kernel)
+    kernels = launch.Kernels()
+    kernels.compile_ahead(tasks, 0)
+    assert order == [False, True, True]
+    assert kernels.compiled == 3

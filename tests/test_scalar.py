@@ -211,6 +211,21 @@ def test_what_is_the_same_everywhere_is_kept(value, monkeypatch):
     assert ScalarFunction(by_kind).lasting
 
 
+def test_a_function_repeats_that_has_a_loop_or_calls_one_that_has():
+    def waits(x):
+        while x > 1:
+            x /= 2
+        return x
+
+    def calls(x):
+        return waits(x) + 1
+
+    def decides(x):
+        return np.angle(x) if x > 0 or x < -1 else math.sin(x)
+
+    assert [ScalarFunction(f).repeats for f in (waits, calls, decides)] == [True, True, False]
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_types_are_found_by_the_next_process(compiled, tmp_path, monkeypatch):
     with config.set({"gpuscheduler.cache-directory": str(tmp_path)}):

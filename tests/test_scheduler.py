@@ -21,6 +21,7 @@ from dask.diagnostics import Profiler, ProgressBar
 
 import gpuscheduler
 from gpuscheduler import OutOfMemory, PlanError, Scheduler
+from gpuscheduler.garbage import of_things_that_stay
 
 
 @pytest.fixture
@@ -483,6 +484,21 @@ def test_threads_put_aside_and_take_back_what_is_theirs():
             t.start()
         for t in threads:
             t.join()
+    assert not gc.get_freeze_count()
+
+
+def test_what_stays_is_among_the_oldest_objects_unseen():
+    looks = []
+    gc.callbacks.append(lambda phase, info: looks.append(phase))
+    try:
+        with of_things_that_stay():
+            made = [[i] for i in range(50_000)]
+        after = [[i] for i in range(500)]
+    finally:
+        gc.callbacks.pop()
+    assert not looks
+    assert len(made) > len(after)
+    assert gc.isenabled()
     assert not gc.get_freeze_count()
 
 

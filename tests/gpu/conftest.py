@@ -52,7 +52,7 @@ if fake:
         import cupy
         import numpy as np
 
-        from gpuscheduler import launch
+        from gpuscheduler import device_code, launch
         from tests.cuda_on_host import Host
 
         host = Host(tmp_path_factory.mktemp("kernels"))
@@ -77,6 +77,7 @@ if fake:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
             patch.setattr(launch, "compiled", lambda source, *_: source.encode())
+            patch.setattr(device_code, "compiled", lambda *_: b"")
             patch.setattr(launch.Kernels, "_function", found)
             yield
 

@@ -38,9 +38,6 @@ AHEAD = 3 / 4
 #: What part of a device's memory all that is under way may make and fetch where values have to
 #: leave for it: what is under way cannot leave, and the less it is, the better the choice.
 TIGHT = 1 / 4
-#: What part of a device's memory is on the host as well, of what leaves next: to be let go of at
-#: once where room is needed, and not after the way to the host.
-READY = 1 / 16
 #: Refusals that a step may have because of others before it is given the device to itself.
 PATIENCE = 100
 
@@ -174,10 +171,8 @@ class State:
         self.resident: dict[int, set[int]] = {p: set() for p in places}
         #: Where something had to leave: heaps of what may be next to, see `_idle`.
         self.order: dict[int, list[tuple[float, float, int]]] = {}
-        self.copied = dict.fromkeys(places, 0)  # ... bytes of the first, as far as they were copied
         self.stays: set[int] = set()  # steps whose values cannot be written to the disk
         self.coming: dict[tuple[int, int], int] = {}  # copies under way: (step, dst) -> src
-        self.early: set[tuple[int, int]] = set()  # ... those down that need not free any room
         self.awaited: dict[tuple[int, int], list[int]] = {}  # ... and the steps that wait for them
         self.absent: dict[int, int] = {}  # reserved step -> inputs still on their way
         self.ready: dict[int, list[int]] = {d: [] for d in devices}  # heaps, by order in the plan
@@ -358,8 +353,7 @@ class State:
         self._unpin(i, src, out)
         # a copy down makes room; a result that is still read stays as long as there is some
         still_read = dst == HOST and i in self.plan.deliver and self.unread[i]
-        down = dst < 0 and dst < src and (i, dst) not in self.early
-        self.early.discard((i, dst))
+        down = dst < 0 and dst < src
         if down and src in self.where[i] and not self.pins[src][i] and not still_read:
             self._free(i, src, out)
         if not self.pins[dst][i] and not self.unread[i] and i not in self.keep:
@@ -373,7 +367,6 @@ class State:
         self.touched |= self.thirsty
         if (i, place) in self.coming:
             src = self.coming.pop((i, place))
-            self.early.discard((i, place))
             self._use(place, -self._counted(i, place))
             if place == DISK:
                 self.stays.add(i)
@@ -518,43 +511,21 @@ class State:
         room = self.limit[memory] - self.used[memory] + self._leaving(memory)
         if room >= need:
             return
-        idle = self._idle(memory)
-        for i in idle:
+        for i in self._idle(memory):
             if self._next_use(i, memory) <= after:
                 return
-            alone = len(self.where[i]) == 1
-            left = self._evict(i, memory, out)
-            room += left
-            self.copied[memory] = 0 if alone else self.copied[memory] - left
+            room += self._evict(i, memory, out)
             if room >= need:
-                break
-        if memory >= 0 and not self.shared:
-            self._copy_ahead(idle, memory, out)
+                return
 
     def _leaving(self, memory: int) -> int:
-        """Bytes that can be free when the copies down that are under way have come."""
+        """Bytes that will be free when the copies down that are under way have come."""
         pins = self.pins[memory]
         return sum(
             self.nbytes[i]
             for (i, dst), src in self.coming.items()
             if dst < 0 and src == memory and pins[i] == 1
         )
-
-    def _copy_ahead(self, idle: Iterator[int], memory: int, out: list[Instruction]) -> None:
-        """Have what leaves a device next on the host, too, when it does."""
-        most = READY * self.limit[memory]
-        if self.copied[memory] > most / 2:
-            return
-        self.copied[memory] = 0
-        for i in idle:
-            self.copied[memory] += self.nbytes[i]
-            alone = len(self.where[i]) == 1
-            if self.copied[memory] > most or (alone and self._short(i) > 0):
-                return
-            if alone:
-                self.early.add((i, HOST))
-                self._send(i, memory, HOST, out)
-                self.spilled[HOST] += self.nbytes[i]
 
     def _idle(self, memory: int) -> Iterator[int]:
         """What nothing under way needs in a memory; first what the host holds for nothing, then

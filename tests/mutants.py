@@ -161,23 +161,13 @@ MUTANTS = {
         "True:",
     ),
     "evicts more than is needed": (
-        "            if room >= need:\n                break\n",
-        "",
+        "            if room >= need:\n                return\n\n",
+        "\n",
     ),
     "room to come is not counted": (
         "            if dst < 0 and src == memory and pins[i] == 1",
         "            if False",
     ),
-    "what is copied early leaves when it is there": (
-        " and (i, dst) not in self.early\n        self.early",
-        "\n        self.early",
-    ),
-    "nothing is copied early": (
-        "        if self.copied[memory] > most / 2:\n",
-        "        if True:\n",
-    ),
-    "all is copied early": ("if self.copied[memory] > most or (alone", "if (alone"),
-    "early copies fill the host": ("(alone and self._short(i) > 0)", "False"),
     "replicas are copied to the host": (
         "        if len(where) > 1 and not (self.shared and DISK not in where):",
         "        if self.shared and DISK in where:",

@@ -10,20 +10,18 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
-from unittest import mock
 
 from dask._task_spec import Task, TaskRef
 from dask.array.core import finalize
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 
-from gpuscheduler import state
 from gpuscheduler.graph import from_dask, received
 from gpuscheduler.machine import DISK, ENDLESS, HOST, Machine
 from gpuscheduler.plan import Plan, Step, make_plan
 from gpuscheduler.pretend import InOrderDevices, ShuffledDevices
 from gpuscheduler.run import run
-from gpuscheduler.state import READY, Copied, Done, Issued, NoRoom
+from gpuscheduler.state import Copied, Done, Issued, NoRoom
 
 #: `GPUSCHEDULER_EXAMPLES=100000 pytest tests/test_state.py` looks harder.
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "300"))
@@ -113,7 +111,6 @@ class Case:
     refuse: bool  # whether the allocator keeps to the limit
     rng: object
     stuck: frozenset  # steps whose values no disk can hold
-    early: float = READY  # part of the memory that goes to the host before it has to
 
     @property
     def fixed(self):
@@ -126,9 +123,7 @@ class Case:
         return self.fixed.difference(self.plan.there)
 
     def run(self, devices):
-        with mock.patch.object(state, "READY", self.early):
-            window, deep = self.window, self.deep_window
-            return run(self.plan, devices, None, window, deep, self.ahead, check=True)
+        return run(self.plan, devices, None, self.window, self.deep_window, self.ahead, check=True)
 
     def devices(self):
         fake = LateDevices if self.ahead else UnorderedDevices
@@ -225,7 +220,6 @@ def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True)
         refuse=full or draw(st.booleans()),
         rng=draw(st.randoms(use_true_random=False)),
         stuck=frozenset(i for i in range(n) if stuck and draw(st.booleans())),
-        early=draw(st.sampled_from([READY, 0.5, 1])),
     )
 
 

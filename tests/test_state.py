@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler import state
 from gpuscheduler.machine import DISK, HOST
 from gpuscheduler.plan import OutOfMemory
 from gpuscheduler.pretend import ClockDevices
@@ -368,53 +367,6 @@ def test_an_eviction_under_way_counts_as_room_to_come():
     assert state.handle(*ran(1, 16)) == [Copy(1, 0, HOST)]
     assert state.handle(Copied(0, 0, 1)) == []
     assert state.handle(Copied(1, 0, HOST)) == [Free(1, 0), Launch(3, 0), Launch(4, 0)]
-
-
-def leaving_early(monkeypatch, part=1.0, host=10**9):
-    """
-    a b c          fill the memory, and are read again from the last to the first. d needs the room
-    d (16)         of two of them: a and b leave. c would be next, for e.
-    e  x  y  z
-    """
-    monkeypatch.setattr(state, "READY", part)
-    plan = plan_of(
-        ("a", "", 0), ("b", "", 0), ("c", "", 0), ("d", "", 0, 16), ("e", "d", 0),
-        ("x", "c", 0, 0), ("y", "b", 0, 0), ("z", "a", 0, 0), memory=(24,), wanted="xyz",
-    )  # fmt: skip
-    story = state_of(with_host(plan, host), window=1)
-    story.start()
-    story.handle(*ran(0))
-    story.handle(*ran(1))
-    return story
-
-
-def test_what_leaves_next_is_copied_before_its_room_is_needed(monkeypatch):
-    """It stays as long as there is room, and goes at once when there is none."""
-    story = leaving_early(monkeypatch)
-    assert story.handle(*ran(2)) == [Copy(i, 0, HOST) for i in (0, 1, 2)]
-    assert story.handle(Copied(2, 0, HOST)) == []
-    assert story.where[2] == {0, HOST}
-    assert story.handle(Copied(0, 0, HOST)) == [Free(0, 0)]
-    assert story.handle(Copied(1, 0, HOST)) == [Free(1, 0), Launch(3, 0)]
-    assert story.handle(*ran(3, 16)) == [Free(2, 0), Launch(4, 0)]
-    assert story.spilled == {HOST: 3 * 8, DISK: 0}
-
-
-def test_what_is_on_its_way_already_leaves_when_it_is_there(monkeypatch):
-    """The same, and c's copy is not over yet when e needs its room."""
-    story = leaving_early(monkeypatch)
-    story.handle(*ran(2))
-    story.handle(Copied(0, 0, HOST), Copied(1, 0, HOST))
-    assert story.handle(*ran(3, 16)) == []
-    assert story.handle(Copied(2, 0, HOST)) == [Free(2, 0), Launch(4, 0)]
-
-
-@pytest.mark.parametrize(("part", "host"), [(0.3, 10**9), (1.0, 16)])
-def test_only_a_part_of_the_memory_is_copied_early_and_what_the_host_has_room_for(
-    part, host, monkeypatch
-):
-    story = leaving_early(monkeypatch, part, host)
-    assert story.handle(*ran(2)) == [Copy(0, 0, HOST), Copy(1, 0, HOST)]
 
 
 def test_a_replica_is_dropped_without_a_copy():

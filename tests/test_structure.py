@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gpuscheduler
+from tests import mutants
 
 PACKAGE = Path(gpuscheduler.__file__).parent
 
@@ -149,6 +150,7 @@ import sys
 import dask.array
 before = set(sys.modules)
 import gpuscheduler
+from tests import mutants
 print({"cupy", "numba", "distributed"} & (set(sys.modules) - before))
 """
     command = [sys.executable, "-c", code]
@@ -195,3 +197,10 @@ def test_importing_registers_the_scheduler_with_dask():
 
     importlib.import_module("gpuscheduler")
     assert dask.base.named_schedulers["gpu"] is gpuscheduler.get
+
+
+def test_the_list_of_mutants_follows_the_code():
+    """Who breaks the code to see whether tests notice finds what to break."""
+    for name in (*mutants.MUTANTS, *mutants.FUSION):
+        file = mutants.STATE if name in mutants.MUTANTS else mutants.FUSION[name][0]
+        mutants.broken((mutants.ROOT / file).read_text(encoding="utf-8"), name)

@@ -88,6 +88,8 @@ A_MOMENT = 0.001
 SPIN = 0.02
 #: Bytes that devices may have fetched in a run that ends before its kernels.
 CROSSED = 2**26
+#: Bytes beside its own that a part of a larger array may keep without being copied for it.
+REST = 2**12
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
 #: pinned memory, at most.
 FILES = max(4, min(8, (os.cpu_count() or 1) // 4))
@@ -343,6 +345,30 @@ class _Allocated(cupy.cuda.MemoryHook):
 
     def free_postprocess(self, *, pmem_id: int, **_: Any) -> None:
         self.now -= self.sizes.pop(pmem_id, 0)
+
+    def apart(self, value: Any, device: int) -> Any:
+        """The same value, with arrays of their own for those that are less than a half of what was
+        allocated for them on a device: the rest would stay as long as they do, and nobody counts
+        it. So it is with CuPy's R of a tall matrix. Dask does that with parts of NumPy's arrays.
+        """
+        if self.now - device_bytes(value) < REST:
+            return value
+        taken: dict[int, int] = {}
+        for v in leaves(value):
+            if isinstance(v, cupy.ndarray) and v.data.device_id == device:
+                taken[id(v.data.mem)] = taken.get(id(v.data.mem), 0) + v.nbytes
+        large = {m for m, n in taken.items() if self.sizes.get(m, 0) - n >= max(n, REST)}
+        if not large:
+            return value
+
+        def own(v: Any) -> Any:
+            part = isinstance(v, cupy.ndarray) and id(v.data.mem) in large
+            return v.copy("K") if part else v
+
+        try:
+            return map_leaves(own, value)
+        except Refused:  # there is no room for both
+            return value
 
 
 # ---- pinned host memory
@@ -1837,14 +1863,18 @@ class CudaDevices:
         """The value of a step, and 0; or None, and the bytes that were refused.
 
         What the attempt had allocated goes with its frames when this returns. Of steps of a kind
-        that has not run yet it is seen how much that is.
+        that has not run yet it is seen how much that is, and of those that leave parts of arrays.
         """
-        step = self.plan.steps[i]
+        step, plan = self.plan.steps[i], self.plan
+        seen = step.kind in plan.extra and step.kind not in plan.parts
         try:
-            if type(step.task) in KERNELS or step.kind in self.plan.extra:
+            if seen or type(step.task) in KERNELS:
                 return self._called(lane, i, values), 0
             with _Allocated() as allocated:
-                value = self._called(lane, i, values)
+                whole = self._called(lane, i, values)
+                value = allocated.apart(whole, lane.device)
+            if value is not whole:
+                plan.parts.add(step.kind)
             self.took[i] = allocated.most
             return value, 0
         except Exception as error:

@@ -135,6 +135,8 @@ class Plan:
     #: By kind of step, bytes at most that it has taken while it ran, beside what it reads and
     #: makes; shared with all plans that are like this one.
     extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+    #: Kinds of step whose values are parts of larger arrays, and were copied for that; shared, too.
+    parts: set[int] = field(default_factory=set, repr=False, compare=False)
     once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where

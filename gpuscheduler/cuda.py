@@ -336,6 +336,7 @@ class _Allocated(cupy.cuda.MemoryHook):
     def __init__(self) -> None:
         self.most = self.now = 0
         self.sizes: dict[int, int] = {}  # of what was allocated meanwhile: nothing else counts
+        self.partial = False  # whether `apart` has found such arrays
 
     def malloc_postprocess(self, *, mem_size: int, pmem_id: int, **_: Any) -> None:
         if pmem_id:  # else there was no memory
@@ -347,11 +348,12 @@ class _Allocated(cupy.cuda.MemoryHook):
         self.now -= self.sizes.pop(pmem_id, 0)
 
     def apart(self, value: Any, device: int) -> Any:
-        """The same value, with arrays of their own for those that are less than a half of what was
-        allocated for them on a device: the rest would stay as long as they do, and nobody counts
-        it. So it is with CuPy's R of a tall matrix. Dask does that with parts of NumPy's arrays.
+        """The same value, with arrays of their own for those that are no more than a half of what
+        was allocated for them on a device: the rest would stay as long as they do, and nobody
+        counts it. So it is with CuPy's R of a tall matrix. Dask does that with parts of NumPy's
+        arrays.
         """
-        if self.now - device_bytes(value) < REST:
+        if self.now < REST:
             return value
         taken: dict[int, int] = {}
         for v in leaves(value):
@@ -360,6 +362,7 @@ class _Allocated(cupy.cuda.MemoryHook):
         large = {m for m, n in taken.items() if self.sizes.get(m, 0) - n >= max(n, REST)}
         if not large:
             return value
+        self.partial = True
 
         def own(v: Any) -> Any:
             part = isinstance(v, cupy.ndarray) and id(v.data.mem) in large
@@ -1871,9 +1874,8 @@ class CudaDevices:
             if seen or type(step.task) in KERNELS:
                 return self._called(lane, i, values), 0
             with _Allocated() as allocated:
-                whole = self._called(lane, i, values)
-                value = allocated.apart(whole, lane.device)
-            if value is not whole:
+                value = allocated.apart(self._called(lane, i, values), lane.device)
+            if allocated.partial:
                 plan.parts.add(step.kind)
             self.took[i] = allocated.most
             return value, 0

@@ -257,19 +257,25 @@ class Kernels:
         arch = _arch(device)
         wanted = self._missing(tasks, device, arch)
         calls = dict.fromkeys([c for made, _ in wanted for c in made.calls])
+
+        def functions() -> None:
+            for call in calls:
+                with suppress(Exception):
+                    device_code.compiled(call, arch)
+
+        def kernel(made: Generated, single: bool) -> None:
+            with suppress(Exception):
+                self._cubin(made, device, single)
+
         # Numba takes longest, and one processor: meanwhile others compile what needs no function
-        work: list[Callable[[], Any]] = [partial(device_code.compiled, c, arch) for c in calls]
+        work: list[Callable[[], None]] = [functions] if calls else []
         wanted.sort(key=lambda item: bool(item[0].calls))
-        work += [partial(self._cubin, made, device, single) for made, single in wanted]
+        work += [partial(kernel, made, single) for made, single in wanted]
         if len(work) < 2:
             return
-
-        def done(one: Callable[[], Any]) -> None:
-            with suppress(Exception):
-                one()
-
         with ThreadPoolExecutor(min(len(work), os.cpu_count() or 1)) as pool:
-            list(pool.map(done, work))
+            for one in work:
+                pool.submit(one)
 
     def _missing(
         self, tasks: Iterable[Any], device: int, arch: str

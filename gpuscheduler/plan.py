@@ -217,7 +217,11 @@ class Plan:
     @cached_property
     def short(self) -> bool:
         """Whether there may be no room beside the values for what tasks take while they run."""
-        limit, others, working = self.machine.limit, self.others, self.working
+        return self.is_short(self.working)
+
+    def is_short(self, working: int) -> bool:
+        """The same, where tasks take so many bytes at once in a memory."""
+        limit, others = self.machine.limit, self.others
         return any(
             n + others.get(memory, 0) + working > SHORT * limit(memory)
             for memory, n in self.everything().items()
@@ -254,14 +258,19 @@ class Plan:
     @property
     def taken(self) -> int:
         """The same, of what has been seen: no guess."""
-        there = len(self.machine.devices) if self.machine.shared else 1
-        return there * max(self.extra.values(), default=0)
+        return self.at_once * max(self.extra.values(), default=0)
+
+    @property
+    def at_once(self) -> int:
+        """Tasks that run in one memory at the same time."""
+        return len(self.machine.devices) if self.machine.shared else 1
 
     def learn(self, nbytes: list[int], extra: Mapping[int, int] | None = None) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it,
         and what kinds of steps took beside."""
         more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
-        self.extra.update(more)
+        for kind, n in more.items():  # other runs may learn at the same time
+            self.extra[kind] = max(n, self.extra.get(kind, 0))
         plans = [self]
         if self.template is not None and not self.template.tried:
             plans.append(self.template)
@@ -462,7 +471,8 @@ def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
     out = []
     for key in keys:
         array = type(key) is tuple and key
-        kind = key[0] if array else id(getattr(tasks[key], "func", None))
+        task = tasks[key]
+        kind = key[0] if array else id(getattr(task, "func", type(task)))
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
 

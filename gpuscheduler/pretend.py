@@ -346,10 +346,13 @@ def _alone(plan: Plan) -> dict[int, int]:
     the most of them, by memory. What it takes may go beyond the limit: it is not refused for that.
     """
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    for step in plan.steps:
-        if extra := plan.extra.get(step.kind, 0):
+    steps, shared = plan.steps, plan.machine.shared
+    for step in steps:
+        extra = 0 if step.fixed else plan.extra.get(step.kind, 0)
+        if extra:
             memory = plan.machine.memory_of(step.place)
-            touched = step.nbytes + sum([plan.steps[j].nbytes for j in step.inputs])
+            reads = [j for j in step.inputs if not (shared and plan.is_callers(j))]
+            touched = step.nbytes + sum([steps[j].nbytes for j in reads])
             out[memory] = max(out[memory], touched + extra)
     return out
 

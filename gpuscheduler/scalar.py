@@ -387,10 +387,14 @@ def _line_of(code: types.CodeType, name: str) -> str:
 
 def _repeats(function: types.FunctionType) -> bool:
     """Whether its own code goes back to where it was."""
+    return not _is_library(function.__globals__) and _goes_back(function.__code__)
+
+
+def _goes_back(code: types.CodeType) -> bool:
     jumps = {*dis.hasjrel, *dis.hasjabs}
-    steps = dis.get_instructions(function.__code__)
-    own = not _is_library(function.__globals__)
-    return own and any(i.opcode in jumps and i.argval <= i.offset for i in steps)
+    if any(i.opcode in jumps and i.argval <= i.offset for i in dis.get_instructions(code)):
+        return True
+    return any(isinstance(c, types.CodeType) and _goes_back(c) for c in code.co_consts)
 
 
 # ---- which functions are the same

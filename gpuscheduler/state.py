@@ -161,6 +161,9 @@ class State:
         if self.shared:  # the caller's own values take none of the memory
             for i in self.fixed:
                 self.nbytes[i] = 0
+        self.rooted = {m: plan.others.get(m, 0) for m in machine.memories}  # bytes of what stays
+        for i in self.fixed:
+            self.rooted[self.memory[self.place[i]]] += self.nbytes[i]
         self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
         self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
         self.pins = {p: [0] * n for p in places}  # uses under way, per place
@@ -276,8 +279,9 @@ class State:
         if nbytes > self.seen.get(kind, -1):
             self.seen[kind] = nbytes
         if event.extra is not None and event.extra > self.extra.get(kind, -1):
+            if not self.short and event.extra > max(self.extra.values(), default=0):
+                self.short = self.plan.is_short(self.plan.at_once * event.extra)
             self.extra[kind] = event.extra
-            self.short = self.short or (event.extra > 0 and self.plan.short)
         where, aside = self.place, self.aside
         ahead = self.ahead and not aside[i]
         for r in self.readers[i]:
@@ -771,9 +775,11 @@ class State:
         nbytes, inputs = self.nbytes, self.plan.steps[i].inputs
         if known is None:
             known = self.plan.machine.arrays * max(nbytes[i], *[nbytes[j] for j in inputs], 0)
-        room = self.limit[self.memory[self.place[i]]] - nbytes[i]
+        memory = self.memory[self.place[i]]
+        room = self.limit[memory] - self.rooted[memory] - nbytes[i]
         for j in inputs:
-            room -= nbytes[j]
+            if j not in self.fixed or self.memory[self.place[j]] != memory:
+                room -= nbytes[j]
         return known if known <= room else max(room, 0)
 
     def _working(self, d: int, extra: int) -> int:

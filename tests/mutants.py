@@ -447,8 +447,12 @@ MUTANTS = {
         "return known",
     ),
     "what steps take while they run is not learnt": (
-        "            self.short = self.short or (event.extra > 0 and self.plan.short)\n",
-        "",
+        "                self.short = self.plan.is_short(self.plan.at_once * event.extra)\n",
+        "                pass\n",
+    ),
+    "what steps take while they run has the room of what stays": (
+        "room = self.limit[memory] - self.rooted[memory] - nbytes[i]",
+        "room = self.limit[memory] - nbytes[i]",
     ),
     # at the end of all means
     "nothing is doubted when something was let go of": (

@@ -98,18 +98,22 @@ def tasks(monkeypatch):
     monkeypatch.setattr(launch.cupy.cuda, "Device", lambda number: device)
     monkeypatch.setattr(launch.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(trace, "impure", lambda function: None)  # as of a mesh's own
-    point = Expr("input", (), np.dtype("f8"), (0, View(0, ())))
-    call = Expr("call", (point,), np.dtype("i8"), (ScalarFunction(halvings), None))
-
-    def task(f):
-        x = Abstract((64, 64), np.dtype("f8"))
-        return Fused("x", follow(f, [x]), ("a",), (x,), (1,), (), None, dict)
-
+    call = calling(halvings)
     return [
-        task(lambda x: applied(call, [x]).sum()),
-        task(lambda x: applied(call, [x]).max()),
-        task(lambda x: x + 1),
+        fused(lambda x: applied(call, [x]).sum()),
+        fused(lambda x: applied(call, [x]).max()),
+        fused(lambda x: x + 1),
     ]
+
+
+def calling(function):
+    point = Expr("input", (), np.dtype("f8"), (0, View(0, ())))
+    return Expr("call", (point,), np.dtype("i8"), (ScalarFunction(function), None))
+
+
+def fused(f):
+    x = Abstract((64, 64), np.dtype("f8"))
+    return Fused("x", follow(f, [x]), ("a",), (x,), (1,), (), None, dict)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda")
@@ -160,6 +164,7 @@ def test_kernels_without_functions_are_compiled_while_numba_works(folder, tasks,
     monkeypatch.setattr(device_code, "compiled", function)
     monkeypatch.setattr(launch, "compiled", kernel)
     kernels = launch.Kernels()
-    kernels.compile_ahead(tasks, 0)
-    assert order == [False, True, True]
-    assert kernels.compiled == 3
+    other = calling(lambda x: halvings(x) + 1)  # which waits for the first, in the same thread
+    kernels.compile_ahead([*tasks, fused(lambda x: applied(other, [x]).sum())], 0)
+    assert order == [False, True, True, True]
+    assert kernels.compiled == 4

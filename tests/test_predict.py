@@ -159,3 +159,11 @@ def test_a_footprint_in_words():
         "2 s; peak memory 0 bytes on device 1, 8 bytes on device 0, 8 bytes on the host; "
         "moved 8 bytes from 0 to the host; spilled 8 bytes to the host"
     )
+
+
+def test_a_prediction_counts_no_value_of_the_callers_on_cpu_devices():
+    """Of 1000 bytes that are the caller's, a makes 8 and takes 10."""
+    plan = plan_of(("x", "", 0, 1000), ("a", "x", 0), memory=(100,), fixed="x")
+    plan.machine = Machine.uniform(1, memory=100, shared=True)
+    plan.extra = {1: 10}
+    assert predict(plan).peak[0] == 18

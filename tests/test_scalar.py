@@ -223,7 +223,14 @@ def test_a_function_repeats_that_has_a_loop_or_calls_one_that_has():
     def decides(x):
         return np.angle(x) if x > 0 or x < -1 else math.sin(x)
 
-    assert [ScalarFunction(f).repeats for f in (waits, calls, decides)] == [True, True, False]
+    def inside(x):
+        def inner(y):
+            return max([y for _ in range(3)])
+
+        return inner(x)
+
+    every = waits, calls, inside, decides
+    assert [ScalarFunction(f).repeats for f in every] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -853,11 +853,11 @@ def test_what_an_earlier_run_has_seen_steps_take_has_room_from_the_beginning():
 def test_what_steps_take_is_counted_from_when_it_is_seen_on_gpus_where_memory_is_short():
     """Nobody guesses there: a begins, and tells. b is of its kind."""
     steps = ("a", "", 0), ("b", "", 0), ("c", "", 0)
-    for limit, short in ((31, True), (48, False)):
+    for limit, extra, short in ((31, 16, True), (81, 16, False), (51, 36, True)):
         plan = alike(plan_of(*steps, memory=(limit,), wanted="abc"))
         state = state_of(plan, window=1)
         assert state.start() == [Launch(0, 0)]
-        out = state.handle(Issued(0, 8, 16), Done(0))
+        out = state.handle(Issued(0, 8, extra), Done(0))
         assert out == ([Copy(0, 0, HOST)] if short else [Launch(1, 0)])
         assert state.short == short
 
@@ -883,6 +883,20 @@ def test_a_step_that_takes_more_than_there_is_waits_for_nobody_elsewhere():
     assert state.handle(Copied(0, 0, HOST)) == [Free(0, 0), Launch(1, 0)]
     state.handle(*ran(1), *ran(2))
     state.validate_end()
+
+
+@pytest.mark.parametrize("stays", ["a value of the graph", "another's chunk"])
+def test_nor_where_something_stays_beside_it(stays):
+    """The same with 4 bytes that never leave: b has the other 4."""
+    steps = ("x", "", 0, 4), ("b", "", 0), ("c", "", 1), ("d", "", 1)
+    if stays == "a value of the graph":
+        plan = plan_of(*steps, memory=(16, 16), wanted="bcd", fixed="x")
+    else:
+        plan = plan_of(*steps[1:], memory=(16, 16), wanted="bcd")
+        plan.others = {0: 4}
+    state = state_of(seen(plan, b=100), window=1)
+    b = plan.index["b"]
+    assert state.start() == [Launch(b, 0), Launch(b + 1, 1)]
 
 
 class Watched(LateDevices):

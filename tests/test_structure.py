@@ -150,7 +150,6 @@ import sys
 import dask.array
 before = set(sys.modules)
 import gpuscheduler
-from tests import mutants
 print({"cupy", "numba", "distributed"} & (set(sys.modules) - before))
 """
     command = [sys.executable, "-c", code]

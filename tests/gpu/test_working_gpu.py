@@ -226,6 +226,37 @@ def test_a_part_of_a_larger_array_does_not_keep_all_of_it():
             del parts, chunk, first, part, row
 
 
+def test_it_does_so_beside_what_the_task_was_given():
+    def found(block):
+        both = cupy.sort(cupy.concatenate([block, block]), axis=1)
+        return block, both[:9]
+
+    whole = numbered((1, 2))
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        parts = dask.delayed(found)(whole).persist()
+        (chunk,) = s._persisted.every()
+        assert chunk()[0].data.mem is whole.data.mem
+        assert chunk()[1].data.mem.size == 9 * 8 * CHUNK
+        assert parts.key
+
+
+def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
+    def refused(self, order="C"):
+        raise cupy.cuda.memory.OutOfMemoryError(1, 1)
+
+    lazy = dask.delayed(lambda block: cupy.sort(block, axis=1)[:9])(numbered((1, 2)))
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        for room in (False, True):
+            with monkeypatch.context() as patch:
+                if not room:
+                    patch.setattr(cuda, "map_leaves", lambda *_: refused(None))
+                part = lazy.persist()
+                (chunk,) = s._persisted.every()
+                assert chunk().data.mem.size == 8 * CHUNK * (9 if room else CHUNK)
+                assert part.key
+                del part, chunk
+
+
 def test_parts_that_are_most_of_an_array_together_stay_parts():
     def split(block):
         return tuple(cupy.split(cupy.sort(block), 4))

@@ -35,7 +35,7 @@ run: $(VENV)/.run
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
-	PYTHONPATH=tests/fake_cuda:. $(BIN)/python -m pytest -n $(JOBS) tests/gpu
+	PYTHONPATH=tests/fake_cuda:. $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 
 lint: $(VENV)/.test

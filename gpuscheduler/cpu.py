@@ -312,8 +312,7 @@ class CpuDevices:
     def _run(self, batch: list[int]) -> None:
         events: list[Event] = []
         steps, values, held = self.plan.steps, self.values, self.held
-        nbytes, size = self.nbytes, self.size
-        short = self.short
+        nbytes, size, short = self.nbytes, self.size, self.short
         report = perf_counter() + REPORT_EVERY
         for i in batch:
             if self.stopped:

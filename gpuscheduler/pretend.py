@@ -329,21 +329,21 @@ def predict(
     for first in (None, *plan.machine.devices):
         states.append(run(plan, LateClock(plan, first), None, window, deep_window, ahead))
     slack = _in_windows(plan, window, deep_window)
-    most, alone = plan.everything(), _alone(plan)
+    most, largest = plan.everything(), _largest(plan)
     peak = {}
     for place in states[0].peak:
         peak[place] = max(s.peak[place] for s in states)
         if place >= 0:
             values = max(peak[place], min(peak[place] + slack[place], most[place]))
             more = min(values + plan.taken, plan.machine.limit(place))
-            peak[place] = max(peak[place], more, alone[place])
+            peak[place] = max(peak[place], more, largest[place])
     spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
     return Footprint(clock.now, peak, states[0].moved, spilled)
 
 
-def _alone(plan: Plan) -> dict[int, int]:
-    """Bytes that a step needs, with what it takes while it runs, if nothing else is in its memory:
-    the most of them, by memory. What it takes may go beyond the limit: it is not refused for that.
+def _largest(plan: Plan) -> dict[int, int]:
+    """Bytes that any one step needs by itself, by memory, of those that take something while they
+    run. That may go beyond the limit: no step is refused for it.
     """
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
     steps, shared = plan.steps, plan.machine.shared

@@ -40,7 +40,7 @@ if fake:
 
     @pytest.fixture(autouse=True)
     def no_races():
-        for stream in list(fake.streams.values()):
+        for stream in fake.every_stream():
             stream.synchronize()  # what another test has left, on purpose maybe
         fake.races.clear()
         yield

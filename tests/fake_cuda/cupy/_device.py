@@ -9,10 +9,12 @@ pinned memory arrive when the host has waited for them, and not before: until th
 
 import bisect
 import ctypes
+import itertools
 import os
 import random
 import threading
 import traceback
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -21,13 +23,16 @@ DEVICES = int(os.environ.get("FAKE_CUDA_DEVICES", "4"))
 MEMORY = int(os.environ.get("FAKE_CUDA_MEMORY", str(2**30)))
 PEERS = os.environ.get("FAKE_CUDA_PEERS", "1") != "0"
 PROCESSORS = 2
+FIRST = 4096  # what a pointer to a stream begins with
 STACKS = "FAKE_CUDA_STACKS" in os.environ  # a race then shows who wrote before: takes long
 
 lock = threading.RLock()
 chance = random.Random(0)
 races: list[str] = []  # what tests look at, for a thread may swallow what is raised in it
 completed: dict[int, int] = {}  # stream -> how much of its work the host knows to be over
-streams: dict[int, "Stream"] = {}
+streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()
+left: dict[int, "Stream"] = {}  # which nobody has any more, with work that may be under way
+numbers = itertools.count()
 
 
 class Race(AssertionError):
@@ -89,12 +94,17 @@ class Stream(Timed):
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None, ptr=None):
         with lock:
             self.device_id = here.device
-            self.ptr = 4096 + 16 * len(streams) if ptr is None else ptr
-            self.number = len(streams)
+            self.number = next(numbers)
+            self.ptr = FIRST + 16 * self.number if ptr is None else ptr
             streams[self.number] = self
             self.clock = {self.number: 0}
             self.pending = []  # (count, address, bytes, keep): to pinned memory
             self.sources = []  # (count, address, bytes): from pinned memory
+
+    def __del__(self):
+        with lock:
+            if completed.get(self.number, 0) < self.clock[self.number]:
+                left[self.number] = self
 
     def __eq__(self, other):
         return isinstance(other, Stream) and self.number == other.number
@@ -162,7 +172,21 @@ class Event(Timed):
         if stream.device_id != self.device_id:
             raise RuntimeError("an event of one device was recorded on a stream of another")
         with lock:
+            stream.clock = {
+                n: count
+                for n, count in stream.clock.items()
+                if n == stream.number or completed.get(n, 0) < count
+            }
             self.clock = dict(stream.clock)
+
+
+def of_number(number):
+    """A stream; None where nobody has it any more and all of its work is over."""
+    return streams.get(number) or left.get(number)
+
+
+def every_stream():
+    return [*streams.values(), *left.values()]
 
 
 def merge(into, clock):
@@ -186,9 +210,12 @@ def finish(clock):
         if completed.get(number, 0) >= count:
             continue
         completed[number] = count
-        stream = streams[number]
+        if (stream := of_number(number)) is None:
+            continue
         stream.pending = [p for p in stream.pending if not _arrive(p, count)]
         stream.sources = [s for s in stream.sources if not _unchanged(s, count)]
+        if stream.clock[number] <= count:
+            left.pop(number, None)
 
 
 def _arrive(pending, count):
@@ -269,7 +296,7 @@ class Memory:
         race(
             f"{self.size} bytes of {where} are {now} on stream {stream.number} of device "
             f"{stream.device_id}, and were {then} on stream {access[0]} of device "
-            f"{streams[access[0]].device_id} with nothing in between\n{self.by}"
+            f"{of_number(access[0]).device_id} with nothing in between\n{self.by}"
         )
 
 
@@ -394,9 +421,9 @@ class Pool:
             for number, kept in self.free.items():
                 for memory in kept:
                     # giving memory back to the driver waits for the device
-                    finish(streams[number].clock)
-                    for n in (*memory.reads, *([memory.written[0]] if memory.written else [])):
-                        finish(streams[n].clock)
+                    for n in (number, *memory.reads, *(memory.written or ())[:1]):
+                        if (stream := of_number(n)) is not None:
+                            finish(stream.clock)
                     self.held -= memory.size
                     unregister(memory)
                 kept.clear()
@@ -420,7 +447,7 @@ class Registered(Memory):
 
 
 def _let_go(memory):
-    for stream in list(streams.values()):
+    for stream in every_stream():
         for at, rows, *_ in stream.pending:
             if rows.start < memory.ptr + memory.size and memory.ptr < rows.end:
                 races.append(f"pinned memory went while copy {at} to it was under way")
@@ -466,7 +493,7 @@ def copy(to, source, width, stream, count=1, pitch=0, source_pitch=0):
         at = stream.work()
         if a is not None and a.device < 0:
             a.touch(source, False, stream)
-            for other in list(streams.values()):  # what is ordered before is there by now
+            for other in every_stream():  # what is ordered before is there by now
                 for pending in list(other.pending):
                     if source.meets(pending[1]):
                         if not before((other.number, pending[0]), stream):

@@ -31,7 +31,7 @@ def setDevice(device):
 def deviceSynchronize():
     d.alive(d.here.device)
     with d.lock:
-        for stream in list(d.streams.values()):
+        for stream in d.every_stream():
             if stream.device_id == d.here.device:
                 d.finish(stream.clock)
 
@@ -63,7 +63,7 @@ def deviceEnablePeerAccess(peer):
 def _stream(ptr):
     if not ptr:
         return d.null()
-    return next(s for s in list(d.streams.values()) if s.ptr == ptr)
+    return d.streams[(ptr - d.FIRST) // 16]
 
 
 def memcpy(to, source, nbytes, kind):

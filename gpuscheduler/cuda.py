@@ -48,7 +48,7 @@ from .cpu import CpuDevices, available_memory
 from .direct import Direct, Located, in_dataset, in_file
 from .fuse import Fused
 from .gather import WIDEST, Gathering, strips
-from .graph import block_read, is_plain
+from .graph import block_read, is_plain, is_target
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, worth_keeping
@@ -1839,7 +1839,8 @@ class CudaDevices:
         empty = empty and all(held[j].empty for j in step.inputs)
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
-        events.append(Issued(i, nbytes, max(0, self.took.pop(i, 0) - nbytes)))
+        more = max(0, self.took.pop(i, 0) - nbytes)
+        events.append(Issued(i, 0 if nbytes and is_target(step.task, value) else nbytes, more))
         if empty and not self.exact:
             events.append(Done(i))
             return bool(self.crossing[i])
@@ -1868,10 +1869,11 @@ class CudaDevices:
         What the attempt had allocated goes with its frames when this returns. Of steps of a kind
         that has not run yet it is seen how much that is, and of those that leave parts of arrays.
         """
-        step, plan = self.plan.steps[i], self.plan
-        seen = step.kind in plan.extra and step.kind not in plan.parts
+        plan, step = self.plan, self.plan.steps[i]
         try:
-            if seen or type(step.task) in KERNELS:
+            if type(step.task) in KERNELS or (
+                step.kind in plan.extra and step.kind not in plan.parts
+            ):
                 return self._called(lane, i, values), 0
             with _Allocated() as allocated:
                 value = allocated.apart(self._called(lane, i, values), lane.device)

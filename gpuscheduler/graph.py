@@ -490,7 +490,11 @@ def _is_in_file(array: Any) -> bool:
         return True
     if isinstance(array, (np.ndarray, GraphNode)) or not hasattr(array, "shape"):
         return False
-    return type(array).__module__.partition(".")[0] != "cupy"
+    return _library(array) != "cupy"
+
+
+def _library(array: Any) -> str:
+    return type(array).__module__.partition(".")[0]
 
 
 def block_read(task: Any, constants: Mapping[Key, Any]) -> tuple[Any, Any]:
@@ -512,7 +516,7 @@ def _may_be_one(source: Any, target: Any) -> bool:
     """Whether what is written to a target may change a source."""
     if type(source) is np.ndarray and isinstance(target, np.ndarray):
         return bool(np.may_share_memory(source, target))
-    kinds = [type(a).__module__.partition(".")[0] for a in (source, target)]
+    kinds = [_library(a) for a in (source, target)]
     if set(kinds) == {"zarr"}:
         return bool(source.store_path == target.store_path)
     if set(kinds) == {"h5py"}:
@@ -587,10 +591,12 @@ class _Builder:
         for k in self._leave_on_device(needs):
             if k in blocks:  # what Dask converts to NumPy is of its other library
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
-        targets = [_argument(self.tasks[k], 1, constants[k]) for k in stores]
+        targets = [self._argument(k, 1, constants) for k in stores]
+        on_gpus = self._on_gpus(stores, constants)
+        pins.update(on_gpus)
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
-        aside = {*sources, *stores, *sent}
+        aside = {*sources, *[k for k in stores if k not in on_gpus], *sent}
         for key in sent:
             if key in kept:  # it has to be somewhere at the end
                 again.discard(key)
@@ -600,8 +606,10 @@ class _Builder:
                     again.add(key)
         if self.lowered.fusable:
             alone = kept.union(sent)  # what follows runs on the device, and these beside it
+            aside.update(on_gpus)  # these are runs by themselves, too
             files = aside, again
             order = _chain(order, self.tasks, needs, names, constants, pins, alone, files, compiler)
+            aside.difference_update(on_gpus)
         return Graph(
             {k: compiler(self.tasks[k]) for k in order},
             {k: needs[k] for k in order},
@@ -861,6 +869,36 @@ class _Builder:
                     out.setdefault(key, self.front)
         return out
 
+    def _on_gpus(self, stores: list[Key], constants: dict[Key, dict[Key, Any]]) -> dict[Key, int]:
+        """Of tasks that store a block, those that write to an array of a device: which device.
+
+        They run there, as other tasks do: anywhere else they would write to a copy of it.
+        """
+        out = {}
+        if self.home is not None:
+            for key in stores:
+                target = self._argument(key, 1, constants)
+                device = self.home(target)
+                if device is not None:
+                    out[key] = device
+                elif self.send and _library(target) == "cupy":
+                    raise PlanError(
+                        f"{key!r} stores to an array on GPU {target.device.id}, which is none of "
+                        "the scheduler's: give the scheduler that device, too, or store to an "
+                        "array on one that it has, or to one of NumPy's"
+                    )
+        return out
+
+    def _argument(self, key: Key, n: int, constants: dict[Key, dict[Key, Any]]) -> Any:
+        """The n-th argument of a task, if it is a value of the graph, on a device or not."""
+        task = self.tasks[key]
+        value = task.args[n]
+        if isinstance(value, (TaskRef, Alias)):
+            name = value.key if isinstance(value, TaskRef) else value.target
+            if isinstance(given := self.tasks.get(name), DataNode):
+                return given.value
+        return _argument(task, n, constants[key])
+
     def _value(self, key: Key) -> Value:
         """The blocks in a value, as far as they are known."""
         if not self.lowered.layers:
@@ -1082,6 +1120,11 @@ def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key
 
 def _stores(task: Any) -> bool:
     return type(task) is Task and task.func is load_store_chunk
+
+
+def is_target(task: Any, value: Any) -> bool:
+    """Whether what a task gives back is the array that it has stored to, which is the caller's."""
+    return _stores(task) and isinstance(target := task.args[1], DataNode) and target.value is value
 
 
 def _stored_bytes(task: Any) -> int | None:

@@ -22,6 +22,7 @@ import dask.array as da  # noqa: E402
 import gpuscheduler  # noqa: E402
 from gpuscheduler import cuda, launch  # noqa: E402
 from gpuscheduler.fuse import Fused  # noqa: E402
+from gpuscheduler.graph import PlanError  # noqa: E402
 from gpuscheduler.run import DeviceLost  # noqa: E402
 from gpuscheduler.scheduler import cuda_devices  # noqa: E402
 
@@ -469,6 +470,56 @@ def test_files_are_read_and_written_beside_the_device(scheduler, tmp_path, x):
     da.store(y, out, lock=False)
     np.testing.assert_array_equal(out[:], x * 2 + 1)
     np.testing.assert_allclose(host(y.sum().compute()), (x * 2 + 1).sum())
+
+
+def test_arrays_of_gpus_are_stored_to_where_they_are(scheduler, x):
+    """On the first device and on the last, in a region, in turns, and on top of what was read."""
+    ids = scheduler.hardware.ids
+    for n, device in enumerate([ids[-1], ids[0], ids[-1]]):
+        with cupy.cuda.Device(device):
+            target, part = cupy.zeros(x.shape), cupy.zeros((500, 400))
+            y = cupy_array(x, (90, 70)) * 2 + n
+            da.store(y, target, lock=bool(n))
+            doubled = target * 2  # on the caller's stream, at once
+            da.store([y, y + 1], [part, target], regions=[np.s_[50:450, 100:], None])
+            np.testing.assert_array_equal(doubled.get(), (x * 2 + n) * 2)
+            np.testing.assert_array_equal(part[50:450, 100:].get(), x * 2 + n)
+            assert not part[:50].any()
+            again = da.from_array(target, chunks=(90, 70), name=False) * 2
+            again.store(target)
+            np.testing.assert_array_equal(target.get(), (x * 2 + n + 1) * 2)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_what_was_stored_on_a_gpu_is_the_callers_and_takes_no_room(devices, x):
+    y = da.from_array(x, chunks=100)
+    with gpuscheduler.Scheduler(devices, 4 * y[:100, :100].nbytes, check=True) as s:
+        target = cupy.zeros(x.shape)
+        stored = da.store(y.map_blocks(cupy.asarray) + 1, target, return_stored=True)
+        assert not s._persisted.nbytes().get(cuda.HOST)
+        assert "persisted 0 B" in repr(s)
+        target += 1
+        np.testing.assert_array_equal(host((stored * 2).compute()), (x + 2) * 2)
+        again = {"compute": False, "return_stored": True, "load_stored": True}
+        held = da.store(y.map_blocks(cupy.asarray), target, **again)
+        np.testing.assert_array_equal(host(held.compute()), x)
+        np.testing.assert_array_equal(target.get(), x)
+
+
+@pytest.mark.gpus(2)
+def test_an_array_of_another_gpu_is_not_stored_to(x):
+    with cupy.cuda.Device(1):
+        target = cupy.zeros(x.shape)
+    y = cupy_array(x, 100)
+    with (
+        gpuscheduler.Scheduler("cuda:0"),
+        pytest.raises(PlanError, match=r"store-map.*on GPU 1, which is none.*: give the scheduler"),
+    ):
+        da.store(y, target)
+    with gpuscheduler.Scheduler("cuda:0,1"):
+        da.store(y, target)
+    with cupy.cuda.Device(1):
+        np.testing.assert_array_equal(target.get(), x)
 
 
 def test_annotations_pin(scheduler):

@@ -79,6 +79,34 @@ def test_what_goes_to_the_host_is_there_when_it_was_waited_for():
     np.testing.assert_array_equal(to, np.arange(100))
 
 
+def test_a_stream_that_nobody_has_goes_when_its_work_is_over():
+    a, b = streams()
+    x = cupy.arange(100, dtype=np.uint8)
+    runtime.deviceSynchronize()
+    to, first = pinned(100), a.number
+    runtime.memcpyAsync(to.ctypes.data, x.data.ptr, 100, runtime.memcpyDeviceToHost, a.ptr)
+    with a:
+        y = x + 1
+    del a
+    assert fake.of_number(first) is not None
+    assert not np.array_equal(to, x._a)
+    with b:
+        races(lambda: y + 1, "read", "written")
+    runtime.deviceSynchronize()
+    np.testing.assert_array_equal(to, np.arange(100))
+    before = len(fake.every_stream())
+    for _ in range(10):
+        with Stream(non_blocking=True) as c:
+            y = x + 1
+            b.wait_event(c.record())
+    b.synchronize()
+    del c
+    assert fake.of_number(first) is None
+    b.record()
+    assert list(b.clock) == [b.number]
+    assert len(fake.every_stream()) <= before
+
+
 def test_what_comes_from_the_host_stays_until_it_is_there():
     stream, _ = streams()
     x = cupy.zeros(100, np.uint8)

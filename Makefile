@@ -37,6 +37,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 	PYTHONPATH=tests/fake_cuda:. $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
+	$(if $(CUDA),$(BIN)/python tests/conformance/run.py array --gpu -n $(JOBS))
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -51,7 +51,9 @@ def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
     if memory_limit is None:
         memory_limit = int(0.9 * available_memory()) // devices
     arrays = ARRAYS if devices * memory_limit >= LOOKED_AT else 0
-    return Machine.uniform(devices, memory=memory_limit, bandwidth=5e9, shared=True, arrays=arrays)
+    return Machine.uniform(
+        devices, memory=memory_limit, bandwidth=5e9, flops=40e9, shared=True, arrays=arrays
+    )
 
 
 def available_memory() -> int:

@@ -1839,7 +1839,7 @@ class CudaDevices:
         empty = empty and all(held[j].empty for j in step.inputs)
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
-        more = max(0, self.took.pop(i, 0) - nbytes)
+        more = max(0, self.took.pop(i, 0) - nbytes) if self.took else 0
         events.append(Issued(i, 0 if nbytes and is_target(step.task, value) else nbytes, more))
         if empty and not self.exact:
             events.append(Done(i))

@@ -55,6 +55,7 @@ Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
 PIN = "device"  # dask.annotate(device=k)
+MULTIPLIES = "it multiplies matrices"  # why a task is no program
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 RANDOM = (_apply_random_func, _apply_random)
@@ -884,8 +885,8 @@ class _Builder:
                 elif self.send and _library(target) == "cupy":
                     raise PlanError(
                         f"{key!r} stores to an array on GPU {target.device.id}, which is none of "
-                        "the scheduler's: give the scheduler that device, too, or store to an "
-                        "array on one that it has, or to one of NumPy's"
+                        "those that it can run on: give the scheduler that device, too, or store "
+                        "to an array on one that it has, or to one of NumPy's"
                     )
         return out
 

@@ -31,6 +31,7 @@ class Machine:
     bandwidth: float = 3e12  # bytes/s a kernel reads or writes in its own device's memory
     shared: bool = False  # True where all devices read the same memory, the host's
     disk: float = 1e9  # bytes/s to and from files
+    flops: float = 50e12  # operations/s of real numbers in products of matrices
     #: Arrays, like the largest that it reads or makes, for which a step is given room while it runs
     #: if nothing like it has run yet; 0 where a guess does more harm than what it is for: a GPU
     #: refuses what it has not got, and the step runs again.
@@ -48,6 +49,7 @@ class Machine:
         bandwidth: float = 3e12,
         shared: bool = False,
         arrays: int = 0,
+        flops: float = 50e12,
     ) -> Machine:
         """`n` equal devices; the defaults are one H200's."""
         return cls(
@@ -58,6 +60,7 @@ class Machine:
             latency,
             bandwidth,
             shared,
+            flops=flops,
             arrays=arrays,
         )
 
@@ -101,3 +104,7 @@ class Machine:
     def step_seconds(self, nbytes: int) -> float:
         """The default cost model: a step takes as long as moving its inputs and output."""
         return STEP_SECONDS + nbytes / self.bandwidth
+
+    def product_seconds(self, operations: float) -> float:
+        """A step that multiplies matrices."""
+        return STEP_SECONDS + operations / self.flops

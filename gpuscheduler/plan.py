@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from dask._task_spec import DataNode
 from dask.core import flatten
 from dask.utils import key_split
 
-from .graph import Gather, Graph, PlanError
+from .graph import MULTIPLIES, Gather, Graph, PlanError
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk
 from .place import place_tasks
@@ -383,6 +384,9 @@ def make_plan(
             strict=False,  # what repeats has no end
         )
     ]  # fmt: skip
+    for key in [k for k, why in graph.why.items() if why == MULTIPLIES and k in index]:
+        step = steps[index[key]]
+        step.seconds = max(step.seconds, machine.product_seconds(_products(graph, key)))
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     delivered = _delivered(graph, index)
@@ -400,6 +404,21 @@ def make_plan(
     plan.likely = likely
     plan.__dict__["crossing"] = _crossing(inputs, places, aside)
     return plan
+
+
+def _products(graph: Graph, key: Key) -> float:
+    """Operations of a task that multiplies two matrices, where all shapes are known.
+
+    Of lengths m, n and k, each is in two of the three arrays.
+    """
+    blocks = [graph.blocks.get(k) for k in (*graph.needs[key][:2], key)]
+    if len(blocks) == 2:  # by itself
+        blocks.insert(0, blocks[0])
+    known = [b for b in blocks if b is not None]
+    if len(known) < 3:
+        return 0.0
+    numbers = math.prod(b.nbytes / b.dtype.itemsize for b in known)
+    return (8 if known[-1].dtype.kind == "c" else 2) * math.sqrt(numbers)
 
 
 def _readers(inputs: Sequence[tuple[int, ...]]) -> list[list[int]]:

@@ -53,6 +53,7 @@ from .expr import (
     view_of,
     with_view,
 )
+from .graph import MULTIPLIES
 from .grid import Axis
 from .regions import settled
 from .sizes import map_leaves
@@ -2013,7 +2014,7 @@ def _contracted(
     is, as the product of two matrices, does more with each element than a kernel here would.
     """
     if not _current.get().products:
-        raise _refuse("it multiplies matrices")
+        raise _refuse(MULTIPLIES)
     lengths: dict[Any, int] = {}
     for x, names in zip(operands, labels, strict=True):
         if len(set(names)) < len(names):
@@ -2026,7 +2027,7 @@ def _contracted(
     long = [name for name, n in lengths.items() if n != 1]
     whole = next((n for n in labels if set(long) <= set(n)), None)
     if whole is None:
-        raise _refuse("it multiplies matrices")
+        raise _refuse(MULTIPLIES)
     left = iter([name for name in out if name in long])
     order = [next(left) if name in out else name for name in whole if name in long]
     product: Any = None

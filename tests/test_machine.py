@@ -47,6 +47,10 @@ def test_a_step_costs_something_even_if_it_moves_nothing():
     assert MACHINE.step_seconds(3 * 10**12) == pytest.approx(1 + STEP_SECONDS)
 
 
+def test_a_product_of_matrices_costs_its_operations():
+    assert replace(MACHINE, flops=1e3).product_seconds(5e3) == pytest.approx(5 + STEP_SECONDS)
+
+
 def test_a_machine_is_a_value():
     assert Machine.uniform(2) == Machine.uniform(2) != Machine.uniform(3)
     assert len({Machine.uniform(2), Machine.uniform(2)}) == 1

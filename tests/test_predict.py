@@ -167,3 +167,24 @@ def test_a_prediction_counts_no_value_of_the_callers_on_cpu_devices():
     plan.machine = Machine.uniform(1, memory=100, shared=True)
     plan.extra = {1: 10}
     assert predict(plan).peak[0] == 18
+
+
+@pytest.mark.parametrize(
+    ("product", "operations"),
+    [
+        (lambda x, y: x @ y, 2),
+        (lambda x, y: x @ x.T, 2),
+        (lambda x, y: da.tensordot(x, y, axes=1), 2),
+        (lambda x, y: da.einsum("ij,jk->ik", x, y), 2),
+        (lambda x, y: (1j * x).persist() @ y, 8),
+    ],
+)
+def test_products_of_matrices_take_as_long_as_their_operations(product, operations):
+    n = 1024
+    with Scheduler("cpu:1") as s:
+        x, y = da.random.random((2, n, n), chunks=(1, n // 2, n // 2)).persist()
+        plan = s.plan(product(x, y))
+        expected = operations * n**3 / s.hardware.machine.flops
+        assert expected < plan.predicted.seconds < 2 * expected
+        several = s.plan(product(x, y) + 1).predicted.seconds
+        assert expected < several < 2 * expected

@@ -51,7 +51,7 @@ from .gather import WIDEST, Gathering, strips
 from .graph import block_read, is_plain, is_target
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
-from .persisted import Chunk, Key, Places, worth_keeping
+from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step
 from .replay import Recorder, one_copy_pays
 from .resident import Passage, Room, Way
@@ -1208,10 +1208,11 @@ class CudaDevices:
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
         self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
-        for i in plan.fixed:
-            if i in self.chunks:
-                self._take_over(i, self.chunks[i].places)
-            else:
+        self._take_over()
+        if len(self.chunks) < len(plan.fixed):
+            for i in plan.fixed:
+                if i in self.chunks:
+                    continue
                 step = plan.steps[i]
                 value = step.task({})
                 self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
@@ -1234,17 +1235,26 @@ class CudaDevices:
         team.begin()
         self._follow_caller()
 
-    def _take_over(self, step: int, places: Places) -> None:
-        """A chunk that an earlier run made, on other streams maybe."""
-        for place, held in places.items():
-            if place == DISK:
-                self.files.of[step] = held
-            else:
-                if held.ready is not None and held.ready.done:
+    def _take_over(self) -> None:
+        """The chunks, which earlier runs have made, on other streams maybe."""
+        known: dict[int, tuple[Event, bool]] = {}  # one stands for many
+
+        def over(event: Event) -> bool:
+            found = known.get(id(event))
+            if found is None:
+                found = known[id(event)] = event, event.done
+            return found[1]
+
+        for step, chunk in self.chunks.items():
+            for place, held in chunk.places.items():
+                if place == DISK:
+                    self.files.of[step] = held
+                    continue
+                if held.ready is not None and over(held.ready):
                     held.ready = None
                 held.unseen = held.ready is not None
                 if held.reads:
-                    held.reads = [e for e in held.reads if not e.done]
+                    held.reads = [e for e in held.reads if not over(e)]
                 self.held[place][step] = held
 
     def _came(self, step: int, place: int, held: Any) -> None:
@@ -1341,7 +1351,7 @@ class CudaDevices:
         replays = self.team.replays
         replay = replays.get(tape)
         try:
-            if replay is not None and replay.fits(self.held):
+            if replay is not None and replay.fits(self.held, self._given()):
                 for place, i, value, ready in replay.run(self.lanes, self.held):
                     self.held[place][i] = _Held(value, ready)
                 return True
@@ -1360,6 +1370,12 @@ class CudaDevices:
         if recorder is not None:
             replays[tape] = recorder.replay()
         return True
+
+    def _given(self) -> tuple[int, Plan] | None:
+        """What is the same while all that the run is given stays where it is; None where that is
+        more than chunks."""
+        plan = self.plan
+        return (changes(), plan) if len(self.chunks) == len(plan.fixed) else None
 
     def _follow(
         self,

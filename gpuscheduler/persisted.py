@@ -31,6 +31,11 @@ class _Changes:
         cls.latest = next(cls.numbers)
 
 
+def changes() -> int:
+    """Another number after each change of where any chunk is, or of which there are."""
+    return _Changes.latest
+
+
 def worth_keeping(home: int, places: Places) -> dict[int, Any]:
     """The places in which a value stays when a run is over: its own device, the host and the disk;
     another device only where nothing else has it.
@@ -174,6 +179,7 @@ class Persisted:
     def __init__(self) -> None:
         self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
         self._held: tuple[int, dict[int, int]] = 0, {}  # as `beside` has counted it, and when
+        self._asked: tuple[Any, dict[int, int]] = None, {}  # its last answer, and to what
         self._lock = threading.RLock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
@@ -221,7 +227,10 @@ class Persisted:
         >>> persisted.beside([chunks[0]])
         {0: 8}
         """
-        latest = _Changes.latest
+        latest, some = _Changes.latest, list(some)
+        asked = latest, [id(c) for c in some]
+        if self._asked[0] == asked:
+            return dict(self._asked[1])
         when, held = self._held
         if when != latest:
             held = {}
@@ -234,7 +243,9 @@ class Persisted:
             if id(chunk) in self._chunks:
                 for place in chunk.places:
                     out[place] = out.get(place, 0) - chunk.nbytes
-        return {place: nbytes for place, nbytes in out.items() if nbytes > 0}
+        found = {place: nbytes for place, nbytes in out.items() if nbytes > 0}
+        self._asked = asked, found
+        return dict(found)
 
     def nbytes(self) -> dict[int, int]:
         """Bytes on each device, on the host and on the disk; what is in several places counts where

@@ -15,7 +15,7 @@ from dask.utils import key_split
 
 from .graph import MULTIPLIES, Gather, Graph, PlanError
 from .machine import DISK, HOST, Machine
-from .persisted import Chunk
+from .persisted import Chunk, changes
 from .place import place_tasks
 from .sizes import sizeof
 from .subgraph import Chain
@@ -147,6 +147,10 @@ class Plan:
     #: was seen that others have to be able to move.
     most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
+    #: The same beside its own chunks, and when that was: after how many `changes`. They were all
+    #: where the plan has them, each in one place, if `calm` is that number.
+    _own: tuple[int, Plan] | None = field(default=None, init=False, repr=False, compare=False)
+    calm: int = field(default=-1, init=False, repr=False, compare=False)
 
     @cached_property
     def chunks(self) -> dict[int, Chunk]:
@@ -183,6 +187,18 @@ class Plan:
         if not more and self.tried:  # it holds these chunks: they will be the same ones
             self._beside = known, out
         return out
+
+    @cached_property
+    def own(self) -> list[Chunk]:
+        """The persisted chunks that it reads, each once."""
+        return list(dict.fromkeys(self.chunks.values()))
+
+    def beside_own(self) -> Plan:
+        """The plan for a run that may move these, and no others."""
+        latest = changes()
+        if self._own is None or self._own[0] != latest:
+            self._own = latest, self.beside(self.own)
+        return self._own[1]
 
     @cached_property
     def launches(self) -> int:
@@ -281,7 +297,7 @@ class Plan:
                 if not step.fixed and step.nbytes != true:
                     step.nbytes, changed = true, True
             if changed:
-                plan.tape, plan.most, plan._beside = None, None, None
+                plan.tape, plan.most, plan._beside, plan._own = None, None, None, None
                 plan.__dict__.pop("short", None)
 
     @property

@@ -39,7 +39,7 @@ from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, ENDLESS, HOST, Machine
-from .persisted import Chunk, Kept, Persisted
+from .persisted import Chunk, Kept, Persisted, changes
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
@@ -500,7 +500,7 @@ class Scheduler:
         """The values, by a tape or at least without moving chunks that the run does not read; None
         where these may have to move."""
         watched = self.options.timeline or self.options.check
-        with self._persisted.lent(known.chunks.values()) as chunks:
+        with self._persisted.lent(known.own) as chunks:
             others = self._persisted.beside(chunks)
             tape = None
             if not watched and lease.threads is None:  # the caller's own threads are given all
@@ -580,10 +580,13 @@ class Scheduler:
                 base.tape = rehearsed(plan) or False
         if not base.tape:
             return None
-        if len(chunks) < len({*plan.chunks.values()}):
+        if len(chunks) < len(plan.own):
             return None
-        if any([p for p in c.places if p >= 0] != [c.place] for c in chunks):
-            return None
+        latest = changes()
+        if plan.calm != latest:
+            if any([p for p in c.places if p >= 0] != [c.place] for c in chunks):
+                return None
+            plan.calm = latest
         memory = plan.machine.memory
         if any(n + others.get(p, 0) > memory[p] for p, n in base.tape.need.items()):
             return None
@@ -600,7 +603,7 @@ class Scheduler:
     ) -> list[Any] | None:
         """The values, by a tape; None where it cannot be followed after all."""
         hardware = self.hardware
-        plan = self._beside(known, list(known.chunks.values()))
+        plan = known.beside_own() if known.own else known
         gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
         devices = lease.devices(plan, gathering, Told.NOTHING)
         try:

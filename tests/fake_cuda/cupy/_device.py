@@ -102,6 +102,8 @@ class Stream(Timed):
             self.sources = []  # (count, address, bytes): from pinned memory
 
     def __del__(self):
+        if lock is None:  # the process ends
+            return
         with lock:
             if completed.get(self.number, 0) < self.clock[self.number]:
                 left[self.number] = self

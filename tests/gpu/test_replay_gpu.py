@@ -115,6 +115,16 @@ def test_rounds_of_an_iteration_have_other_arrays_each_time(runs, count):
     np.testing.assert_allclose(sums, [2 * x0.sum(), 3 * x0.sum()])
 
 
+def test_collections_that_are_alike_take_turns_and_nothing_moves_meanwhile(runs, count):
+    """They share a tape, and each has its own addresses."""
+    x = [da.random.default_rng(n).random((64, 64), chunks=16).persist() for n in range(3)]
+    y = [(a * 2 - 1).sum(axis=0) for a in x]
+    expected = [host(a.compute()) for a in y]
+    for n in (0, 1, 2, 2, 1, 0, 0, 2):
+        np.testing.assert_array_equal(host(y[n].compute()), expected[n])
+    assert count["addresses"] >= 8
+
+
 def test_a_result_is_the_callers_own_and_stays_as_it_is(runs):
     x = da.random.default_rng(0).random((40, 40), chunks=10).persist()
     y = x * 2

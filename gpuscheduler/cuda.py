@@ -48,7 +48,7 @@ from .cpu import CpuDevices, available_memory
 from .direct import Direct, Located, in_dataset, in_file
 from .fuse import Fused
 from .gather import WIDEST, Gathering, strips
-from .graph import block_read, is_plain, is_target
+from .graph import PlanError, block_read, is_plain, target_of
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, changes, worth_keeping
@@ -1192,6 +1192,7 @@ class CudaDevices:
         self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
+        self.when = changes()  # ... of chunks, before the run
         #: `Done` means that the device is done, not that the step is queued.
         self.exact = told is Told.EACH
         self.lanes: list[_Lane] = team.lanes
@@ -1375,7 +1376,7 @@ class CudaDevices:
         """What is the same while all that the run is given stays where it is; None where that is
         more than chunks."""
         plan = self.plan
-        return (changes(), plan) if len(self.chunks) == len(plan.fixed) else None
+        return (self.when, plan) if len(self.chunks) == len(plan.fixed) else None
 
     def _follow(
         self,
@@ -1579,6 +1580,13 @@ class CudaDevices:
             # not both: nobody who has room waits for other room
             come = self.back.room(step.nbytes if step.sent and not there else 0, self._go_on)
             if value is None:
+                target = target_of(step.task, step.values(lambda j: self.held[place][j].value))
+                if device_bytes(target):  # it would be a copy that is written to
+                    raise PlanError(
+                        f"{step.key!r} stores to an array on a GPU that another task makes: "
+                        "compute that first, and store to the array that this gives"
+                    )
+                del target
                 value = step.task(
                     step.values(lambda j: self._brought_home(lane, self.held[place][j]))
                 )
@@ -1856,7 +1864,9 @@ class CudaDevices:
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
         more = max(0, self.took.pop(i, 0) - nbytes) if self.took else 0
-        events.append(Issued(i, 0 if nbytes and is_target(step.task, value) else nbytes, more))
+        if i in self.plan.writes:
+            nbytes = 0  # it is the caller's
+        events.append(Issued(i, nbytes, more))
         if empty and not self.exact:
             events.append(Done(i))
             return bool(self.crossing[i])

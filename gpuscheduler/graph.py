@@ -124,6 +124,9 @@ class Graph:
     #: Outputs that are made with others, in one task: that task, and where in its value they are.
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
     aside: set[Key] = field(default_factory=set)  # tasks that read a file or write one
+    #: Tasks that write to an array of the caller's while others run on their devices. What they
+    #: give back may be that array.
+    written: set[Key] = field(default_factory=set)
     again: set[Key] = field(default_factory=set)  # ... and those that may read it twice
     #: Of these, those whose arrays go to their device at once. Arrays of the host count as files.
     sent: set[Key] = field(default_factory=set)
@@ -243,6 +246,7 @@ def from_dask(
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)
+    builder.on_gpus = send
     builder.send = send and started is None  # callbacks expect to see tasks as they are
     if not compiled:
         builder.compiler = _as_it_is
@@ -540,7 +544,7 @@ class _Builder:
         skip_aliases: bool = True,
         front: int | None = None,
     ):
-        self.front, self.send = front, False
+        self.front, self.send, self.on_gpus = front, False, False
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = wanted_keys(keys)
@@ -593,7 +597,13 @@ class _Builder:
             if k in blocks:  # what Dask converts to NumPy is of its other library
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
         targets = [self._argument(k, 1, constants) for k in stores]
-        on_gpus = self._on_gpus(stores, constants)
+        fused: dict[int, list[Any]] = {}
+        within = {
+            k: [self._given(k, a, constants) for a in found]
+            for k in order
+            if (found := _targets(self.tasks[k], fused))
+        }
+        on_gpus = self._on_gpus({k: [t] for k, t in zip(stores, targets, strict=True)} | within)
         pins.update(on_gpus)
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
@@ -606,8 +616,9 @@ class _Builder:
                 if not any(_may_be_one(array, t) for t in targets):
                     again.add(key)
         if self.lowered.fusable:
-            alone = kept.union(sent)  # what follows runs on the device, and these beside it
-            aside.update(on_gpus)  # these are runs by themselves, too
+            # what follows runs on the device, and these beside it, or where an array is
+            alone = kept.union(sent, on_gpus)
+            aside.update(on_gpus)
             files = aside, again
             order = _chain(order, self.tasks, needs, names, constants, pins, alone, files, compiler)
             aside.difference_update(on_gpus)
@@ -626,6 +637,7 @@ class _Builder:
             blocks,
             draws,
             aside=aside,
+            written={*on_gpus, *within},
             again=again,
             sent=set(sent),
         )
@@ -703,6 +715,7 @@ class _Builder:
                 self.gathers[target] = gather
                 outputs.update((self._resolve(b, target), None) for b in flatten(gather.blocks))
         tasks, dsk = self.tasks, self.dsk
+        same: dict[int, Key] = {}  # values on devices
         stack = list(reversed(outputs))
         while stack:
             key = stack.pop()
@@ -713,6 +726,11 @@ class _Builder:
                 task = self._node(key)
                 if task is None:
                     continue
+                if type(task) is DataNode and key not in outputs:
+                    first = same.setdefault(id(task.value), key)
+                    if first != key:  # the caller's array under another name
+                        self.alias[key] = first
+                        continue
             tasks[key] = task
             self.reads[key] = reads = _sorted(task.dependencies)
             for d in reads:
@@ -870,35 +888,43 @@ class _Builder:
                     out.setdefault(key, self.front)
         return out
 
-    def _on_gpus(self, stores: list[Key], constants: dict[Key, dict[Key, Any]]) -> dict[Key, int]:
+    def _on_gpus(self, stores: Mapping[Key, list[Any]]) -> dict[Key, int]:
         """Of tasks that store a block, those that write to an array of a device: which device.
 
         They run there, as other tasks do: anywhere else they would write to a copy of it.
         """
-        out = {}
-        if self.home is not None:
-            for key in stores:
-                target = self._argument(key, 1, constants)
+        out: dict[Key, int] = {}
+        if self.home is None or not self.on_gpus:
+            return out
+        for key, target in [(k, t) for k, targets in stores.items() for t in targets]:
+            if type(target) is Chunk and self.home(target) is not None:
+                shown = target.shown()
+                if shown is None or _library(shown) == "cupy":
+                    raise PlanError(
+                        f"{key!r} stores to a persisted array, which may leave its GPU at any "
+                        "time: compute() it, and store to the array that this gives"
+                    )
+            elif _library(target) == "cupy":
                 device = self.home(target)
-                if device is not None:
-                    out[key] = device
-                elif self.send and _library(target) == "cupy":
+                if device is None:
                     raise PlanError(
                         f"{key!r} stores to an array on GPU {target.device.id}, which is none of "
-                        "those that it can run on: give the scheduler that device, too, or store "
-                        "to an array on one that it has, or to one of NumPy's"
+                        "those that this runs on (the scheduler's, or the first num_workers of "
+                        "them): store to an array on one of these, or to one of NumPy's"
                     )
+                out[key] = device
         return out
 
     def _argument(self, key: Key, n: int, constants: dict[Key, dict[Key, Any]]) -> Any:
         """The n-th argument of a task, if it is a value of the graph, on a device or not."""
-        task = self.tasks[key]
-        value = task.args[n]
-        if isinstance(value, (TaskRef, Alias)):
-            name = value.key if isinstance(value, TaskRef) else value.target
-            if isinstance(given := self.tasks.get(name), DataNode):
-                return given.value
-        return _argument(task, n, constants[key])
+        return self._given(key, self.tasks[key].args[n], constants)
+
+    def _given(self, key: Key, argument: Any, constants: dict[Key, dict[Key, Any]]) -> Any:
+        if isinstance(argument, (TaskRef, Alias)):
+            name = argument.key if isinstance(argument, TaskRef) else argument.target
+            given = self.tasks.get(self.alias.get(name, name))
+            argument = given if isinstance(given, DataNode) else constants[key].get(name)
+        return argument.value if isinstance(argument, DataNode) else argument
 
     def _value(self, key: Key) -> Value:
         """The blocks in a value, as far as they are known."""
@@ -1123,9 +1149,41 @@ def _stores(task: Any) -> bool:
     return type(task) is Task and task.func is load_store_chunk
 
 
-def is_target(task: Any, value: Any) -> bool:
-    """Whether what a task gives back is the array that it has stored to, which is the caller's."""
-    return _stores(task) and isinstance(target := task.args[1], DataNode) and target.value is value
+def _targets(task: Any, known: dict[int, list[Any]]) -> list[Any]:
+    """What those of the tasks that are fused in a task store to, as arguments of that. What is
+    `known` is of their graphs, which blocks that are alike share."""
+    if type(task) is not Task or task.func is not execute_subgraph:
+        return []
+    inner, _, names, *args = task.args
+    found = known.get(id(inner))
+    if found is None:
+        every = [t.args[1] for t in inner.values() if _stores(t)]
+        for t in inner.values():
+            every += _targets(t, known)
+        given = {k: t for k, t in inner.items() if isinstance(t, DataNode)}
+        found = known[id(inner)] = [_put(n, given) for n in every]
+    given = dict(zip(names, args, strict=True)) if found else {}
+    return [_put(n, given) for n in found]
+
+
+def _put(argument: Any, given: Mapping[Key, Any]) -> Any:
+    return given.get(argument.key, argument) if isinstance(argument, TaskRef) else argument
+
+
+def target_of(task: Any, values: Mapping[Key, Any]) -> Any:
+    """What a task that stores a block writes to, given what it reads; None for other tasks."""
+    return _argument(task, 1, values) if _stores(task) else None
+
+
+def array_written(graph: Graph, key: Key) -> Any:
+    """The array of CuPy's that a task stores a block to; None for other tasks."""
+    task = graph.tasks[key]
+    if not _stores(task):
+        return None
+    reads = zip(graph.names[key], graph.needs[key], strict=True)
+    given = {n: t.value for n, k in reads if isinstance(t := graph.tasks[k], DataNode)}
+    target = target_of(task, given | graph.constants.get(key, {}))
+    return target if _library(target) == "cupy" else None
 
 
 def _stored_bytes(task: Any) -> int | None:

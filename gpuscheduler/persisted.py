@@ -229,8 +229,9 @@ class Persisted:
         """
         latest, some = _Changes.latest, list(some)
         asked = latest, [id(c) for c in some]
-        if self._asked[0] == asked:
-            return dict(self._asked[1])
+        known, found = self._asked
+        if known == asked:
+            return dict(found)
         when, held = self._held
         if when != latest:
             held = {}

@@ -13,7 +13,7 @@ from dask._task_spec import DataNode
 from dask.core import flatten
 from dask.utils import key_split
 
-from .graph import MULTIPLIES, Gather, Graph, PlanError
+from .graph import MULTIPLIES, Gather, Graph, PlanError, array_written
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, changes
 from .place import place_tasks
@@ -120,6 +120,7 @@ class Plan:
     machine: Machine
     deliver: frozenset[int] = frozenset()  # outputs that go to the host as soon as they are done
     direct: frozenset[int] = frozenset()  # outputs that the caller gets as they are
+    writes: frozenset[int] = frozenset()  # steps that write to arrays of the caller's on devices
     gathers: dict[Key, Gather] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
     predicted: Footprint | None = None
@@ -195,10 +196,10 @@ class Plan:
 
     def beside_own(self) -> Plan:
         """The plan for a run that may move these, and no others."""
-        latest = changes()
-        if self._own is None or self._own[0] != latest:
-            self._own = latest, self.beside(self.own)
-        return self._own[1]
+        latest, known = changes(), self._own
+        if known is None or known[0] != latest:
+            self._own = known = latest, self.beside(self.own)
+        return known[1]
 
     @cached_property
     def launches(self) -> int:
@@ -413,7 +414,8 @@ def make_plan(
     _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
-    plan = Plan(steps, outputs, machine, delivered, direct, graph.gathers, index)
+    writes = frozenset([index[k] for k in graph.written])
+    plan = Plan(steps, outputs, machine, delivered, direct, writes, graph.gathers, index)
     # what is in lists here is not looked up in all of these steps again
     aside = [index[k] for k in graph.aside if k in index]
     plan.__dict__["readers"] = _readers(inputs)
@@ -434,6 +436,8 @@ def _products(graph: Graph, key: Key) -> float:
     if len(known) < 3:
         return 0.0
     numbers = math.prod(b.nbytes / b.dtype.itemsize for b in known)
+    if {len(b.shape) for b in known} == {len(known[-1].shape)}:  # those before are in all three
+        numbers /= max(1, math.prod(known[-1].shape[:-2]))
     return (8 if known[-1].dtype.kind == "c" else 2) * math.sqrt(numbers)
 
 
@@ -586,9 +590,14 @@ def _pins(
     n = len(machine.devices)
     for i, key in enumerate(keys):
         task = graph.tasks[key]
-        if isinstance(task, DataNode) and home is not None:
-            place = home(task.value)
+        if home is not None:
+            place = home(task.value) if isinstance(task, DataNode) else None
             if place is not None:
+                out[i] = place
+                continue
+            target = array_written(graph, key)
+            place = None if target is None else home(target)
+            if place is not None:  # elsewhere it would write to a copy
                 out[i] = place
                 continue
         pin = graph.pins.get(key)

@@ -533,7 +533,7 @@ class Scheduler:
         machine = known.machine
         if known.most is None:
             most = {m: n + known.working for m, n in known.everything().items()}
-            if any(s.aside for s in known.steps):
+            if known.writes or any(s.aside for s in known.steps):
                 most = dict.fromkeys(most, ENDLESS)
             known.most = most
         if not machine.shared and any(
@@ -661,7 +661,7 @@ class Scheduler:
         def chunk(key: Any) -> Any:
             target = graph.alias.get(key, key)
             i = plan.index.get(target)
-            if target in graph.gathers or target in graph.data or i is None:
+            if target in graph.gathers or target in graph.data or i is None or i in plan.writes:
                 (value,) = _results(graph, plan, devices, gathering, nbytes, [key])
                 return value
             if target not in known:

@@ -8,6 +8,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 from distributed import Client, LocalCluster, wait  # noqa: E402
 
@@ -118,3 +119,26 @@ def test_large_parcels_are_copied_from_the_other_workers_devices(attached):
     near, attached._near = attached._near, set()
     np.testing.assert_allclose(y.to_backend("numpy").compute(), (a + a.T) @ a)
     attached._near = near
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_worker_stores_to_its_array_on_the_gpu_that_has_it(a, last):
+    options = {"fuse": False, "random": "dask"} if fake else {}
+    devices = pairs(cupy.cuda.runtime.getDeviceCount())[0]
+    there = int(devices[-1 if last else devices.index(":") + 1])
+
+    def make():
+        with cupy.cuda.Device(there):
+            return cupy.zeros(a.shape)
+
+    with (
+        LocalCluster(1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        gpuscheduler.attach(client, devices, "1 GiB", **options),
+    ):
+        target = dask.delayed(make, pure=False)().persist()
+        da.store(on_gpus(a), target)
+        got = dask.delayed(lambda t: (t.device.id, t.get()))(target).compute()
+    assert got[0] == there
+    np.testing.assert_array_equal(got[1], a)
+    assert not (fake and fake.races)

@@ -491,19 +491,73 @@ def test_arrays_of_gpus_are_stored_to_where_they_are(scheduler, x):
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-def test_what_was_stored_on_a_gpu_is_the_callers_and_takes_no_room(devices, x):
+@pytest.mark.parametrize("side", [300, 400])  # below what Dask leaves in its tasks, and above it
+def test_what_was_stored_on_a_gpu_is_the_callers_and_takes_no_room(devices, side):
+    x = np.random.default_rng(0).random((400, side))
     y = da.from_array(x, chunks=100)
-    with gpuscheduler.Scheduler(devices, 4 * y[:100, :100].nbytes, check=True) as s:
+    limit = x.nbytes + 6 * y[:100, :100].nbytes
+    with gpuscheduler.Scheduler(devices, limit, check=True) as s:
         target = cupy.zeros(x.shape)
         stored = da.store(y.map_blocks(cupy.asarray) + 1, target, return_stored=True)
-        assert not s._persisted.nbytes().get(cuda.HOST)
-        assert "persisted 0 B" in repr(s)
+        assert "persisted" not in repr(s)
         target += 1
-        np.testing.assert_array_equal(host((stored * 2).compute()), (x + 2) * 2)
+        for _ in range(2):
+            np.testing.assert_array_equal(host((stored * 2).compute()), (x + 2) * 2)
+        assert s.last.spilled[cuda.HOST] <= x.nbytes  # of the result
         again = {"compute": False, "return_stored": True, "load_stored": True}
         held = da.store(y.map_blocks(cupy.asarray), target, **again)
         np.testing.assert_array_equal(host(held.compute()), x)
         np.testing.assert_array_equal(target.get(), x)
+        target.fill(0)
+        np.testing.assert_array_equal(host(held[3:200, 5:].compute()), x[3:200, 5:])
+        np.testing.assert_array_equal(target[3:200, 5:].get(), x[3:200, 5:])
+        kept = held.persist()
+        assert "persisted" not in repr(s)
+        target += 1
+        np.testing.assert_array_equal(host((kept * 2).compute()), (x + 1) * 2)
+
+
+def test_an_array_of_a_gpu_by_another_name_is_stored_to(scheduler, x):
+    """In a graph of the caller's own, and where Dask fuses storing with what is stored."""
+    y = cupy_array(x, 100)
+    with cupy.cuda.Device(scheduler.hardware.ids[-1]):
+        target = cupy.zeros(x.shape)
+        da.store(y, dask.delayed(target))
+        np.testing.assert_array_equal(target.get(), x)
+        lazy = da.store(y * 2, target, compute=False).to_delayed().ravel().tolist()
+        dask.compute(*lazy)
+        np.testing.assert_array_equal(target.get(), x * 2)
+
+
+def test_what_may_leave_its_gpu_is_not_stored_to(scheduler, x):
+    y = cupy_array(x, 100)
+    kept = dask.delayed(cupy.zeros)(x.shape).persist()
+    with pytest.raises(PlanError, match=r"store-map.* to a persisted array.*compute\(\) it"):
+        da.store(y, kept)
+    with pytest.raises(PlanError, match=r"store-map.*on a GPU that another task makes: compute"):
+        da.store(y, dask.delayed(cupy.zeros)(x.shape, pure=False))
+    target = kept.compute()
+    da.store(y, target)
+    np.testing.assert_array_equal(target.get(), x)
+
+
+def test_a_run_that_writes_to_an_array_does_not_begin_again():
+    """It finds less room beside persisted chunks than it seemed to have."""
+    size, n, cells = [10], 100, "f8"
+    ones = da.from_array(np.ones((7 * n, n)), chunks=n).map_blocks(cupy.asarray)
+    with gpuscheduler.Scheduler("cuda:0", 10**6, fuse=False):
+        target = cupy.zeros((n, n))
+        stored = da.store(ones[:n], target, return_stored=True)
+        keep = ones.persist()
+        ((twice,),) = da.store(stored * 2, target, compute=False).to_delayed().tolist()
+        make = dask.delayed(lambda _, i: cupy.zeros(size[0], cells), pure=False)
+        total = dask.delayed(len, pure=False)([make(twice, i) for i in range(20)])
+        total.compute()
+        assert set(target.get().ravel().tolist()) == {2.0}
+        size[0] = 5000
+        total.compute()
+        assert set(target.get().ravel().tolist()) == {4.0}
+        del keep
 
 
 @pytest.mark.gpus(2)
@@ -513,10 +567,12 @@ def test_an_array_of_another_gpu_is_not_stored_to(x):
     y = cupy_array(x, 100)
     with (
         gpuscheduler.Scheduler("cuda:0"),
-        pytest.raises(PlanError, match=r"store-map.*on GPU 1, which is none.*: give the scheduler"),
+        pytest.raises(PlanError, match=r"store-map.*on GPU 1, which is none.*: store to an array"),
     ):
         da.store(y, target)
     with gpuscheduler.Scheduler("cuda:0,1"):
+        with pytest.raises(PlanError, match="the first num_workers"):
+            da.store(y, target, num_workers=1)
         da.store(y, target)
     with cupy.cuda.Device(1):
         np.testing.assert_array_equal(target.get(), x)

@@ -257,6 +257,7 @@ class Followed:
     view: Any = None  # its value, where that is only a view of what it reads
     pairs: bool = False  # whether it gives pairs of a value and its place
     offer: Source | None = None  # its value as readers may compute it, but for where a block lies
+    operations: int = 0  # in products of matrices
 
 
 # ---- the pass
@@ -283,6 +284,7 @@ class Fuser:
     #: launch may do several. What joins such parts is one there only.
     on_gpus: bool = False
     reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
+    operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
 
     def __post_init__(self) -> None:
         self.structures: dict[Any, Followed] = {}
@@ -308,6 +310,7 @@ class Fuser:
         if not graph.blocks and not graph.draws:
             return graph
         graph.why, graph.globals = self.reasons, self.globals
+        graph.operations = self.operations
         for inputs in graph.needs.values():
             for d in inputs:
                 self.readers[d] = self.readers.get(d, 0) + 1
@@ -428,6 +431,8 @@ class Fuser:
             found = self._follow(recipe, plain, inlined)
         if found.program is None:
             self.reasons[key] = found.reason
+            if found.operations:
+                self.operations[key] = found.operations
             if found.view is None:
                 return False
             self._view(key, recipe, found, plain, targets)
@@ -499,7 +504,7 @@ class Fuser:
                 return Followed(None, str(error), makes, self._number(makes), view=error.result)
             program, copies = error.program, True
         except Unfollowed as error:
-            return Followed(None, str(error))
+            return Followed(None, str(error), operations=error.operations)
         if reason := unreadable(program):
             return Followed(None, reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):

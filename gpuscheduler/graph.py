@@ -55,7 +55,6 @@ Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
 PIN = "device"  # dask.annotate(device=k)
-MULTIPLIES = "it multiplies matrices"  # why a task is no program
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 RANDOM = (_apply_random_func, _apply_random)
@@ -131,6 +130,7 @@ class Graph:
     #: Of these, those whose arrays go to their device at once. Arrays of the host count as files.
     sent: set[Key] = field(default_factory=set)
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
+    operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)

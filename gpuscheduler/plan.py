@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +12,7 @@ from dask._task_spec import DataNode
 from dask.core import flatten
 from dask.utils import key_split
 
-from .graph import MULTIPLIES, Gather, Graph, PlanError, array_written
+from .graph import Gather, Graph, PlanError, array_written
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, changes
 from .place import place_tasks
@@ -401,9 +400,10 @@ def make_plan(
             strict=False,  # what repeats has no end
         )
     ]  # fmt: skip
-    for key in [k for k, why in graph.why.items() if why == MULTIPLIES and k in index]:
-        step = steps[index[key]]
-        step.seconds = max(step.seconds, machine.product_seconds(_products(graph, key)))
+    for key, operations in graph.operations.items():
+        if key in index:
+            step = steps[index[key]]
+            step.seconds = max(step.seconds, machine.product_seconds(operations))
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     delivered = _delivered(graph, index)
@@ -422,23 +422,6 @@ def make_plan(
     plan.likely = likely
     plan.__dict__["crossing"] = _crossing(inputs, places, aside)
     return plan
-
-
-def _products(graph: Graph, key: Key) -> float:
-    """Operations of a task that multiplies two matrices, where all shapes are known.
-
-    Of lengths m, n and k, each is in two of the three arrays.
-    """
-    blocks = [graph.blocks.get(k) for k in (*graph.needs[key][:2], key)]
-    if len(blocks) == 2:  # by itself
-        blocks.insert(0, blocks[0])
-    known = [b for b in blocks if b is not None]
-    if len(known) < 3:
-        return 0.0
-    numbers = math.prod(b.nbytes / b.dtype.itemsize for b in known)
-    if {len(b.shape) for b in known} == {len(known[-1].shape)}:  # those before are in all three
-        numbers /= max(1, math.prod(known[-1].shape[:-2]))
-    return (8 if known[-1].dtype.kind == "c" else 2) * math.sqrt(numbers)
 
 
 def _readers(inputs: Sequence[tuple[int, ...]]) -> list[list[int]]:

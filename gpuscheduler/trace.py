@@ -53,7 +53,6 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import MULTIPLIES
 from .grid import Axis
 from .regions import settled
 from .sizes import map_leaves
@@ -84,7 +83,10 @@ _nothing: Any = getattr(np, "_NoValue", None)
 
 
 class Unfollowed(Exception):
-    """The function did something that has no expression; `str(error)` says what."""
+    """The function did something that has no expression; `str(error)` says what, and `operations`
+    how much of it there is in a product of matrices."""
+
+    operations = 0
 
 
 class OnlyView(Unfollowed):
@@ -147,7 +149,8 @@ def follow(call: Callable[..., Any], abstract: Sequence[Any], products: bool = F
         if following.refused is not None:  # and the function caught it
             raise Unfollowed(following.refused)
         return _Assembly(following).program(result)
-    except Unfollowed:
+    except Unfollowed as error:
+        error.operations = following.operations
         raise
     except Exception as error:
         raise Unfollowed(f"{type(error).__name__}: {error}") from error
@@ -193,7 +196,7 @@ class _Following:
     """The nodes of one run, each once, and the arrays made."""
 
     def __init__(self, products: bool = False) -> None:
-        self.products = products
+        self.products, self.operations = products, 0
         self.known: dict[Any, Expr] = {}
         self.made: list[_Stage | _Result] = []
         self.numbers: dict[_Stage | _Result, int] = {}
@@ -2005,6 +2008,18 @@ def _outer(a: Any, b: Any, out: Any = None) -> Any:
 # ---- products of arrays with vectors
 
 
+def _multiplies(
+    operands: Sequence[Traced], labels: Sequence[Sequence[Any]], dtype: DType
+) -> Unfollowed:
+    lengths: dict[Any, int] = {}
+    for x, names in zip(operands, labels, strict=True):
+        for name, n in zip(names, x.shape, strict=True):
+            lengths[name] = max(n, lengths.get(name, n))
+    following = _current.get()
+    following.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
+    return following.refuse("it multiplies matrices")
+
+
 def _contracted(
     operands: Sequence[Traced], labels: Sequence[Sequence[Any]], out: Sequence[Any], dtype: DType
 ) -> Traced:
@@ -2014,7 +2029,7 @@ def _contracted(
     is, as the product of two matrices, does more with each element than a kernel here would.
     """
     if not _current.get().products:
-        raise _refuse(MULTIPLIES)
+        raise _multiplies(operands, labels, dtype)
     lengths: dict[Any, int] = {}
     for x, names in zip(operands, labels, strict=True):
         if len(set(names)) < len(names):
@@ -2027,7 +2042,7 @@ def _contracted(
     long = [name for name, n in lengths.items() if n != 1]
     whole = next((n for n in labels if set(long) <= set(n)), None)
     if whole is None:
-        raise _refuse(MULTIPLIES)
+        raise _multiplies(operands, labels, dtype)
     left = iter([name for name in out if name in long])
     order = [next(left) if name in out else name for name in whole if name in long]
     product: Any = None

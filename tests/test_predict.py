@@ -188,3 +188,21 @@ def test_products_of_matrices_take_as_long_as_their_operations(product, operatio
         assert expected < plan.predicted.seconds < 2 * expected
         several = s.plan(product(x, y) + 1).predicted.seconds
         assert expected < several < 2 * expected
+
+
+@pytest.mark.parametrize(
+    ("product", "operations"),
+    [
+        (lambda x: (x @ x).sum(), 2 * 100 * 256**3),
+        (lambda x: x @ x[:1], 2 * 100 * 256**3),
+        (lambda x: da.tensordot(x, x, axes=([0, 1], [0, 1])), 2 * 100 * 256**3),
+        (lambda x: da.einsum("bij,bjk,bkl->bil", x, x, x), 2 * 100 * 256**4),
+    ],
+)
+def test_operations_of_products_are_those_of_their_lengths(product, operations):
+    """Of several in one task, of small ones with a large one, and with a sum behind them."""
+    with Scheduler("cpu:1") as s:
+        x = da.random.random((100, 256, 256), chunks=(50, 256, 256)).persist()
+        steps = [q.seconds for q in s.plan(product(x)).steps]
+        expected = operations / s.hardware.machine.flops
+        assert expected < sum(steps) < 1.5 * expected

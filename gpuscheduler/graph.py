@@ -617,7 +617,7 @@ class _Builder:
                     again.add(key)
         if self.lowered.fusable:
             # what follows runs on the device, and these beside it, or where an array is
-            alone = kept.union(sent, on_gpus)
+            alone = kept.union(sent, on_gpus, within)
             aside.update(on_gpus)
             files = aside, again
             order = _chain(order, self.tasks, needs, names, constants, pins, alone, files, compiler)

@@ -414,7 +414,7 @@ def make_plan(
     _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
-    writes = frozenset([index[k] for k in graph.written])
+    writes = frozenset([index[k] for k in graph.written if k in index])
     plan = Plan(steps, outputs, machine, delivered, direct, writes, graph.gathers, index)
     # what is in lists here is not looked up in all of these steps again
     aside = [index[k] for k in graph.aside if k in index]

@@ -527,6 +527,11 @@ def test_an_array_of_a_gpu_by_another_name_is_stored_to(scheduler, x):
         lazy = da.store(y * 2, target, compute=False).to_delayed().ravel().tolist()
         dask.compute(*lazy)
         np.testing.assert_array_equal(target.get(), x * 2)
+        again = {"compute": False, "return_stored": True, "load_stored": True}
+        (block, *_) = da.store(y * 3, target, **again).to_delayed().ravel().tolist()
+        got = dask.delayed(lambda b: b + 1)(block[:5]).compute()
+        np.testing.assert_array_equal(got.get(), x[:5, :100] * 3 + 1)
+        np.testing.assert_array_equal(target[:100, :100].get(), x[:100, :100] * 3)
 
 
 def test_what_may_leave_its_gpu_is_not_stored_to(scheduler, x):

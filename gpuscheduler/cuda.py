@@ -1864,8 +1864,8 @@ class CudaDevices:
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
         more = max(0, self.took.pop(i, 0) - nbytes) if self.took else 0
-        if i in self.plan.writes:
-            nbytes = 0  # it is the caller's
+        if i in self.plan.lent:
+            nbytes = 0
         events.append(Issued(i, nbytes, more))
         if empty and not self.exact:
             events.append(Done(i))

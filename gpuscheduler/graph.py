@@ -123,9 +123,10 @@ class Graph:
     #: Outputs that are made with others, in one task: that task, and where in its value they are.
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
     aside: set[Key] = field(default_factory=set)  # tasks that read a file or write one
-    #: Tasks that write to an array of the caller's while others run on their devices. What they
-    #: give back may be that array.
+    #: Tasks that store a block and run on their devices, as others do: to arrays there, or where
+    #: Dask has fused that with other tasks.
     written: set[Key] = field(default_factory=set)
+    lent: set[Key] = field(default_factory=set)  # of these, those that give back such an array
     again: set[Key] = field(default_factory=set)  # ... and those that may read it twice
     #: Of these, those whose arrays go to their device at once. Arrays of the host count as files.
     sent: set[Key] = field(default_factory=set)
@@ -605,6 +606,7 @@ class _Builder:
         }
         on_gpus = self._on_gpus({k: [t] for k, t in zip(stores, targets, strict=True)} | within)
         pins.update(on_gpus)
+        targets += [t for found in within.values() for t in found]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
         aside = {*sources, *[k for k in stores if k not in on_gpus], *sent}
@@ -638,6 +640,7 @@ class _Builder:
             draws,
             aside=aside,
             written={*on_gpus, *within},
+            lent={k for k in on_gpus if _stores_last(self.tasks[k])},
             again=again,
             sent=set(sent),
         )
@@ -912,7 +915,11 @@ class _Builder:
                         "those that this runs on (the scheduler's, or the first num_workers of "
                         "them): store to an array on one of these, or to one of NumPy's"
                     )
-                out[key] = device
+                if out.setdefault(key, device) != device:
+                    raise PlanError(
+                        f"{key!r} stores to arrays on several GPUs, by tasks that Dask has fused: "
+                        "store to one after the other"
+                    )
         return out
 
     def _argument(self, key: Key, n: int, constants: dict[Key, dict[Key, Any]]) -> Any:
@@ -1147,6 +1154,14 @@ def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key
 
 def _stores(task: Any) -> bool:
     return type(task) is Task and task.func is load_store_chunk
+
+
+def _stores_last(task: Any) -> bool:
+    """Whether a task, or the last of those that are fused in it, stores a block."""
+    while type(task) is Task and task.func is execute_subgraph:
+        inner, last, *_ = task.args
+        task = inner.get(last)
+    return _stores(task)
 
 
 def _targets(task: Any, known: dict[int, list[Any]]) -> list[Any]:

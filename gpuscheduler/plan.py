@@ -119,7 +119,8 @@ class Plan:
     machine: Machine
     deliver: frozenset[int] = frozenset()  # outputs that go to the host as soon as they are done
     direct: frozenset[int] = frozenset()  # outputs that the caller gets as they are
-    writes: frozenset[int] = frozenset()  # steps that write to arrays of the caller's on devices
+    writes: frozenset[int] = frozenset()  # steps that store a block, and run on their devices
+    lent: frozenset[int] = frozenset()  # ... those whose values are arrays of the caller's
     gathers: dict[Key, Gather] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
     predicted: Footprint | None = None
@@ -415,7 +416,10 @@ def make_plan(
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
     writes = frozenset([index[k] for k in graph.written if k in index])
-    plan = Plan(steps, outputs, machine, delivered, direct, writes, graph.gathers, index)
+    lent = frozenset([index[k] for k in graph.lent if k in index])
+    for i in lent:
+        steps[i].nbytes = 0
+    plan = Plan(steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index)
     # what is in lists here is not looked up in all of these steps again
     aside = [index[k] for k in graph.aside if k in index]
     plan.__dict__["readers"] = _readers(inputs)

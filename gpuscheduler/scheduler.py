@@ -661,7 +661,7 @@ class Scheduler:
         def chunk(key: Any) -> Any:
             target = graph.alias.get(key, key)
             i = plan.index.get(target)
-            if target in graph.gathers or target in graph.data or i is None or i in plan.writes:
+            if target in graph.gathers or target in graph.data or i is None or i in plan.lent:
                 (value,) = _results(graph, plan, devices, gathering, nbytes, [key])
                 return value
             if target not in known:

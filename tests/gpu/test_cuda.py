@@ -546,6 +546,40 @@ def test_what_may_leave_its_gpu_is_not_stored_to(scheduler, x):
     np.testing.assert_array_equal(target.get(), x)
 
 
+def test_what_is_made_of_what_was_stored_is_counted(x):
+    """Where Dask has fused the storing with what follows."""
+    for target in (np.zeros(x.shape), cupy.zeros(x.shape)):
+        library = np if isinstance(target, np.ndarray) else cupy
+        again = {"compute": False, "return_stored": True, "load_stored": True}
+        y = da.from_array(x, chunks=100)
+        y = y if library is np else y.map_blocks(cupy.asarray)
+        stored = da.store(y, target, **again) + 1
+        (made,) = dask.optimize(stored.map_blocks(cupy.asarray) * 2)
+        with gpuscheduler.Scheduler("cuda:0", 6 * 80_000, fuse=False, check=True) as s:
+            kept = made.persist()
+            nbytes = s._persisted.nbytes()
+            assert sum(nbytes.values()) == x.nbytes
+            assert nbytes[cuda.HOST]
+            np.testing.assert_array_equal(host(kept.to_backend("numpy").compute()), (x + 1) * 2)
+        np.testing.assert_array_equal(host(target), x)
+
+
+@pytest.mark.gpus(2)
+def test_one_task_does_not_store_to_two_gpus(x):
+    with cupy.cuda.Device(1):
+        there = cupy.zeros(x.shape)
+    here = cupy.zeros(x.shape)
+    again = {"compute": False, "return_stored": True, "load_stored": True}
+    twice = da.store(da.store(cupy_array(x, 100), here, **again), there, **again)
+    with gpuscheduler.Scheduler("cuda:0,1"):
+        with pytest.raises(PlanError, match=r"store-map.*on several GPUs"):
+            dask.optimize(twice)[0].compute()
+        twice.compute()
+    np.testing.assert_array_equal(here.get(), x)
+    with cupy.cuda.Device(1):
+        np.testing.assert_array_equal(there.get(), x)
+
+
 def test_a_run_that_writes_to_an_array_does_not_begin_again():
     """It finds less room beside persisted chunks than it seemed to have."""
     size, n, cells = [10], 100, "f8"

@@ -48,7 +48,7 @@ from .cpu import CpuDevices, available_memory
 from .direct import Direct, Located, in_dataset, in_file
 from .fuse import Fused
 from .gather import WIDEST, Gathering, strips
-from .graph import PlanError, block_read, is_plain, target_of
+from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, changes, worth_keeping
@@ -1192,7 +1192,7 @@ class CudaDevices:
         self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
-        self.when = changes()  # ... of chunks, before the run
+        self.when = changes()  # where chunks were before the run
         #: `Done` means that the device is done, not that the step is queued.
         self.exact = told is Told.EACH
         self.lanes: list[_Lane] = team.lanes
@@ -1562,6 +1562,18 @@ class CudaDevices:
         except BaseException as error:
             self._events.put([Failed(step, error)])
 
+    def _refuse_to_store_to_a_copy(self, step: Step, place: int) -> None:
+        """Arrays of GPUs come home for what runs aside; what that writes to them would be lost."""
+        name = target_name(step.task)
+        if name not in step.names:
+            return
+        value = step.values(lambda j: self.held[place][j].value)[name]
+        if device_bytes(value):
+            raise PlanError(
+                f"{step.key!r} stores to an array on a GPU that another task makes: compute that "
+                "first, and store to the array that this gives"
+            )
+
     def _aside(self, launch: tuple[int, int]) -> None:
         """Run a step that reads a file or writes one, in a thread that may wait for it. It gets
         arrays of the host, and what it makes goes to pinned memory, from where a copy is fast, or
@@ -1580,13 +1592,7 @@ class CudaDevices:
             # not both: nobody who has room waits for other room
             come = self.back.room(step.nbytes if step.sent and not there else 0, self._go_on)
             if value is None:
-                target = target_of(step.task, step.values(lambda j: self.held[place][j].value))
-                if device_bytes(target):  # it would be a copy that is written to
-                    raise PlanError(
-                        f"{step.key!r} stores to an array on a GPU that another task makes: "
-                        "compute that first, and store to the array that this gives"
-                    )
-                del target
+                self._refuse_to_store_to_a_copy(step, place)
                 value = step.task(
                     step.values(lambda j: self._brought_home(lane, self.held[place][j]))
                 )

@@ -163,7 +163,7 @@ class Cut:
         """The part of the graph that a stage is, without the values that it is given. `pins` are
         devices of its worker."""
         g = self.graph
-        mine = stage.tasks
+        mine, own = stage.tasks, {*stage.tasks}
         seen = [*mine, *(k for keys in stage.reads.values() for k in keys)]
 
         def part(facts: Mapping[Key, Any], keys: Iterable[Key]) -> dict[Key, Any]:
@@ -180,6 +180,7 @@ class Cut:
             sizes=part(g.sizes, seen),
             blocks=part(g.blocks, seen),
             draws=part(g.draws, g.draws if len(g.draws) < len(seen) else _draws_of(g, mine)),
+            stores=[k for k in g.stores if k in own] if g.stores else [],
         )
 
     def __str__(self) -> str:

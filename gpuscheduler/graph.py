@@ -123,6 +123,7 @@ class Graph:
     #: Outputs that are made with others, in one task: that task, and where in its value they are.
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
     aside: set[Key] = field(default_factory=set)  # tasks that read a file or write one
+    stores: list[Key] = field(default_factory=list)  # tasks that do nothing but store a block
     #: Tasks that store a block and run on their devices, as others do: to arrays there, or where
     #: Dask has fused that with other tasks.
     written: set[Key] = field(default_factory=set)
@@ -247,7 +248,7 @@ def from_dask(
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)
-    builder.on_gpus = send
+    builder.gpus = send
     builder.send = send and started is None  # callbacks expect to see tasks as they are
     if not compiled:
         builder.compiler = _as_it_is
@@ -545,7 +546,7 @@ class _Builder:
         skip_aliases: bool = True,
         front: int | None = None,
     ):
-        self.front, self.send, self.on_gpus = front, False, False
+        self.front, self.send, self.gpus = front, False, False
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = wanted_keys(keys)
@@ -604,7 +605,9 @@ class _Builder:
             for k in order
             if (found := _targets(self.tasks[k], fused))
         }
-        on_gpus = self._on_gpus({k: [t] for k, t in zip(stores, targets, strict=True)} | within)
+        on_gpus = self._where_written(
+            {k: [t] for k, t in zip(stores, targets, strict=True)} | within
+        )
         pins.update(on_gpus)
         targets += [t for found in within.values() for t in found]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
@@ -639,6 +642,7 @@ class _Builder:
             blocks,
             draws,
             aside=aside,
+            stores=stores,
             written={*on_gpus, *within},
             lent={k for k in on_gpus if _stores_last(self.tasks[k])},
             again=again,
@@ -891,13 +895,13 @@ class _Builder:
                     out.setdefault(key, self.front)
         return out
 
-    def _on_gpus(self, stores: Mapping[Key, list[Any]]) -> dict[Key, int]:
-        """Of tasks that store a block, those that write to an array of a device: which device.
+    def _where_written(self, stores: Mapping[Key, list[Any]]) -> dict[Key, int]:
+        """Of tasks that store to these, those that write to an array of a GPU: which device.
 
         They run there, as other tasks do: anywhere else they would write to a copy of it.
         """
         out: dict[Key, int] = {}
-        if self.home is None or not self.on_gpus:
+        if self.home is None or not self.gpus:
             return out
         for key, target in [(k, t) for k, targets in stores.items() for t in targets]:
             if type(target) is Chunk and self.home(target) is not None:
@@ -1185,19 +1189,19 @@ def _put(argument: Any, given: Mapping[Key, Any]) -> Any:
     return given.get(argument.key, argument) if isinstance(argument, TaskRef) else argument
 
 
-def target_of(task: Any, values: Mapping[Key, Any]) -> Any:
-    """What a task that stores a block writes to, given what it reads; None for other tasks."""
-    return _argument(task, 1, values) if _stores(task) else None
+def target_name(task: Any) -> Key | None:
+    """Where a task that stores a block reads what it writes to; None for other tasks, and where
+    that is in the task."""
+    target = task.args[1] if _stores(task) else None
+    return target.key if isinstance(target, TaskRef) else None
 
 
 def array_written(graph: Graph, key: Key) -> Any:
-    """The array of CuPy's that a task stores a block to; None for other tasks."""
-    task = graph.tasks[key]
-    if not _stores(task):
-        return None
+    """The array of CuPy's that one of the graph's `stores` writes to; None where it is another
+    thing, or not known yet."""
     reads = zip(graph.names[key], graph.needs[key], strict=True)
-    given = {n: t.value for n, k in reads if isinstance(t := graph.tasks[k], DataNode)}
-    target = target_of(task, given | graph.constants.get(key, {}))
+    given = {n: t.value for n, k in reads if isinstance(t := graph.tasks.get(k), DataNode)}
+    target = _argument(graph.tasks[key], 1, given | graph.constants.get(key, {}))
     return target if _library(target) == "cupy" else None
 
 

@@ -415,7 +415,8 @@ def make_plan(
     _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
-    writes = frozenset([index[k] for k in graph.written if k in index])
+    beside = (k for k in graph.stores if k not in graph.aside)
+    writes = frozenset([index[k] for k in (*graph.written, *beside) if k in index])
     lent = frozenset([index[k] for k in graph.lent if k in index])
     for i in lent:
         steps[i].nbytes = 0
@@ -577,14 +578,9 @@ def _pins(
     n = len(machine.devices)
     for i, key in enumerate(keys):
         task = graph.tasks[key]
-        if home is not None:
-            place = home(task.value) if isinstance(task, DataNode) else None
+        if isinstance(task, DataNode) and home is not None:
+            place = home(task.value)
             if place is not None:
-                out[i] = place
-                continue
-            target = array_written(graph, key)
-            place = None if target is None else home(target)
-            if place is not None:  # elsewhere it would write to a copy
                 out[i] = place
                 continue
         pin = graph.pins.get(key)
@@ -596,6 +592,12 @@ def _pins(
                 "use one of those numbers in dask.annotate(device=...)"
             )
         out[i] = pin
+    if graph.stores and home is not None:
+        written = {k: a for k in graph.stores if (a := array_written(graph, k)) is not None}
+        for i, key in enumerate(keys) if written else ():
+            place = home(written[key]) if key in written else None
+            if place is not None:  # elsewhere it would write to a copy
+                out[i] = place
     return out
 
 

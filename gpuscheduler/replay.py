@@ -232,7 +232,7 @@ class Replay:
     def __post_init__(self) -> None:
         self.table = np.zeros(self.entries, np.uint64)
 
-    def fits(self, held: dict[int, dict[int, Any]], given: tuple[int, Plan] | None = None) -> bool:
+    def fits(self, held: dict[int, dict[int, Any]], given: tuple[int, Plan] | None) -> bool:
         """Fill in addresses; False where an array lies in another way than the recorded one.
 
         They are those of the last run if `given` is what it was then: how often chunks have moved

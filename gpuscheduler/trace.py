@@ -2008,18 +2008,6 @@ def _outer(a: Any, b: Any, out: Any = None) -> Any:
 # ---- products of arrays with vectors
 
 
-def _multiplies(
-    operands: Sequence[Traced], labels: Sequence[Sequence[Any]], dtype: DType
-) -> Unfollowed:
-    lengths: dict[Any, int] = {}
-    for x, names in zip(operands, labels, strict=True):
-        for name, n in zip(names, x.shape, strict=True):
-            lengths[name] = max(n, lengths.get(name, n))
-    following = _current.get()
-    following.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
-    return following.refuse("it multiplies matrices")
-
-
 def _contracted(
     operands: Sequence[Traced], labels: Sequence[Sequence[Any]], out: Sequence[Any], dtype: DType
 ) -> Traced:
@@ -2028,8 +2016,7 @@ def _contracted(
     Only where one operand has them all: it is read once, and the others beside it. What else there
     is, as the product of two matrices, does more with each element than a kernel here would.
     """
-    if not _current.get().products:
-        raise _multiplies(operands, labels, dtype)
+    following = _current.get()
     lengths: dict[Any, int] = {}
     for x, names in zip(operands, labels, strict=True):
         if len(set(names)) < len(names):
@@ -2041,8 +2028,9 @@ def _contracted(
                 raise ValueError(f"lengths {lengths[name]} and {n} do not match")
     long = [name for name, n in lengths.items() if n != 1]
     whole = next((n for n in labels if set(long) <= set(n)), None)
-    if whole is None:
-        raise _multiplies(operands, labels, dtype)
+    if whole is None or not following.products:
+        following.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
+        raise _refuse("it multiplies matrices")
     left = iter([name for name in out if name in long])
     order = [next(left) if name in out else name for name in whole if name in long]
     product: Any = None

@@ -455,6 +455,10 @@ MUTANTS = {
         "room = self.limit[memory] - nbytes[i]",
     ),
     # at the end of all means
+    "what takes no room leaves for it": (
+        "            if not self.nbytes[i]:\n                continue\n",
+        "",
+    ),
     "nothing is doubted when something was let go of": (
         "if self.left and self.quiet:",
         "if self.left and not out and self.quiet:",

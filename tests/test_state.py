@@ -345,6 +345,15 @@ def test_only_as_much_is_evicted_as_is_needed():
     assert state.handle(*ran(2)) == [Copy(0, 0, HOST)]
 
 
+def test_what_takes_no_room_does_not_leave_for_it():
+    """The one needed last turned out to be of 0 bytes: a caller's array, maybe a large one."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "", 0), ("d", "c", 0), ("e", "b", 0), ("f", "a", 0)
+    state = state_of(plan_of(*steps, memory=(16,), wanted="d"), window=1)
+    state.start()
+    state.handle(Issued(0, 0), Done(0), *ran(1))
+    assert state.handle(*ran(2)) == [Copy(1, 0, HOST)]
+
+
 def test_an_eviction_under_way_counts_as_room_to_come():
     """
     r0   b0        c needs 16 of 0's 24 bytes. b is on its way out, which is enough: r, idle since

@@ -548,11 +548,11 @@ def test_what_may_leave_its_gpu_is_not_stored_to(scheduler, x):
 
 def test_what_is_made_of_what_was_stored_is_counted(x):
     """Where Dask has fused the storing with what follows."""
-    for target in (np.zeros(x.shape), cupy.zeros(x.shape)):
-        library = np if isinstance(target, np.ndarray) else cupy
-        again = {"compute": False, "return_stored": True, "load_stored": True}
-        y = da.from_array(x, chunks=100)
-        y = y if library is np else y.map_blocks(cupy.asarray)
+    again = {"compute": False, "return_stored": True, "load_stored": True}
+    for y, target in (
+        (da.from_array(x, chunks=100), np.zeros(x.shape)),
+        (cupy_array(x, 100), cupy.zeros(x.shape)),
+    ):
         stored = da.store(y, target, **again) + 1
         (made,) = dask.optimize(stored.map_blocks(cupy.asarray) * 2)
         with gpuscheduler.Scheduler("cuda:0", 6 * 80_000, fuse=False, check=True) as s:
@@ -582,14 +582,14 @@ def test_one_task_does_not_store_to_two_gpus(x):
 
 def test_a_run_that_writes_to_an_array_does_not_begin_again():
     """It finds less room beside persisted chunks than it seemed to have."""
-    size, n, cells = [10], 100, "f8"
+    size, n = [10], 100
     ones = da.from_array(np.ones((7 * n, n)), chunks=n).map_blocks(cupy.asarray)
     with gpuscheduler.Scheduler("cuda:0", 10**6, fuse=False):
         target = cupy.zeros((n, n))
         stored = da.store(ones[:n], target, return_stored=True)
         keep = ones.persist()
         ((twice,),) = da.store(stored * 2, target, compute=False).to_delayed().tolist()
-        make = dask.delayed(lambda _, i: cupy.zeros(size[0], cells), pure=False)
+        make = dask.delayed(lambda _, i: cupy.zeros(size[0]), pure=False)
         total = dask.delayed(len, pure=False)([make(twice, i) for i in range(20)])
         total.compute()
         assert set(target.get().ravel().tolist()) == {2.0}

@@ -240,7 +240,7 @@ def test_it_does_so_beside_what_the_task_was_given():
 
 
 def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
-    def refused(self, order="C"):
+    def refused(*_):
         raise cupy.cuda.memory.OutOfMemoryError(1, 1)
 
     lazy = dask.delayed(lambda block: cupy.sort(block, axis=1)[:9])(numbered((1, 2)))
@@ -248,7 +248,7 @@ def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
         for room in (False, True):
             with monkeypatch.context() as patch:
                 if not room:
-                    patch.setattr(cuda, "map_leaves", lambda *_: refused(None))
+                    patch.setattr(cuda, "map_leaves", refused)
                 part = lazy.persist()
                 (chunk,) = s._persisted.every()
                 assert chunk().data.mem.size == 8 * CHUNK * (9 if room else CHUNK)

@@ -518,8 +518,6 @@ class State:
         for i in self._idle(memory):
             if self._next_use(i, memory) <= after:
                 return
-            if not self.nbytes[i]:
-                continue
             room += self._evict(i, memory, out)
             if room >= need:
                 return

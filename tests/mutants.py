@@ -456,8 +456,8 @@ MUTANTS = {
     ),
     # at the end of all means
     "what takes no room leaves for it": (
-        "            if not self.nbytes[i]:\n                continue\n",
-        "",
+        "return not own and self._counted(i, memory) > 0",
+        "return not own and self._counted(i, memory) >= 0",
     ),
     "nothing is doubted when something was let go of": (
         "if self.left and self.quiet:",

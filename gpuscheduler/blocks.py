@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 Bounds = Mapping[int, tuple[int, int]]
 
 #: Bytes of one temporary: a few of them fit a core's L2 cache. Measured; see tests/test_blocks.py.
-BLOCK_BYTES = 512 * 1024
+BLOCK_BYTES = 1024 * 1024
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 #: What no ufunc computes.

@@ -21,7 +21,7 @@ from dask.utils import key_split
 
 from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, nodes, rebuilt
-from .graph import RANDOM, Draw, Graph
+from .graph import RANDOM, Block, Draw, Graph
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
@@ -39,6 +39,8 @@ PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 #: Arrays that a reader reads in place of what its producer would have made have such numbers while
 #: the reader is followed.
 BORROWED = 1_000_000
+#: First part of the names of arrays that functions read beside what they are given.
+BESIDE = "beside"
 #: Dask's functions that give records of a value and its place, where they are given NumPy arrays.
 PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 #: Followed structures per graph, beyond which the rest stays as it is: following takes a
@@ -258,6 +260,7 @@ class Followed:
     pairs: bool = False  # whether it gives pairs of a value and its place
     offer: Source | None = None  # its value as readers may compute it, but for where a block lies
     operations: int = 0  # in products of matrices
+    beside: tuple[Any, ...] = ()  # arrays that its functions read beside what it is given
 
 
 # ---- the pass
@@ -283,6 +286,7 @@ class Fuser:
     #: There, products of arrays with vectors are programs, too, and what copies a part: a
     #: launch may do several. What joins such parts is one there only.
     on_gpus: bool = False
+    home: Callable[[Any], int | None] | None = None  # the device that an array is on
     reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
 
@@ -300,6 +304,9 @@ class Fuser:
         self.lengths: dict[int, tuple[Expr, int]] = {}  # the numbers along one axis of a tile
         self.alive: list[Any] = []  # what is known by its id must live on
         self.before: dict[Key, Key] = {}  # tasks that were put in front of others
+        #: Arrays that functions read, by their id, and by whether they are sent.
+        self.beside: dict[tuple[int, bool], tuple[Key, Any]] = {}
+        self.nodes: dict[Key, Any] = {}  # ... those that are on devices, or sent there
         self.globals: list[Any] = []
         self.readers: dict[Key, int] = {}
         self.outputs = set(self.graph.outputs)
@@ -337,7 +344,22 @@ class Fuser:
                 if key not in moved
                 for k in ([self.before[key]] if key in self.before else []) + [key]
             }
+        if self.nodes:
+            self._put_beside({k: n for k, n in self.nodes.items() if self.readers[k]})
         return graph
+
+    def _put_beside(self, nodes: dict[Key, Any]) -> None:
+        graph = self.graph
+        graph.put_in_front(nodes)
+        for key, node in nodes.items():
+            if type(node) is Task:
+                (array,) = node.args
+                graph.blocks[key] = Block(array.shape, array.dtype, "cupy.ndarray")
+                graph.sizes[key] = array.nbytes
+                graph.aside.add(key)
+                graph.sent.add(key)
+                if not graph.stores and not graph.written:  # whose target it may be
+                    graph.again.add(key)
 
     def _split(self, key: Key, task: Any) -> None:
         """Take the random numbers off the front of a chain that is not a program: they are drawn by
@@ -495,10 +517,18 @@ class Fuser:
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
 
-        copies = False
+        copies, beside = False, trace.Beside(dense=self.on_gpus)
         try:
-            program = trace.follow(call, [*arguments, *generated], self.on_gpus)
+            try:
+                program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
+            except Unfollowed as error:
+                if isinstance(error, OnlyView) or not beside.left:
+                    raise
+                beside = trace.Beside(dense=self.on_gpus, every=True)
+                program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
         except OnlyView as error:
+            if beside.arrays:
+                return Followed(None, str(error))
             if not (self.on_gpus and _is_copy(error.result, arguments)):
                 makes = map_leaves(_laid, error.result)
                 return Followed(None, str(error), makes, self._number(makes), view=error.result)
@@ -515,6 +545,8 @@ class Fuser:
         if few and _operations(program) < self.fewest:
             return Followed(None, "it is one operation: NumPy's own is as fast")
         program = _returned(program, arrays)
+        others = beside.expected
+        arguments += others
         dtypes = _dtypes(program, [a for a in leaves(arguments) if isinstance(a, Abstract)])
 
         def foreseen(v: Any) -> Any:
@@ -522,11 +554,12 @@ class Fuser:
 
         makes = map_leaves(foreseen, program.result)
         each = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
+        each += map(_expected, others)
         expects = sum([list(s.expects) for s in borrowed], sum(each, []))
         sizes = sum([list(s.leaves) for s in borrowed], list(map(len, each)))
         found = Followed(
             program, "", makes, self._number(makes), tuple(expects), tuple(sizes),
-            pairs=self._pairs(recipe.task),
+            pairs=self._pairs(recipe.task), beside=tuple(beside.arrays),
         )  # fmt: skip
         found.offer = self._offered(found)
         if found.offer is not None and copies:  # each reader may as well read the whole
@@ -546,11 +579,12 @@ class Fuser:
         graph, program = self.graph, found.program
         assert program is not None
         names = [name for n, name in enumerate(recipe.names) if n not in inlined]
+        kind = self._kind(key, recipe, inlined)
+        names += [self._beside(a, kind) for a in found.beside]
         positions = [p for d in recipe.draws for p in d.positions]
         for source in inlined.values():
             names += source.names
             positions += source.positions
-        kind = self._kind(key, recipe, inlined)
         if not names and kind not in ("numpy.ndarray", "cupy.ndarray"):
             self.reasons[key] = "whose arrays it makes is not known"
             return
@@ -558,6 +592,8 @@ class Fuser:
         if inlined:
             original = self._with_sources(task, recipe, inlined, targets)
             self._rewire(key, recipe, inlined, targets)
+        if found.beside:
+            self._read_beside(key, found.beside, kind)
         if found.pairs:
             original = _Pairs(original)
         fused = graph.tasks[key] = Fused(
@@ -567,6 +603,34 @@ class Fuser:
         self.foreseen[key] = found.number, found.makes
         if found.offer is not None and key not in graph.pins and key not in self.outputs:
             self.sources[key] = found.offer.of(fused.names, fused.positions, kind)
+
+    def _beside(self, array: Any, kind: str | None) -> Key:
+        """The name of an array that functions read beside what they are given, which are of this
+        kind. One of NumPy's is sent to the GPUs, for CuPy's."""
+        sent = kind == "cupy.ndarray" and type(array) is np.ndarray
+        known = self.beside.get((id(array), sent))
+        if known is None:
+            known = self.beside[id(array), sent] = (BESIDE, len(self.beside)), array
+            name = known[0]
+            self.graph.beside.add(name)
+            if sent:
+                self.nodes[name] = Task(name, np.ascontiguousarray, array)
+            elif self.home is not None and self.home(array) is not None:
+                self.nodes[name] = DataNode(name, array)
+            if name in self.nodes:
+                self.readers[name] = 0
+        return known[0]
+
+    def _read_beside(self, key: Key, arrays: Iterable[Any], kind: str | None) -> None:
+        graph = self.graph
+        for array in arrays:
+            name = self._beside(array, kind)
+            if name not in self.nodes:
+                graph.constants[key] = {**graph.constants.get(key, {}), name: array}
+            elif name not in graph.names[key]:
+                graph.names[key] = (*graph.names[key], name)
+                graph.needs[key] = (*graph.needs[key], name)
+                self.readers[name] += 1
 
     def _kind(self, key: Key, recipe: _Recipe, inlined: dict[int, Source]) -> str | None:
         """The type of the arrays that a task makes: what they are drawn or made as, or what the
@@ -744,7 +808,7 @@ class Fuser:
         found = self.impure.get(id(function), False)
         if found is False:
             self.alive.append(function)
-            found = self.impure[id(function)] = trace.impure(function)
+            found = self.impure[id(function)] = trace.impure(function, arrays=True)
             if found is None:
                 self.globals += trace.globals_read(function)
         return found  # type: ignore[return-value]
@@ -1032,14 +1096,18 @@ def _evaluated(node: Any, env: dict[Key, Any], tiles: dict[Tile, Somewhere]) -> 
     if isinstance(node, Alias):
         return env[node.target]
     if isinstance(node, DataNode):
-        return node.value
+        return trace.constant_of_task(node.value)
     if isinstance(node, NestedContainer):
-        return node({d: env[d] for d in node.dependencies})
+        value = node({d: env[d] for d in node.dependencies})
+        return map_leaves(trace.constant_of_task, value)
     if isinstance(node, Task):
         args = [_evaluated(a, env, tiles) for a in node.args]
-        kwargs = {k: _evaluated(v, env, tiles) for k, v in node.kwargs.items()}
+        kwargs = {
+            k: _plain(v) if k in trace.LIKE else _evaluated(v, env, tiles)
+            for k, v in node.kwargs.items()
+        }
         return trace.adapted(node.func)(*args, **kwargs)
-    return node
+    return trace.constant_of_task(node)
 
 
 def _kind_drawn(generator: Any) -> str | None:

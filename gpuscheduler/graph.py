@@ -134,6 +134,7 @@ class Graph:
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
+    beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
 

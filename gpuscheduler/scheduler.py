@@ -841,7 +841,7 @@ def plan_graph(
         near = _neighbours(graph, machine, home) if merge and options.fuse else None
         fuser = Fuser(
             graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
-            on_gpus=kind == "cuda",
+            on_gpus=kind == "cuda", home=home,
         )  # fmt: skip
         graph = fuser.fused()
     apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph

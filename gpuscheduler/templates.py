@@ -537,13 +537,15 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
     for i, step in enumerate(plan.steps):
         task: Any = step.task
         own: list[Any] = []
-        if type(task) is DataNode:
+        if type(task) is DataNode and step.key not in graph.beside:
             own, task = [task.value], DataNode(step.key, None)
         elif step.sent and type(task) is Task and task.func is unchanged:
             own, task = [*task.args], Task(step.key, unchanged, None)
         elif type(task) is Batch and task.chunks:
             own, task = [*task.chunks], Batch(task.key, task.members, task.fixed)
-        constants = {k: v for k, v in step.constants.items() if _is_data(v)}
+        constants = {
+            k: v for k, v in step.constants.items() if _is_data(v) and k not in graph.beside
+        }
         if any(id(v) not in number for v in (*own, *constants.values())):
             return None
         if _holds(task, number, seen):

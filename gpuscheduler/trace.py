@@ -130,9 +130,31 @@ class Generated:
     expr: Expr
 
 
-def follow(call: Callable[..., Any], abstract: Sequence[Any], products: bool = False) -> Program:
+class Beside:
+    """Arrays that functions read beside their arguments: in a variable outside, as a constant of
+    the task, or made by themselves from nothing. They become inputs behind the arguments, in the
+    order of `arrays`; with `dense`, those of NumPy's as if they lay in memory without gaps.
+
+    A constant of the task that is NumPy's stays what it is unless `every` one is to be an input:
+    some functions want its values (of indices, of bins). `left` says whether one did.
+    """
+
+    def __init__(self, dense: bool = False, every: bool = False):
+        self.dense, self.every, self.left = dense, every, False
+        self.arrays: list[Any] = []
+        self.expected: list[Abstract] = []  # what programs take them for
+        self.known: dict[Any, tuple[Traced, Expr]] = {}
+
+
+def follow(
+    call: Callable[..., Any],
+    abstract: Sequence[Any],
+    products: bool = False,
+    beside: Beside | None = None,
+) -> Program:
     """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only. With
     `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
+    Arrays that it reads beside its arguments are put into `beside`; without that, it may not.
 
     >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -141,11 +163,13 @@ def follow(call: Callable[..., Any], abstract: Sequence[Any], products: bool = F
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
-    following = _Following(products)
+    following = _Following(products, beside)
     token = _current.set(following)
     try:
         arguments = [following.argument(a) for a in abstract]
         result = adapted(call)(*arguments)
+        if beside and any(a._expr is not before for a, before in beside.known.values()):
+            raise following.refuse("it writes into an array that is not its own")
         if following.refused is not None:  # and the function caught it
             raise Unfollowed(following.refused)
         return _Assembly(following).program(result)
@@ -195,8 +219,9 @@ class _Result:
 class _Following:
     """The nodes of one run, each once, and the arrays made."""
 
-    def __init__(self, products: bool = False) -> None:
+    def __init__(self, products: bool = False, beside: Beside | None = None) -> None:
         self.products, self.operations = products, 0
+        self.beside = beside
         self.known: dict[Any, Expr] = {}
         self.made: list[_Stage | _Result] = []
         self.numbers: dict[_Stage | _Result, int] = {}
@@ -234,13 +259,39 @@ class _Following:
         if isinstance(value, dict | list | tuple) and not _is_plain(value):
             return map_leaves(self.argument, value)
         if callable(value) and not isinstance(value, type):
-            reason = impure(value)
+            reason = impure(value, arrays=self.beside is not None)
             if reason:
                 raise Unfollowed(reason)
             return adapted(value)
         if not _is_plain(value):
             raise Unfollowed(f"it reads a {type(value).__module__}.{type(value).__qualname__}")
         return value
+
+    def read_beside(self, array: Any, own: bool = False) -> Traced:
+        """What stands for an array that is no argument. It is read when the task runs, but for the
+        function's `own`, which is now as it will be then."""
+        assert self.beside is not None
+        word: Any = id(array)
+        if own and array.nbytes > MOST_OWN:
+            raise self.refuse(f"it makes an array of {array.nbytes:,} bytes")
+        if own:
+            word = array.dtype, array.shape, array.tobytes()
+        if word not in self.beside.known:
+            like = abstract_of(array)
+            if like is None:
+                raise self.refuse(f"it reads an array of {array.dtype}")
+            if own or (self.beside.dense and type(array) is np.ndarray):
+                like = Abstract(array.shape, array.dtype)
+            made = self.argument(like)
+            self.beside.known[word] = made, made._expr
+            self.beside.arrays.append(array.copy() if own else array)
+            self.beside.expected.append(like)
+        return self.beside.known[word][0]
+
+    def is_beside(self, array: Traced) -> bool:
+        """Whether it is such an array, or a view of one."""
+        known = self.beside.known.values() if self.beside else ()
+        return any(array._family is made._family for made, _ in known)
 
     def keep(self, array: _Stage | _Result, dtype: DType) -> Expr:
         """The leaf that reads an array made here, over its own shape."""
@@ -252,6 +303,39 @@ class _Following:
 
 
 _current: ContextVar[_Following] = ContextVar("following")
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's or CuPy's (of no class derived from these) and not empty."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return bool(value.size)
+    if kind.__name__ != "ndarray" or kind.__module__.partition(".")[0] != "cupy":
+        return False
+    return bool(value.size)
+
+
+def abstract_of(array: Any) -> Abstract | None:
+    """What a program knows of an array; None of one that it cannot read."""
+    if array.dtype.hasobject:
+        return None
+    if array.flags.c_contiguous:
+        return Abstract(array.shape, array.dtype)
+    itemsize = array.dtype.itemsize
+    if any(s % itemsize for s in array.strides):
+        return None
+    return Abstract(array.shape, array.dtype, tuple([s // itemsize for s in array.strides]))
+
+
+def constant_of_task(value: Any) -> Any:
+    """What a function that is followed gets for a constant of its task."""
+    beside = _current.get().beside
+    if beside is None or not is_array(value):
+        return value
+    if type(value) is np.ndarray and not beside.every:
+        beside.left = True
+        return value
+    return _current.get().read_beside(value)
 
 
 def _node(op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
@@ -716,7 +800,10 @@ def _array(value: Any, dtype: Any = None) -> Traced:
         first = value[(0,) * value.ndim]
         if all(n == 1 or s == 0 for n, s in zip(value.shape, value.strides, strict=True)):
             return Traced(_constant(first, value.dtype), value.shape)
-        raise _refuse("it uses an array that is neither an input nor computed from one")
+        following = _current.get()
+        if following.beside is None or following.beside.left:
+            raise _refuse("it uses an array that is neither an input nor computed from one")
+        return following.read_beside(value, own=True)
     if isinstance(value, list | tuple) and value and all(isinstance(v, Traced) for v in value):
         return _concatenate([_look(v, lambda a: a[None]) for v in value])
     raise _refuse(f"it computes with a {type(value).__module__}.{type(value).__qualname__}")
@@ -2532,7 +2619,8 @@ def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
 # The same function with those in place of the ones it calls.
 
 #: Of what `subgraph` compiled.
-_adapted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+#: Keywords of arrays that only say which library's they are.
+LIKE = ("like", "meta")
 
 
 def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
@@ -2541,8 +2629,12 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
     if known is not None:
         return known
     if isinstance(function, functools.partial):
-        args = [adapted(a, inside) if callable(a) else a for a in function.args]
-        words = {k: adapted(v, inside) if callable(v) else v for k, v in function.keywords.items()}
+
+        def given(value: Any) -> Any:
+            return adapted(value, inside) if callable(value) else constant_of_task(value)
+
+        args = [given(a) for a in function.args]
+        words = {k: v if k in LIKE else given(v) for k, v in function.keywords.items()}
         return functools.partial(adapted(function.func, inside), *args, **words)
     if type(function).__name__ == "Compose" and hasattr(function, "funcs"):
         steps = [adapted(f, inside) for f in (function.first, *function.funcs)]
@@ -2551,25 +2643,39 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
         )
     if not isinstance(function, types.FunctionType) or function in inside:
         return function
+    # a user's globals can change, and arrays are of one run: nothing of them is kept
     if function.__code__.co_filename == COMPILED:
-        if function not in _adapted:
-            _adapted[function] = _with_adapted(function, inside)
-        return _adapted[function]
-    # a user's globals can change: nothing of them is kept
+        return _with_adapted(function, inside, constant_of_task)
     return _with_adapted(function, inside) if _is_users(function) else function
 
 
-def _with_adapted(function: types.FunctionType, inside: tuple[Any, ...]) -> Any:
-    """A copy that finds adapted functions under its global names."""
+def _beside(value: Any) -> Any:
+    """What a function that is followed finds in a variable outside itself."""
+    if is_array(value) and (following := _current.get()).beside is not None:
+        return following.read_beside(value)
+    return value
+
+
+def _with_adapted(
+    function: types.FunctionType,
+    inside: tuple[Any, ...],
+    array: Callable[[Any], Any] = _beside,
+) -> Any:
+    """A copy that finds adapted functions under its global names, and what stands for arrays."""
 
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             return _in_numpy(value)
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))
-        return value
+        return array(value)
 
-    return replaced(function, other)
+    copy = replaced(function, other)
+    if copy.__defaults__:
+        copy.__defaults__ = tuple(map(array, copy.__defaults__))
+    if copy.__kwdefaults__:
+        copy.__kwdefaults__ = {k: array(v) for k, v in copy.__kwdefaults__.items()}
+    return copy
 
 
 def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types.FunctionType:
@@ -2605,6 +2711,8 @@ def _known(function: Any) -> Any:
     return None if known is function else known
 
 
+#: Bytes of an array that a function makes from nothing and computes with.
+MOST_OWN = 2**20
 #: Elements of an array that is made while a function is followed, at most: it is made on the host,
 #: where a large one takes its time.
 MOST_MADE = 2**20
@@ -2677,6 +2785,19 @@ def _converted(name: str) -> Callable[..., Any]:
     return made
 
 
+def _sent(name: str) -> Callable[..., Any]:
+    """CuPy's may move what is on the host. NumPy has nothing like that, which is refused, but for
+    what is on the devices before the function runs."""
+    make, beside = getattr(np, name), _converted(name)
+
+    @functools.wraps(make)
+    def made(a: Any, *args: Any, **kwargs: Any) -> Any:
+        there = isinstance(a, Traced) and _current.get().is_beside(a)
+        return (beside if there else make)(a, *args, **kwargs)
+
+    return made
+
+
 _NUMPY, _CUPY = _Numpy(), _Numpy()
 _CONVERTING = _words("array asarray asanyarray ascontiguousarray asfortranarray")
 for _name in _MAKERS:
@@ -2684,8 +2805,8 @@ for _name in _MAKERS:
     setattr(_CUPY, _name, getattr(_NUMPY, _name))
 for _name in _CONVERTING - {"asfortranarray"}:
     setattr(_NUMPY, _name, _converted(_name))
-for _name in _CONVERTING:  # CuPy's may move what is on the host: NumPy has nothing like that
-    setattr(_CUPY, _name, getattr(np, _name))  # which is refused
+for _name in _CONVERTING:
+    setattr(_CUPY, _name, _sent(_name))
 for _name in vars(_NUMPY):
     KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
 
@@ -2706,7 +2827,7 @@ def _in_numpy(value: Any) -> Any:
     if name.startswith("cupyx_scipy_special_"):
         return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
     found = getattr(np, name.removeprefix("cupy_"), value)
-    return found if name in _CONVERTING else KNOWN.get(found, found)
+    return getattr(_CUPY, name) if name in _CONVERTING else KNOWN.get(found, found)
 
 
 def _scipy_special() -> Any:
@@ -2742,21 +2863,21 @@ _DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_app
 Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
 
 
-def impure(function: Any) -> str | None:
+def impure(function: Any, arrays: bool = False) -> str | None:
     """Why a function cannot be run once for all chunks: it reads or changes what is not given to
-    it. None for one that can.
+    it. None for one that can. It may read `arrays` where these are looked at again in each run.
 
     >>> impure(lambda x: abs(x) + 1)
     >>> impure(lambda x: print(x))
     'it calls print'
     """
-    return _Reading().callable(function)
+    return _Reading(arrays).callable(function)
 
 
 def globals_read(function: Any) -> list[Read]:
     """Names that a pure function and those it calls look up outside themselves, which decide what
     it does: `(where, name, value)`. A plan made from it holds while `where[name] is value`."""
-    reading = _Reading()
+    reading = _Reading(arrays=True)
     reading.callable(function)
     return reading.reads
 
@@ -2784,7 +2905,8 @@ class _Cells(Mapping[str, Any]):
 class _Reading:
     """One look through a function and what it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrays: bool = False) -> None:
+        self.arrays = arrays  # whether functions may read some
         self.reads: list[Read] = []
         self.seen: set[int] = set()
 
@@ -2794,8 +2916,7 @@ class _Reading:
             return None
         self.seen.add(id(f))
         if isinstance(f, functools.partial):
-            # arrays that only say which library's they are
-            words = [v for k, v in f.keywords.items() if k not in ("like", "meta")]
+            words = [v for k, v in f.keywords.items() if k not in LIKE]
             return self.first([f.func, *f.args, *words])
         if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
             return self.first([f.first, *f.funcs])
@@ -2827,7 +2948,11 @@ class _Reading:
                 reason = self.first(value)
             elif isinstance(value, dict):
                 reason = self.first(list(value.values()))
-            elif _is_plain(value) or type(value).__module__ == "dask._task_spec":
+            elif (
+                _is_plain(value)
+                or type(value).__module__ == "dask._task_spec"
+                or (self.arrays and is_array(value))
+            ):
                 reason = None
             elif callable(value):
                 reason = self.callable(value)
@@ -2932,7 +3057,7 @@ class _Reading:
         return self._constant(value, name)
 
     def _constant(self, value: Any, name: str) -> str | None:
-        if _is_fixed(value):
+        if _is_fixed(value) or (self.arrays and is_array(value)):
             return None
         if isinstance(value, tuple):
             return next(filter(None, (self._constant(v, name) for v in value)), None)

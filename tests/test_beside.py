@@ -1,0 +1,182 @@
+"""Arrays that users' functions read beside their blocks: arguments, variables, defaults."""
+
+import functools
+import gc
+import weakref
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+from gpuscheduler import Scheduler
+from gpuscheduler.fuse import Fused
+from gpuscheduler.trace import Unfollowed, follow
+
+A = np.random.default_rng(0).normal(size=(8, 6))
+W, V = np.linspace(1, 2, 6), np.arange(12.0)[::2]
+SCALE = np.linspace(3, 4, 6)
+
+
+@pytest.fixture
+def scheduler():
+    with Scheduler("cpu:2", check=True, fuse_least=0) as s:
+        yield s
+
+
+def x():
+    return da.from_array(A, chunks=(3, 6))
+
+
+def scaled(b, w, k=0.0):
+    return b * w + k
+
+
+def by_global(b):
+    return b * SCALE - 1
+
+
+def by_default(b, w=W):
+    return b * w + 1
+
+
+def by_own(b):
+    t = np.arange(6.0)
+    t[0] = 3
+    c = b * t
+    t[0] = 5
+    return c + t
+
+
+def normed(b, w):
+    return b * (w / w.sum()) + 1
+
+
+def nested(b, many):
+    return b * many[0] + many[1][None, :]
+
+
+FORMS = {
+    "argument": (lambda x: x.map_blocks(scaled, W), A * W),
+    "inside a chain": (
+        lambda x: ((x + 1).map_blocks(scaled, W) * 2).sum(1), ((A + 1) * W * 2).sum(1),
+    ),
+    "keyword": (lambda x: x.map_blocks(scaled, W, k=V), A * W + V),
+    "partial": (lambda x: x.map_blocks(functools.partial(scaled, w=W, k=V)), A * W + V),
+    "global": (lambda x: x.map_blocks(by_global), A * SCALE - 1),
+    "closure": (lambda x: x.map_blocks(lambda b, q=W * 2: (lambda: b * q - 1)()), A * W * 2 - 1),
+    "default": (lambda x: x.map_blocks(by_default), A * W + 1),
+    "made by itself": (lambda x: x.map_blocks(by_own), A * [3, 1, 2, 3, 4, 5] + [5, 1, 2, 3, 4, 5]),
+    "reduced": (lambda x: x.map_blocks(normed, W), A * (W / W.sum()) + 1),
+    "list": (lambda x: x.map_blocks(nested, [W, V]), A * W + V),
+    "backwards": (lambda x: x.map_blocks(scaled, W[::-1]), A * W[::-1]),
+    "twice": (lambda x: x.map_blocks(scaled, W) + x.map_blocks(scaled, V, k=W), A * (W + V) + W),
+    "blockwise": (
+        lambda x: da.blockwise(scaled, "ij", x, "ij", W, None, k=V, dtype="f8"), A * W + V,
+    ),
+    "integers": (
+        lambda x: x.map_blocks(scaled, np.arange(6, dtype="i2"), k=1), A * np.arange(6) + 1,
+    ),
+    "made larger": (lambda x: x.map_blocks(lambda b: b[:, None] * A[None, :3, :] + 1,
+                                           new_axis=1, chunks=(x.chunks[0], (3,), (6,))),
+                    A[:, None] * A[None, :3] + 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_they_are_read_by_kernels(scheduler, form):
+    make, want = FORMS[form]
+    y = make(x())
+    assert all(type(s.task) is Fused for s in scheduler.plan(y).steps)
+    for _ in range(3):
+        np.testing.assert_allclose(y.compute(), want, rtol=1e-14)
+    np.testing.assert_allclose(y.compute(scheduler="sync"), want, rtol=1e-14)
+
+
+@pytest.mark.parametrize("form", ["argument", "keyword", "partial", "default", "blockwise"])
+def test_they_are_read_when_a_task_runs(scheduler, form):
+    """As by Dask: what is written to one in between is seen, also in a plan that is known."""
+    weights = np.ones(6)
+    by = functools.partial(scaled, w=weights)
+    y = {
+        "argument": lambda: x().map_blocks(scaled, weights),
+        "keyword": lambda: x().map_blocks(scaled, w=weights),
+        "partial": lambda: x().map_blocks(by),
+        "default": lambda: x().map_blocks(lambda b, w=weights: b * w + 0.0),
+        "blockwise": lambda: da.blockwise(scaled, "ij", x(), "ij", weights, None, dtype="f8"),
+    }[form]()
+    np.testing.assert_array_equal(y.compute(), A)
+    weights[:] = W
+    np.testing.assert_array_equal(y.compute(), A * W)
+
+
+def test_a_global_that_is_another_array_now(scheduler, monkeypatch):
+    y = x().map_blocks(by_global)
+    np.testing.assert_array_equal(y.compute(), A * SCALE - 1)
+    monkeypatch.setitem(globals(), "SCALE", W)
+    np.testing.assert_array_equal(y.compute(), A * W - 1)
+    monkeypatch.setitem(globals(), "SCALE", np.ones((1, 1)))
+    np.testing.assert_array_equal(y.compute(), A - 1)
+
+
+def test_a_collection_that_is_built_again_is_known(scheduler, planned, monkeypatch):
+    """Its function is the same one, and so is the array."""
+    for k in range(3):
+        y = da.from_array(A + k, chunks=(3, 6)).map_blocks(by_global).sum()
+        np.testing.assert_allclose(y.compute(), ((A + k) * SCALE - 1).sum())
+    assert len(planned) == 1
+    monkeypatch.setitem(globals(), "SCALE", W)
+    y = da.from_array(A + 9, chunks=(3, 6)).map_blocks(by_global).sum()
+    np.testing.assert_allclose(y.compute(), ((A + 9) * W - 1).sum())
+
+
+def test_they_go_with_the_collection(scheduler):
+    weights = np.ones(6)
+    alive = weakref.ref(weights)
+    y = x().map_blocks(scaled, weights)
+    y.compute()
+    del weights
+    assert alive() is not None
+    del y
+    gc.collect()
+    assert alive() is None
+
+
+def adds(b, w):
+    w += 1
+    return b * w
+
+
+def gives(b):
+    return SCALE[: len(b)]
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_what_no_kernel_does_stays_as_it_is(fuse):
+    with Scheduler("cpu:1", fuse_least=0, fuse=fuse) as s:
+        w = np.zeros(6)
+        y = x().map_blocks(adds, w, dtype="f8", meta=np.empty((0, 0)))
+        assert not any(type(t.task) is Fused for t in s.plan(y).steps)
+        w[:] = 0
+        np.testing.assert_array_equal(y.compute(), np.concatenate([A[:3], 2 * A[3:6], 3 * A[6:]]))
+        z = x().map_blocks(gives, drop_axis=1, chunks=((3, 3, 2),), dtype="f8", meta=np.empty(0))
+        np.testing.assert_array_equal(z.compute(), SCALE[[0, 1, 2, 0, 1, 2, 0, 1]])
+
+
+def test_without_blocks_to_say_so_there_is_nothing_beside():
+    from gpuscheduler.trace import Abstract
+
+    block = Abstract((3, 6), np.dtype("f8"))
+    with pytest.raises(Unfollowed, match="reads SCALE, a ndarray, which can change"):
+        follow(functools.partial(by_global), [block])
+
+
+@pytest.mark.parametrize("dtype", ["O", "M8[s]", "f2", "?", "c16"])
+def test_their_types(scheduler, dtype):
+    w = np.arange(6).astype(dtype)
+    block = np.arange(48).reshape(8, 6).astype("m8[s]" if dtype == "M8[s]" else "i8")
+    made = (block + w).dtype
+    z = da.from_array(block, chunks=(3, 6)).map_blocks(lambda b, w: (b + w) + b, w, dtype=made)
+    got, want = dask.compute(z)[0], block + w + block
+    np.testing.assert_array_equal(got, want)
+    assert got.dtype == want.dtype

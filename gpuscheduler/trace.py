@@ -306,7 +306,7 @@ _current: ContextVar[_Following] = ContextVar("following")
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy's or CuPy's (of no class derived from these) and not empty."""
+    """Whether it is an array of NumPy's or CuPy's with elements, and of no class of its own."""
     kind = type(value)
     if kind is np.ndarray:
         return bool(value.size)

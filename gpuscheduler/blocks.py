@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import philox
+from . import host_code, philox
 from .expr import (
     DType,
     Expr,
@@ -37,8 +37,9 @@ Array = np.ndarray[Any, Any]
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
 
-#: Bytes of one temporary: a few of them fit a core's L2 cache. Measured; see tests/test_blocks.py.
-BLOCK_BYTES = 1024 * 1024
+#: Bytes of one temporary. A few of 1 MiB fit the caches of a core; with more cores, NumPy's calls
+#: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
+BLOCK_BYTES = 512 * 1024 * min(max(host_code.cores(), 2), 16)
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 #: What no ufunc computes.
@@ -288,7 +289,8 @@ class _Region:
         self.shape, self.reduced, every = _collapsed(lengths, every, reduced)
         self.views = every[: len(views)]
         moved = zip(leaves, every[len(views) :], strict=True)
-        self._number(substituted(roots, {id(n): with_view(n, v) for (n, _), v in moved}))
+        self.exprs = substituted(roots, {id(n): with_view(n, v) for (n, _), v in moved})
+        self._number(self.exprs)
         self.block = self._block(block_bytes)
         self.count = math.prod(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
 
@@ -418,10 +420,25 @@ class _Region:
 
     # ---- evaluation
 
+    @cached_property
+    def code(self) -> host_code.Code | None:
+        """Machine code that writes its values, where that is worth it."""
+        if not host_code.worth(self.shape) or not self.steps:
+            return None
+        return host_code.writing(self.shape, self.exprs, self.views)
+
     def write(
         self, memory: dict[int, _Memory], outs: Sequence[Array], given: Sequence[Array]
     ) -> None:
         """Evaluate and write into arrays of the whole space."""
+        if self.code is not None:
+            flats = [_memory(out) for out in outs]
+            places = [
+                host_code.address(flat) + (first + view.offset) * flat.itemsize
+                for (flat, first), view in zip(flats, self.views, strict=True)
+            ]
+            self.code(memory, given, places)
+            return
         targets = []
         for out, view in zip(outs, self.views, strict=True):
             item = out.itemsize
@@ -783,6 +800,32 @@ class _Plan:
     kernel: Kernel
     dtypes: tuple[tuple[int, DType], ...]
 
+    @cached_property
+    def code(self) -> host_code.Code | None:
+        """Machine code for all that is reduced, where that is worth it."""
+        if len(self.regions) != 1 or self.kernel.counts:
+            return None
+        (region,) = self.regions
+        if not host_code.worth(region.shape):
+            return None
+        along = len(region.shape) - 1 in region.reduced
+        types = [_types(r)[0] for r in self.reductions]  # of a moment: double
+        return host_code.reducing(
+            region.shape, region.exprs, self.reductions, types, region.views[0], along
+        )
+
+    def states(self, memory: dict[int, _Memory], given: Sequence[Array]) -> list[State] | None:
+        """What machine code makes of the region; None where there is none."""
+        if self.code is None:
+            return None
+        made = [host_code.states(r.op, _types(r)[0], self.kernel.kept) for r in self.reductions]
+        offset = self.regions[0].views[0].offset
+        places = [host_code.address(a) + offset * a.itemsize for found in made for a in found]
+        self.code(memory, given, places)
+        return [
+            host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
+        ]
+
 
 @lru_cache(1024)
 def _plan(
@@ -855,6 +898,9 @@ def _reduced(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) ->
     states: list[State] | None = None
     seen: Array | None = None
     for region in plan.regions:
+        if (found := plan.states(memory, given)) is not None:
+            states = found
+            break
         if states is None:
             states = [_room(r, kernel.kept) for r in plan.reductions]
             seen = np.zeros(kernel.kept, bool) if len(plan.regions) > 1 else None

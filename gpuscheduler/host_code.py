@@ -1,0 +1,804 @@
+"""Machine code for CPU devices: what a region of a kernel computes, in one pass and in one call.
+
+NumPy takes the interpreter's lock again at each call. Many threads that evaluate small blocks stand
+in each other's way: with sixteen, op by op on whole arrays is several times as fast. A region whose
+operations are all known here is written as a function for LLVM (Numba brings it along), which runs
+without that lock and reads each element once. What is not known, and what is small, is NumPy's.
+
+Operations give the same bits as NumPy's, but for functions of the C library (`exp`, `sin`, …): the
+last bit of these may be another. Sums are at least as accurate: pieces of a row are added in 32
+lanes and then in pairs, and double precision sums of pieces with what was lost to rounding (Knuth's
+TwoSum).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from . import shelf
+from .expr import DType, Expr, Reduction, View, nodes
+
+Array = np.ndarray[Any, Any]
+
+#: Points of a region from which on it is worth code of its own: to compile it takes 50 ms, once
+#: for each kernel on a machine.
+LEAST_POINTS = 2**17
+#: Elements of a row that are computed before they are added up.
+PIECE = 1024
+#: Numbers that are added up beside each other.
+LANES = 32
+#: Cores from which on functions of the C library are called: NumPy's own take a half to a quarter
+#: of their time in one thread, and as many threads have to wait for each other at each call.
+MANY = 8
+#: Arrays, constants and results of one function, at most.
+MOST_POINTERS = 60
+#: A constant that each call gives; see `blocks`.
+OPEN = "open"
+
+_TYPES = {
+    "b1": "i8", "i1": "i8", "u1": "i8", "i2": "i16", "u2": "i16", "i4": "i32", "u4": "i32",
+    "i8": "i64", "u8": "i64", "f4": "float", "f8": "double",
+}  # fmt: skip
+_FLOAT = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "true_divide": "fdiv",
+          "divide": "fdiv"}  # fmt: skip
+_INT = {"add": "add", "subtract": "sub", "multiply": "mul", "bitwise_and": "and",
+        "bitwise_or": "or", "bitwise_xor": "xor"}  # fmt: skip
+_BOOL = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "logical_and": "and",
+         "logical_or": "or", "logical_xor": "xor", "add": "or", "multiply": "and", "maximum": "or",
+         "minimum": "and", "not_equal": "xor"}  # fmt: skip
+_COMPARE = {"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt",
+            "greater_equal": "ge"}  # fmt: skip
+_ROUND = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "nearbyint",
+          "sqrt": "sqrt", "absolute": "fabs", "fabs": "fabs"}  # fmt: skip
+#: NumPy's names of what the C library has.
+_LIBRARY = {
+    "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
+    "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan", "arcsin": "asin",
+    "arccos": "acos", "arctan": "atan", "arctan2": "atan2", "sinh": "sinh", "cosh": "cosh",
+    "tanh": "tanh", "hypot": "hypot", "cbrt": "cbrt", "power": "pow", "float_power": "pow",
+}  # fmt: skip
+_CHOICES = {"maximum": ("ge", 0), "minimum": ("le", 0), "fmax": ("ge", 1), "fmin": ("le", 1)}
+
+
+class NotWritten(Exception):
+    """There is no code for an operation, a type, or a way through memory."""
+
+
+def _llvm(dtype: DType) -> str:
+    """The type of elements in memory."""
+    if dtype.kind not in "biuf" or dtype.str[1:] not in _TYPES or not dtype.isnative:
+        raise NotWritten(dtype)
+    return _TYPES[dtype.str[1:]]
+
+
+def _value(dtype: DType) -> str:
+    """The type of a value on the way."""
+    return "i1" if dtype.kind == "b" else _llvm(dtype)
+
+
+# ---- functions as text
+
+
+class _Text:
+    """One function in LLVM's language, line by line."""
+
+    def __init__(self) -> None:
+        self.entry: list[str] = []  # what is done once, first
+        self.lines: list[str] = []
+        self.used: set[str] = set()  # functions that it calls
+        self._count = 0
+
+    def new(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def __call__(self, text: str) -> str:
+        name = self.new()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def do(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def once(self, text: str) -> str:
+        name = self.new()
+        self.entry.append(f"  {name} = {text}")
+        return name
+
+    @contextmanager
+    def loop(self, count: str, step: int = 1) -> Iterator[str]:
+        place, n = self.once("alloca i64"), self._count
+        self.do(f"store i64 0, ptr {place}")
+        self.do(f"br label %head{n}")
+        self.lines.append(f"head{n}:")
+        i = self(f"load i64, ptr {place}")
+        more = self(f"icmp slt i64 {i}, {count}")
+        self.do(f"br i1 {more}, label %body{n}, label %done{n}")
+        self.lines.append(f"body{n}:")
+        yield i
+        after = self(f"add nsw i64 {i}, {step}")
+        self.do(f"store i64 {after}, ptr {place}")
+        self.do(f"br label %head{n}")
+        self.lines.append(f"done{n}:")
+
+    def at(self, kind: str, base: str, i: str) -> str:
+        return self(f"getelementptr inbounds {kind}, ptr {base}, i64 {i}")
+
+    def load(self, dtype: DType, place: str) -> str:
+        kind = _llvm(dtype)
+        found = self(f"load {kind}, ptr {place}, align 1")
+        return self(f"icmp ne i8 {found}, 0") if dtype.kind == "b" else found
+
+    def store(self, dtype: DType, value: str, place: str) -> None:
+        kind = _llvm(dtype)
+        if dtype.kind == "b":
+            value = self(f"zext i1 {value} to i8")
+        self.do(f"store {kind} {value}, ptr {place}, align 1")
+
+    def body(self) -> str:
+        return "\n".join(["entry:", *self.entry, "  br label %begin", "begin:", *self.lines])
+
+    # ---- operations
+
+    def call(self, name: str, kind: str, *args: str) -> str:
+        self.used.add(f"declare {kind} @{name}({', '.join([kind] * len(args))})")
+        return self(f"call {kind} @{name}({', '.join(f'{kind} {a}' for a in args)})")
+
+    def cast(self, value: str, given: DType, wanted: DType) -> str:
+        a, b = _value(given), _value(wanted)
+        if given == wanted:
+            return value
+        if wanted.kind == "b":
+            return self.truth(value, given)
+        if wanted.kind == "f":
+            if given.kind == "f":
+                if given.itemsize == wanted.itemsize:
+                    return value
+                way = "fpext" if wanted.itemsize > given.itemsize else "fptrunc"
+            else:
+                way = "sitofp" if given.kind == "i" else "uitofp"
+        elif given.kind == "f":
+            raise NotWritten("a cast to integers: what is out of range is the processor's affair")
+        elif a == b:
+            return value
+        elif given.kind != "b" and given.itemsize > wanted.itemsize:
+            way = "trunc"
+        else:
+            way = "sext" if given.kind == "i" else "zext"
+        return self(f"{way} {a} {value} to {b}")
+
+    def truth(self, value: str, dtype: DType) -> str:
+        if dtype.kind == "b":
+            return value
+        kind = _value(dtype)
+        if dtype.kind == "f":
+            return self(f"fcmp une {kind} {value}, 0.0")
+        return self(f"icmp ne {kind} {value}, 0")
+
+    def compare(self, how: str, dtype: DType, a: str, b: str) -> str:
+        if dtype.kind == "f":
+            order = "u" if how == "ne" else "o"
+            return self(f"fcmp {order}{how} {_value(dtype)} {a}, {b}")
+        sign = "" if how in ("eq", "ne") else "s" if dtype.kind == "i" else "u"
+        return self(f"icmp {sign}{how} {_value(dtype)} {a}, {b}")
+
+    def chosen(self, op: str, dtype: DType, a: str, b: str) -> str:
+        """The larger or the smaller, as NumPy chooses; `fmax` and `fmin` let NaNs go."""
+        how, odd = _CHOICES[op]
+        first = self.compare(how, dtype, a, b)
+        kind = _value(dtype)
+        if dtype.kind == "f":
+            x = (a, b)[odd]
+            unordered = self(f"fcmp uno {kind} {x}, {x}")
+            first = self(f"or i1 {first}, {unordered}")
+        return self(f"select i1 {first}, {kind} {a}, {kind} {b}")
+
+    def operation(self, node: Expr, args: list[str]) -> str:
+        op, dtype = node.op, node.dtype
+        types = [a.dtype for a in node.args]
+        kind = _value(dtype)
+        if op == "cast":
+            return self.cast(args[0], types[0], dtype)
+        if op == "where":
+            return self(f"select i1 {args[0]}, {kind} {args[1]}, {kind} {args[2]}")
+        first = types[0]
+        for t in types:
+            _llvm(t)
+        if any(t != first for t in types):
+            raise NotWritten(op)
+        if op in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+            args = [self.truth(a, first) for a in args]
+            if op == "logical_not":
+                return self(f"xor i1 {args[0]}, true")
+            return self(f"{_BOOL[op]} i1 {args[0]}, {args[1]}")
+        if first.kind == "b":
+            if op in ("invert", "bitwise_not"):
+                return self(f"xor i1 {args[0]}, true")
+            if op == "equal":
+                different = self(f"xor i1 {args[0]}, {args[1]}")
+                return self(f"xor i1 {different}, true")
+            if op not in _BOOL:
+                raise NotWritten(op)
+            return self(f"{_BOOL[op]} i1 {args[0]}, {args[1]}")
+        if op in _COMPARE:
+            return self.compare(_COMPARE[op], first, *args)
+        if op in ("isnan", "isfinite", "isinf") and first.kind == "f":
+            return self._classified(op, first, args[0])
+        if dtype != first:
+            raise NotWritten(op)
+        if op in _CHOICES:
+            return self.chosen(op, dtype, *args)
+        if op == "positive":
+            return args[0]
+        if op == "square":
+            return self(f"{'fmul' if dtype.kind == 'f' else 'mul'} {kind} {args[0]}, {args[0]}")
+        if dtype.kind == "f":
+            return self._of_floats(op, dtype, args)
+        if op in _INT:
+            return self(f"{_INT[op]} {kind} {args[0]}, {args[1]}")
+        if op == "negative":
+            return self(f"sub {kind} 0, {args[0]}")
+        if op in ("invert", "bitwise_not"):
+            return self(f"xor {kind} {args[0]}, -1")
+        if op == "absolute":
+            if dtype.kind == "u":
+                return args[0]
+            other = self(f"sub {kind} 0, {args[0]}")
+            below = self(f"icmp slt {kind} {args[0]}, 0")
+            return self(f"select i1 {below}, {kind} {other}, {kind} {args[0]}")
+        raise NotWritten(op)
+
+    def _classified(self, op: str, dtype: DType, x: str) -> str:
+        kind = _value(dtype)
+        if op == "isnan":
+            return self(f"fcmp uno {kind} {x}, {x}")
+        size = self.call(f"llvm.fabs.{_suffix(kind)}", kind, x)
+        how = "oeq" if op == "isinf" else "olt"
+        return self(f"fcmp {how} {kind} {size}, 0x7FF0000000000000")
+
+    def _of_floats(self, op: str, dtype: DType, args: list[str]) -> str:
+        kind = _value(dtype)
+        if op in _FLOAT:
+            return self(f"{_FLOAT[op]} {kind} {args[0]}, {args[1]}")
+        if op == "negative":
+            return self(f"fneg {kind} {args[0]}")
+        if op == "reciprocal":
+            return self(f"fdiv {kind} 1.0, {args[0]}")
+        if op in _ROUND:
+            return self.call(f"llvm.{_ROUND[op]}.{_suffix(kind)}", kind, args[0])
+        if op in _LIBRARY and cores() >= MANY and _library_has(_LIBRARY[op]):
+            return self.call(_LIBRARY[op] + "f" * (kind == "float"), kind, *args)
+        raise NotWritten(op)
+
+
+def _suffix(kind: str) -> str:
+    return "f32" if kind == "float" else "f64"
+
+
+# ---- values of a row
+
+
+class _Row:
+    """The expressions of a region in a function: what they read, as its arguments."""
+
+    def __init__(self, text: _Text, axes: int, roots: Sequence[Expr]):
+        self.text, self.axes = text, axes
+        self.order = nodes(roots)
+        self.numbers: dict[Any, int] = {}  # of nodes that say the same
+        self.slots: dict[int, int] = {}
+        self.leaves: list[Expr] = []  # each has a pointer, or numbers
+        self.fixed: dict[int, str] = {}  # what is the same at every point
+        for node in self.order:
+            args = tuple([self.slots[id(a)] for a in node.args])
+            number = self.numbers.setdefault(
+                (node.op, node.dtype, node.data, args), len(self.numbers)
+            )
+            self.slots[id(node)] = number
+            if number == len(self.numbers) - 1 and not node.args and node not in self.leaves:
+                self.leaves.append(node)
+        self.ints: list[tuple[str, Any]] = []  # numbers that the function is given
+        self.lengths = [self.number("extent", k) for k in range(axes)]
+        self.pointers: list[str] = []
+        self._strides: dict[int, list[str]] = {}
+        for n, leaf in enumerate(self.leaves):
+            self._declare(n, leaf)
+
+    def number(self, what: str, which: Any) -> str:
+        place = self.text.once(f"getelementptr inbounds i64, ptr %ints, i64 {len(self.ints)}")
+        self.ints.append((what, which))
+        return self.text.once(f"load i64, ptr {place}")
+
+    def _declare(self, n: int, leaf: Expr) -> None:
+        slot = self.slots[id(leaf)]
+        if leaf.op == "index":
+            steps = [self.number("index", (n, k)) for k in range(self.axes)]
+            self._strides[n] = [self.number("start", n), *steps]
+            return
+        if leaf.op not in ("input", "constant", OPEN):
+            raise NotWritten(leaf.op)
+        self.pointers.append(f"%leaf{n}")
+        kind = _llvm(leaf.dtype)
+        if leaf.op == "input":
+            *outer, inner = leaf.data[1].strides
+            if inner not in (0, 1):
+                raise NotWritten("memory that is not read along the rows")
+            if any(outer) or inner:
+                self._strides[n] = [self.number("stride", (n, k)) for k in range(self.axes - 1)]
+                return
+        found = self.text.once(f"load {kind}, ptr %leaf{n}, align 1")
+        if leaf.dtype.kind == "b":
+            found = self.text.once(f"icmp ne i8 {found}, 0")
+        self.fixed[slot] = found
+
+    def begin(self, outer: list[str]) -> None:
+        """Where each leaf's row begins; what is the same along it."""
+        text = self.text
+        self.rows: dict[int, str] = {}
+        self.same = dict(self.fixed)
+        for n, leaf in enumerate(self.leaves):
+            if n not in self._strides:
+                continue
+            if leaf.op == "index":
+                start, *steps = self._strides[n]
+                self.rows[n] = total(text, [(start, None), *zip(steps, outer, strict=False)])
+                continue
+            where = total(text, list(zip(self._strides[n], outer, strict=True)))
+            row = text.at(_llvm(leaf.dtype), f"%leaf{n}", where)
+            if leaf.data[1].strides[-1]:
+                self.rows[n] = row
+            else:
+                self.same[self.slots[id(leaf)]] = text.load(leaf.dtype, row)
+
+    def values(self, j: str, roots: Sequence[Expr]) -> list[str]:
+        """The roots' values at one point of the row."""
+        text, found = self.text, dict(self.same)
+        for n, leaf in enumerate(self.leaves):
+            if n not in self.rows:
+                continue
+            if leaf.op == "index":
+                step = text(f"mul i64 {self._strides[n][-1]}, {j}")
+                value = text(f"add i64 {self.rows[n]}, {step}")
+            else:
+                value = text.load(leaf.dtype, text.at(_llvm(leaf.dtype), self.rows[n], j))
+            found[self.slots[id(leaf)]] = value
+        for node in self.order:
+            slot = self.slots[id(node)]
+            if slot not in found:
+                args = [found[self.slots[id(a)]] for a in node.args]
+                found[slot] = text.operation(node, args)
+        return [found[self.slots[id(r)]] for r in roots]
+
+
+def total(text: _Text, parts: Sequence[tuple[str, str | None]]) -> str:
+    """A sum of products."""
+    out = "0"
+    for a, b in parts:
+        a = a if b is None else text(f"mul nsw i64 {a}, {b}")
+        out = text(f"add nsw i64 {out}, {a}")
+    return out
+
+
+# ---- functions
+
+
+class Code:
+    """A function for a region, and what it is called with."""
+
+    def __init__(self, function: Callable[..., Any], row: _Row, shape: Sequence[int],
+                 views: Sequence[View]):  # fmt: skip
+        self.function = function
+        self.kept: list[Array] = []  # constants, in memory
+        self.leaves: list[Any] = []  # an array's number and an offset; or a pointer; or which word
+        for leaf in row.leaves:
+            if leaf.op == "input":
+                array, view = leaf.data
+                self.leaves.append((array, view.offset * leaf.dtype.itemsize, leaf.dtype.itemsize))
+            elif leaf.op == OPEN:
+                self.leaves.append(leaf.data)
+            elif leaf.op == "constant":
+                self.kept.append(np.frombuffer(leaf.data, leaf.dtype).copy())
+                self.leaves.append((None, self.kept[-1].ctypes.data, 0))
+
+        def number(what: str, which: Any) -> int:
+            if what == "extent":
+                return shape[which]
+            if what == "start":
+                return row.leaves[which].data.offset  # type: ignore[no-any-return]
+            if what == "target":
+                n, k = which
+                return views[n].strides[k]
+            n, k = which
+            leaf = row.leaves[n]
+            view = leaf.data if what == "index" else leaf.data[1]
+            return view.strides[k]  # type: ignore[no-any-return]
+
+        self.ints = np.array([number(*i) for i in row.ints], np.int64)
+        self.place = self.ints.ctypes.data
+
+    def __call__(self, memory: Any, given: Sequence[Array], targets: Sequence[int]) -> None:
+        """`targets` are the addresses of what it writes."""
+        words = [self.place]
+        for leaf in self.leaves:
+            if type(leaf) is int:
+                words.append(given[leaf].__array_interface__["data"][0])
+                continue
+            array, offset, itemsize = leaf
+            if array is None:
+                words.append(offset)
+            else:
+                flat, first = memory[array]
+                words.append(address(flat) + first * itemsize + offset)
+        self.function(*words, *targets)
+
+
+def address(array: Array) -> int:
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+def writing(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View]) -> Code | None:
+    """Code that writes the roots' values to memory that is numbered by the views; None where there
+    is none."""
+    try:
+        if any(v.strides[-1] != 1 for v in views):
+            raise NotWritten("results that do not lie along the rows")
+        return _written(shape, roots, views)
+    except NotWritten:
+        return None
+
+
+def _written(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View]) -> Code:
+    text, axes = _Text(), len(shape)
+    row = _Row(text, axes, roots)
+    steps = [[row.number("target", (n, k)) for k in range(axes - 1)] for n in range(len(views))]
+    with ExitStack() as stack:
+        outer = [stack.enter_context(text.loop(n)) for n in row.lengths[:-1]]
+        row.begin(outer)
+        ends = [
+            text.at(
+                _llvm(r.dtype), f"%out{n}", total(text, list(zip(steps[n], outer, strict=True)))
+            )
+            for n, r in enumerate(roots)
+        ]
+        with text.loop(row.lengths[-1]) as j:
+            for value, end, root in zip(row.values(j, roots), ends, roots, strict=True):
+                text.store(root.dtype, value, text.at(_llvm(root.dtype), end, j))
+    return Code(_function(text, row, len(roots), ""), row, shape, views)
+
+
+#: Reductions: how two values become one, and what they begin with.
+_FROM = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
+         "fmax": "fmax", "any": "logical_or", "all": "logical_and"}  # fmt: skip
+
+
+def identity(op: str, dtype: DType) -> Any:
+    """A value that changes no other."""
+    if op in ("sum", "prod", "any", "all"):
+        return np.array({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
+    if dtype.kind == "b":
+        return np.array(op in ("min", "fmin"), dtype)
+    if dtype.kind == "f":
+        far = np.nan if op.startswith("f") else np.inf if op == "min" else -np.inf
+        return np.array(far, dtype)
+    facts = np.iinfo(dtype)
+    return np.array(facts.max if op in ("min", "fmin") else facts.min, dtype)
+
+
+def reducing(
+    shape: tuple[int, ...],
+    roots: Sequence[Expr],
+    reductions: Sequence[Reduction],
+    types: Sequence[DType],
+    target: View,
+    along: bool,
+) -> Code | None:
+    """Code that reduces the roots' values into states of these types, that are there already, and
+    are numbered by `target`; `along` says whether rows are reduced. See `states`. None where there
+    is no code."""
+    try:
+        if any(r.op not in _FROM and not (along and r.op == "moment") for r in reductions):
+            raise NotWritten("reductions")
+        if not along and target.strides[-1] != 1:
+            raise NotWritten("results that do not lie along the rows")
+        return _reducing(shape, roots, reductions, types, target, along)
+    except NotWritten:
+        return None
+
+
+def states(op: str, dtype: DType, shape: tuple[int, ...]) -> list[Array]:
+    """What a reduction begins with. A sum of doubles is followed by what it lost to rounding; a
+    moment is a count, a sum, what that lost, and the squared deviations from the mean."""
+    if op == "moment":
+        return [np.zeros(shape) for _ in range(4)]
+    first = np.full(shape, identity(op, dtype))
+    return [first, np.zeros(shape)] if _lossy(op, dtype) else [first]
+
+
+def finished(op: str, made: list[Array]) -> tuple[Array, ...]:
+    """States as others make them."""
+    if len(made) == 1:
+        return (made[0],)
+    *count, total, lost = made[:3] if op == "moment" else made
+    with np.errstate(invalid="ignore"):
+        # what was lost to an infinite sum is no number
+        total = np.where(np.isfinite(total), total + lost, total)
+    return (*count, total, *made[3:])
+
+
+def _lossy(op: str, dtype: DType) -> bool:
+    return op == "sum" and dtype == np.float64
+
+
+def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequence[Reduction],
+              types: Sequence[DType], target: View, along: bool) -> Code:  # fmt: skip
+    text, axes = _Text(), len(shape)
+    row = _Row(text, axes, roots)
+    steps = [row.number("target", (0, k)) for k in range(axes - 1)]
+    buffers = [text.once(f"alloca [{PIECE} x {_llvm(t)}], align 64") for t in types]
+    helpers: dict[str, str] = {}
+    with ExitStack() as stack:
+        outer = [stack.enter_context(text.loop(n)) for n in row.lengths[:-1]]
+        row.begin(outer)
+        where = total(text, list(zip(steps, outer, strict=True)))
+        with text.loop(row.lengths[-1], PIECE) as start:
+            left = text(f"sub nsw i64 {row.lengths[-1]}, {start}")
+            less = text(f"icmp slt i64 {left}, {PIECE}")
+            count = text(f"select i1 {less}, i64 {left}, i64 {PIECE}")
+            with text.loop(count) as i:
+                j = text(f"add nsw i64 {start}, {i}")
+                for value, root, t, b in zip(
+                    row.values(j, roots), roots, types, buffers, strict=True
+                ):
+                    text.store(t, text.cast(value, root.dtype, t), text.at(_llvm(t), b, i))
+            out = 0
+            for r, t, b in zip(reductions, types, buffers, strict=True):
+                state, lost = f"%out{out}", f"%out{out + 1}" if _lossy(r.op, t) else None
+                mine = [f"%out{n}" for n in range(out, out + _many(r.op, t))]
+                out += len(mine)
+                if r.op == "moment":
+                    for name in ("row_sum_f8", "row_off_f8"):
+                        helpers[name] = helpers.get(name) or _lanes(name, "sum", t, text.used)
+                    helpers["row_moment"] = _moment()
+                    words = ", ".join([f"ptr {text.at('double', m, where)}" for m in mine])
+                    text.do(f"call void @row_moment(ptr {b}, i64 {count}, {words})")
+                elif along:
+                    name = f"row_{r.op}_{t.str[1:]}"
+                    helpers[name] = helpers.get(name) or _lanes(name, r.op, t, text.used)
+                    kind = _llvm(t)
+                    found = text(f"call {kind} @{name}(ptr {b}, i64 {count})")
+                    if t.kind == "b":
+                        found = text(f"icmp ne i8 {found}, 0")
+                    _take(text, r.op, t, state, lost, where, found)
+                else:
+                    at = text(f"add nsw i64 {where}, {start}")
+                    with text.loop(count) as i:
+                        found = text.load(t, text.at(_llvm(t), b, i))
+                        _take(text, r.op, t, state, lost, text(f"add nsw i64 {at}, {i}"), found)
+    outs = sum(_many(r.op, t) for r, t in zip(reductions, types, strict=True))
+    function = _function(text, row, outs, "\n".join(helpers.values()))
+    return Code(function, row, shape, [target])
+
+
+def _many(op: str, dtype: DType) -> int:
+    """How many arrays its states are."""
+    return 4 if op == "moment" else 1 + _lossy(op, dtype)
+
+
+def _take(text: _Text, op: str, dtype: DType, state: str, lost: str | None, at: str,
+          found: str) -> None:  # fmt: skip
+    """Put a value to a state."""
+    place = text.at(_llvm(dtype), state, at)
+    if lost is not None:
+        _add(text, place, text.at("double", lost, at), found)
+        return
+    after = _together(text, op, dtype, text.load(dtype, place), found)
+    text.store(dtype, after, place)
+
+
+def _add(text: _Text, place: str, there: str, found: str) -> None:
+    """Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2): a sum, and what it loses."""
+    dtype = np.dtype(np.float64)
+    before, gone = text.load(dtype, place), text.load(dtype, there)
+    after = text(f"fadd double {before}, {found}")
+    text.store(dtype, after, place)
+    b = text(f"fsub double {after}, {before}")
+    a = text(f"fsub double {after}, {b}")
+    da, db = text(f"fsub double {before}, {a}"), text(f"fsub double {found}, {b}")
+    text.store(dtype, text(f"fadd double {gone}, {text(f'fadd double {da}, {db}')}"), there)
+
+
+def _together(text: _Text, op: str, dtype: DType, a: str, b: str) -> str:
+    x = Expr("constant", (), dtype, b"")
+    node = Expr(_FROM[op], (x, x), np.dtype(bool) if op in ("any", "all") else dtype)
+    return text.operation(node, [a, b])
+
+
+def _moment() -> str:
+    """A function that puts a piece of a row to count, sum, what that lost, and the squared
+    deviations: those of the piece from its own mean, and Chan, Golub and LeVeque (1979) for both
+    together."""
+    text, f8 = _Text(), np.dtype(np.float64)
+    text.do("%sum = call double @row_sum_f8(ptr %piece, i64 %count)")
+    n = text("sitofp i64 %count to double")
+    mean = text(f"fdiv double %sum, {n}")
+    with text.loop("%count") as i:
+        at = text.at("double", "%piece", i)
+        text.store(f8, text(f"fsub double {text.load(f8, at)}, {mean}"), at)
+    text.do("%rest = call double @row_off_f8(ptr %piece, i64 %count)")
+    with text.loop("%count") as i:
+        at = text.at("double", "%piece", i)
+        off = text.load(f8, at)
+        text.store(f8, text(f"fmul double {off}, {off}"), at)
+    text.do("%squares = call double @row_off_f8(ptr %piece, i64 %count)")
+    rest = text("fmul double %rest, %rest")
+    own = text(f"fsub double %squares, {text(f'fdiv double {rest}, {n}')}")
+    before = text.load(f8, "%n")
+    first = text(f"fcmp oeq double {before}, 0.0")
+    apart = text(f"fdiv double {text.load(f8, '%total')}, {before}")
+    apart = text(f"fsub double {mean}, {apart}")
+    after = text(f"fadd double {before}, {n}")
+    share = text(f"fdiv double {text(f'fmul double {before}, {n}')}, {after}")
+    far = text(f"fmul double {text(f'fmul double {apart}, {apart}')}, {share}")
+    far = text(f"select i1 {first}, double 0.0, double {far}")
+    squares = text(f"fadd double {text.load(f8, '%m2')}, {own}")
+    text.store(f8, text(f"fadd double {squares}, {far}"), "%m2")
+    text.store(f8, after, "%n")
+    _add(text, "%total", "%lost", "%sum")
+    words = ", ".join([f"ptr %{name}" for name in ("piece", "n", "total", "lost", "m2")])
+    words = words.replace("%piece", "%piece, i64 %count")
+    return f"define internal void @row_moment({words}) {{\n{text.body()}\n  ret void\n}}\n"
+
+
+def _lanes(name: str, op: str, dtype: DType, used: set[str]) -> str:
+    """A function that reduces a piece of a row, in lanes."""
+    text, kind = _Text(), _llvm(dtype)
+    lanes = text.once(f"alloca [{LANES} x {kind}], align 64")
+    begin = identity(op, dtype)
+    with text.loop(str(LANES)) as i:
+        text.store(dtype, _literal(begin), text.at(kind, lanes, i))
+
+    def into(place: str, value: str) -> None:
+        text.store(dtype, _together(text, op, dtype, text.load(dtype, place), value), place)
+
+    whole = text(f"and i64 %count, {-LANES}")
+    with text.loop(whole, LANES) as start, text.loop(str(LANES)) as i:
+        j = text(f"add nsw i64 {start}, {i}")
+        into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
+    rest = text(f"sub nsw i64 %count, {whole}")
+    with text.loop(rest) as i:
+        j = text(f"add nsw i64 {whole}, {i}")
+        into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
+    half = LANES // 2
+    while half:
+        with text.loop(str(half)) as i:
+            other = text.at(kind, lanes, text(f"add nsw i64 {i}, {half}"))
+            into(text.at(kind, lanes, i), text.load(dtype, other))
+        half //= 2
+    found = text(f"load {kind}, ptr {lanes}")
+    text.do(f"ret {kind} {found}")
+    used |= text.used
+    return (
+        f"define internal {kind} @{name}(ptr nocapture readonly %piece, i64 %count) {{\n"
+        f"{text.body()}\n}}\n"
+    )
+
+
+def _literal(value: Array) -> str:
+    if value.dtype.kind == "f":  # LLVM writes floats as the doubles that they are
+        return "0x" + np.float64(value).tobytes()[::-1].hex().upper()
+    return ("true" if value else "false") if value.dtype.kind == "b" else str(int(value))
+
+
+def _function(text: _Text, row: _Row, outs: int, helpers: str) -> Callable[..., Any]:
+    pointers = [*row.pointers, *[f"%out{n}" for n in range(outs)]]
+    if len(pointers) > MOST_POINTERS:
+        raise NotWritten("too many arrays")
+    words = ["ptr noalias nocapture readonly %ints"]
+    words += [f"ptr noalias nocapture readonly {p}" for p in row.pointers]
+    words += [f"ptr noalias nocapture %out{n}" for n in range(outs)]
+    main = f"define void @kernel({', '.join(words)}) {{\n{text.body()}\n  ret void\n}}\n"
+    return _compiled("\n".join([*sorted(text.used), helpers, main]), 1 + len(pointers))
+
+
+# ---- compiling
+
+
+@lru_cache(1)
+def _target() -> Any:
+    """LLVM and what it compiles for; None where there is none, or one that is too old."""
+    try:
+        import llvmlite.binding as llvm  # type: ignore[import-untyped,unused-ignore]
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+        triple = llvm.get_process_triple()
+        machine = llvm.Target.from_triple(triple).create_target_machine(
+            cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+        )
+        llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+        return llvm, machine, (triple, cpu, features, llvm.llvm_version_info)
+    except Exception:
+        return None
+
+
+@lru_cache(256)
+def _library_has(name: str) -> bool:
+    """Whether the process has a function of the C library, for floats and doubles."""
+    target = _target()
+    return target is not None and all(target[0].address_of_symbol(n) for n in (name, f"{name}f"))
+
+
+_lock = threading.Lock()
+_functions: dict[str, Any] = {}
+_engines: list[Any] = []  # whose memory the functions are in
+
+
+def _compiled(source: str, arguments: int) -> Callable[..., Any]:
+    with _lock:
+        found = _functions.get(source)
+        if found is None:
+            found = _functions[source] = _made(source, arguments)
+    if found is _BROKEN:
+        raise NotWritten("LLVM did not compile it")
+    return found  # type: ignore[no-any-return]
+
+
+_BROKEN = object()
+
+
+def _made(source: str, arguments: int) -> Any:
+    target = _target()
+    if target is None:
+        return _BROKEN
+    llvm, machine, facts = target
+    words = ("host", facts, source)
+    code = shelf.found(words)
+    try:
+        if code is None:
+            code = _object(llvm, machine, source)
+            shelf.keep(words, code)
+        empty = llvm.parse_assembly("")
+        empty.triple = facts[0]
+        engine = llvm.create_mcjit_compiler(empty, machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        place = engine.get_function_address("kernel")
+    except Exception:
+        return _BROKEN
+    if not place:
+        return _BROKEN
+    _engines.append(engine)
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * arguments)(place)
+
+
+def _object(llvm: Any, machine: Any, source: str) -> bytes:
+    module = llvm.parse_assembly(source)
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(3)
+    options.loop_vectorization = options.slp_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)  # type: ignore[no-any-return]
+
+
+@lru_cache(1)
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def worth(shape: Sequence[int]) -> bool:
+    """Whether a region is large enough."""
+    return math.prod(shape) >= LEAST_POINTS

@@ -1,0 +1,284 @@
+"""Machine code for CPU devices gives what NumPy gives."""
+
+import math
+import threading
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuscheduler import Scheduler, blocks, host_code
+from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
+from tests import test_blocks
+
+pytestmark = pytest.mark.skipif(host_code._target() is None, reason="there is no LLVM")
+
+FLOATS = [0.0, -0.0, 1.5, -2.5, 3.0, np.inf, -np.inf, np.nan, 1e-310, 7e30, -0.5, 2.0, 0.25]
+INTS = [0, 1, 2, 3, 5, 100, 127, -1, -2, -128]
+UFUNCS = [
+    "add", "subtract", "multiply", "true_divide", "negative", "positive", "square", "absolute",
+    "sqrt", "floor", "ceil", "trunc", "rint", "reciprocal", "maximum", "minimum", "fmax", "fmin",
+    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
+    "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "invert", "isnan", "isfinite", "isinf", "fabs",
+]  # fmt: skip
+LIBRARY = [n for n in host_code._LIBRARY if n != "float_power"]
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """However small a region is, and however few cores there are."""
+    blocks._plan.cache_clear()
+    monkeypatch.setattr(host_code, "LEAST_POINTS", 0)
+    monkeypatch.setattr(host_code, "MANY", 0)
+    yield
+    blocks._plan.cache_clear()
+
+
+def values(dtype, n=70):
+    some = [v % 200 if np.dtype(dtype).kind in "bu" else v for v in INTS]
+    given = FLOATS if np.dtype(dtype).kind == "f" else some
+    return np.resize(np.array(given).astype(dtype), n)
+
+
+def code_of(kernel):
+    plan = blocks._plan(kernel, None, blocks.BLOCK_BYTES, ())
+    return plan.code if kernel.reductions else plan.outputs[0].code
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i1", "u2", "i4", "i8", "u8", "?"])
+@pytest.mark.parametrize("op", UFUNCS + LIBRARY)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_operations(always, op, dtype):
+    """The same bits; of the C library's functions, but for the last ones."""
+    function = getattr(np, op)
+    a, b = values(dtype), values(dtype)[::-1].copy()
+    arrays = [a, b][: function.nin]
+    try:
+        made = function.resolve_dtypes((*[x.dtype for x in arrays], None))
+    except TypeError:
+        pytest.skip("NumPy has no such function")
+    if any(t != a.dtype for t in made[:-1]):
+        pytest.skip("NumPy converts first")
+    if op == "power":
+        b = abs(b) if np.dtype(dtype).kind == "f" else b % 3
+        arrays = [a, b]
+    x = [source(n, a.shape, dtype) for n in range(function.nin)]
+    kernel = Kernel(a.shape, (Expr(op, tuple(x), made[-1]),))
+    (found,) = blocks.evaluate(kernel, arrays)
+    want = function(*arrays)
+    assert found.dtype == want.dtype
+    if op in LIBRARY:
+        np.testing.assert_allclose(found, want, rtol=2e-6 if dtype == "f4" else 4e-15)
+    elif op in ("maximum", "minimum", "fmax", "fmin"):  # 0 and -0 are equal
+        np.testing.assert_array_equal(found, want)
+    else:
+        odd = want != want
+        np.testing.assert_array_equal(found, want)
+        assert found[~odd].tobytes() == want[~odd].tobytes()
+    known = {
+        "f": UFUNCS + LIBRARY,
+        "b": [*host_code._BOOL, "invert", "equal", "logical_not"],
+        "i": [*host_code._INT, *host_code._COMPARE, *host_code._CHOICES, "negative", "positive",
+              "square", "absolute", "invert", "logical_and", "logical_or", "logical_xor",
+              "logical_not"],
+    }  # fmt: skip
+    expected = op in known[np.dtype(dtype).kind.replace("u", "i")]
+    assert (code_of(kernel) is not None) == expected
+
+
+@pytest.mark.parametrize("given", ["f8", "f4", "i1", "u1", "i4", "u4", "i8", "?"])
+@pytest.mark.parametrize("wanted", ["f8", "f4", "i1", "u2", "i4", "u8", "?"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_casts(always, given, wanted):
+    a = values(given)
+    kernel = Kernel(a.shape, (Expr("cast", (source(0, a.shape, given),), wanted),))
+    whole = wanted[0] in "iu" and given[0] == "f"
+    if whole:
+        a = np.nan_to_num(a) % 100
+    (found,) = blocks.evaluate(kernel, [a])
+    np.testing.assert_array_equal(found, a.astype(wanted))
+    assert (code_of(kernel) is None) == whole
+
+
+REDUCTIONS = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "moment"]
+
+
+@pytest.mark.parametrize("length", [1, 31, 33, 1023, 1025, 2500])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i4", "u1", "?"])
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_reductions(always, op, dtype, length, monkeypatch):
+    whole = np.dtype(dtype).kind in "iub"
+    a = (np.random.default_rng(0).normal(size=(7, length)) * 10 + 50).astype(dtype)
+    if op == "prod" and not whole:
+        a = 1 + a / 1e4
+    types = {"sum": "i8" if whole else dtype, "prod": "i8" if whole else dtype, "any": "?",
+             "all": "?", "moment": "f8 f8"}.get(op, dtype)  # fmt: skip
+    reduction = Reduction(op, source(0, a.shape, dtype), tuple(map(np.dtype, types.split())))
+    outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
+    for odd in [None, *([np.nan, np.inf] if np.dtype(dtype).kind == "f" else [])]:
+        if odd is not None:
+            a[3, length // 2] = odd
+        for axes in ((0,), (1,), (0, 1)):
+            kernel = Kernel(a.shape, tuple(outputs), (reduction,), axes)
+            if op == "moment" and not (length > 1 and 1 in axes):
+                assert code_of(kernel) is None or length == 1
+            elif dtype == "?" and op.startswith("f"):
+                assert code_of(kernel) is None
+            else:
+                assert code_of(kernel) is not None
+            tight = 2e-6 if dtype == "f4" else 1e-13
+            test_blocks.check(kernel, [a], 1 << 20, rtol=tight)
+
+
+def test_sums_are_exact_where_numpys_are_not(always):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(3, 300_001)) * 1e8 + rng.normal(size=(3, 300_001))
+    x = source(0, a.shape, "f8")
+    for axes in ((1,), (0, 1), (0,)):
+        reduction = Reduction("sum", x, (np.dtype("f8"),))
+        kernel = Kernel(a.shape, (Expr("reduced", (), "f8", (0, 0)),), (reduction,), axes)
+        (found,) = blocks.evaluate(kernel, [a])
+        lines = np.moveaxis(a, axes, range(-len(axes), 0)).reshape(*kernel.kept, -1)
+        for at in np.ndindex(*kernel.kept[:1] if axes != (0,) else (5,)):
+            exact = math.fsum(lines[at])
+            assert abs(found[at] - exact) <= abs(lines[at].sum() - exact) + np.spacing(abs(exact))
+
+
+def test_of_infinite_sums(always):
+    x = source(0, (5000,), "f8")
+    kernel = Kernel((5000,), (Expr("reduced", (), "f8", (0, 0)),),
+                    (Reduction("sum", x, (np.dtype("f8"),)),), (0,))  # fmt: skip
+    for odd in ([np.inf], [-np.inf], [np.nan], [np.inf, -np.inf]):
+        a = np.ones(5000)
+        a[10 : 10 + len(odd)], a[4000 : 4000 + len(odd)] = odd, odd
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(blocks.evaluate(kernel, [a])[0], a.sum())
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@given(made=test_blocks.kernels())
+def test_any_kernel(always, made):
+    kernel, arrays = made
+    blocks._plan.cache_clear()
+    test_blocks.check(kernel, arrays, 1 << 20, rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(shape=st.lists(st.integers(1, 9), min_size=1, max_size=4), data=st.data())
+def test_any_rows(always, shape, data):
+    """Expressions of rows, which are what there is code for, in one and more passes."""
+    a = test_blocks.some((*shape, 40))
+    axes = data.draw(st.sets(st.integers(0, len(shape))))
+    x = source(0, a.shape, "f8")
+    row = Expr("input", (), "f8", (1, View(3, (*[0] * len(shape), 1))))
+    column = Expr("input", (), "f8", (2, View.contiguous((*shape, 0))))
+    place = Expr("cast", (index(View(-3, (*range(len(shape)), 2))),), "f8")
+    tree = Expr("add", (Expr("multiply", (x, row), "f8"), Expr("subtract", (column, place), "f8")),
+                "f8")  # fmt: skip
+    arrays = [a, test_blocks.some((50,)), test_blocks.some((math.prod(shape),))]
+    view = View.contiguous(tuple(shape))
+    column = Expr("input", (), "f8", (2, View(0, (*view.strides, 0))))
+    tree = Expr("add", (tree.args[0], Expr("subtract", (column, place), "f8")), "f8")
+    if axes:
+        r = [Reduction(o, tree, (np.dtype("f8"),)) for o in ("sum", "max")]
+        outputs = [Expr("reduced", (), "f8", (n, 0)) for n in range(2)]
+        kernel = Kernel(a.shape, tuple(outputs), tuple(r), tuple(sorted(axes)))
+    else:
+        kernel = Kernel(a.shape, (tree, Expr("less", (tree, x), "?")))
+    blocks._plan.cache_clear()
+    assert code_of(kernel) is not None
+    test_blocks.check(kernel, arrays, 1 << 20, rtol=1e-12)
+
+
+def test_constants_are_no_part_of_it(always):
+    """Nor are those that each call gives: one function for all."""
+    a = values("f8")[:5]
+    before = len(host_code._functions)
+    for c in (2.0, 3.0, np.nan):
+        word = constant(17, "i8")
+        place = Expr("cast", (Expr("add", (index(View(0, (1,))), word), "i8"),), "f8")
+        times = Expr("multiply", (source(0, (5,), "f8"), constant(c, "f8")), "f8")
+        tree = Expr("add", (times, place), "f8")
+        for start in (0, 100):
+            (found,) = blocks.evaluate(
+                Kernel((5,), (tree,)), [a], words={word: constant(start, "i8")}
+            )
+            with np.errstate(invalid="ignore"):
+                np.testing.assert_array_equal(found, a * c + start + np.arange(5))
+    assert len(host_code._functions) == before + 1
+
+
+def test_the_next_process_finds_it(always, monkeypatch, tmp_path):
+    with dask.config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
+        a = values("f8")
+        x = source(0, a.shape, "f8")
+        for compiles in (True, False):
+            monkeypatch.setattr(host_code, "_functions", {})
+            blocks._plan.cache_clear()
+            if not compiles:
+                monkeypatch.setattr(host_code, "_object", None)
+            kernel = Kernel(a.shape, (Expr("add", (x, Expr("sqrt", (x,), "f8")), "f8"),))
+            with np.errstate(invalid="ignore"):
+                found = blocks.evaluate(kernel, [a])[0]
+                np.testing.assert_array_equal(found, a + np.sqrt(a))
+            assert code_of(kernel) is not None
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("broken", ["_target", "_object"])
+def test_without_a_compiler_it_is_numpys(always, broken, monkeypatch, tmp_path):
+    def fails(*_):
+        if broken == "_object":
+            raise RuntimeError("no")
+
+    monkeypatch.setattr(host_code, broken, fails)
+    monkeypatch.setattr(host_code, "_functions", {})
+    with dask.config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
+        a = np.arange(70.0)
+        x = source(0, a.shape, "f8")
+        kernel = Kernel(a.shape, (Expr("add", (x, Expr("square", (x,), "f8")), "f8"),))
+        assert code_of(kernel) is None
+        np.testing.assert_array_equal(blocks.evaluate(kernel, [a])[0], a + a * a)
+
+
+def test_many_threads_at_once(always):
+    a = np.random.default_rng(0).normal(size=(40, 3000))
+    x = source(0, a.shape, "f8")
+    tree = Expr("multiply", (Expr("add", (x, constant(1, "f8")), "f8"), x), "f8")
+    kernel = Kernel(a.shape, (Expr("reduced", (), "f8", (0, 0)),),
+                    (Reduction("sum", tree, (np.dtype("f8"),)),), (1,))  # fmt: skip
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(blocks.evaluate(kernel, [a])[0]))
+               for _ in range(8)]  # fmt: skip
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(found) == 8
+    assert len({f.tobytes() for f in found}) == 1
+    np.testing.assert_allclose(found[0], ((a + 1) * a).sum(1))
+
+
+def test_of_arrays():
+    """As it is used: by chunks that are large enough; the same bits on any number of devices."""
+    a = np.random.default_rng(0).normal(size=(1024, 1024))
+    x = da.from_array(a, chunks=(512, 512))
+    every = {
+        "map": (x + 1) * x - x / 3, "sum": ((x + 1) * 3).sum(), "rows": (x * x + 1).sum(axis=1),
+        "columns": (x * x - 1).max(axis=0), "var": (x * 2).var(), "std": (x + 5).std(axis=1),
+        "where": da.where(x > 0.5, x * 2, -x).mean(), "transposed": ((x + x.T) * 2).sum(),
+        "types": ((x * 100).astype("f4") + (x > 0)).sum(axis=0),
+    }  # fmt: skip
+    bits = set()
+    for devices in ("cpu:1", "cpu:2", "cpu:5"):
+        with Scheduler(devices):
+            found = dask.compute(every)[0]
+        bits.add(tuple(np.asarray(v).tobytes() for v in found.values()))
+    assert len(bits) == 1
+    want = dask.compute(every, scheduler="sync")[0]
+    for name, value in want.items():
+        loose = {"rtol": 0, "atol": 0.01} if name == "types" else {"rtol": 1e-12}
+        np.testing.assert_allclose(found[name], value, **loose)

@@ -892,9 +892,11 @@ def _dtypes(program: Program, inputs: list[Abstract]) -> dict[int, Any]:
 
 
 def _operations(program: Program) -> float:
-    """Operations for each point of the program's largest kernel."""
+    """Operations for each point of the program's largest kernel. A moment is three: NumPy makes
+    two arrays on the way."""
     points = max((k.points for k in program.kernels), default=0)
-    return sum(k.operations() for k in program.kernels) / max(points, 1)
+    moments = sum(k.points for k in program.kernels for r in k.reductions if r.op == "moment")
+    return (sum(k.operations() for k in program.kernels) + 2 * moments) / max(points, 1)
 
 
 def unreadable(program: Program) -> str | None:

@@ -504,7 +504,7 @@ def reducing(
     are numbered by `target`; `along` says whether rows are reduced. See `states`. None where there
     is no code."""
     try:
-        if any(r.op not in _FROM and not (along and r.op == "moment") for r in reductions):
+        if any(r.op not in _FROM and r.op != "moment" for r in reductions):
             raise NotWritten("reductions")
         if not along and target.strides[-1] != 1:
             raise NotWritten("results that do not lie along the rows")
@@ -542,69 +542,107 @@ def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequenc
     text, axes = _Text(), len(shape)
     row = _Row(text, axes, roots)
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
-    buffers = [text.once(f"alloca [{PIECE} x {_llvm(t)}], align 64") for t in types]
+    found, outs = [], 0
+    for r, t in zip(reductions, types, strict=True):
+        many = 4 if r.op == "moment" else 1 + _lossy(r.op, t)
+        found.append(_State(r.op, t, [f"%out{outs + n}" for n in range(many)]))
+        outs += many
     helpers: dict[str, str] = {}
-    with ExitStack() as stack:
+
+    def rows(stack: ExitStack) -> str:
+        """Where the state of a row, or of its first element, is."""
         outer = [stack.enter_context(text.loop(n)) for n in row.lengths[:-1]]
         row.begin(outer)
-        where = total(text, list(zip(steps, outer, strict=True)))
-        with text.loop(row.lengths[-1], PIECE) as start:
-            left = text(f"sub nsw i64 {row.lengths[-1]}, {start}")
-            less = text(f"icmp slt i64 {left}, {PIECE}")
-            count = text(f"select i1 {less}, i64 {left}, i64 {PIECE}")
+        return total(text, list(zip(steps, outer, strict=True)))
+
+    def pieces(stack: ExitStack) -> tuple[str, str]:
+        """Where each piece of a row begins, and how long it is."""
+        start = stack.enter_context(text.loop(row.lengths[-1], PIECE))
+        left = text(f"sub nsw i64 {row.lengths[-1]}, {start}")
+        less = text(f"icmp slt i64 {left}, {PIECE}")
+        return start, text(f"select i1 {less}, i64 {left}, i64 {PIECE}")
+
+    with ExitStack() as stack:
+        if along:
+            where = rows(stack)
+            start, count = pieces(stack)
+            buffers = [text.once(f"alloca [{PIECE} x {_llvm(t)}], align 64") for t in types]
             with text.loop(count) as i:
-                j = text(f"add nsw i64 {start}, {i}")
-                for value, root, t, b in zip(
-                    row.values(j, roots), roots, types, buffers, strict=True
-                ):
-                    text.store(t, text.cast(value, root.dtype, t), text.at(_llvm(t), b, i))
-            out = 0
-            for r, t, b in zip(reductions, types, buffers, strict=True):
-                state, lost = f"%out{out}", f"%out{out + 1}" if _lossy(r.op, t) else None
-                mine = [f"%out{n}" for n in range(out, out + _many(r.op, t))]
-                out += len(mine)
-                if r.op == "moment":
-                    for name in ("row_sum_f8", "row_off_f8"):
-                        helpers[name] = helpers.get(name) or _lanes(name, "sum", t, text.used)
-                    helpers["row_moment"] = _moment()
-                    words = ", ".join([f"ptr {text.at('double', m, where)}" for m in mine])
-                    text.do(f"call void @row_moment(ptr {b}, i64 {count}, {words})")
-                elif along:
-                    name = f"row_{r.op}_{t.str[1:]}"
-                    helpers[name] = helpers.get(name) or _lanes(name, r.op, t, text.used)
-                    kind = _llvm(t)
-                    found = text(f"call {kind} @{name}(ptr {b}, i64 {count})")
-                    if t.kind == "b":
-                        found = text(f"icmp ne i8 {found}, 0")
-                    _take(text, r.op, t, state, lost, where, found)
-                else:
-                    at = text(f"add nsw i64 {where}, {start}")
-                    with text.loop(count) as i:
-                        found = text.load(t, text.at(_llvm(t), b, i))
-                        _take(text, r.op, t, state, lost, text(f"add nsw i64 {at}, {i}"), found)
-    outs = sum(_many(r.op, t) for r, t in zip(reductions, types, strict=True))
-    function = _function(text, row, outs, "\n".join(helpers.values()))
-    return Code(function, row, shape, [target])
+                values = row.values(text(f"add nsw i64 {start}, {i}"), roots)
+                for value, root, s, b in zip(values, roots, found, buffers, strict=True):
+                    value = text.cast(value, root.dtype, s.dtype)
+                    text.store(s.dtype, value, text.at(_llvm(s.dtype), b, i))
+            for s, b in zip(found, buffers, strict=True):
+                s.take_piece(text, where, b, count, helpers)
+        else:  # the states of a piece stay in the cache
+            start, count = pieces(stack)
+            where = text(f"add nsw i64 {rows(stack)}, {start}")
+            facts = [s.before_row(text, where) for s in found]
+            with text.loop(count) as i:
+                values = row.values(text(f"add nsw i64 {start}, {i}"), roots)
+                at = text(f"add nsw i64 {where}, {i}")
+                for value, root, s, known in zip(values, roots, found, facts, strict=True):
+                    s.take(text, at, text.cast(value, root.dtype, s.dtype), known)
+    return Code(_function(text, row, outs, "\n".join(helpers.values())), row, shape, [target])
 
 
-def _many(op: str, dtype: DType) -> int:
-    """How many arrays its states are."""
-    return 4 if op == "moment" else 1 + _lossy(op, dtype)
+class _State:
+    """What a reduction has so far, in a function: arrays, by name."""
+
+    def __init__(self, op: str, dtype: DType, arrays: list[str]):
+        self.op, self.dtype, self.arrays = op, dtype, arrays
+
+    def take_piece(
+        self, text: _Text, where: str, piece: str, count: str, helpers: dict[str, str]
+    ) -> None:
+        """Put a piece of a row to one state."""
+        op, dtype = self.op, self.dtype
+        if op == "moment":
+            for name in ("row_sum_f8", "row_off_f8"):
+                helpers[name] = helpers.get(name) or _lanes(name, "sum", dtype, text.used)
+            helpers["row_moment"] = _moment()
+            words = ", ".join([f"ptr {text.at('double', a, where)}" for a in self.arrays])
+            text.do(f"call void @row_moment(ptr {piece}, i64 {count}, {words})")
+            return
+        name = f"row_{op}_{dtype.str[1:]}"
+        helpers[name] = helpers.get(name) or _lanes(name, op, dtype, text.used)
+        found = text(f"call {_llvm(dtype)} @{name}(ptr {piece}, i64 {count})")
+        if dtype.kind == "b":
+            found = text(f"icmp ne i8 {found}, 0")
+        self.take(text, where, found, None)
+
+    def before_row(self, text: _Text, where: str) -> Any:
+        """What is the same for all elements of a row: of moments, of how many they are now."""
+        if self.op != "moment":
+            return None
+        n = text(f"load double, ptr {text.at('double', self.arrays[0], where)}, align 1")
+        more = text(f"fadd double {n}, 1.0")
+        share = text(f"fdiv double 1.0, {text(f'fmul double {n}, {more}')}")
+        first = text(f"fcmp oeq double {n}, 0.0")
+        return more, text(f"select i1 {first}, double 0.0, double {share}")
+
+    def take(self, text: _Text, at: str, found: str, known: Any) -> None:
+        """Put a value to a state."""
+        places = [text.at(_llvm(self.dtype), a, at) for a in self.arrays]
+        if self.op == "moment":  # Youngs and Cramer 1971
+            more, share = known
+            count, summed, lost, squares = places
+            text.store(self.dtype, more, count)
+            after = _add(text, summed, lost, found)
+            off = text(f"fsub double {text(f'fmul double {more}, {found}')}, {after}")
+            off = text(f"fmul double {text(f'fmul double {off}, {off}')}, {share}")
+            off = text(f"fadd double {text.load(self.dtype, squares)}, {off}")
+            text.store(self.dtype, off, squares)
+        elif len(places) == 2:
+            _add(text, places[0], places[1], found)
+        else:
+            before = text.load(self.dtype, places[0])
+            after = _together(text, self.op, self.dtype, before, found)
+            text.store(self.dtype, after, places[0])
 
 
-def _take(text: _Text, op: str, dtype: DType, state: str, lost: str | None, at: str,
-          found: str) -> None:  # fmt: skip
-    """Put a value to a state."""
-    place = text.at(_llvm(dtype), state, at)
-    if lost is not None:
-        _add(text, place, text.at("double", lost, at), found)
-        return
-    after = _together(text, op, dtype, text.load(dtype, place), found)
-    text.store(dtype, after, place)
-
-
-def _add(text: _Text, place: str, there: str, found: str) -> None:
-    """Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2): a sum, and what it loses."""
+def _add(text: _Text, place: str, there: str, found: str) -> str:
+    """Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2): the sum, beside what it loses."""
     dtype = np.dtype(np.float64)
     before, gone = text.load(dtype, place), text.load(dtype, there)
     after = text(f"fadd double {before}, {found}")
@@ -613,6 +651,7 @@ def _add(text: _Text, place: str, there: str, found: str) -> None:
     a = text(f"fsub double {after}, {b}")
     da, db = text(f"fsub double {before}, {a}"), text(f"fsub double {found}, {b}")
     text.store(dtype, text(f"fadd double {gone}, {text(f'fadd double {da}, {db}')}"), there)
+    return after
 
 
 def _together(text: _Text, op: str, dtype: DType, a: str, b: str) -> str:

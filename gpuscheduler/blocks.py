@@ -37,9 +37,9 @@ Array = np.ndarray[Any, Any]
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
 
-#: Bytes of one temporary. A few of 1 MiB fit the caches of a core; with more cores, NumPy's calls
+#: Bytes of one temporary. A few of 512 KiB fit a core's L2 cache; with more cores, NumPy's calls
 #: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
-BLOCK_BYTES = 512 * 1024 * min(max(host_code.cores(), 2), 16)
+BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 #: What no ufunc computes.

@@ -69,20 +69,26 @@ def evaluate(
     """
     every = {n: arrays[n] for n in kernel.inputs}
     bounds = {n: _extent(a) for n, a in every.items()}
-    reach = _reach(kernel)
-    outside = any(low < bounds[n][0] or high > bounds[n][1] for n, low, high in reach)
-    known = tuple(bounds.items()) if outside or _chooses_calls(kernel) else None
+    facts = _facts(kernel)
+    outside = any(low < bounds[n][0] or high > bounds[n][1] for n, low, high in facts.reach)
+    known = tuple(bounds.items()) if outside or facts.chooses else None
     strides = None
     if out is not None and not out.flags.c_contiguous:
         strides = tuple([s // out.itemsize for s in out.strides])
-    plan = _plan(kernel, known, block_bytes, tuple(words) if words else (), strides)
+    where = known, block_bytes, tuple(words) if words else (), strides
+    plan = facts.plans.get(where)
+    if plan is None:
+        plan = facts.plans[where] = _plan(kernel, *where)
     given = [np.asarray(w.value) for w in words.values()] if words else []
     memory = {n: _memory(a) for n, a in every.items()}
     for n, dtype in plan.dtypes:
         if memory[n].flat.dtype != dtype:
             raise TypeError(f"array {n} is {memory[n].flat.dtype}, the kernel reads {dtype}")
     if plan.reductions:
-        for n, result in enumerate(_reduced(plan, memory, given)):
+        results = _reduced(plan, memory, given)
+        if out is None and plan.direct is not None:
+            return tuple([np.asarray(results[n], order="C") for n in plan.direct])
+        for n, result in enumerate(results):
             memory[-1 - n] = _Memory(result.reshape(-1), 0)
     outs = [np.empty(kernel.kept, o.dtype) for o in kernel.outputs] if out is None else [out]
     for part in plan.outputs:
@@ -166,6 +172,29 @@ def _ends(view: View, box: Box) -> tuple[int, int]:
         a, b = stride * start, stride * (stop - 1)
         low, high = low + min(a, b), high + max(a, b)
     return low, high
+
+
+class _Facts(NamedTuple):
+    """What is known of a kernel."""
+
+    kernel: Kernel
+    reach: tuple[tuple[int, int, int], ...]
+    chooses: bool
+    plans: dict[Any, _Plan]
+
+
+#: By the kernels' ids: to hash one takes as long as the rest of what is done before it runs.
+_known: dict[int, _Facts] = {}
+MOST_KNOWN = 1024
+
+
+def _facts(kernel: Kernel) -> _Facts:
+    found = _known.get(id(kernel))
+    if found is None or found.kernel is not kernel or len(found.plans) > MOST_KNOWN:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        found = _known[id(kernel)] = _Facts(kernel, _reach(kernel), _chooses_calls(kernel), {})
+    return found
 
 
 @lru_cache(1024)
@@ -811,17 +840,25 @@ class _Plan:
         along = len(region.shape) - 1 in region.reduced
         types = [_types(r)[0] for r in self.reductions]  # of a moment: double
         return host_code.reducing(
-            region.shape, region.exprs, self.reductions, types, region.views[0], along
-        )
+            region.shape, region.exprs, self.reductions, types, region.views[0], along,
+            math.prod(self.kernel.kept),
+        )  # fmt: skip
+
+    @cached_property
+    def direct(self) -> list[int] | None:
+        """Which results the outputs are, where they are nothing else."""
+        numbers = [(r, j) for r, x in enumerate(self.reductions) for j in range(len(x.dtypes))]
+        outputs = self.kernel.outputs
+        if any(o.op != "reduced" for o in outputs) or len(set(outputs)) < len(outputs):
+            return None
+        return [numbers.index(o.data) for o in outputs]
 
     def states(self, memory: dict[int, _Memory], given: Sequence[Array]) -> list[State] | None:
         """What machine code makes of the region; None where there is none."""
         if self.code is None:
             return None
         made = [host_code.states(r.op, _types(r)[0], self.kernel.kept) for r in self.reductions]
-        offset = self.regions[0].views[0].offset
-        places = [host_code.address(a) + offset * a.itemsize for found in made for a in found]
-        self.code(memory, given, places)
+        self.code(memory, given, [host_code.address(a) for found in made for a in found])
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
         ]

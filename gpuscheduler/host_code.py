@@ -394,7 +394,7 @@ class Code:
     """A function for a region, and what it is called with."""
 
     def __init__(self, function: Callable[..., Any], row: _Row, shape: Sequence[int],
-                 views: Sequence[View]):  # fmt: skip
+                 views: Sequence[View], states: int = 0):  # fmt: skip
         self.function = function
         self.kept: list[Array] = []  # constants, in memory
         self.leaves: list[Any] = []  # an array's number and an offset; or a pointer; or which word
@@ -411,6 +411,8 @@ class Code:
         def number(what: str, which: Any) -> int:
             if what == "extent":
                 return shape[which]
+            if what == "states":
+                return states
             if what == "start":
                 return row.leaves[which].data.offset  # type: ignore[no-any-return]
             if what == "target":
@@ -499,16 +501,17 @@ def reducing(
     types: Sequence[DType],
     target: View,
     along: bool,
+    count: int,
 ) -> Code | None:
     """Code that reduces the roots' values into states of these types, that are there already, and
-    are numbered by `target`; `along` says whether rows are reduced. See `states`. None where there
-    is no code."""
+    are numbered by `target`, `count` of them; `along` says whether rows are reduced. See `states`.
+    None where there is no code."""
     try:
         if any(r.op not in _FROM and r.op != "moment" for r in reductions):
             raise NotWritten("reductions")
         if not along and target.strides[-1] != 1:
             raise NotWritten("results that do not lie along the rows")
-        return _reducing(shape, roots, reductions, types, target, along)
+        return _reducing(shape, roots, reductions, types, target, along, count)
     except NotWritten:
         return None
 
@@ -523,14 +526,8 @@ def states(op: str, dtype: DType, shape: tuple[int, ...]) -> list[Array]:
 
 
 def finished(op: str, made: list[Array]) -> tuple[Array, ...]:
-    """States as others make them."""
-    if len(made) == 1:
-        return (made[0],)
-    *count, total, lost = made[:3] if op == "moment" else made
-    with np.errstate(invalid="ignore"):
-        # what was lost to an infinite sum is no number
-        total = np.where(np.isfinite(total), total + lost, total)
-    return (*count, total, *made[3:])
+    """States as others make them: without what was lost, which is in them at the end."""
+    return (made[0], made[1], made[3]) if op == "moment" else (made[0],)
 
 
 def _lossy(op: str, dtype: DType) -> bool:
@@ -538,7 +535,7 @@ def _lossy(op: str, dtype: DType) -> bool:
 
 
 def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequence[Reduction],
-              types: Sequence[DType], target: View, along: bool) -> Code:  # fmt: skip
+              types: Sequence[DType], target: View, along: bool, states: int) -> Code:  # fmt: skip
     text, axes = _Text(), len(shape)
     row = _Row(text, axes, roots)
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
@@ -583,7 +580,10 @@ def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequenc
                 at = text(f"add nsw i64 {where}, {i}")
                 for value, root, s, known in zip(values, roots, found, facts, strict=True):
                     s.take(text, at, text.cast(value, root.dtype, s.dtype), known)
-    return Code(_function(text, row, outs, "\n".join(helpers.values())), row, shape, [target])
+    for s in found:
+        s.finish(text, row)
+    function = _function(text, row, outs, "\n".join(helpers.values()))
+    return Code(function, row, shape, [target], states)
 
 
 class _State:
@@ -610,6 +610,20 @@ class _State:
         if dtype.kind == "b":
             found = text(f"icmp ne i8 {found}, 0")
         self.take(text, where, found, None)
+
+    def finish(self, text: _Text, row: _Row) -> None:
+        """Add what was lost; what was lost to an infinite sum is no number."""
+        if len(self.arrays) == 1:
+            return
+        total, lost = self.arrays[-3:-1] if self.op == "moment" else self.arrays
+        with text.loop(row.number("states", None)) as k:
+            place = text.at("double", total, k)
+            value = text.load(self.dtype, place)
+            more = text.load(self.dtype, text.at("double", lost, k))
+            size = text.call("llvm.fabs.f64", "double", value)
+            finite = text(f"fcmp olt double {size}, 0x7FF0000000000000")
+            more = text(f"select i1 {finite}, double {more}, double -0.0")
+            text.store(self.dtype, text(f"fadd double {value}, {more}"), place)
 
     def before_row(self, text: _Text, where: str) -> Any:
         """What is the same for all elements of a row: of moments, of how many they are now."""

@@ -604,6 +604,7 @@ def test_a_process_grows_by_its_limit_whatever_its_tasks_take(tmp_path, side):
     code = GROWN_BY_MATMUL.replace("SIDE", str(side))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    env["XDG_CACHE_HOME"] = str(tmp_path)  # what LLVM takes when it first compiles it takes before
     out = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env=env, capture_output=True, text=True, timeout=110,
@@ -617,6 +618,7 @@ def test_a_process_grows_by_its_limit_and_a_few_blocks(tmp_path):
     """What `malloc` keeps for its threads goes back, and a task has two blocks of its own at once:
     it was 193 MiB before `Slack` looked after that."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    env["XDG_CACHE_HOME"] = str(tmp_path)
     out = subprocess.run(
         [sys.executable, "-c", GROWN], env=env, capture_output=True, text=True, timeout=110
     )

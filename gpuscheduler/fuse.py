@@ -306,6 +306,7 @@ class Fuser:
         self.before: dict[Key, Key] = {}  # tasks that were put in front of others
         #: Arrays that functions read, by their id, and by whether they are sent.
         self.beside: dict[tuple[int, bool], tuple[Key, Any]] = {}
+        self.noted: set[int] = set()
         self.nodes: dict[Key, Any] = {}  # ... those that are on devices, or sent there
         self.globals: list[Any] = []
         self.readers: dict[Key, int] = {}
@@ -545,6 +546,7 @@ class Fuser:
         if few and _operations(program) < self.fewest:
             return Followed(None, "it is one operation: NumPy's own is as fast")
         program = _returned(program, arrays)
+        self._note(beside.left)
         others = beside.expected
         arguments += others
         dtypes = _dtypes(program, [a for a in leaves(arguments) if isinstance(a, Abstract)])
@@ -565,6 +567,13 @@ class Fuser:
         if found.offer is not None and copies:  # each reader may as well read the whole
             found.offer.free = True
         return found
+
+    def _note(self, arrays: Iterable[Any]) -> None:
+        """Remember arrays whose values are part of a program by now."""
+        for array in arrays:
+            if id(array) not in self.noted:
+                self.noted.add(id(array))
+                self.graph.values.append((array, array.copy()))
 
     def _settle(
         self,

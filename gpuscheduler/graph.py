@@ -135,12 +135,17 @@ class Graph:
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
     beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
+    #: Arrays in its tasks whose values decide what these do, and what they were.
+    values: list[tuple[Any, Any]] = field(default_factory=list)
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
 
     def changed(self) -> bool:
-        """Whether something that its functions have read elsewhere is not what it was."""
-        return any(where.get(name) is not value for where, name, value in self.globals)
+        """Whether something that its functions have read elsewhere, or an array in its tasks that
+        they have looked into, is not what it was."""
+        if any(where.get(name) is not value for where, name, value in self.globals):
+            return True
+        return any(a.tobytes() != before.tobytes() for a, before in self.values)
 
     def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
         """Tasks that read nothing, before all others."""

@@ -136,11 +136,12 @@ class Beside:
     order of `arrays`; with `dense`, those of NumPy's as if they lay in memory without gaps.
 
     A constant of the task that is NumPy's stays what it is unless `every` one is to be an input:
-    some functions want its values (of indices, of bins). `left` says whether one did.
+    some functions want its values (of indices, of bins). Such ones are in `left`.
     """
 
     def __init__(self, dense: bool = False, every: bool = False):
-        self.dense, self.every, self.left = dense, every, False
+        self.dense, self.every = dense, every
+        self.left: list[Any] = []
         self.arrays: list[Any] = []
         self.expected: list[Abstract] = []  # what programs take them for
         self.known: dict[Any, tuple[Traced, Expr]] = {}
@@ -333,7 +334,7 @@ def constant_of_task(value: Any) -> Any:
     if beside is None or not is_array(value):
         return value
     if type(value) is np.ndarray and not beside.every:
-        beside.left = True
+        beside.left.append(value)
         return value
     return _current.get().read_beside(value)
 

@@ -110,6 +110,20 @@ def test_they_are_read_when_a_task_runs(scheduler, form):
     np.testing.assert_array_equal(y.compute(), A * W)
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+def test_values_that_are_looked_at_when_it_is_followed(fuse):
+    """Where they are others, the task does something else."""
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse) as s:
+        w, at = np.array([2.0, 3.0]), np.array([0, 1, 2, 0, 0, 0])
+        y = x().map_blocks(lambda b, w: b * float(w[1]) + w.max(), w, dtype="f8")
+        z = x().map_blocks(lambda b, at: b[:, at] * 2, at, dtype="f8")
+        assert all(type(t.task) is Fused for t in s.plan(y).steps) == fuse
+        for k in range(3):
+            w[:], at[:] = k, np.arange(6)[::-1] * (k == 1)
+            np.testing.assert_array_equal(y.compute(), A * k + k)
+            np.testing.assert_array_equal(z.compute(), A[:, at] * 2)
+
+
 def test_a_global_that_is_another_array_now(scheduler, monkeypatch):
     y = x().map_blocks(by_global)
     np.testing.assert_array_equal(y.compute(), A * SCALE - 1)

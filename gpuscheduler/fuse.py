@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -523,7 +524,7 @@ class Fuser:
             try:
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
             except Unfollowed as error:
-                if isinstance(error, OnlyView) or not beside.left:
+                if isinstance(error, OnlyView) or not (beside.left or beside.wanted):
                     raise
                 beside = trace.Beside(dense=self.on_gpus, every=True)
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
@@ -1012,6 +1013,7 @@ class _Recipe:
         if kind is DataNode:
             if type(node.value) is Tile:
                 return Tile, self._number(node.value)
+            self._look_at(node.value)
             return self._fuser.literal(node, node.value)
         if kind is Tile:
             return Tile, self._number(node)
@@ -1027,7 +1029,13 @@ class _Recipe:
         if isinstance(node, GraphNode):
             self.reason = f"it is a {kind.__name__}"
             return None
+        self._look_at(node)
         return literal(node, self._fuser.alive)
+
+    def _look_at(self, value: Any) -> None:
+        """At functions among a task's constants, which its own may call."""
+        if isinstance(value, FunctionType | partial):
+            self._check(value)
 
     def _number(self, tile: Tile) -> int:
         """Which of the task's tiles it is. Their shapes are in those of `draws`."""
@@ -1109,8 +1117,7 @@ def _evaluated(node: Any, env: dict[Key, Any], tiles: dict[Tile, Somewhere]) -> 
     if isinstance(node, DataNode):
         return trace.constant_of_task(node.value)
     if isinstance(node, NestedContainer):
-        value = node({d: env[d] for d in node.dependencies})
-        return map_leaves(trace.constant_of_task, value)
+        return trace.constant_of_task(node({d: env[d] for d in node.dependencies}))
     if isinstance(node, Task):
         args = [_evaluated(a, env, tiles) for a in node.args]
         kwargs = {

@@ -135,12 +135,13 @@ class Beside:
     the task, or made by themselves from nothing. They become inputs behind the arguments, in the
     order of `arrays`; with `dense`, those of NumPy's as if they lay in memory without gaps.
 
-    A constant of the task that is NumPy's stays what it is unless `every` one is to be an input:
-    some functions want its values (of indices, of bins). Such ones are in `left`.
+    A constant of the task that is NumPy's, and what is made from nothing, stays what it is unless
+    `every` one is to be an input: some functions want their values (of indices, of bins). Such
+    constants are in `left`; `wanted` says that a function computed with an array that was none.
     """
 
     def __init__(self, dense: bool = False, every: bool = False):
-        self.dense, self.every = dense, every
+        self.dense, self.every, self.wanted = dense, every, False
         self.left: list[Any] = []
         self.arrays: list[Any] = []
         self.expected: list[Abstract] = []  # what programs take them for
@@ -330,12 +331,18 @@ def abstract_of(array: Any) -> Abstract | None:
 
 def constant_of_task(value: Any) -> Any:
     """What a function that is followed gets for a constant of its task."""
+    if isinstance(value, dict | list | tuple):
+        return map_leaves(lambda v: v if v is value else constant_of_task(v), value)
+    if isinstance(value, types.FunctionType | functools.partial):
+        return adapted(value)
     beside = _current.get().beside
     if beside is None or not is_array(value):
         return value
     if type(value) is np.ndarray and not beside.every:
         beside.left.append(value)
-        return value
+        seen = value.view()
+        seen.flags.writeable = False  # it is the caller's
+        return seen
     return _current.get().read_beside(value)
 
 
@@ -548,6 +555,8 @@ class Traced(NDArrayOperatorsMixin):
         return self.size * self.itemsize
 
     def __repr__(self) -> str:
+        if _current.get(None) is not None:
+            raise _refuse("it needs the values of an array (as text)")
         return f"<Traced {self.dtype} {self.shape}>"
 
     def __len__(self) -> int:
@@ -801,10 +810,9 @@ def _array(value: Any, dtype: Any = None) -> Traced:
         first = value[(0,) * value.ndim]
         if all(n == 1 or s == 0 for n, s in zip(value.shape, value.strides, strict=True)):
             return Traced(_constant(first, value.dtype), value.shape)
-        following = _current.get()
-        if following.beside is None or following.beside.left:
-            raise _refuse("it uses an array that is neither an input nor computed from one")
-        return following.read_beside(value, own=True)
+        if (beside := _current.get().beside) is not None:
+            beside.wanted = True
+        raise _refuse("it uses an array that is neither an input nor computed from one")
     if isinstance(value, list | tuple) and value and all(isinstance(v, Traced) for v in value):
         return _concatenate([_look(v, lambda a: a[None]) for v in value])
     raise _refuse(f"it computes with a {type(value).__module__}.{type(value).__qualname__}")
@@ -2642,7 +2650,11 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
         return lambda *args, **kwargs: functools.reduce(
             lambda value, f: f(value), steps[1:], steps[0](*args, **kwargs)
         )
-    if not isinstance(function, types.FunctionType) or function in inside:
+    if not isinstance(function, types.FunctionType):
+        return function
+    if function in inside:
+        if reason := impure(function):  # it would find the arrays themselves
+            raise _refuse(reason)
         return function
     # a user's globals can change, and arrays are of one run: nothing of them is kept
     if function.__code__.co_filename == COMPILED:
@@ -2673,9 +2685,9 @@ def _with_adapted(
 
     copy = replaced(function, other)
     if copy.__defaults__:
-        copy.__defaults__ = tuple(map(array, copy.__defaults__))
+        copy.__defaults__ = tuple(map(other, copy.__defaults__))
     if copy.__kwdefaults__:
-        copy.__kwdefaults__ = {k: array(v) for k, v in copy.__kwdefaults__.items()}
+        copy.__kwdefaults__ = {k: other(v) for k, v in copy.__kwdefaults__.items()}
     return copy
 
 
@@ -2757,7 +2769,11 @@ def _little(name: str) -> Callable[..., Any]:
             elements = count(*args, **kwargs)
             if elements > MOST_MADE:
                 raise _refuse(f"it makes an array of {elements:,} elements")
-        return make(*args, **kwargs)
+        value = make(*args, **kwargs)
+        beside = _current.get().beside
+        if beside is not None and beside.every and is_array(value) and value.size > 1:
+            return _current.get().read_beside(value, own=True).copy()
+        return value
 
     return made
 
@@ -2780,7 +2796,10 @@ def _converted(name: str) -> Callable[..., Any]:
             return make(a, dtype, *args, **kwargs)
         x = _array(a)
         # what is written to a copy is not written to `a`
-        copy = kwargs.get("copy", name in ("array", "ascontiguousarray"))
+        copies = name == "array" or (
+            name == "ascontiguousarray" and not _current.get().is_beside(x)
+        )
+        copy = kwargs.get("copy", copies)
         return x.astype(x.dtype if dtype is None else dtype, copy=bool(copy))
 
     return made
@@ -3061,6 +3080,8 @@ class _Reading:
         if _is_fixed(value) or (self.arrays and is_array(value)):
             return None
         if isinstance(value, tuple):
+            if any(map(is_array, value)):
+                return f"it reads {name}, a tuple with an array, which can change"
             return next(filter(None, (self._constant(v, name) for v in value)), None)
         if callable(value):
             return self.callable(value)

@@ -171,7 +171,7 @@ def test_what_no_kernel_does_stays_as_it_is(fuse):
         w = np.zeros(6)
         y = x().map_blocks(adds, w, dtype="f8", meta=np.empty((0, 0)))
         assert not any(type(t.task) is Fused for t in s.plan(y).steps)
-        w[:] = 0
+        assert not w.any()  # to look at a function changes nothing
         np.testing.assert_array_equal(y.compute(), np.concatenate([A[:3], 2 * A[3:6], 3 * A[6:]]))
         z = x().map_blocks(gives, drop_axis=1, chunks=((3, 3, 2),), dtype="f8", meta=np.empty(0))
         np.testing.assert_array_equal(z.compute(), SCALE[[0, 1, 2, 0, 1, 2, 0, 1]])
@@ -194,3 +194,98 @@ def test_their_types(scheduler, dtype):
     got, want = dask.compute(z)[0], block + w + block
     np.testing.assert_array_equal(got, want)
     assert got.dtype == want.dtype
+
+
+class Held:
+    def __init__(self, w):
+        self.w = w
+
+
+TUPLE = (np.ones(6), 1)
+WRITTEN = np.ones(6)
+
+
+def by_global_written(b):
+    return b * WRITTEN + 1
+
+
+def recursive(b, n):
+    return b * WRITTEN + 1 if n == 0 else recursive(b, n - 1) * WRITTEN
+
+
+def by_text(b):
+    return b * len(str(WRITTEN.tolist())) + 1
+
+
+def mapped(x, f, *args, **kwargs):
+    return x.map_blocks(f, *args, dtype="f8", meta=np.empty((0, 0)), **kwargs)
+
+
+#: Ways to an array that is `w`, which is written to between two computes.
+WAYS = {
+    "list": lambda x, w: mapped(x, lambda b, a: b * a[0] + 1, [w]),
+    "nested": lambda x, w: mapped(x, lambda b, a: b * a["k"][0] + 1, {"k": (w, 2)}),
+    "keyword list": lambda x, w: mapped(x, lambda b, a=None: b * a[0] + 1, a=[w]),
+    "partial": lambda x, w: mapped(x, functools.partial(lambda b, a: b * a[0] + 1, a=[w])),
+    "object": lambda x, w: mapped(x, lambda b, p: b * p.w + 1, Held(w)),
+    "tuple": lambda x, w: mapped(x, lambda b: b * TUPLE[0] + 1),
+    "function": lambda x, w: mapped(x, lambda b, f: f(b), by_global_written),
+    "default function": lambda x, w: mapped(x, lambda b, f=by_global_written: f(b)),
+    "recursive": lambda x, w: mapped(x, recursive, 2),
+    "block_id": lambda x, w: mapped(x, lambda b, block_id=None: b * w + block_id[0]),
+    "block_info": lambda x, w: mapped(
+        x, lambda b, block_info=None: b * w + block_info[0]["chunk-location"][0]
+    ),
+    "text": lambda x, w: mapped(x, by_text),
+    "sum": lambda x, w: mapped(x, lambda b, a: b * a.sum() + float(a[1]), w),
+    "sum of a list": lambda x, w: mapped(x, lambda b, a: b * a[0].sum() + 1, [w]),
+    "sum of a global": lambda x, w: mapped(x, lambda b: b * WRITTEN.sum() + 1),
+    "condition": lambda x, w: mapped(x, lambda b, a: b * 2 if a.max() > 3 else b + 1, w),
+    "one element": lambda x, w: mapped(x, lambda b, a: b * a + 1, w[:1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_in_between_is_seen(scheduler, monkeypatch, way):
+    """However a function comes by an array: what it does is what Dask does, each time."""
+    w = np.arange(1.0, 7.0)
+    for name in ("WRITTEN", "TUPLE"):
+        monkeypatch.setitem(globals(), name, (w, 1) if name == "TUPLE" else w)
+    y = WAYS[way](x(), w)
+    for k in range(4):
+        w[:] = np.arange(1.0, 7.0) * k + k * k
+        np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"), rtol=1e-14)
+
+
+def puts(b, w):
+    w[0] = 9.0
+    return b * 2 + 1
+
+
+def puts_in_list(b, a):
+    a[0][0] = 9.0
+    return b * 2 + 1
+
+
+def puts_through(b):
+    t = np.ascontiguousarray(WRITTEN)
+    t[0] = 9.0
+    return b * t
+
+
+@pytest.mark.parametrize("way", [
+    lambda x, w: x.map_blocks(puts, w, dtype="f8", meta=np.empty((0, 0))),
+    lambda x, w: x.map_blocks(puts_in_list, [w], dtype="f8", meta=np.empty((0, 0))),
+    lambda x, w: x.map_blocks(puts_through, dtype="f8", meta=np.empty((0, 0))),
+])  # fmt: skip
+def test_what_a_function_writes_is_written(scheduler, monkeypatch, way):
+    """When it is computed, and not before."""
+    w = np.zeros(6)
+    monkeypatch.setitem(globals(), "WRITTEN", w)
+    y = way(x(), w)
+    for _ in range(3):
+        w[0] = 0
+        scheduler.plan(y)
+        assert w[0] == 0
+        y.compute()
+        assert w[0] == 9

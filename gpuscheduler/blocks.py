@@ -91,8 +91,14 @@ def evaluate(
         for n, result in enumerate(results):
             memory[-1 - n] = _Memory(result.reshape(-1), 0)
     outs = [np.empty(kernel.kept, o.dtype) for o in kernel.outputs] if out is None else [out]
+    # machine code writes to memory, whatever is there
+    fresh = out is None or not (
+        out.dtype != kernel.outputs[0].dtype
+        or out.shape != kernel.kept
+        or any(np.may_share_memory(out, a) for a in every.values())
+    )
     for part in plan.outputs:
-        part.write(memory, outs, given)
+        part.write(memory, outs, given, fresh)
     return tuple(outs)
 
 
@@ -185,12 +191,12 @@ class _Facts(NamedTuple):
 
 #: By the kernels' ids: to hash one takes as long as the rest of what is done before it runs.
 _known: dict[int, _Facts] = {}
-MOST_KNOWN = 1024
+MOST_KNOWN, MOST_PLANS = 1024, 64
 
 
 def _facts(kernel: Kernel) -> _Facts:
     found = _known.get(id(kernel))
-    if found is None or found.kernel is not kernel or len(found.plans) > MOST_KNOWN:
+    if found is None or found.kernel is not kernel or len(found.plans) > MOST_PLANS:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
         found = _known[id(kernel)] = _Facts(kernel, _reach(kernel), _chooses_calls(kernel), {})
@@ -457,10 +463,11 @@ class _Region:
         return host_code.writing(self.shape, self.exprs, self.views)
 
     def write(
-        self, memory: dict[int, _Memory], outs: Sequence[Array], given: Sequence[Array]
+        self, memory: dict[int, _Memory], outs: Sequence[Array], given: Sequence[Array], fresh: bool
     ) -> None:
-        """Evaluate and write into arrays of the whole space."""
-        if self.code is not None:
+        """Evaluate and write into arrays of the whole space; `fresh` says that these are as
+        foreseen and nobody else's."""
+        if fresh and self.code is not None:
             flats = [_memory(out) for out in outs]
             places = [
                 host_code.address(flat) + (first + view.offset) * flat.itemsize

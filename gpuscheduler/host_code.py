@@ -32,8 +32,9 @@ Array = np.ndarray[Any, Any]
 #: Points of a region from which on it is worth code of its own: to compile it takes 50 ms, once
 #: for each kernel on a machine.
 LEAST_POINTS = 2**17
-#: Elements of a row that are computed before they are added up.
-PIECE = 1024
+#: Elements of a row that are computed before they are added up, and columns that are added up
+#: beside each other: their states are in the fastest cache.
+PIECE, COLUMNS = 1024, 512
 #: Numbers that are added up beside each other.
 LANES = 32
 #: Cores from which on functions of the C library are called: NumPy's own take a half to a quarter
@@ -242,6 +243,8 @@ class _Text:
         if op == "square":
             return self(f"{'fmul' if dtype.kind == 'f' else 'mul'} {kind} {args[0]}, {args[0]}")
         if dtype.kind == "f":
+            if op == "power" and node.args[1].op == "constant" and node.args[1].value == 0.5:
+                raise NotWritten("NumPy takes the root, of -inf, too")
             return self._of_floats(op, dtype, args)
         if op in _INT:
             return self(f"{_INT[op]} {kind} {args[0]}, {args[1]}")
@@ -516,11 +519,17 @@ def reducing(
         return None
 
 
+#: Arrays of a moment's state.
+MOMENT = 6
+
+
 def states(op: str, dtype: DType, shape: tuple[int, ...]) -> list[Array]:
     """What a reduction begins with. A sum of doubles is followed by what it lost to rounding; a
-    moment is a count, a sum, what that lost, and the squared deviations from the mean."""
+    moment is a count, a sum, what that lost, the squared deviations from the mean, the first value,
+    and the sum of what the others are beyond that: numbers that are near to each other and far
+    from zero lose nothing by it."""
     if op == "moment":
-        return [np.zeros(shape) for _ in range(4)]
+        return [np.zeros(shape) for _ in range(MOMENT)]
     first = np.full(shape, identity(op, dtype))
     return [first, np.zeros(shape)] if _lossy(op, dtype) else [first]
 
@@ -541,7 +550,7 @@ def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequenc
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
     found, outs = [], 0
     for r, t in zip(reductions, types, strict=True):
-        many = 4 if r.op == "moment" else 1 + _lossy(r.op, t)
+        many = MOMENT if r.op == "moment" else 1 + _lossy(r.op, t)
         found.append(_State(r.op, t, [f"%out{outs + n}" for n in range(many)]))
         outs += many
     helpers: dict[str, str] = {}
@@ -554,10 +563,11 @@ def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequenc
 
     def pieces(stack: ExitStack) -> tuple[str, str]:
         """Where each piece of a row begins, and how long it is."""
-        start = stack.enter_context(text.loop(row.lengths[-1], PIECE))
+        most = PIECE if along else COLUMNS
+        start = stack.enter_context(text.loop(row.lengths[-1], most))
         left = text(f"sub nsw i64 {row.lengths[-1]}, {start}")
-        less = text(f"icmp slt i64 {left}, {PIECE}")
-        return start, text(f"select i1 {less}, i64 {left}, i64 {PIECE}")
+        less = text(f"icmp slt i64 {left}, {most}")
+        return start, text(f"select i1 {less}, i64 {left}, i64 {most}")
 
     with ExitStack() as stack:
         if along:
@@ -615,7 +625,7 @@ class _State:
         """Add what was lost; what was lost to an infinite sum is no number."""
         if len(self.arrays) == 1:
             return
-        total, lost = self.arrays[-3:-1] if self.op == "moment" else self.arrays
+        total, lost = self.arrays[1:3] if self.op == "moment" else self.arrays
         with text.loop(row.number("states", None)) as k:
             place = text.at("double", total, k)
             value = text.load(self.dtype, place)
@@ -624,6 +634,11 @@ class _State:
             finite = text(f"fcmp olt double {size}, 0x7FF0000000000000")
             more = text(f"select i1 {finite}, double {more}, double -0.0")
             text.store(self.dtype, text(f"fadd double {value}, {more}"), place)
+            if self.op == "moment":  # the mean is infinite, or none
+                place = text.at("double", self.arrays[3], k)
+                value = text.load(self.dtype, place)
+                value = text(f"select i1 {finite}, double {value}, double 0x7FF8000000000000")
+                text.store(self.dtype, value, place)
 
     def before_row(self, text: _Text, where: str) -> Any:
         """What is the same for all elements of a row: of moments, of how many they are now."""
@@ -631,22 +646,28 @@ class _State:
             return None
         n = text(f"load double, ptr {text.at('double', self.arrays[0], where)}, align 1")
         more = text(f"fadd double {n}, 1.0")
-        share = text(f"fdiv double 1.0, {text(f'fmul double {n}, {more}')}")
         first = text(f"fcmp oeq double {n}, 0.0")
-        return more, text(f"select i1 {first}, double 0.0, double {share}")
+        one = text(f"select i1 {first}, double 1.0, double {n}")
+        return first, more, text(f"fdiv double 1.0, {one}"), text(f"fdiv double {n}, {more}")
 
     def take(self, text: _Text, at: str, found: str, known: Any) -> None:
         """Put a value to a state."""
         places = [text.at(_llvm(self.dtype), a, at) for a in self.arrays]
-        if self.op == "moment":  # Youngs and Cramer 1971
-            more, share = known
-            count, summed, lost, squares = places
+        if self.op == "moment":  # Welford 1962, of what is beyond the first value
+            first, more, part, share = known
+            count, summed, lost, squares, origin, beyond = places
             text.store(self.dtype, more, count)
-            after = _add(text, summed, lost, found)
-            off = text(f"fsub double {text(f'fmul double {more}, {found}')}, {after}")
-            off = text(f"fmul double {text(f'fmul double {off}, {off}')}, {share}")
-            off = text(f"fadd double {text.load(self.dtype, squares)}, {off}")
-            text.store(self.dtype, off, squares)
+            _add(text, summed, lost, found)
+            zero = text.load(self.dtype, origin)
+            zero = text(f"select i1 {first}, double {found}, double {zero}")
+            text.store(self.dtype, zero, origin)
+            off = text(f"fsub double {found}, {zero}")
+            before = text.load(self.dtype, beyond)
+            text.store(self.dtype, text(f"fadd double {before}, {off}"), beyond)
+            apart = text(f"fsub double {off}, {text(f'fmul double {before}, {part}')}")
+            square = text(f"fmul double {apart}, {text(f'fmul double {apart}, {share}')}")
+            square = text(f"fadd double {text.load(self.dtype, squares)}, {square}")
+            text.store(self.dtype, square, squares)
         elif len(places) == 2:
             _add(text, places[0], places[1], found)
         else:
@@ -675,38 +696,40 @@ def _together(text: _Text, op: str, dtype: DType, a: str, b: str) -> str:
 
 
 def _moment() -> str:
-    """A function that puts a piece of a row to count, sum, what that lost, and the squared
-    deviations: those of the piece from its own mean, and Chan, Golub and LeVeque (1979) for both
-    together."""
+    """A function that puts a piece of a row to the state of a moment: squared deviations of the
+    piece from its own mean, and Chan, Golub and LeVeque (1979) for both together."""
     text, f8 = _Text(), np.dtype(np.float64)
     text.do("%sum = call double @row_sum_f8(ptr %piece, i64 %count)")
     n = text("sitofp i64 %count to double")
-    mean = text(f"fdiv double %sum, {n}")
-    with text.loop("%count") as i:
-        at = text.at("double", "%piece", i)
-        text.store(f8, text(f"fsub double {text.load(f8, at)}, {mean}"), at)
-    text.do("%rest = call double @row_off_f8(ptr %piece, i64 %count)")
-    with text.loop("%count") as i:
-        at = text.at("double", "%piece", i)
-        off = text.load(f8, at)
-        text.store(f8, text(f"fmul double {off}, {off}"), at)
-    text.do("%squares = call double @row_off_f8(ptr %piece, i64 %count)")
-    rest = text("fmul double %rest, %rest")
-    own = text(f"fsub double %squares, {text(f'fdiv double {rest}, {n}')}")
     before = text.load(f8, "%n")
     first = text(f"fcmp oeq double {before}, 0.0")
-    apart = text(f"fdiv double {text.load(f8, '%total')}, {before}")
-    apart = text(f"fsub double {mean}, {apart}")
+    zero = text.load(f8, "%origin")
+    zero = text(f"select i1 {first}, double {text.load(f8, '%piece')}, double {zero}")
+    text.store(f8, zero, "%origin")
+
+    with text.loop("%count") as i:
+        at = text.at("double", "%piece", i)
+        text.store(f8, text(f"fsub double {text.load(f8, at)}, {zero}"), at)
+    text.do("%off = call double @row_off_f8(ptr %piece, i64 %count)")
+    mean = text(f"fdiv double %off, {n}")
+    with text.loop("%count") as i:
+        at = text.at("double", "%piece", i)
+        off = text(f"fsub double {text.load(f8, at)}, {mean}")
+        text.store(f8, text(f"fmul double {off}, {off}"), at)
+    text.do("%own = call double @row_off_f8(ptr %piece, i64 %count)")
+    beyond = text.load(f8, "%beyond")
+    text.store(f8, text(f"fadd double {beyond}, %off"), "%beyond")
+    apart = text(f"fsub double {mean}, {text(f'fdiv double {beyond}, {before}')}")
     after = text(f"fadd double {before}, {n}")
-    share = text(f"fdiv double {text(f'fmul double {before}, {n}')}, {after}")
-    far = text(f"fmul double {text(f'fmul double {apart}, {apart}')}, {share}")
+    share = text(f"fmul double {before}, {text(f'fdiv double {n}, {after}')}")
+    far = text(f"fmul double {apart}, {text(f'fmul double {apart}, {share}')}")
     far = text(f"select i1 {first}, double 0.0, double {far}")
-    squares = text(f"fadd double {text.load(f8, '%m2')}, {own}")
+    squares = text(f"fadd double {text.load(f8, '%m2')}, %own")
     text.store(f8, text(f"fadd double {squares}, {far}"), "%m2")
     text.store(f8, after, "%n")
     _add(text, "%total", "%lost", "%sum")
-    words = ", ".join([f"ptr %{name}" for name in ("piece", "n", "total", "lost", "m2")])
-    words = words.replace("%piece", "%piece, i64 %count")
+    names = ("n", "total", "lost", "m2", "origin", "beyond")
+    words = ", ".join(["ptr %piece", "i64 %count", *[f"ptr %{name}" for name in names]])
     return f"define internal void @row_moment({words}) {{\n{text.body()}\n  ret void\n}}\n"
 
 
@@ -774,10 +797,13 @@ def _target() -> Any:
         llvm.initialize_native_asmprinter()
         cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
         triple = llvm.get_process_triple()
-        machine = llvm.Target.from_triple(triple).create_target_machine(
-            cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
-        )
-        llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+
+        def machine() -> Any:  # an engine takes the one that it is given with it
+            return llvm.Target.from_triple(triple).create_target_machine(
+                cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+            )
+
+        llvm.create_pass_builder(machine(), llvm.create_pipeline_tuning_options(3))
         return llvm, machine, (triple, cpu, features, llvm.llvm_version_info)
     except Exception:
         return None
@@ -790,16 +816,20 @@ def _library_has(name: str) -> bool:
     return target is not None and all(target[0].address_of_symbol(n) for n in (name, f"{name}f"))
 
 
-_lock = threading.Lock()
+_lock, _PID = threading.Lock(), os.getpid()
 _functions: dict[str, Any] = {}
 _engines: list[Any] = []  # whose memory the functions are in
 
 
 def _compiled(source: str, arguments: int) -> Callable[..., Any]:
-    with _lock:
-        found = _functions.get(source)
-        if found is None:
-            found = _functions[source] = _made(source, arguments)
+    found = _functions.get(source)
+    if found is None:
+        if os.getpid() != _PID:
+            raise NotWritten("another thread may have held the lock when this process was forked")
+        with _lock:
+            found = _functions.get(source)
+            if found is None:
+                found = _functions[source] = _made(source, arguments)
     if found is _BROKEN:
         raise NotWritten("LLVM did not compile it")
     return found  # type: ignore[no-any-return]
@@ -817,12 +847,13 @@ def _made(source: str, arguments: int) -> Any:
     code = shelf.found(words)
     try:
         if code is None:
-            code = _object(llvm, machine, source)
+            code = _object(llvm, machine(), source)
             shelf.keep(words, code)
         empty = llvm.parse_assembly("")
         empty.triple = facts[0]
-        engine = llvm.create_mcjit_compiler(empty, machine)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        made = llvm.ObjectFileRef.from_data(code)
+        engine = llvm.create_mcjit_compiler(empty, machine())
+        engine.add_object_file(made)
         engine.finalize_object()
         place = engine.get_function_address("kernel")
     except Exception:

@@ -1,6 +1,7 @@
 """Machine code for CPU devices gives what NumPy gives."""
 
 import math
+import os
 import threading
 
 import dask
@@ -32,10 +33,12 @@ LIBRARY = [n for n in host_code._LIBRARY if n != "float_power"]
 def always(monkeypatch):
     """However small a region is, and however few cores there are."""
     blocks._plan.cache_clear()
+    blocks._known.clear()
     monkeypatch.setattr(host_code, "LEAST_POINTS", 0)
     monkeypatch.setattr(host_code, "MANY", 0)
     yield
     blocks._plan.cache_clear()
+    blocks._known.clear()
 
 
 def values(dtype, n=70):
@@ -280,3 +283,88 @@ def test_of_arrays():
     for name, value in want.items():
         loose = {"rtol": 0, "atol": 0.01} if name == "types" else {"rtol": 1e-12}
         np.testing.assert_allclose(found[name], value, **loose)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(("far", "scale"), [(0, 1), (1e8, 1), (1e12, 1), (1e8, 1e-3), (0, 1e150)])
+def test_variances_far_from_zero(always, far, scale, axes):
+    """As exact as the numbers are, and as NumPy's two passes."""
+    a = np.random.default_rng(0).normal(size=(3000, 50)) * scale + far
+    x = source(0, a.shape, "f8")
+    kernel = Kernel(a.shape, (test_blocks.reduced(0, "f8"), test_blocks.reduced(0, "f8", 1)),
+                    (Reduction("moment", x, (np.dtype("f8"),) * 2),), axes)  # fmt: skip
+    mean, squares = blocks.evaluate(kernel, [a])
+    exact = (a - far).astype(np.longdouble)
+    count = math.prod(a.shape[k] for k in axes)
+    whole = a.astype(np.longdouble).mean(axes)
+    np.testing.assert_allclose(mean, whole.astype("f8"), rtol=0, atol=5e-16 * abs(a).max())
+    want = exact.var(axes) * count
+    assert (abs(squares - want) <= 1e-13 * want).all()
+
+
+def test_what_is_all_the_same_does_not_vary(always):
+    a = np.full((25, 40), -15.112639)
+    x = source(0, a.shape, "f8")
+    for axes in ((0,), (1,), (0, 1)):
+        kernel = Kernel(a.shape, (test_blocks.reduced(0, "f8", 1),),
+                        (Reduction("moment", x, (np.dtype("f8"),) * 2),), axes)  # fmt: skip
+        assert not blocks.evaluate(kernel, [a])[0].any()
+
+
+def test_a_compilation_that_fails_late_leaves_a_compiler(always, monkeypatch, tmp_path):
+    """An engine that is not used takes its machine with it, and no other's."""
+    llvm = host_code._target()[0]
+    a = np.arange(70.0)
+    x = source(0, a.shape, "f8")
+    monkeypatch.setattr(host_code, "_functions", {})
+    real = llvm.create_mcjit_compiler
+
+    class Broken:
+        def __init__(self, *args):
+            self.engine = real(*args)
+
+        def add_object_file(self, _):
+            raise RuntimeError("no")
+
+    with dask.config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
+        for n, broken in enumerate([True, False, True, False]):
+            tree = x
+            for _ in range(n + 1):
+                tree = Expr("add", (tree, x), "f8")
+            with monkeypatch.context() as patch:
+                if broken:
+                    patch.setattr(llvm, "create_mcjit_compiler", Broken)
+                kernel = Kernel(a.shape, (tree,))
+                np.testing.assert_array_equal(blocks.evaluate(kernel, [a])[0], a * (n + 2))
+            assert (code_of(kernel) is None) == broken
+
+
+def test_what_it_is_to_write_to(always):
+    """Arrays of other types, and the input itself, are NumPy's business."""
+    b = np.arange(5001.0)
+    ahead = Expr("input", (), "f8", (0, View(1, (1,))))
+    here = Expr("input", (), "f8", (0, View(0, (1,))))
+    kernel = Kernel((5000,), (Expr("add", (ahead, here), "f8"),))
+    want = b[1:] + b[:-1]
+    out = np.zeros(5000, "f4")
+    blocks.evaluate(kernel, [b], out=out)
+    np.testing.assert_array_equal(out, want)
+    blocks.evaluate(kernel, [b], out=b[1:])
+    np.testing.assert_array_equal(b[1:], want)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_waits_for_nobody(always):
+    a = np.arange(70.0)
+    x = source(0, a.shape, "f8")
+    tree = Expr("multiply", (Expr("multiply", (x, x), "f8"), Expr("sqrt", (x,), "f8")), "f8")
+    with host_code._lock:
+        child = os.fork()
+        if not child:
+            try:
+                found = blocks.evaluate(Kernel(a.shape, (tree,)), [a])[0]
+                os._exit(not np.array_equal(found, a * a * np.sqrt(a)))
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0

@@ -418,6 +418,10 @@ class Fuser:
         if recipe.reason:
             self.reasons[key] = recipe.reason
             return False
+        if recipe.given and not recipe.names and not recipe.draws:
+            # to look at it would be to make its block, here and for each block anew
+            self.reasons[key] = "it makes a block by a function that it is given"
+            return False
         constants = graph.constants.get(key, {})
         targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
         large = not self.least or bool(recipe.draws)
@@ -970,7 +974,8 @@ class _Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
     __slots__ = (
-        "_fuser", "_numbers", "_parts", "_tiles", "draws", "key", "names", "reason", "task",
+        "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "names", "reason",
+        "task",
     )  # fmt: skip
 
     def __init__(self, fuser: Fuser, task: Any):
@@ -978,6 +983,7 @@ class _Recipe:
         self.draws: list[Source] = []  # what depends on where the block lies, and on nothing else
         self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
         self.reason: str | None = None
+        self.given = False  # whether it is given a function
         self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
         self._parts = [(name, _with_place(part)) for name, part in parts]
@@ -1035,6 +1041,7 @@ class _Recipe:
     def _look_at(self, value: Any) -> None:
         """At functions among a task's constants, which its own may call."""
         if isinstance(value, FunctionType | partial):
+            self.given = True
             self._check(value)
 
     def _number(self, tile: Tile) -> int:

@@ -289,3 +289,28 @@ def test_what_a_function_writes_is_written(scheduler, monkeypatch, way):
         assert w[0] == 0
         y.compute()
         assert w[0] == 9
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_functions_that_are_arguments_are_called_by_tasks_alone(fuse):
+    """`map_blocks` hands a function with `block_id` on: to look at it does nothing."""
+    calls = []
+
+    def counts(b, block_id=None):
+        calls.append(block_id)
+        return b + block_id[0]
+
+    def makes(block_id=None):
+        calls.append(block_id)
+        return np.full((3, 6), block_id[0])
+
+    meta = np.empty((0, 0))
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse) as s:
+        y = mapped(x(), counts)
+        z = da.map_blocks(makes, chunks=((3, 3), (6,)), dtype="f8", meta=meta)
+        s.plan(y)
+        s.plan(z)
+        assert not calls
+        np.testing.assert_array_equal(y.compute(), A + np.repeat([0, 1, 2], [3, 3, 2])[:, None])
+        np.testing.assert_array_equal(z.compute(), np.repeat([0, 1], 3)[:, None] * np.ones(6))
+        assert sorted(calls) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]

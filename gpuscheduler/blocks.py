@@ -1,4 +1,5 @@
-"""The NumPy reading of a kernel: its tree is evaluated in blocks that stay in the cache.
+"""The NumPy reading of a kernel: its tree is evaluated in blocks that stay in the cache, or, where
+it is large, by machine code (`host_code`).
 
 No array of the size of an operand is made but the outputs. A block is a box of the iteration space;
 each node is one call of a ufunc on it. Where views reach outside their arrays for points that a
@@ -31,6 +32,7 @@ from .expr import (
     view_of,
     with_view,
 )
+from .host_code import OPEN
 from .regions import Box, affine, cut_for, truth_in
 
 Array = np.ndarray[Any, Any]
@@ -47,8 +49,6 @@ STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex", "bin"})
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: A `where` of which only the chosen points may be read; only inside this module.
 GUARDED = "guarded"
-#: A constant that each call of `evaluate` gives; only inside this module.
-OPEN = "open"
 
 
 def evaluate(
@@ -1079,10 +1079,7 @@ def _identity(reduction: Reduction, kernel: Kernel) -> State:
     return tuple([np.full(kernel.kept, start or 0, t) for t in _types(reduction)])
 
 
-_REDUCE: dict[str, np.ufunc] = {
-    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "fmin": np.fmin,
-    "fmax": np.fmax, "any": np.logical_or, "all": np.logical_and,
-}  # fmt: skip
+_REDUCE: dict[str, np.ufunc] = {op: getattr(np, name) for op, name in host_code.PAIRWISE.items()}
 
 
 def _partial(

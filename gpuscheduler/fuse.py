@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from types import FunctionType
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -307,7 +306,6 @@ class Fuser:
         self.before: dict[Key, Key] = {}  # tasks that were put in front of others
         #: Arrays that functions read, by their id, and by whether they are sent.
         self.beside: dict[tuple[int, bool], tuple[Key, Any]] = {}
-        self.noted: set[int] = set()
         self.nodes: dict[Key, Any] = {}  # ... those that are on devices, or sent there
         self.globals: list[Any] = []
         self.readers: dict[Key, int] = {}
@@ -576,9 +574,8 @@ class Fuser:
     def _note(self, arrays: Iterable[Any]) -> None:
         """Remember arrays whose values are part of a program by now."""
         for array in arrays:
-            if id(array) not in self.noted:
-                self.noted.add(id(array))
-                self.graph.values.append((array, array.copy()))
+            if id(array) not in self.graph.values:
+                self.graph.values[id(array)] = array, array.tobytes()
 
     def _settle(
         self,
@@ -594,7 +591,8 @@ class Fuser:
         assert program is not None
         names = [name for n, name in enumerate(recipe.names) if n not in inlined]
         kind = self._kind(key, recipe, inlined)
-        names += [self._beside(a, kind) for a in found.beside]
+        beside = [self._beside(a, kind) for a in found.beside]
+        names += beside
         positions = [p for d in recipe.draws for p in d.positions]
         for source in inlined.values():
             names += source.names
@@ -606,8 +604,8 @@ class Fuser:
         if inlined:
             original = self._with_sources(task, recipe, inlined, targets)
             self._rewire(key, recipe, inlined, targets)
-        if found.beside:
-            self._read_beside(key, found.beside, kind)
+        for name, array in zip(beside, found.beside, strict=True):
+            self._read_beside(key, name, array)
         if found.pairs:
             original = _Pairs(original)
         fused = graph.tasks[key] = Fused(
@@ -635,16 +633,14 @@ class Fuser:
                 self.readers[name] = 0
         return known[0]
 
-    def _read_beside(self, key: Key, arrays: Iterable[Any], kind: str | None) -> None:
+    def _read_beside(self, key: Key, name: Key, array: Any) -> None:
         graph = self.graph
-        for array in arrays:
-            name = self._beside(array, kind)
-            if name not in self.nodes:
-                graph.constants[key] = {**graph.constants.get(key, {}), name: array}
-            elif name not in graph.names[key]:
-                graph.names[key] = (*graph.names[key], name)
-                graph.needs[key] = (*graph.needs[key], name)
-                self.readers[name] += 1
+        if name not in self.nodes:
+            graph.constants[key] = {**graph.constants.get(key, {}), name: array}
+        elif name not in graph.names[key]:
+            graph.names[key] = (*graph.names[key], name)
+            graph.needs[key] = (*graph.needs[key], name)
+            self.readers[name] += 1
 
     def _kind(self, key: Key, recipe: _Recipe, inlined: dict[int, Source]) -> str | None:
         """The type of the arrays that a task makes: what they are drawn or made as, or what the
@@ -935,13 +931,7 @@ def _abstract(value: Any) -> Any:
     flags = getattr(value, "flags", None)
     if not isinstance(dtype, np.dtype) or not isinstance(shape, tuple) or flags is None:
         return None
-    if dtype.hasobject or isinstance(value, np.ma.MaskedArray):
-        return None
-    if flags.c_contiguous:
-        return Abstract(shape, dtype)
-    if any(s % dtype.itemsize for s in value.strides):
-        return None
-    return Abstract(shape, dtype, tuple([s // dtype.itemsize for s in value.strides]))
+    return None if isinstance(value, np.ma.MaskedArray) else trace.abstract_of(value)
 
 
 def _is_copy(seen: Any, arguments: list[Any]) -> bool:
@@ -1040,7 +1030,7 @@ class _Recipe:
 
     def _look_at(self, value: Any) -> None:
         """At functions among a task's constants, which its own may call."""
-        if isinstance(value, FunctionType | partial):
+        if isinstance(value, trace.CALLED):
             self.given = True
             self._check(value)
 

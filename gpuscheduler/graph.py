@@ -136,7 +136,7 @@ class Graph:
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
     beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
     #: Arrays in its tasks whose values decide what these do, and what they were.
-    values: list[tuple[Any, Any]] = field(default_factory=list)
+    values: dict[int, tuple[Any, bytes]] = field(default_factory=dict)  # by their ids
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
 
@@ -145,7 +145,7 @@ class Graph:
         they have looked into, is not what it was."""
         if any(where.get(name) is not value for where, name, value in self.globals):
             return True
-        return any(a.tobytes() != before.tobytes() for a, before in self.values)
+        return any(array.tobytes() != before for array, before in self.values.values())
 
     def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
         """Tasks that read nothing, before all others."""

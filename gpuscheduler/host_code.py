@@ -17,6 +17,7 @@ import ctypes
 import math
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -42,7 +43,7 @@ LANES = 32
 MANY = 8
 #: Arrays, constants and results of one function, at most.
 MOST_POINTERS = 60
-#: A constant that each call gives; see `blocks`.
+#: A constant that each call of `blocks.evaluate` gives; in no kernel but there and here.
 OPEN = "open"
 
 _TYPES = {
@@ -302,11 +303,9 @@ class _Row:
         self.fixed: dict[int, str] = {}  # what is the same at every point
         for node in self.order:
             args = tuple([self.slots[id(a)] for a in node.args])
-            number = self.numbers.setdefault(
-                (node.op, node.dtype, node.data, args), len(self.numbers)
-            )
-            self.slots[id(node)] = number
-            if number == len(self.numbers) - 1 and not node.args and node not in self.leaves:
+            words, new = (node.op, node.dtype, node.data, args), len(self.numbers)
+            number = self.slots[id(node)] = self.numbers.setdefault(words, new)
+            if number == new and not node.args:
                 self.leaves.append(node)
         self.ints: list[tuple[str, Any]] = []  # numbers that the function is given
         self.lengths = [self.number("extent", k) for k in range(axes)]
@@ -434,7 +433,7 @@ class Code:
         words = [self.place]
         for leaf in self.leaves:
             if type(leaf) is int:
-                words.append(given[leaf].__array_interface__["data"][0])
+                words.append(address(given[leaf]))
                 continue
             array, offset, itemsize = leaf
             if array is None:
@@ -479,8 +478,8 @@ def _written(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View
     return Code(_function(text, row, len(roots), ""), row, shape, views)
 
 
-#: Reductions: how two values become one, and what they begin with.
-_FROM = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
+#: Reductions, and the ufunc by which two values become one.
+PAIRWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
          "fmax": "fmax", "any": "logical_or", "all": "logical_and"}  # fmt: skip
 
 
@@ -510,7 +509,7 @@ def reducing(
     are numbered by `target`, `count` of them; `along` says whether rows are reduced. See `states`.
     None where there is no code."""
     try:
-        if any(r.op not in _FROM and r.op != "moment" for r in reductions):
+        if any(r.op not in PAIRWISE and r.op != "moment" for r in reductions):
             raise NotWritten("reductions")
         if not along and target.strides[-1] != 1:
             raise NotWritten("results that do not lie along the rows")
@@ -608,8 +607,8 @@ class _State:
         """Put a piece of a row to one state."""
         op, dtype = self.op, self.dtype
         if op == "moment":
-            for name in ("row_sum_f8", "row_off_f8"):
-                helpers[name] = helpers.get(name) or _lanes(name, "sum", dtype, text.used)
+            name = "row_sum_f8"
+            helpers[name] = helpers.get(name) or _lanes(name, "sum", dtype, text.used)
             helpers["row_moment"] = _moment()
             words = ", ".join([f"ptr {text.at('double', a, where)}" for a in self.arrays])
             text.do(f"call void @row_moment(ptr {piece}, i64 {count}, {words})")
@@ -676,7 +675,7 @@ class _State:
             text.store(self.dtype, after, places[0])
 
 
-def _add(text: _Text, place: str, there: str, found: str) -> str:
+def _add(text: _Text, place: str, there: str, found: str) -> None:
     """Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2): the sum, beside what it loses."""
     dtype = np.dtype(np.float64)
     before, gone = text.load(dtype, place), text.load(dtype, there)
@@ -686,12 +685,11 @@ def _add(text: _Text, place: str, there: str, found: str) -> str:
     a = text(f"fsub double {after}, {b}")
     da, db = text(f"fsub double {before}, {a}"), text(f"fsub double {found}, {b}")
     text.store(dtype, text(f"fadd double {gone}, {text(f'fadd double {da}, {db}')}"), there)
-    return after
 
 
 def _together(text: _Text, op: str, dtype: DType, a: str, b: str) -> str:
     x = Expr("constant", (), dtype, b"")
-    node = Expr(_FROM[op], (x, x), np.dtype(bool) if op in ("any", "all") else dtype)
+    node = Expr(PAIRWISE[op], (x, x), np.dtype(bool) if op in ("any", "all") else dtype)
     return text.operation(node, [a, b])
 
 
@@ -710,13 +708,13 @@ def _moment() -> str:
     with text.loop("%count") as i:
         at = text.at("double", "%piece", i)
         text.store(f8, text(f"fsub double {text.load(f8, at)}, {zero}"), at)
-    text.do("%off = call double @row_off_f8(ptr %piece, i64 %count)")
+    text.do("%off = call double @row_sum_f8(ptr %piece, i64 %count)")
     mean = text(f"fdiv double %off, {n}")
     with text.loop("%count") as i:
         at = text.at("double", "%piece", i)
         off = text(f"fsub double {text.load(f8, at)}, {mean}")
         text.store(f8, text(f"fmul double {off}, {off}"), at)
-    text.do("%own = call double @row_off_f8(ptr %piece, i64 %count)")
+    text.do("%own = call double @row_sum_f8(ptr %piece, i64 %count)")
     beyond = text.load(f8, "%beyond")
     text.store(f8, text(f"fadd double {beyond}, %off"), "%beyond")
     apart = text(f"fsub double {mean}, {text(f'fdiv double {beyond}, {before}')}")
@@ -805,7 +803,7 @@ def _target() -> Any:
 
         llvm.create_pass_builder(machine(), llvm.create_pipeline_tuning_options(3))
         return llvm, machine, (triple, cpu, features, llvm.llvm_version_info)
-    except Exception:
+    except (ImportError, AttributeError, TypeError, RuntimeError):
         return None
 
 
@@ -856,9 +854,14 @@ def _made(source: str, arguments: int) -> Any:
         engine.add_object_file(made)
         engine.finalize_object()
         place = engine.get_function_address("kernel")
-    except Exception:
-        return _BROKEN
-    if not place:
+        if not place:
+            raise RuntimeError("no function of this name")
+    except Exception as error:
+        warnings.warn(
+            f"a kernel is evaluated by NumPy, as LLVM did not compile it: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return _BROKEN
     _engines.append(engine)
     return ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * arguments)(place)

@@ -286,7 +286,7 @@ class _Following:
                 like = Abstract(array.shape, array.dtype)
             made = self.argument(like)
             self.beside.known[word] = made, made._expr
-            self.beside.arrays.append(array.copy() if own else array)
+            self.beside.arrays.append(array)
             self.beside.expected.append(like)
         return self.beside.known[word][0]
 
@@ -305,6 +305,10 @@ class _Following:
 
 
 _current: ContextVar[_Following] = ContextVar("following")
+
+
+#: What a task may be given to call.
+CALLED = (types.FunctionType, functools.partial)
 
 
 def is_array(value: Any) -> bool:
@@ -332,8 +336,9 @@ def abstract_of(array: Any) -> Abstract | None:
 def constant_of_task(value: Any) -> Any:
     """What a function that is followed gets for a constant of its task."""
     if isinstance(value, dict | list | tuple):
+        # what is of a derived class is a leaf of its own
         return map_leaves(lambda v: v if v is value else constant_of_task(v), value)
-    if isinstance(value, types.FunctionType | functools.partial):
+    if isinstance(value, CALLED):
         return adapted(value)
     beside = _current.get().beside
     if beside is None or not is_array(value):
@@ -2627,7 +2632,6 @@ def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
 # ------------------------------------------------------------------------------------------------
 # The same function with those in place of the ones it calls.
 
-#: Of what `subgraph` compiled.
 #: Keywords of arrays that only say which library's they are.
 LIKE = ("like", "meta")
 

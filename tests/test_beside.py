@@ -40,12 +40,17 @@ def by_default(b, w=W):
     return b * w + 1
 
 
-def by_own(b):
-    t = np.arange(6.0)
-    t[0] = 3
-    c = b * t
-    t[0] = 5
-    return c + t
+def by_own_of(xp, n):
+    """A function that makes an array and writes to it, for NumPy or CuPy."""
+
+    def by_own(b):
+        t = xp.arange(float(n))
+        t[0] = 3
+        c = b * t
+        t[0] = 5
+        return c + t
+
+    return by_own
 
 
 def normed(b, w):
@@ -66,7 +71,9 @@ FORMS = {
     "global": (lambda x: x.map_blocks(by_global), A * SCALE - 1),
     "closure": (lambda x: x.map_blocks(lambda b, q=W * 2: (lambda: b * q - 1)()), A * W * 2 - 1),
     "default": (lambda x: x.map_blocks(by_default), A * W + 1),
-    "made by itself": (lambda x: x.map_blocks(by_own), A * [3, 1, 2, 3, 4, 5] + [5, 1, 2, 3, 4, 5]),
+    "made by itself": (
+        lambda x: x.map_blocks(by_own_of(np, 6)), A * [3, 1, 2, 3, 4, 5] + [5, 1, 2, 3, 4, 5],
+    ),
     "reduced": (lambda x: x.map_blocks(normed, W), A * (W / W.sum()) + 1),
     "list": (lambda x: x.map_blocks(nested, [W, V]), A * W + V),
     "backwards": (lambda x: x.map_blocks(scaled, W[::-1]), A * W[::-1]),

@@ -15,6 +15,7 @@ import gpuscheduler  # noqa: E402
 from gpuscheduler.batches import Batch  # noqa: E402
 from gpuscheduler.fuse import Fused  # noqa: E402
 from gpuscheduler.scheduler import cuda_devices  # noqa: E402
+from tests.test_beside import by_own_of, normed, scaled  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -36,28 +37,12 @@ def on(device, array):
     return out
 
 
-def scaled(b, w, k=0.0):
-    return b * w + k
-
-
 def by_global(b):
     return b * SCALE - 1
 
 
 def sends(b):
     return b * cupy.asarray(ON_HOST) + cupy.array(ON_HOST)[::-1]
-
-
-def by_own(b):
-    t = cupy.arange(80.0)
-    t[0] = 3
-    c = b * t
-    t[0] = 5
-    return c + t
-
-
-def normed(b, w):
-    return b * (w / w.sum()) + 1
 
 
 FORMS = {
@@ -76,7 +61,8 @@ FORMS = {
         A * V + 1,
     ),
     "made by itself": (
-        lambda x, w, v: x.map_blocks(by_own), A * [3, *range(1, 80)] + [5, *range(1, 80)],
+        lambda x, w, v: x.map_blocks(by_own_of(cupy, 80)),
+        A * [3, *range(1, 80)] + [5, *range(1, 80)],
     ),
     "reduced": (lambda x, w, v: x.map_blocks(normed, w), A * (W / W.sum()) + 1),
     "sum": (lambda x, w, v: x.map_blocks(scaled, w, k=v).sum(), (A * W + V).sum()),
@@ -131,9 +117,8 @@ def test_they_are_read_when_a_task_runs(devices, form, monkeypatch):
                 w[:], v[:] = 1, 0
 
 
-def test_numpys_with_cupys_blocks(monkeypatch):
-    """CuPy refuses them. A kernel, which could read them, does not treat them otherwise by chance:
-    each task does the same."""
+def test_numpys_with_cupys_blocks():
+    """CuPy refuses them; a kernel reads what was sent."""
     with gpuscheduler.Scheduler(devices="cuda:0,0") as s:
         y = x().map_blocks(scaled, W, dtype="f8", meta=cupy.empty((0, 0)))
         assert all(map(is_kernel, s.plan(y).steps))
@@ -147,7 +132,7 @@ def test_on_the_host_they_stay_there():
         np.testing.assert_allclose(y.compute(), A * W)
 
 
-def test_nothing_stays(monkeypatch):
+def test_nothing_stays():
     with gpuscheduler.Scheduler(devices="cuda:0,0"):
         pool = cupy.get_default_memory_pool()
         z = x().persist()

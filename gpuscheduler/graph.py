@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, product
 from numbers import Integral
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,20 @@ Key = Any
 Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
+Variable = tuple[CellType, Any]  # and what it was when it was read
+
 PIN = "device"  # dask.annotate(device=k)
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 RANDOM = (_apply_random_func, _apply_random)
+
+
+def same(around: Iterable[Variable]) -> bool:
+    """Whether variables around functions are what they were."""
+    try:
+        return all(cell.cell_contents is value for cell, value in around)
+    except ValueError:  # one is no more
+        return False
 
 
 class PlanError(ValueError):
@@ -134,6 +145,8 @@ class Graph:
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
+    #: Variables around its functions, beside those, and what they were.
+    around: tuple[Variable, ...] = ()
     beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
     #: Arrays in its tasks whose values decide what these do, and what they were.
     values: dict[int, tuple[Any, bytes]] = field(default_factory=dict)  # by their ids
@@ -144,6 +157,8 @@ class Graph:
         """Whether something that its functions have read elsewhere, or an array in its tasks that
         they have looked into, is not what it was."""
         if any(where.get(name) is not value for where, name, value in self.globals):
+            return True
+        if not same(self.around):
             return True
         return any(array.tobytes() != before for array, before in self.values.values())
 

@@ -152,7 +152,7 @@ class Plans:
         if not found.holds():
             self._templates.drop(key)
             return None
-        return found.filled(like, wanted)
+        return found.filled(like, wanted) if found.fits(like) else None
 
     def learn_from(self, dsk: Any, like: Likeness, *where: Any, graph: Graph, plan: Plan) -> None:
         """Keep what is left of a plan without its data."""

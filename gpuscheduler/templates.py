@@ -10,9 +10,10 @@ object of a user's class) makes a graph unlike all others.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
+from operator import is_not
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 from weakref import ref
@@ -21,7 +22,7 @@ import numpy as np
 from dask import config
 from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
-from dask.array.core import _concatenate2, concatenate_shaped
+from dask.array.core import _concatenate2, concatenate_shaped, load_store_chunk
 from dask.array.optimization import optimize as optimize_array
 from dask.blockwise import Blockwise
 from dask.core import flatten
@@ -30,7 +31,8 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, 
 
 from .batches import Batch
 from .expr import Expr
-from .graph import RANDOM, Graph, is_chunk, unchanged
+from .fuse import Fused
+from .graph import RANDOM, Graph, Variable, is_chunk, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
@@ -39,7 +41,6 @@ from .subgraph import COMPILED
 
 Key = Any
 Home = Callable[[Any], int | None]
-Variable = tuple[CellType, Any]  # and what it was when it was read
 
 #: Settings that change what a collection becomes.
 SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
@@ -58,7 +59,10 @@ TOOLS = ("toolz", "tlz", "cytoolz")
 
 #: Our own kinds of tasks, which have others in them.
 TASKS = ("Call", "Chain", "Fused", "Batch", "_Each", "_Pairs", "_Behind")
+#: Tasks that send an array to a device.
+SENDERS = (unchanged, np.ascontiguousarray)
 _ATOMS = (type(Ellipsis), Expr)
+_PLAIN = (int, float, bool, str, type(None), TaskRef)
 _BOUNDS = (int, type(None))
 
 
@@ -101,6 +105,7 @@ class _Said:
     names: tuple[str, ...]  # where keys may stand
     plain: frozenset[str]  # strings elsewhere
     data: tuple[Key, ...]
+    inside: tuple[Any, ...]  # arrays in its task
     around: tuple[Variable, ...]
     size: int  # of the words
 
@@ -164,6 +169,7 @@ class Reader:
                 order[name] = said[name]
                 stack += said[name].names[::-1]
         data = [_value(layers[name][k]) for name, s in order.items() for k in s.data]
+        data += [array for s in order.values() for array in s.inside]
         around = [v for s in order.values() for v in s.around]
 
         def numbered(keys: Collection[Key]) -> tuple[Any, ...]:
@@ -216,6 +222,8 @@ class _Words:
         self.names: dict[str, int] = {}
         self.plain: set[str] = set()  # strings that are none
         self.data: list[Key] = []
+        self.inside: list[Any] = []
+        self.one = False  # whether it is one task for all blocks
         self.around: list[Variable] = []
         self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
         self.fresh = False  # whether nobody changes the lists and dictionaries that come
@@ -226,7 +234,7 @@ class _Words:
         if type(layer) is Blockwise:
             if layer.output_blocks is not None:
                 raise _Unlike
-            makes = [layer.output]
+            makes, self.one = [layer.output], True
             words: Any = (
                 self._name(layer.output), self(layer.output_indices), self(layer.task),
                 tuple([self._argument(a, i) for a, i in layer.indices]), layer.concatenate,
@@ -247,7 +255,8 @@ class _Words:
             raise _Unlike
         return _Said(
             (type(layer), facts, words), tuple(makes), tuple(self.names), frozenset(self.plain),
-            tuple(self.data), tuple(self.around), MOST_WORDS - self.left + len(self.data),
+            tuple(self.data), tuple(self.inside), tuple(self.around),
+            MOST_WORDS - self.left + len(self.data),
         )  # fmt: skip
 
     def _each(self, facts: Mapping[str, Any] | None) -> Any:
@@ -348,6 +357,8 @@ class _Words:
     def _called(self, function: Any) -> tuple[Any, bool]:
         found = self.functions.get(id(function))  # the task keeps it alive
         if found is None:
+            if function is load_store_chunk:
+                raise _Unlike  # what it writes to may be what others read
             fresh = any(function is f for f in FRESH)
             found = self.functions[id(function)] = self._object(function, type(function)), fresh
         return found
@@ -359,6 +370,9 @@ class _Words:
         return words
 
     def _parts(self, v: Any, kind: type) -> Any:
+        if self.one and kind is not Chunk and _is_data(v):
+            self.inside.append(v)
+            return _Slot
         if isinstance(v, np.generic) and not v.dtype.hasobject:
             return kind, v.dtype, v.tobytes()
         if isinstance(v, (type, np.dtype)):
@@ -398,14 +412,6 @@ class _Words:
         inside = tuple([v for _, v in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         return FunctionType, f.__code__, _Same(f.__globals__), self(inside), self(given)
-
-
-def same(around: Iterable[Variable]) -> bool:
-    """Whether variables around functions are what they were."""
-    try:
-        return all(cell.cell_contents is value for cell, value in around)
-    except ValueError:  # one is no more
-        return False
 
 
 def _has_name(v: Any) -> bool:
@@ -473,6 +479,24 @@ def _layout(value: Any) -> Any:
 # ---- plans
 
 
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Stands for an array in a task."""
+
+    number: int  # among all data
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A task with arrays where it has slots: they are put there when it is called."""
+
+    task: Callable[[dict[Key, Any]], Any]
+    data: Sequence[Any]
+
+    def __call__(self, values: dict[Key, Any]) -> Any:
+        return _filled(self.task, self.data, {})(values)
+
+
 @dataclass(slots=True)
 class Template:
     """A plan without data. What is missing in a step has its number among all data."""
@@ -482,23 +506,33 @@ class Template:
     names: tuple[str, ...]
     own: dict[int, list[int]]  # in the tasks of steps
     constants: dict[int, dict[Key, int]]  # among what steps read as it is
+    slots: set[int]  # steps whose tasks have some
+    values: dict[int, bytes]  # of arrays in tasks, where these decide what tasks do
     around: tuple[Variable, ...]
 
     def holds(self) -> bool:
         """Whether all that it was made of, beside the graph, is what it was."""
         return same(self.around) and not self.graph.changed()
 
+    def fits(self, like: Likeness) -> bool:
+        """Whether the arrays of such a computation have the values that the plan was made for."""
+        return all(like.data[n].tobytes() == before for n, before in self.values.items())
+
     def filled(self, like: Likeness, wanted: tuple[Key, ...]) -> tuple[Graph, Plan]:
         """The plan of a computation that is like the one it was made of."""
         names = dict(zip(self.names, like.names, strict=True))
         data, steps = like.data, []
+        known: dict[int, Any] = {}
         for i, s in enumerate(self.plan.steps):
-            key, task, constants = _renamed(s.key, names), s.task, s.constants
+            key, constants = _renamed(s.key, names), s.constants
             own = [data[n] for n in self.own.get(i, ())]
+            task: Any = s.task
+            if i in self.slots:
+                task = _with_arrays(task, data, known)
             if type(task) is Batch:  # it remembers where its arrays were
                 task = Batch(task.key, task.members, task.fixed, tuple(own))
             elif own:
-                task = DataNode(key, *own) if type(task) is DataNode else Task(key, unchanged, *own)
+                task = DataNode(key, *own) if type(task) is DataNode else Task(key, task.func, *own)
             if i in self.constants:
                 missing = self.constants[i]
                 constants = {**constants, **{k: data[n] for k, n in missing.items()}}
@@ -512,7 +546,9 @@ class Template:
         graph = self.graph
         called = {t: _renamed(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
         called.update(zip(graph.wanted, wanted, strict=True))
-        return replace(graph, called=called), plan
+        values = {id(data[n]): (data[n], before) for n, before in self.values.items()}
+        values.update(graph.values)
+        return replace(graph, called=called, around=like.around, values=values), plan
 
 
 def _renamed(key: Key, names: Mapping[str, str]) -> Key:
@@ -533,18 +569,28 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
     steps = []
     every_own: dict[int, list[int]] = {}
     every_constant: dict[int, dict[Key, int]] = {}
+    slots, known = set(), dict[int, Any]()
     seen: set[int] = set()
     for i, step in enumerate(plan.steps):
         task: Any = step.task
         own: list[Any] = []
-        if type(task) is DataNode and step.key not in graph.beside:
+        others = step.key in graph.beside  # it may be an array of a module's
+        if type(task) is DataNode and (not others or id(task.value) in number):
             own, task = [task.value], DataNode(step.key, None)
-        elif step.sent and type(task) is Task and task.func is unchanged:
-            own, task = [*task.args], Task(step.key, unchanged, None)
-        elif type(task) is Batch and task.chunks:
-            own, task = [*task.chunks], Batch(task.key, task.members, task.fixed)
+        elif step.sent and type(task) is Task and task.func in SENDERS:
+            if not others or id(task.args[0]) in number:
+                own, task = [*task.args], Task(step.key, task.func, None)
+        else:
+            if type(task) is Batch and task.chunks:
+                own, task = [*task.chunks], Batch(task.key, task.members, task.fixed)
+            emptied = _emptied(task, number, known)
+            if emptied is not task:
+                slots.add(i)
+                task = emptied
         constants = {
-            k: v for k, v in step.constants.items() if _is_data(v) and k not in graph.beside
+            k: v
+            for k, v in step.constants.items()
+            if _is_data(v) and (k not in graph.beside or id(v) in number)
         }
         if any(id(v) not in number for v in (*own, *constants.values())):
             return None
@@ -554,13 +600,118 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
             every_own[i] = [number[id(v)] for v in own]
         if constants:
             every_constant[i] = {k: number[id(v)] for k, v in constants.items()}
-        if own or constants:
+        if own or constants or i in slots:
             rest = {k: v for k, v in step.constants.items() if k not in constants}
             step = replace(step, task=task, constants=rest)
         steps.append(step)
-    none: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
-    bare, around = replace(plan, steps=steps, predicted=None), like.around
-    return Template(replace(graph, **none), bare, like.names, every_own, every_constant, around)
+    less: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
+    less["globals"] = [g for g in graph.globals if id(g[2]) not in number]
+    less["values"] = {k: v for k, v in graph.values.items() if k not in number}
+    values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
+    return Template(
+        replace(graph, **less), replace(plan, steps=steps, predicted=None), like.names, every_own,
+        every_constant, slots, values, tuple([v for v in like.around if id(v[1]) not in number]),
+    )  # fmt: skip
+
+
+# ---- arrays in tasks
+
+
+def _emptied(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any:
+    """The task with slots in place of data; itself where there is none."""
+
+    if type(task) is Batch:
+        members = [_emptied(t, number, known) for t in task.members]
+        same = not any(map(is_not, members, task.members))
+        return task if same else Batch(task.key, members, task.fixed)
+
+    def swap(it: Any) -> Any:
+        n = number.get(id(it))
+        return it if n is None or not _is_data(it) else _Slot(n)
+
+    return _swapped(task, swap, known)
+
+
+def _filled(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
+    return _swapped(task, lambda it: data[it.number] if type(it) is _Slot else it, known)
+
+
+def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
+    """The task with arrays in its slots. What is a program reads them with its other arrays; only
+    where it is not computed as one, it needs them in there."""
+    if type(task) is Batch:
+        return Batch(task.key, [_with_arrays(t, data, known) for t in task.members], task.fixed)
+    if type(task) is Fused:
+        return Fused(
+            task.key, task.program, task.names, task.expects, task.leaves, task.positions,
+            task.kind, _Filled(task.original, data),
+        )  # fmt: skip
+    return _filled(task, data, known)
+
+
+def _swapped(it: Any, swap: Callable[[Any], Any], known: dict[int, Any]) -> Any:
+    """Something with others in place of what it consists of; itself where all of that stays. What
+    is `known` already was made before, with what it was made of."""
+    if type(it) in _PLAIN:
+        return it
+    if id(it) in known:
+        return known[id(it)][1]
+    other = swap(it)
+    if other is not it:
+        return other
+    known[id(it)] = it, it  # a function may be among its own variables
+    other = _put_together(it, lambda part: _swapped(part, swap, known))
+    known[id(it)] = it, other
+    return other
+
+
+def _put_together(it: Any, change: Callable[[Any], Any]) -> Any:
+    kind = type(it)
+    if kind in (tuple, list):
+        parts = [change(v) for v in it]
+        return kind(parts) if any(map(is_not, parts, it)) else it
+    if kind is dict:
+        values = change([*it.values()])
+        return dict(zip(it, values, strict=True)) if any(map(is_not, values, it.values())) else it
+    if kind is partial:
+        before = it.func, it.args, it.keywords
+        function, args, keywords = parts = [change(v) for v in before]
+        return partial(function, *args, **keywords) if any(map(is_not, parts, before)) else it
+    if kind is FunctionType:
+        return _function_with(it, change)
+    if not (isinstance(it, GraphNode) or kind.__name__ in TASKS):
+        return it
+    new = {n: change(v) for n, v in _attributes(it).items()}
+    if not any(getattr(it, n) is not v for n, v in new.items()):
+        return it
+    other = object.__new__(kind)
+    for name, value in new.items():
+        setattr(other, name, value)
+    return other
+
+
+def _attributes(it: Any) -> dict[str, Any]:
+    names = [n for c in type(it).__mro__ for n in getattr(c, "__slots__", ())]
+    names += getattr(it, "__dict__", {})
+    return {n: getattr(it, n) for n in names if n != "__weakref__" and hasattr(it, n)}
+
+
+def _function_with(f: FunctionType, change: Callable[[Any], Any]) -> FunctionType:
+    compiled = f.__code__.co_filename == COMPILED
+    names = {k: v for k, v in f.__globals__.items() if k != "__builtins__"} if compiled else None
+    cells = f.__closure__ or ()
+    try:
+        before = names, [c.cell_contents for c in cells], f.__defaults__, f.__kwdefaults__
+    except ValueError:  # not bound yet
+        return f
+    names, contents, given, named = parts = [change(v) for v in before]
+    if not any(map(is_not, parts, before)):
+        return f
+    new = [c if c.cell_contents is v else CellType(v) for c, v in zip(cells, contents, strict=True)]
+    space = f.__globals__ if names is None else {**f.__globals__, **names}
+    out = FunctionType(f.__code__, space, f.__name__, given, tuple(new))
+    out.__kwdefaults__, out.__qualname__, out.__module__ = named, f.__qualname__, f.__module__
+    return out
 
 
 def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
@@ -582,10 +733,9 @@ def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
             stack += [it.func, it.args, it.keywords]
         elif kind is FunctionType:
             stack += [c.cell_contents for c in it.__closure__ or ()]
+            stack += [it.__defaults__, it.__kwdefaults__]
             if it.__code__.co_filename == COMPILED:
                 stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]
         elif isinstance(it, GraphNode) or kind.__name__ in TASKS:
-            names = [n for c in kind.__mro__ for n in getattr(c, "__slots__", ())]
-            stack += [getattr(it, n, None) for n in names if n != "__weakref__"]
-            stack += getattr(it, "__dict__", {}).values()
+            stack += _attributes(it).values()
     return False

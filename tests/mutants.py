@@ -489,7 +489,7 @@ FUSE, SIBLINGS, PLANS, TEMPLATES, TAPE = (
 )
 FUSION_TESTS = (
     "test_templates.py", "test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py",
-    "test_place.py",
+    "test_place.py", "test_arrays_of_templates.py",
 )  # fmt: skip
 #: name: (file, what is replaced, by what); as above.
 FUSION = {
@@ -499,7 +499,7 @@ FUSION = {
         "if False:",
     ),
     "variables around functions are not looked at again": (
-        TEMPLATES,
+        "gpuscheduler/graph.py",
         "return all(cell.cell_contents is value for cell, value in around)",
         "return True",
     ),
@@ -533,11 +533,40 @@ FUSION = {
         "return kind, repr(v)\n        if kind is Task",
         "return kind, v\n        if kind is Task",
     ),
-    "an array among the arguments is data": (
+    "arrays in tasks stay those of the first round": (
         TEMPLATES,
-        "        return self._object(v, kind)\n\n    def _task",
-        "        if kind is np.ndarray:\n            return kind\n"
-        "        return self._object(v, kind)\n\n    def _task",
+        "            if i in self.slots:\n",
+        "            if False:\n",
+    ),
+    "a program that does not fit has the arrays of the first round": (
+        TEMPLATES,
+        "return _filled(self.task, self.data, {})(values)",
+        "return self.task(values)",
+    ),
+    "values that were looked at do not count": (
+        PLANS,
+        "return found.filled(like, wanted) if found.fits(like) else None",
+        "return found.filled(like, wanted)",
+    ),
+    "values that were looked at may change in a later round": (
+        TEMPLATES,
+        "values = {id(data[n]): (data[n], before) for n, before in self.values.items()}",
+        "values = {}",
+    ),
+    "variables of a later round are not looked at": (
+        TEMPLATES,
+        "called=called, around=like.around,",
+        "called=called,",
+    ),
+    "a template keeps arrays that functions have around them": (
+        TEMPLATES,
+        "tuple([v for v in like.around if id(v[1]) not in number])",
+        "like.around",
+    ),
+    "a template keeps what its functions read around them": (
+        TEMPLATES,
+        "[g for g in graph.globals if id(g[2]) not in number]",
+        "graph.globals",
     ),
     "lists may be changed by anybody": (
         TEMPLATES,
@@ -551,8 +580,8 @@ FUSION = {
     ),
     "steps have the names of the first round": (
         TEMPLATES,
-        "key, task, constants = _renamed(s.key, names), s.task, s.constants",
-        "key, task, constants = s.key, s.task, s.constants",
+        "key, constants = _renamed(s.key, names), s.constants",
+        "key, constants = s.key, s.constants",
     ),
     "what is done together has the names of the first round": (
         TEMPLATES,

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -145,3 +146,37 @@ def test_nothing_stays():
             del w
         gc.collect()
         assert pool.used_bytes() <= before + 512
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+@pytest.mark.parametrize("form", ["argument", "partial", "closure", "sum", "on host"])
+@pytest.mark.parametrize("devices", DEVICES)
+def test_those_of_each_round(devices, form, persisted, planned):
+    """A collection with others in their place is not planned again, and none stay."""
+
+    def make(z, w, v):
+        if form == "on host":
+            return z.map_blocks(lambda b: b * cupy.asarray(w) - cupy.asarray(v)[::-1], dtype="f8")
+        return FORMS[form][0](z, w, v)
+
+    want = {
+        "argument": lambda w, v: A * w,
+        "partial": lambda w, v: A * w + v,
+        "sum": lambda w, v: (A * w + v).sum(),
+    }.get(form, lambda w, v: A * w - v[::-1])
+    with gpuscheduler.Scheduler(devices=devices) as s:
+        z = x().persist() if persisted else x()
+        planned.clear()
+        for k in range(6):
+            host = np.arange(80.0) + k, np.arange(80.0) * k
+            w, v = [a.copy() if form == "on host" else on(0, a) for a in host]
+            gone = weakref.ref(w)
+            y = make(z, w, v)
+            for _ in range(2):
+                got = cupy.asnumpy(y.compute())
+                np.testing.assert_allclose(got, want(*host), rtol=1e-12)
+            assert all(map(is_kernel, s.plan(y).steps))
+            del w, v, y
+            gc.collect()
+            assert gone() is None
+    assert len(planned) == 1

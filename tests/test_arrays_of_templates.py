@@ -1,0 +1,282 @@
+"""Arrays in tasks (a function's arguments, and what is around it) are data: a collection with
+others in their place is not planned again, and is never computed with those of another round."""
+
+import functools
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import gpuscheduler.scheduler
+from gpuscheduler import Scheduler
+from gpuscheduler.fuse import Fused
+from gpuscheduler.plan import Plan
+
+A = np.random.default_rng(0).random((8, 6))
+
+
+def x():
+    return da.from_array(A, chunks=(4, 6))
+
+
+def scaled(b, w, k=0.0):
+    return b * w + k
+
+
+def held(b, w):
+    """Nothing that can be followed."""
+    return np.asarray(list(b * w))
+
+
+def nested(b, both):
+    return b * both[0] + both[1]
+
+
+FORMS = {
+    "argument": (lambda w, v: x().map_blocks(scaled, w, k=v), lambda w, v: A * w + v),
+    "closure": (lambda w, v: x().map_blocks(lambda b: b * w - v), lambda w, v: A * w - v),
+    "default": (
+        lambda w, v: x().map_blocks(lambda b, w=w, *, v=v: b * w - v), lambda w, v: A * w - v,
+    ),
+    "partial": (
+        lambda w, v: x().map_blocks(functools.partial(scaled, w=w)) + v, lambda w, v: A * w + v,
+    ),
+    "function that is given": (
+        lambda w, v: x().map_blocks(lambda b, f: f(b) + v, functools.partial(scaled, w=w)),
+        lambda w, v: A * w + v,
+    ),
+    "function around a function": (
+        lambda w, v: x().map_blocks(lambda b: (lambda f: f(b))(lambda c: c * w) + v),
+        lambda w, v: A * w + v,
+    ),
+    "summed": (
+        lambda w, v: x().map_blocks(scaled, w, v).sum(axis=0),
+        lambda w, v: (A * w + v).sum(axis=0),
+    ),
+    "two steps": (
+        lambda w, v: x().map_blocks(scaled, w).map_blocks(scaled, v), lambda w, v: A * w * v,
+    ),
+    "tuple": (lambda w, v: x().map_blocks(nested, (w, v)), lambda w, v: A * w + v),
+    "blockwise": (
+        lambda w, v: da.blockwise(scaled, "ij", x(), "ij", w, None, v, None, dtype="f8"),
+        lambda w, v: A * w + v,
+    ),
+    "beside an array": (
+        lambda w, v: x().map_blocks(scaled, w) + da.from_array(v, chunks=6),
+        lambda w, v: A * w + v,
+    ),
+    "one array twice": (
+        lambda w, v: x().map_blocks(scaled, w, k=w) + v, lambda w, v: A * w + w + v,
+    ),
+    "not followed": (lambda w, v: x().map_blocks(held, w, dtype="f8") + v, lambda w, v: A * w + v),
+    "not followed, closure": (
+        lambda w, v: x().map_blocks(lambda b: held(b, w) + v, dtype="f8"), lambda w, v: A * w + v,
+    ),
+}  # fmt: skip
+
+
+def rounds(count=4):
+    g = np.random.default_rng(1)
+    return [(g.random(6), g.random(6)) for _ in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def one_operation_is_enough(monkeypatch):
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+
+
+@pytest.fixture
+def scheduler():
+    with Scheduler(devices="cpu:2", fuse_least=0, check=True) as s:
+        yield s
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rounds_are_planned_once(scheduler, planned, form):
+    make, want = FORMS[form]
+    for w, v in rounds():
+        y = make(w, v)
+        for _ in range(2):
+            np.testing.assert_allclose(y.compute(), want(w, v), rtol=1e-14)
+    assert len(planned) == 1
+    # those of an early round, once more
+    np.testing.assert_allclose(make(*rounds()[0]).compute(), want(*rounds()[0]), rtol=1e-14)
+    assert any(type(s.task) is Fused for s in scheduler.plan(y).steps) or "not" in form
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("fuse", [True, False])
+def test_they_are_not_kept(form, fuse):
+    make, _ = FORMS[form]
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse) as s:
+        for w, v in rounds(3):
+            w, v = w.copy(), v.copy()
+            gone = [weakref.ref(w), weakref.ref(v)]
+            y = make(w, v)
+            y.compute()
+            y.compute()
+            del w, v, y
+            gc.collect()
+            assert [r() for r in gone] == [None, None]
+        assert not s._plans
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_not_as_foreseen(scheduler, form, monkeypatch):
+    """Programs that do not fit are the tasks as they were: with the arrays of this round."""
+    make, want = FORMS[form]
+    make(*rounds()[0]).compute()
+    monkeypatch.setattr(Fused, "arrays", lambda *_, **__: None)
+    for w, v in rounds():
+        np.testing.assert_allclose(make(w, v).compute(), want(w, v), rtol=1e-14)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_values_that_were_looked_at(planned, fuse):
+    """Where they are others it is planned again; and so where they change in between."""
+
+    def by(b, w, at):
+        return b * float(w[int(at[0])]) + w.max()
+
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse) as s:
+        for k, n in ((2.0, 1), (2.0, 1), (3.0, 2), (3.0, 2)):
+            w, at = np.full(6, k), np.arange(6)[::-1].copy()
+            y = x().map_blocks(by, w, at, dtype="f8")
+            assert all(type(t.task) is Fused for t in s.plan(y).steps) == fuse
+            np.testing.assert_allclose(y.compute(), A * k + k)
+            assert len(planned) == (n if fuse else 1)
+        w[:] = 5
+        np.testing.assert_allclose(y.compute(), A * 5 + 5)
+        w[0], at[:] = 7, 0
+        np.testing.assert_allclose(y.compute(), A * 7 + 7)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_variables_of_a_later_round_that_change(fuse):
+    """Its functions are others than those that were planned, and have variables of their own."""
+
+    def made(k):
+        w = np.full(6, k)
+        y = x().map_blocks(lambda b: b * w + k if fuse else held(b, w) + k, dtype="f8")
+
+        def change(n):
+            nonlocal w, k
+            w, k = np.full(6, n), n
+
+        return y, change
+
+    with Scheduler("cpu:2", fuse_least=0):
+        stays, *every = [made(2.0) for _ in range(4)]
+        np.testing.assert_allclose(stays[0].compute(), A * 2 + 2)
+        for n, (y, change) in enumerate(every):
+            np.testing.assert_allclose(y.compute(), A * 2 + 2)
+            change(n + 3.0)
+            np.testing.assert_allclose(y.compute(), A * (n + 3) + n + 3)
+            np.testing.assert_allclose((y - 1).compute(), A * (n + 3) + n + 2)
+        for n, (y, _) in enumerate(every):
+            np.testing.assert_allclose(y.compute(), A * (n + 3) + n + 3)
+
+
+def test_a_number_around_a_function_of_a_later_round_that_changes(scheduler):
+    def made(k):
+        def change(n):
+            nonlocal k
+            k = n
+
+        return x().map_blocks(lambda b: b * k + 1, dtype="f8"), change
+
+    stays, _ = made(2.0)
+    np.testing.assert_allclose(stays.compute(), A * 2 + 1)
+    for n in range(3):
+        y, change = made(2.0)
+        np.testing.assert_allclose(y.compute(), A * 2 + 1)
+        change(n)
+        np.testing.assert_allclose(y.compute(), A * n + 1)
+
+
+def test_they_are_read_when_a_task_runs(scheduler, planned):
+    for w, _ in rounds():
+        y = x().map_blocks(scaled, w)
+        y.compute()
+        w *= 2
+        np.testing.assert_allclose(y.compute(), A * w)
+    assert len(planned) == 1
+
+
+def test_one_is_not_two(scheduler):
+    w, v = rounds()[0]
+    for one, two in ((w, w), (w, v), (v, v), (v, w), (w, w.copy())):
+        got = x().map_blocks(scaled, one, k=two).compute()
+        np.testing.assert_allclose(got, A * one + two, rtol=1e-14)
+
+
+def test_arrays_of_another_kind(scheduler, planned):
+    """Another dtype, shape or order in memory is another plan."""
+    w = np.random.default_rng(2).random((8, 12))
+    every = [w[0, ::2], w[1, :6], w[2:3, :6], w[3, :6].astype("f4"), np.float64(2), w[0, :1]]
+    for other in every * 2:
+        got = x().map_blocks(scaled, other, dtype="f8").compute()
+        np.testing.assert_allclose(got, A * other, rtol=1e-6)
+    assert len(planned) == len(every)
+
+
+def test_a_task_that_writes_to_its_array(scheduler):
+    """It is this round's array that is written to."""
+
+    def counts(b, seen):
+        seen[0] += 1
+        return b
+
+    for _ in range(3):
+        seen = np.zeros(1)
+        x().map_blocks(counts, seen, dtype="f8", meta=np.empty((0, 0))).compute()
+        assert seen[0] == 2
+
+
+def test_a_function_that_calls_itself(scheduler):
+    for w, _ in rounds():
+
+        def power(b, n, w=w):
+            return b * w if n == 0 else power(b, n - 1) * w
+
+        np.testing.assert_allclose(x().map_blocks(power, 2, dtype="f8").compute(), A * w**3)
+
+
+def test_threads_compute_rounds_at_the_same_time(scheduler):
+    def one(n):
+        w, v = np.full(6, n), np.full(6, n / 2)
+        for make, want in FORMS.values():
+            got = make(w, v).compute(scheduler=scheduler.get)
+            np.testing.assert_allclose(got, want(w, v), rtol=1e-14)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(one, range(16)))
+
+
+def test_a_plan_is_what_a_fresh_one_would_be(scheduler):
+    for make, _ in FORMS.values():
+        (w, v), (other, more) = rounds(2)
+        scheduler.plan(make(w, v))
+        found: Plan = scheduler.plan(make(other, more))
+        with Scheduler(devices="cpu:2", fuse_least=0) as fresh:
+            want = fresh.plan(make(other, more))
+        assert [(s.nbytes, s.place, type(s.task)) for s in found.steps] == [
+            (s.nbytes, s.place, type(s.task)) for s in want.steps
+        ]
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.tuples(st.sampled_from(list(FORMS)), st.integers(0, 3)), min_size=2, max_size=6))
+def test_any_order(every):
+    choice = rounds()
+    with Scheduler("cpu:2", fuse_least=0):
+        for form, n in every:
+            make, want = FORMS[form]
+            np.testing.assert_allclose(make(*choice[n]).compute(), want(*choice[n]), rtol=1e-14)

@@ -49,6 +49,18 @@ MOST_STRUCTURES = 2_000
 #: Arrays that a task may read because of what disappears into it: its kernel has an argument for
 #: each, and they are all there at once.
 MOST_READ = 64
+#: Readers that may each compute a value for themselves, and how much work that may be on a GPU: so
+#: many sums or products of an element. To write it, and to read it, takes as long as some dozens.
+FEW_READERS, LITTLE_WORK = 3, 24
+_SUMS = frozenset({
+    "add", "subtract", "multiply", "negative", "absolute", "fabs", "square", "maximum", "minimum",
+    "fmax", "fmin", "where", "equal", "not_equal", "less", "less_equal", "greater",
+    "greater_equal", "logical_and", "logical_or", "logical_not", "conjugate",
+})  # fmt: skip
+_QUOTIENTS = frozenset({"divide", "reciprocal", "sqrt"})
+_FUNCTIONS = frozenset({
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sin", "cos",
+})  # fmt: skip
 #: Conditions on where a point is with which a program takes NumPy longer than Dask's own way.
 CHOICES = 3
 
@@ -236,13 +248,16 @@ class Source:
     free: bool  # it reads and draws nothing: any number of readers may have it
     far: bool  # it reads much more than it makes
     number: int  # among all structures that were foreseen
+    little: bool = False  # computing it is little work
+    #: Of a value that is several arrays, all of them, in its containers; `expr` is one.
+    parts: Any = None
 
     def of(self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None) -> Source:
         """The same of another block."""
         free = self.free or (not names and not positions)
         return Source(
             self.shape, self.expr, names, self.expects, self.leaves, positions, kind, free,
-            self.far, self.number,
+            self.far, self.number, self.little, self.parts,
         )  # fmt: skip
 
 
@@ -472,8 +487,8 @@ class Fuser:
         return total + sum([getattr(c, "nbytes", 0) for c in constants.values()])
 
     def _may_inline(self, target: Key, reader: Key) -> bool:
-        source = self.sources[target]
-        if not (source.free or self.readers[target] == 1):
+        source, readers = self.sources[target], self.readers[target]
+        if not (source.free or readers == 1 or _sooner_computed(source, readers)):
             return False
         if not source.far:
             return True
@@ -722,23 +737,35 @@ class Fuser:
         """What a task makes as an expression for its readers, where that may save its memory."""
         program, made = found.program, found.makes
         assert program is not None
-        if not self.merge or len(program.kernels) != 1 or not isinstance(program.result, Out):
+        if not self.merge or len(program.kernels) != 1:
             return None
-        (kernel,) = program.kernels
-        if kernel.reductions or len(kernel.outputs) != 1 or program.result.scalar:
+        (kernel,), result = program.kernels, program.result
+        outs = [out for out in leaves(result) if isinstance(out, Out) and not out.scalar]
+        if kernel.reductions or len(outs) < max(len(list(leaves(result))), len(kernel.outputs)):
             return None
         expects = tuple(e for e in found.expects if e is not None)
-        if made.shape != kernel.shape or len(expects) < len(found.expects):
+        every = list(leaves(made))
+        if any(m.shape != kernel.shape for m in every) or len(expects) < len(found.expects):
             return None
         # steps of a tree meet on each device before they meet on one
-        tiny = len(expects) > 1 and math.prod(made.shape) <= trace.FEW
-        far = tiny or sum(e.nbytes for e in expects) > 2 * made.nbytes
+        tiny = len(expects) > 1 and math.prod(kernel.shape) <= trace.FEW
+        nbytes = sum(m.nbytes for m in every)
+        far = tiny or sum(e.nbytes for e in expects) > 2 * nbytes
+
+        def part(out: Out) -> Generated:
+            expr = kernel.outputs[out.array - program.inputs]
+            return Generated(out.shape, expr.dtype, expr)
+
+        parts = None if isinstance(result, Out) else map_leaves(part, result)
         # readers of alike ones have one program, and that what each reads has as many leaves
-        words = ("source", kernel.outputs[0], made, expects, found.leaves)
+        words = ("source", kernel.outputs, _words(made), expects, found.leaves)
         number = self.numbers.setdefault(words, len(self.numbers))
+        root = kernel.outputs[0]
+        little = self.on_gpus and parts is None and _work(root) <= LITTLE_WORK
         return Source(
-            made.shape, kernel.outputs[0], (), expects, found.leaves, (), None, False, far, number
-        )
+            kernel.shape, root, (), expects, found.leaves, (), None, False, far, number, little,
+            parts,
+        )  # fmt: skip
 
     # ---- blocks that depend on where they lie
 
@@ -863,15 +890,41 @@ def _worth(program: Program, inlined: dict[int, Source]) -> dict[int, Source]:
     return {n: s for n, s in inlined.items() if s.free or 2 * math.prod(s.shape) >= points}
 
 
-def _lent(source: Source, draws: int, arrays: int) -> Generated:
+def _sooner_computed(source: Source, readers: int) -> bool:
+    """Whether so many readers compute a value sooner than one task writes it and they read it."""
+    if not source.little or readers > FEW_READERS or source.positions:
+        return False
+    read = sum([e.nbytes for e in source.expects])
+    made = math.prod(source.shape) * source.expr.dtype.itemsize
+    return readers * read < read + (1 + readers) * made
+
+
+def _work(root: Expr) -> int:
+    """About how many sums or products an element takes; many, where that is not known."""
+    return sum([_work_of(n) for n in nodes((root,)) if n.args and n.op != "cast"])
+
+
+def _work_of(node: Expr) -> int:
+    wide = max([a.dtype.itemsize for a in node.args])
+    if node.op in _SUMS:
+        return 1
+    if node.op in _QUOTIENTS:
+        return 8 if wide <= 4 else 16
+    return 8 if node.op in _FUNCTIONS and wide <= 4 else LITTLE_WORK + 1
+
+
+def _lent(source: Source, draws: int, arrays: int) -> Any:
     """A source with numbers of its own, among the reader's others."""
     words = {_placeholder(n): _placeholder(draws + n) for n in range(len(source.positions))}
 
     def change(leaf: Expr) -> Expr:
         return words.get(leaf) or _numbered(leaf, lambda n: BORROWED + arrays + n)
 
-    (expr,) = rebuilt([source.expr], change)
-    return Generated(source.shape, expr.dtype, expr)
+    if source.parts is None:
+        (expr,) = rebuilt([source.expr], change)
+        return Generated(source.shape, expr.dtype, expr)
+    every = iter(rebuilt([part.expr for part in leaves(source.parts)], change))
+    return map_leaves(lambda part: replace(part, expr=next(every)), source.parts)
 
 
 def _returned(program: Program, borrowed: int) -> Program:

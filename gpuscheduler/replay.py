@@ -497,7 +497,7 @@ class Recorder:
             for n in path:
                 part = value[n]
                 if isinstance(value, cupy.ndarray):
-                    offset += part.data.ptr - value.data.ptr
+                    offset += n * value.strides[0]
                 else:
                     entries = entries[n]
                 value = part

@@ -69,6 +69,7 @@ def _words(text: str) -> frozenset[str]:
 MADE = 1 << 40
 MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
 MOST_PARTS = 64  # of a concatenation
+SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
 FEW = 64  # elements that are put side by side, to be reduced one by one
 #: What reduces two elements.
 ADDED_UP = {
@@ -1211,7 +1212,18 @@ def _reduce(
         if op == "moment":
             own = (x, x - x)  # NaN where x is none that has a distance
         return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
-    if op in ADDED_UP and _is_few(x):
+    on_gpus = _current.get().products  # elsewhere it would be fewer tasks for many threads
+    if on_gpus and x.size and op != "prod" and all(x.shape[k] == 1 for k in axes):
+        # each row is one element
+        element = _reshape(x, _reduced_shape(x, axes, False))
+        if op == "sum" and x.dtype.kind in "fc":
+            element = np.add(element, x.dtype.type(0))  # a sum is never minus zero
+        every = _reduce(op, element, (), types)
+        shape = _reduced_shape(x, axes, keep)
+        return [_reshape(v, shape) for v in every] if keep else every
+    if op == "sum" and (total := _counted(x, axes, types[0])) is not None:
+        return [_scalar_if_point(_broadcast(total, _reduced_shape(x, axes, keep)))]
+    if op in ADDED_UP and (_is_few(x) or (on_gpus and _is_short(x, axes))):
         return [_one_by_one(op, x, axes, types[0], keep)]
     results = []
     for which in range(REDUCTIONS[op]):
@@ -1230,6 +1242,29 @@ def _is_few(x: Traced) -> bool:
     while expr.op == "cast":
         (expr,) = expr.args
     return expr.op == "where" and expr.args[0].op == "less" and 0 < x.size <= FEW
+
+
+def _counted(x: Traced, axes: Shape, dtype: DType) -> Traced | None:
+    """The sum of a whole number that is everywhere, as counts of elements are; None where it may
+    have to be rounded."""
+    expr = x._expr
+    if expr.op != "constant" or dtype.kind not in "iuf" or not x.size:
+        return None
+    value = np.frombuffer(expr.data, expr.dtype)[0]
+    if not np.isfinite(value) or value != np.trunc(value):
+        return None
+    total = int(value) * math.prod(x.shape[k] for k in axes)
+    most = np.iinfo(dtype).max if dtype.kind in "iu" else 2 ** (np.finfo(dtype).nmant + 1)
+    return Traced(_constant(total, dtype), ()) if 0 <= total <= most else None
+
+
+def _is_short(x: Traced, axes: Shape) -> bool:
+    """Whether rows are a few elements of arrays that are side by side along these axes."""
+    expr = x._expr
+    while expr.op == "cast":
+        (expr,) = expr.args
+    beside = expr.op == "where" and expr.args[0].op == "less"
+    return beside and 0 < math.prod(x.shape[k] for k in axes) <= SHORT
 
 
 def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Traced:

@@ -223,7 +223,7 @@ class _Words:
         self.plain: set[str] = set()  # strings that are none
         self.data: list[Key] = []
         self.inside: list[Any] = []
-        self.one = False  # whether it is one task for all blocks
+        self.one = False  # whether arrays here can be data: it is one task for all blocks
         self.around: list[Variable] = []
         self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
         self.fresh = False  # whether nobody changes the lists and dictionaries that come
@@ -364,9 +364,9 @@ class _Words:
         return found
 
     def _object(self, v: Any, kind: type) -> Any:
-        before, self.fresh = self.fresh, False  # what is in it may be anybody's
+        before, self.fresh = (self.fresh, self.one), False  # what is in it may be anybody's
         words = self._parts(v, kind)
-        self.fresh = before
+        self.fresh, self.one = before
         return words
 
     def _parts(self, v: Any, kind: type) -> Any:
@@ -388,9 +388,12 @@ class _Words:
         root = kind.__module__.partition(".")[0]
         if root in COMPILERS and callable(v):
             return kind, _Same(v)
-        if kind is partial or (root in TOOLS and kind.__name__ == "curry"):
+        curried = root in TOOLS and kind.__name__ == "curry"
+        if kind is partial or curried:
+            self.one = self.one and not curried  # nobody puts others in there
             words, self.fresh = self._called(v.func)
             return kind, words, self(v.args), *[(k, self(x)) for k, x in v.keywords.items()]
+        self.one = False  # nobody puts others in there
         if root in TOOLS and kind.__name__ == "Compose":
             return kind, self(v.first), self(tuple(v.funcs))
         if root == __name__.partition(".")[0]:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import dask.array as da
 import numpy as np
 import pytest
+import toolz
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -280,3 +281,22 @@ def test_any_order(every):
         for form, n in every:
             make, want = FORMS[form]
             np.testing.assert_allclose(make(*choice[n]).compute(), want(*choice[n]), rtol=1e-14)
+
+
+def curried(w, v, b):
+    return b * w + v
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("around", [True, False])
+def test_arrays_in_functions_of_toolz(fuse, around):
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse):
+        for w, v in rounds():
+            for f, want in (
+                (toolz.curry(curried)(w, v), A * w + v),
+                (toolz.curry(curried, w)(v), A * w + v),
+                (toolz.compose(functools.partial(curried, w, v), np.sqrt), np.sqrt(A) * w + v),
+                (toolz.compose(np.sqrt, functools.partial(curried, w, v)), np.sqrt(A * w + v)),
+            ):
+                y = x().map_blocks((lambda b, f=f: f(b)) if around else f, dtype="f8")
+                np.testing.assert_allclose(y.compute(), want, rtol=1e-14)

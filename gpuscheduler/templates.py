@@ -359,8 +359,12 @@ class _Words:
         if found is None:
             if function is load_store_chunk:
                 raise _Unlike  # what it writes to may be what others read
-            fresh = any(function is f for f in FRESH)
-            found = self.functions[id(function)] = self._object(function, type(function)), fresh
+            fresh, before = any(function is f for f in FRESH), len(self.inside)
+            words = self._object(function, type(function))
+            # its arrays are among the data once: which function is called again counts, too
+            again = (_Slot, len(self.functions)) if len(self.inside) > before else words
+            self.functions[id(function)] = again, fresh
+            return words, fresh
         return found
 
     def _object(self, v: Any, kind: type) -> Any:

@@ -300,3 +300,21 @@ def test_arrays_in_functions_of_toolz(fuse, around):
             ):
                 y = x().map_blocks((lambda b, f=f: f(b)) if around else f, dtype="f8")
                 np.testing.assert_allclose(y.compute(), want, rtol=1e-14)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_which_of_two_functions_is_given_again(fuse):
+    def three(b, f, g, h):
+        return f(b) + 2 * g(b) + 4 * h(b)
+
+    def times(w):
+        return lambda b, k: b * w + k
+
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse):
+        for order in ((0, 1, 0), (0, 0, 1), (0, 1, 1), (0, 1, 0)):
+            w = rounds()[0]
+            every = [times(v) for v in w]
+            given = [functools.partial(every[n], k=1.0) for n in order]
+            want = sum((A * w[n] + 1) * 2**k for k, n in enumerate(order))
+            got = x().map_blocks(three, *given, dtype="f8").compute()
+            np.testing.assert_allclose(got, want, rtol=1e-14)

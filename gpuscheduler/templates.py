@@ -38,6 +38,7 @@ from .persisted import Chunk
 from .plan import Plan, Step
 from .siblings import Together
 from .subgraph import COMPILED
+from .trace import Cells
 
 Key = Any
 Home = Callable[[Any], int | None]
@@ -611,6 +612,9 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
             rest = {k: v for k, v in step.constants.items() if k not in constants}
             step = replace(step, task=task, constants=rest)
         steps.append(step)
+    # what functions read in a module stays, whatever data it is in this round
+    if any(type(g[0]) is not Cells and _holds(g[2], number, seen) for g in graph.globals):
+        return None
     less: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
     less["globals"] = [g for g in graph.globals if id(g[2]) not in number]
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
@@ -684,8 +688,8 @@ def _put_together(it: Any, change: Callable[[Any], Any]) -> Any:
         before = it.func, it.args, it.keywords
         function, args, keywords = parts = [change(v) for v in before]
         return partial(function, *args, **keywords) if any(map(is_not, parts, before)) else it
-    if kind is FunctionType:
-        return _function_with(it, change)
+    if kind is FunctionType:  # a module's own counts as itself, with all that it has
+        return it if _has_name(it) else _function_with(it, change)
     if not (isinstance(it, GraphNode) or kind.__name__ in TASKS):
         return it
     new = {n: change(v) for n, v in _attributes(it).items()}
@@ -736,8 +740,10 @@ def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
             stack += it
         elif kind is dict:
             stack += it.values()
-        elif kind is partial:
+        elif kind is partial or kind.__name__ == "curry":
             stack += [it.func, it.args, it.keywords]
+        elif kind.__name__ == "Compose":
+            stack += [it.first, *it.funcs]
         elif kind is FunctionType:
             stack += [c.cell_contents for c in it.__closure__ or ()]
             stack += [it.__defaults__, it.__kwdefaults__]

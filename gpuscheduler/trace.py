@@ -2738,7 +2738,7 @@ def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types
     space = {n: other(outside[n]) for n in sorted(names)}
     space["__name__"] = function.__globals__.get("__name__")
     space["__builtins__"] = builtins  # for NumPy's C code, which imports with them
-    cells = _Cells.of(function)
+    cells = Cells.of(function)
     around = {n: types.CellType(other(v)) for n, v in cells.items()}
     copy = types.FunctionType(
         function.__code__, space, function.__name__, function.__defaults__,
@@ -2941,20 +2941,20 @@ def globals_read(function: Any) -> list[Read]:
     return reading.reads
 
 
-class _Cells(Mapping[str, Any]):
+class Cells(Mapping[str, Any]):
     """The variables that a function has from the one around it, now."""
 
     def __init__(self, cells: Mapping[str, types.CellType]):
         self.cells = cells
 
     @classmethod
-    def of(cls, function: types.FunctionType) -> _Cells:
+    def of(cls, function: types.FunctionType) -> Cells:
         names = function.__code__.co_freevars
         return cls(dict(zip(names, function.__closure__ or (), strict=True)))
 
-    def only(self, name: str) -> _Cells:
+    def only(self, name: str) -> Cells:
         """This one alone: what is kept of it keeps no other."""
-        return _Cells({name: self.cells[name]} if name in self.cells else {})
+        return Cells({name: self.cells[name]} if name in self.cells else {})
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -3051,7 +3051,7 @@ class _Reading:
 
     def _around(self, f: types.FunctionType) -> str | None:
         """Why not, for what a library's function was made to call."""
-        inner = [v for v in _Cells.of(f).values() if callable(v)]
+        inner = [v for v in Cells.of(f).values() if callable(v)]
         own = f.__globals__["__name__"].startswith("gpuscheduler.")
         return None if own else self.first(inner)
 
@@ -3064,9 +3064,9 @@ class _Reading:
                 return reason
         if f.__code__.co_flags & _GENERATOR:
             return "it is a generator"
-        return self._code(f.__code__, f, _Cells.of(f))
+        return self._code(f.__code__, f, Cells.of(f))
 
-    def _code(self, code: types.CodeType, f: types.FunctionType, cells: _Cells) -> str | None:
+    def _code(self, code: types.CodeType, f: types.FunctionType, cells: Cells) -> str | None:
         steps = _steps(code)
         for kind, names in steps:
             if kind == "stop":

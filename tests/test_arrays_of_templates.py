@@ -318,3 +318,52 @@ def test_which_of_two_functions_is_given_again(fuse):
             want = sum((A * w[n] + 1) * 2**k for k, n in enumerate(order))
             got = x().map_blocks(three, *given, dtype="f8").compute()
             np.testing.assert_allclose(got, want, rtol=1e-14)
+
+
+W = np.random.default_rng(3).random(6)
+
+
+def with_global(b, w):
+    return b * w + W
+
+
+def with_default(b, w, k=W):
+    return b * w + k
+
+
+def decorated(function):
+    own = W
+
+    @functools.wraps(function)
+    def inside(b, w):
+        return function(b, w) + own
+
+    return inside
+
+
+@decorated
+def with_closure(b, w):
+    return b * w
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize(
+    "f",
+    [with_global, with_default, with_closure, lambda b, w: b * w + W,
+     lambda b, w: with_default(b, w), lambda b, w: with_closure(b, w)],
+)  # fmt: skip
+def test_an_array_of_the_module_is_data_too(f, fuse):
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse):
+        for w in (W, *rounds()[0], W):
+            got = x().map_blocks(f, w, dtype="f8").compute()
+            np.testing.assert_allclose(got, A * w + W, rtol=1e-14)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_an_array_of_the_module_is_data_too_and_changes(fuse, monkeypatch):
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse):
+        y = x().map_blocks(with_global, W, dtype="f8")
+        np.testing.assert_allclose(y.compute(), A * W + W, rtol=1e-14)
+        before = W
+        monkeypatch.setitem(globals(), "W", W + 1)
+        np.testing.assert_allclose(y.compute(), A * before + W, rtol=1e-14)

@@ -616,12 +616,17 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
     if any(type(g[0]) is not Cells and _holds(g[2], number, seen) for g in graph.globals):
         return None
     less: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
-    less["globals"] = [g for g in graph.globals if id(g[2]) not in number]
+
+    def stays(value: Any) -> bool:
+        """Whether it has no data in it: otherwise tasks have other variables by now."""
+        return _emptied(value, number, known) is value
+
+    less["globals"] = [g for g in graph.globals if type(g[0]) is not Cells or stays(g[2])]
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
     values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
     return Template(
         replace(graph, **less), replace(plan, steps=steps, predicted=None), like.names, every_own,
-        every_constant, slots, values, tuple([v for v in like.around if id(v[1]) not in number]),
+        every_constant, slots, values, tuple([v for v in like.around if stays(v[1])]),
     )  # fmt: skip
 
 

@@ -560,12 +560,12 @@ FUSION = {
     ),
     "a template keeps arrays that functions have around them": (
         TEMPLATES,
-        "tuple([v for v in like.around if id(v[1]) not in number])",
+        "tuple([v for v in like.around if stays(v[1])])",
         "like.around",
     ),
     "a template keeps what its functions read around them": (
         TEMPLATES,
-        "[g for g in graph.globals if id(g[2]) not in number]",
+        "[g for g in graph.globals if type(g[0]) is not Cells or stays(g[2])]",
         "graph.globals",
     ),
     "lists may be changed by anybody": (

@@ -38,7 +38,7 @@ from .persisted import Chunk
 from .plan import Plan, Step
 from .siblings import Together
 from .subgraph import COMPILED
-from .trace import Cells
+from .trace import Cells, variables_written
 
 Key = Any
 Home = Callable[[Any], int | None]
@@ -410,7 +410,7 @@ class _Words:
 
     def _function(self, f: FunctionType) -> Any:
         """A function that may be made again and again is what it says."""
-        if vars(f):
+        if vars(f) or variables_written(f.__code__):  # whose variables they are counts
             raise _Unlike
         try:
             around = [(cell, cell.cell_contents) for cell in f.__closure__ or ()]

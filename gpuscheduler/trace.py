@@ -3230,6 +3230,15 @@ def _looked_up(code: types.CodeType) -> frozenset[str]:
     return frozenset(names).union(*[_looked_up(c) for c in inner])
 
 
+@functools.lru_cache(4096)
+def variables_written(code: types.CodeType) -> frozenset[str]:
+    """The variables around a function that it, or a function in it, writes."""
+    steps = dis.get_instructions(code)
+    own = {i.argval for i in steps if i.opname in ("STORE_DEREF", "DELETE_DEREF")}
+    inner = [variables_written(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return frozenset(own.union(*inner) & set(code.co_freevars))
+
+
 def _is_users(f: types.FunctionType) -> bool:
     """Not of one of the libraries whose functions are known to be pure."""
     module = str(f.__globals__.get("__name__"))

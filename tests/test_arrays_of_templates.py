@@ -383,3 +383,35 @@ def test_an_array_of_the_module_is_data_too_and_changes(fuse, monkeypatch):
         before = W
         monkeypatch.setitem(globals(), "W", W + 1)
         np.testing.assert_allclose(y.compute(), A * before + W, rtol=1e-14)
+
+
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_function_that_writes_its_variables(fuse, within):
+    """They are those of this round, not of the one that was planned."""
+
+    def made(w):
+        seen, most = np.zeros(0), 0
+
+        def f(b):
+            nonlocal seen
+            seen = b * w
+            return b
+
+        def g(b):
+            def inner():
+                nonlocal most
+                if b.max() * w.max() > 5:
+                    most = 1
+
+            inner()
+            return b
+
+        y = x().map_blocks(g if within else f, dtype="f8", meta=np.empty((0, 0)))
+        return y, lambda: most if within else len(seen)
+
+    with Scheduler("cpu:2", fuse_least=0, fuse=fuse):
+        for k in (1.0, 20.0, 30.0, 1.0):
+            y, get = made(np.full(6, k))
+            y.compute()
+            assert get() == (int(k > 10) if within else 4)

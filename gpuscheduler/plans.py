@@ -152,14 +152,20 @@ class Plans:
         if not found.holds():
             self._templates.drop(key)
             return None
-        return found.filled(like, wanted) if found.fits(like) else None
+        try:
+            return found.filled(like, wanted) if found.fits(like) else None
+        except RecursionError:  # functions in functions in functions
+            return None
 
     def learn_from(self, dsk: Any, like: Likeness, *where: Any, graph: Graph, plan: Plan) -> None:
         """Keep what is left of a plan without its data."""
         if like.size > max(SMALL, CULLED * len(plan.steps)):
             self._culled.put(_size(dsk), True, 1)
             return
-        found = template(graph, plan, like)
+        try:
+            found = template(graph, plan, like)
+        except RecursionError:  # as above
+            return
         if found is not None:
             plan.template = found.plan
             size = len(plan.steps) + like.size // WORDS

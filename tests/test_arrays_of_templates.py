@@ -415,3 +415,21 @@ def test_a_function_that_writes_its_variables(fuse, within):
             y, get = made(np.full(6, k))
             y.compute()
             assert get() == (int(k > 10) if within else 4)
+
+
+def test_functions_in_functions(scheduler):
+    """A template that cannot be made is none."""
+
+    def around(f):
+        return lambda b: f(b) + 1
+
+    for depth in range(60, 200, 5):
+        for w, _ in rounds(2):
+
+            def f(b, w=w):
+                return b * w
+
+            for _ in range(depth):
+                f = around(f)
+            got = x().map_blocks(f, dtype="f8", meta=np.empty((0, 0))).compute()
+            np.testing.assert_allclose(got, A * w + depth, rtol=1e-12)

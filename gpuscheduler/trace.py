@@ -2682,7 +2682,7 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
             return adapted(value, inside) if callable(value) else constant_of_task(value)
 
         args = [given(a) for a in function.args]
-        words = {k: v if k in LIKE else given(v) for k, v in function.keywords.items()}
+        words = {k: _noted(v) if k in LIKE else given(v) for k, v in function.keywords.items()}
         return functools.partial(adapted(function.func, inside), *args, **words)
     if type(function).__name__ == "Compose" and hasattr(function, "funcs"):
         steps = [adapted(f, inside) for f in (function.first, *function.funcs)]
@@ -2699,6 +2699,13 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
     if function.__code__.co_filename == COMPILED:
         return _with_adapted(function, inside, constant_of_task)
     return _with_adapted(function, inside) if _is_users(function) else function
+
+
+def _noted(value: Any) -> Any:
+    """An array that stays what it is: its values may decide what a program does."""
+    if is_array(value) and (beside := _current.get().beside) is not None:
+        beside.left.append(value)
+    return value
 
 
 def _beside(value: Any) -> Any:

@@ -433,3 +433,17 @@ def test_functions_in_functions(scheduler):
                 f = around(f)
             got = x().map_blocks(f, dtype="f8", meta=np.empty((0, 0))).compute()
             np.testing.assert_allclose(got, A * w + depth, rtol=1e-12)
+
+
+@pytest.mark.parametrize("word", ["like", "meta"])
+def test_arrays_that_only_say_which_librarys_they_are(scheduler, word):
+    """Unless a function of a user's looks at their values."""
+
+    def by(b, like=None, meta=None):
+        return b * float((meta if like is None else like)[0])
+
+    for w, _ in rounds():
+        y = x().map_blocks(functools.partial(by, **{word: w}), dtype="f8")
+        np.testing.assert_allclose(y.compute(), A * w[0], rtol=1e-14)
+        w[0] = 9
+        np.testing.assert_allclose(y.compute(), A * 9, rtol=1e-14)

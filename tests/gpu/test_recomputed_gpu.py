@@ -117,7 +117,7 @@ KINDS += [(name, "f8") for name in ("sum", "max", "std")]
 KINDS += [(name, dtype) for dtype in ("f2", "i1", "u8", "?", "c8") for name in ("sum", "mean")]
 
 
-@pytest.mark.parametrize("name, dtype", KINDS)
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
 def test_stacks_of_blocks_one_thick(name, dtype):
     made = S if dtype in ("f8", "f4", "f2") else np.nan_to_num(S, posinf=3, neginf=-3) * 30
     array = made.astype("c16") * (1 + 1j) if dtype == "c8" else abs(made) if dtype == "u8" else made

@@ -224,6 +224,7 @@ class _Following:
 
     def __init__(self, products: bool = False, beside: Beside | None = None) -> None:
         self.products, self.operations = products, 0
+        self.short = True  # whether short rows may be reduced one by one
         self.beside = beside
         self.known: dict[Any, Expr] = {}
         self.made: list[_Stage | _Result] = []
@@ -1212,8 +1213,9 @@ def _reduce(
         if op == "moment":
             own = (x, x - x)  # NaN where x is none that has a distance
         return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
-    on_gpus = _current.get().products  # elsewhere it would be fewer tasks for many threads
-    if on_gpus and x.size and op != "prod" and all(x.shape[k] == 1 for k in axes):
+    # elsewhere it would be fewer tasks for many threads
+    short = _current.get().products and _current.get().short
+    if short and x.size and op not in ("prod", "moment") and all(x.shape[k] == 1 for k in axes):
         # each row is one element
         element = _reshape(x, _reduced_shape(x, axes, False))
         if op == "sum" and x.dtype.kind in "fc":
@@ -1223,7 +1225,7 @@ def _reduce(
         return [_reshape(v, shape) for v in every] if keep else every
     if op == "sum" and (total := _counted(x, axes, types[0])) is not None:
         return [_scalar_if_point(_broadcast(total, _reduced_shape(x, axes, keep)))]
-    if op in ADDED_UP and (_is_few(x) or (on_gpus and _is_short(x, axes))):
+    if op in ADDED_UP and (_is_few(x) or (short and _is_short(x, axes))):
         return [_one_by_one(op, x, axes, types[0], keep)]
     results = []
     for which in range(REDUCTIONS[op]):
@@ -2369,6 +2371,21 @@ def _moment_chunk(
         "n": count,
         "M": _expand(squares.astype(dtype), -1),
     }
+
+
+def _moments(function: Any) -> None:
+    """Of Dask's steps of a variance, whose sums are in what they add up next: each element of that
+    would take them anew."""
+
+    def moments(*args: Any, **kwargs: Any) -> Any:
+        _current.get().short = False
+        return function(*args, **kwargs)
+
+    _instead_of(function)(moments)
+
+
+_moments(dask_reductions.moment_combine)
+_moments(dask_reductions.moment_agg)
 
 
 @_instead_of(dask_reductions._nanargmin)

@@ -313,6 +313,7 @@ class Fuser:
         self.seeds: dict[int, int] = {}
         self.literals: dict[int, Any] = {}
         self.impure: dict[int, str | None] = {}
+        self.unfit: dict[int, str | None] = {}
         self.pairing: dict[int, bool] = {}
         self.drawn: dict[Any, tuple[Expr | None, int]] = {}
         self.given: dict[Any, tuple[int, Any] | None] = {}  # what arrays that are there are like
@@ -848,7 +849,27 @@ class Fuser:
             found = self.impure[id(function)] = trace.impure(function, arrays=True)
             if found is None:
                 self.globals += trace.globals_read(function)
+                self._watch(trace.containers_read(function))
         return found  # type: ignore[return-value]
+
+    def why_unfit(self, constant: Any) -> str | None:
+        """Why no function is followed that a task gives this constant to."""
+        if trace.is_fixed(constant):
+            return None
+        found = self.unfit.get(id(constant), False)
+        if found is False:
+            self.alive.append(constant)
+            found, containers = trace.unfit(constant)
+            self.unfit[id(constant)] = found
+            self._watch(containers)
+        return found  # type: ignore[return-value]
+
+    def _watch(self, containers: Iterable[Any]) -> None:
+        """Remember what is in lists and dictionaries of tasks."""
+        for container in containers:
+            alive: list[Any] = []
+            words = literal(container, alive)
+            self.graph.containers[id(container)] = container, words, alive
 
 
 class _Pairs:
@@ -1086,6 +1107,8 @@ class _Recipe:
         if isinstance(value, trace.CALLED):
             self.given = True
             self._check(value)
+        elif self.reason is None:
+            self.reason = self._fuser.why_unfit(value)
 
     def _number(self, tile: Tile) -> int:
         """Which of the task's tiles it is. Their shapes are in those of `draws`."""

@@ -49,7 +49,7 @@ from . import factors
 from .grid import picked_first
 from .persisted import Chunk
 from .sizes import FILES, sizeof
-from .subgraph import Chain, Compiler, references
+from .subgraph import Chain, Compiler, literal, references
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
@@ -150,17 +150,21 @@ class Graph:
     beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
     #: Arrays in its tasks whose values decide what these do, and what they were.
     values: dict[int, tuple[Any, bytes]] = field(default_factory=dict)  # by their ids
+    #: Lists and dictionaries in its tasks, what they said, and what that knows by its identity.
+    containers: dict[int, tuple[Any, Any, list[Any]]] = field(default_factory=dict)  # by their ids
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
 
     def changed(self) -> bool:
         """Whether something that its functions have read elsewhere, or an array in its tasks that
-        they have looked into, is not what it was."""
+        they have looked into, or a list or a dictionary there, is not what it was."""
         if any(where.get(name) is not value for where, name, value in self.globals):
             return True
         if not same(self.around):
             return True
-        return any(array.tobytes() != before for array, before in self.values.values())
+        if any(array.tobytes() != before for array, before in self.values.values()):
+            return True
+        return any(literal(v, []) != words for v, words, _ in self.containers.values())
 
     def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
         """Tasks that read nothing, before all others."""

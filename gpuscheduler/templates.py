@@ -623,6 +623,7 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
 
     less["globals"] = [g for g in graph.globals if type(g[0]) is not Cells or stays(g[2])]
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
+    less["containers"] = {}  # nobody changes those of what is like something else
     values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
     return Template(
         replace(graph, **less), replace(plan, steps=steps, predicted=None), like.names, every_own,

@@ -173,6 +173,8 @@ def follow(
         result = adapted(call)(*arguments)
         if beside and any(a._expr is not before for a, before in beside.known.values()):
             raise following.refuse("it writes into an array that is not its own")
+        if any(_is_other(copy, before) for copy, before in following.copied):
+            raise following.refuse("it changes a list or a dictionary that it is given")
         if following.refused is not None:  # and the function caught it
             raise Unfollowed(following.refused)
         return _Assembly(following).program(result)
@@ -231,6 +233,8 @@ class _Following:
         self.numbers: dict[_Stage | _Result, int] = {}
         self.inputs = 0
         self.given: list[list[weakref.ref[Traced]]] = []  # the families of arguments
+        #: Copies of lists and dictionaries that the function is given, and what they hold.
+        self.copied: list[tuple[Any, list[Any]]] = []
         self.refused: str | None = None  # why: the error itself would hold the caller's frames
 
     def node(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
@@ -271,6 +275,14 @@ class _Following:
             raise Unfollowed(f"it reads a {type(value).__module__}.{type(value).__qualname__}")
         return value
 
+    def remember(self, copy: Any) -> None:
+        """What a copy of a constant holds, which the function should leave as it is."""
+        if type(copy) in CHANGEABLE:
+            self.copied.append((copy, _held(copy)))
+        if type(copy) in (*CHANGEABLE, tuple):
+            for value in copy.values() if type(copy) is dict else copy:
+                self.remember(value)
+
     def read_beside(self, array: Any, own: bool = False) -> Traced:
         """What stands for an array that is no argument. It is read when the task runs, but for the
         function's `own`, which is now as it will be then."""
@@ -308,6 +320,21 @@ class _Following:
 
 _current: ContextVar[_Following] = ContextVar("following")
 
+#: What tasks may be given although it can be changed: functions get copies when they are followed.
+CHANGEABLE = (list, dict)
+
+
+def _held(container: Any) -> list[Any]:
+    """What a list or a dictionary holds, in order."""
+    if type(container) is list:
+        return list(container)
+    return [*container.keys(), *container.values()]
+
+
+def _is_other(container: Any, before: list[Any]) -> bool:
+    now = _held(container)
+    return len(now) != len(before) or any(map(operator.is_not, now, before))
+
 
 #: What a task may be given to call.
 CALLED = (types.FunctionType, functools.partial)
@@ -339,7 +366,9 @@ def constant_of_task(value: Any) -> Any:
     """What a function that is followed gets for a constant of its task."""
     if isinstance(value, dict | list | tuple):
         # what is of a derived class is a leaf of its own
-        return map_leaves(lambda v: v if v is value else constant_of_task(v), value)
+        copy = map_leaves(lambda v: v if v is value else constant_of_task(v), value)
+        _current.get().remember(copy)
+        return copy
     if isinstance(value, CALLED):
         return adapted(value)
     beside = _current.get().beside
@@ -2965,6 +2994,27 @@ def globals_read(function: Any) -> list[Read]:
     return reading.reads
 
 
+def containers_read(function: Any) -> list[Any]:
+    """Lists and dictionaries that a pure function was made with, which anybody may change: those of
+    partials and of compiled sub-graphs. A function of a user may read no others."""
+    reading = _Reading(arrays=True)
+    reading.callable(function)
+    return reading.containers
+
+
+def unfit(constant: Any) -> tuple[str | None, list[Any]]:
+    """Why a constant of a task is none to follow a function with: it may do and become what it
+    likes. Also the lists and dictionaries in it.
+
+    >>> unfit((1, [2, 3]))
+    (None, [[2, 3]])
+    >>> unfit(np.random.default_rng(0))[0]
+    'it reads a numpy.random._generator.Generator'
+    """
+    reading = _Reading(arrays=True)
+    return reading.first([constant]), reading.containers
+
+
 class Cells(Mapping[str, Any]):
     """The variables that a function has from the one around it, now."""
 
@@ -2999,6 +3049,7 @@ class _Reading:
     def __init__(self, arrays: bool = False) -> None:
         self.arrays = arrays  # whether functions may read some
         self.reads: list[Read] = []
+        self.containers: list[Any] = []
         self.seen: set[int] = set()
 
     def callable(self, f: Any) -> str | None:
@@ -3035,12 +3086,18 @@ class _Reading:
     def first(self, values: Sequence[Any]) -> str | None:
         """Why not, for the first of several constants or functions."""
         for value in values:
-            if isinstance(value, list | tuple):
+            if type(value) in CHANGEABLE:
+                self.containers.append(value)
+            if isinstance(value, tuple) or type(value) is list:
                 reason = self.first(value)
-            elif isinstance(value, dict):
+            elif type(value) is dict:
                 reason = self.first(list(value.values()))
+            elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+                reason = "it reads an array of objects"
             elif (
-                _is_plain(value)
+                is_fixed(value)
+                or (isinstance(value, type) and _is_plain(value))
+                or type(value) is np.ndarray
                 or type(value).__module__ == "dask._task_spec"
                 or (self.arrays and is_array(value))
             ):
@@ -3148,7 +3205,7 @@ class _Reading:
         return self._constant(value, name)
 
     def _constant(self, value: Any, name: str) -> str | None:
-        if _is_fixed(value) or (self.arrays and is_array(value)):
+        if is_fixed(value) or (self.arrays and is_array(value)):
             return None
         if isinstance(value, tuple):
             if any(map(is_array, value)):
@@ -3303,10 +3360,10 @@ _PLAIN = (
 )
 
 
-def _is_fixed(value: Any) -> bool:
+def is_fixed(value: Any) -> bool:
     """A constant that nobody can change."""
     if isinstance(value, tuple | frozenset):
-        return all(_is_fixed(v) for v in value)
+        return all(is_fixed(v) for v in value)
     return isinstance(value, _PLAIN)
 
 

@@ -1,7 +1,9 @@
 """Arrays that users' functions read beside their blocks: arguments, variables, defaults."""
 
+import collections
 import functools
 import gc
+import itertools
 import weakref
 
 import dask
@@ -321,3 +323,79 @@ def test_functions_that_are_arguments_are_called_by_tasks_alone(fuse):
         np.testing.assert_array_equal(y.compute(), A + np.repeat([0, 1, 2], [3, 3, 2])[:, None])
         np.testing.assert_array_equal(z.compute(), np.repeat([0, 1], 3)[:, None] * np.ones(6))
         assert sorted(calls) == [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)]
+
+
+class Counted:
+    """Something that knows how often it was asked."""
+
+    def __init__(self):
+        self.n = 0
+
+    def next(self):
+        self.n += 1
+        return self.n
+
+
+#: Arguments that can be changed: what is made of one, and what changes it.
+CHANGED = {
+    "list": (lambda: [1], lambda o: o[0], lambda o: o.append(o.pop() + 4)),
+    "length": (lambda: [1], len, lambda o: o.append(5)),
+    "nested": (lambda: ({"a": [1]},), lambda o: o[0]["a"][0], lambda o: o[0]["a"].insert(0, 5)),
+    "dictionary": (lambda: {"a": 1}, lambda o: o["a"], lambda o: o.update(a=5)),
+    "derived": (lambda: collections.Counter(a=1), lambda o: o["a"], lambda o: o.update(a=5)),
+    "set": (lambda: {1}, len, lambda o: o.update({2, 3})),
+    "bytes": (lambda: bytearray(b"\1"), lambda o: o[0], lambda o: o.insert(0, 5)),
+    "object": (Counted, lambda o: o.n + 1, Counted.next),
+    "array of objects": (
+        lambda: np.array([[1], [2, 3]], dtype=object), lambda o: o[0][0],
+        lambda o: o[0].insert(0, 5),
+    ),
+}  # fmt: skip
+TAKEN = {
+    "position": lambda f, o: mapped(x(), f, o),
+    "keyword": lambda f, o: mapped(x(), f, o=o),
+    "partial": lambda f, o: mapped(x(), functools.partial(f, o=o)),
+    "chain": lambda f, o: (mapped(x() + 1, f, o=o) * 2).sum(axis=0),
+    "blockwise": lambda f, o: da.blockwise(f, "ij", x(), "ij", o=o, dtype="f8"),
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+@pytest.mark.parametrize("what", CHANGED)
+def test_arguments_that_are_changed_in_between(scheduler, what, taken):
+    make, value, change = CHANGED[what]
+    o = make()
+    y = TAKEN[taken](lambda b, o=None: b * value(o) + 2, o)
+    for _ in range(3):
+        np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"), rtol=1e-14)
+        change(o)
+
+
+#: Functions that change what they are given, or draw from it.
+USES = {
+    "generator": (lambda: np.random.default_rng(0), lambda b, o: b * o.random() + 1),
+    "old generator": (lambda: np.random.RandomState(0), lambda b, o: b * o.random_sample() + 1),
+    "iterator": (lambda: itertools.count(1), lambda b, o: b * next(o) + 1),
+    "object": (Counted, lambda b, o: b * o.next() + 1),
+    "append": (list, lambda b, o: o.append(1) or b * 2 + 1),
+    "pop": (lambda: list(range(9)), lambda b, o: b * o.pop() + 1),
+    "dictionary": (dict, lambda b, o: o.update({len(o): 2}) or b * 2 + 1),
+}
+
+
+@pytest.mark.parametrize("taken", ["position", "partial"])
+@pytest.mark.parametrize("use", USES)
+def test_each_task_does_to_an_argument_what_it_does(use, taken):
+    """In Dask's order, with one device: nothing is done to it before, and nothing once for all."""
+    make, f = USES[use]
+    got, left = [], []
+    for fuse in (True, False):
+        with Scheduler("cpu:1", fuse_least=0, fuse=fuse):
+            o = make()
+            y = TAKEN[taken](f, o)
+            got.append([y.compute(), y.compute()])
+            left.append(f(1, o))
+    np.testing.assert_array_equal(*got)
+    assert left[0] == left[1]
+    if use not in ("append", "dictionary"):
+        assert not np.array_equal(*got[0])

@@ -595,6 +595,13 @@ class Traced(NDArrayOperatorsMixin):
             raise _refuse("it needs the values of an array (as text)")
         return f"<Traced {self.dtype} {self.shape}>"
 
+    def __getattr__(self, name: str) -> Any:
+        """Of what arrays have and this has not: whoever asks for it would be told that they have
+        not, too."""
+        if not name.startswith("_") and any(hasattr(k, name) for k in _array_classes()):
+            raise _refuse(f"it reads .{name} of an array")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of unsized object")
@@ -2624,6 +2631,42 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
     return either
 
 
+def _array_classes() -> list[type]:
+    """What arrays may be when the task runs."""
+    following, cupy = _current.get(None), sys.modules.get("cupy")
+    on_gpus = cupy is not None and (following is None or following.products)
+    return [np.ndarray, cupy.ndarray] if on_gpus and cupy is not None else [np.ndarray]
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    """Where all that the array may be when the task runs agrees on it."""
+    if type(value) is not Traced:
+        return isinstance(value, kinds)
+    number, arrays = value.dtype.type, _array_classes()
+    if _current.get().beside is None:  # a mesh: of points one by one, or of many at once
+        may_be = [number, *arrays]
+    elif value.shape:
+        may_be = arrays
+    else:  # NumPy's scalars are 0-dimensional arrays of CuPy's
+        may_be = [number, *(arrays[1:] if value._scalar else arrays)]
+    answers = {issubclass(k, kinds) for k in may_be}
+    if len(answers) > 1:
+        raise _refuse("it asks for the type of an array")
+    return answers.pop()
+
+
+def _has(value: Any, name: str) -> bool:
+    if type(value) is not Traced:
+        return hasattr(value, name)
+    answers = {hasattr(k, name) for k in _array_classes()}
+    if len(answers) > 1:
+        raise _refuse(f"it asks whether an array has .{name}")
+    return answers.pop()
+
+
+KNOWN[isinstance], KNOWN[hasattr] = _is_instance, _has
+
+
 def _lesser(a: Any, b: Any) -> Any:
     return np.where(np.less(b, a), b, a)  # of a NaN and a number, Python gives the first
 
@@ -2955,11 +2998,12 @@ def _scipy_special() -> Any:
 _SAFE_BUILTINS = _words(
     "abs all any bool bytes callable complex dict divmod enumerate filter float frozenset getattr "
     "hasattr int isinstance issubclass iter len list map max min next pow range repr reversed "
-    "round set slice sorted str sum tuple type zip"
+    "round set slice sorted str sum tuple zip"
 )
 _NUMPY_DENIED = _words(
     "random load save savez savez_compressed fromfile memmap genfromtxt loadtxt savetxt seterr "
-    "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize"
+    "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize "
+    "isscalar"
 )
 _MODULES = frozenset(
     {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
@@ -3234,6 +3278,8 @@ def _steps(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
         op, name = step.opname, step.argval
         if op in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP"):
             continue
+        if op in ("LOAD_ATTR", "LOAD_METHOD") and name in _OF_TYPES:
+            out.append(("stop", (f"it reads {name}",)))
         if chain is not None and op in ("LOAD_ATTR", "LOAD_METHOD"):
             chain[1].append(name)
             continue
@@ -3251,7 +3297,11 @@ def _steps(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(out)
 
 
+#: Attributes that say what is not so of arrays that have no values.
+_OF_TYPES = ("__class__", "__dict__", "__sizeof__", "__array_interface__",
+             "__cuda_array_interface__")  # fmt: skip
 _FORBIDDEN_STEPS = {
+    "MATCH_CLASS": "it matches a class",
     "STORE_GLOBAL": "it writes a global", "DELETE_GLOBAL": "it writes a global",
     "STORE_NAME": "it writes a global", "STORE_ATTR": "it sets an attribute",
     "DELETE_ATTR": "it sets an attribute", "IMPORT_NAME": "it imports a module",

@@ -9,6 +9,7 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Iterable
 
 import dask.array as da
 import numpy as np
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy import empty
 
-from gpuscheduler import blocks, fuse
+from gpuscheduler import Scheduler, blocks, fuse
 from gpuscheduler.expr import Expr, View, index, nodes
 from gpuscheduler.graph import from_dask
 from gpuscheduler.subgraph import Call, Chain, _value, compile_subgraph
@@ -1213,3 +1214,70 @@ def test_one_divided_by_something_is_its_reciprocal(dtype):
         assert {n.op for n in nodes(kernel.outputs)} == {"reciprocal", "input"}
         (got,) = blocks.evaluate(kernel, [x])
     np.testing.assert_array_equal(got.view(f"u{x.itemsize}"), want.view(f"u{x.itemsize}"))
+
+
+#: What functions ask of what an array is, and not of its values.
+ASKED = {
+    "an array": lambda b: isinstance(b, np.ndarray),
+    "another": lambda b: isinstance(b, (int, list, np.ma.MaskedArray)),
+    "abstract": lambda b: isinstance(b, Iterable),
+    "one": lambda b: isinstance(b[0, 0], np.ndarray),
+    "number": lambda b: isinstance(b.sum(), float),
+    "of NumPy": lambda b: isinstance(b.max() * 2, np.floating | int),
+    "truth": lambda b: isinstance(b[0, 0] > 0, np.bool_),
+    "scalar": lambda b: np.isscalar(b.sum()),
+    "no scalar": lambda b: np.isscalar(b),
+    "type": lambda b: type(b) is np.ndarray,
+    "class": lambda b: b.__class__ is np.ndarray,
+    "subclass": lambda b: issubclass(type(b), np.ndarray),
+    "name": lambda b: type(b).__name__ == "ndarray",
+    "get": lambda b: hasattr(b, "get"),
+    "interface": lambda b: hasattr(b, "__array_interface__"),
+    "GPU's": lambda b: hasattr(b, "__cuda_array_interface__"),
+    "strides": lambda b: hasattr(b, "strides"),
+    "default": lambda b: getattr(b, "strides", (0,))[0] > 0,
+    "base": lambda b: getattr(b, "base", 1) is None,
+    "own": lambda b: hasattr(b, "_expr"),
+    "matched": lambda b: matched(b),
+    "attempt": lambda b: attempt(b),
+}
+
+
+def matched(b):
+    match b:
+        case np.ndarray():
+            return True
+    return False
+
+
+def attempt(b):
+    try:
+        b.sort(axis=0, kind="stable")
+    except AttributeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_an_array_is_is_what_it_will_be(asked):
+    ask = ASKED[asked]
+
+    def f(b):
+        b = b + 1
+        return b * 2 + 1 if ask(b) else b * 3 - 1
+
+    x = np.random.default_rng(0).random((60, 50))
+    y = da.from_array(x, chunks=(30, 50)).map_blocks(f, dtype="f8", meta=np.empty((0, 0)))
+    with Scheduler("cpu:2", fuse_least=0):
+        np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"), rtol=1e-14)
+
+
+def test_what_an_array_of_the_host_is_needs_no_task_of_its_own():
+    def f(b):
+        if not isinstance(b, np.ndarray) or isinstance(b, np.ma.MaskedArray):
+            raise TypeError
+        return b * 2 + 1
+
+    x = da.from_array(DOUBLE, chunks=-1).map_blocks(f, meta=np.empty((0, 0)))
+    with Scheduler("cpu:2", fuse_least=0) as s:
+        assert all(type(t.task) is fuse.Fused for t in s.plan(x).steps)

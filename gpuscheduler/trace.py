@@ -2647,8 +2647,8 @@ def _is_instance(value: Any, kinds: Any) -> bool:
         may_be = [number, *arrays]
     elif value.shape:
         may_be = arrays
-    else:  # NumPy's scalars are 0-dimensional arrays of CuPy's
-        may_be = [number, *(arrays[1:] if value._scalar else arrays)]
+    else:  # NumPy's scalars are 0-dimensional arrays of CuPy's, whose class is NumPy's by now
+        may_be = [number] if value._scalar and len(arrays) == 1 else [number, *arrays]
     answers = {issubclass(k, kinds) for k in may_be}
     if len(answers) > 1:
         raise _refuse("it asks for the type of an array")

@@ -21,7 +21,7 @@ from dask.utils import key_split
 
 from . import blocks, philox, trace
 from .expr import Expr, Kernel, Out, Program, View, constant, nodes, rebuilt
-from .graph import RANDOM, Block, Draw, Graph
+from .graph import FRESH, RANDOM, Block, Draw, Graph
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
@@ -1038,8 +1038,8 @@ class _Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
     __slots__ = (
-        "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "names", "reason",
-        "task",
+        "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "names",
+        "reason", "task",
     )  # fmt: skip
 
     def __init__(self, fuser: Fuser, task: Any):
@@ -1048,6 +1048,7 @@ class _Recipe:
         self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
         self.reason: str | None = None
         self.given = False  # whether it is given a function
+        self._fresh = False  # whether nobody changes the lists that come
         self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
         self._parts = [(name, _with_place(part)) for name, part in parts]
@@ -1091,10 +1092,12 @@ class _Recipe:
             return node.klass, tuple([self._walk(a) for a in node.args])
         if isinstance(node, Task):
             self._check(node.func)
+            before, self._fresh = self._fresh, any(node.func is f for f in FRESH)
             words = [self._fuser.literal(node.func, node.func)]
             words += [self._walk(a) for a in node.args]
             if node.kwargs:
                 words += [(k, self._walk(v)) for k, v in node.kwargs.items()]
+            self._fresh = before
             return tuple(words)
         if isinstance(node, GraphNode):
             self.reason = f"it is a {kind.__name__}"
@@ -1107,7 +1110,7 @@ class _Recipe:
         if isinstance(value, trace.CALLED):
             self.given = True
             self._check(value)
-        elif self.reason is None:
+        elif self.reason is None and not self._fresh:
             self.reason = self._fuser.why_unfit(value)
 
     def _number(self, tile: Tile) -> int:

@@ -35,7 +35,7 @@ from dask._task_spec import (
     convert_legacy_task,
 )
 from dask._task_spec import _execute_subgraph as execute_subgraph
-from dask.array.core import finalize, load_store_chunk
+from dask.array.core import _concatenate2, concatenate_shaped, finalize, load_store_chunk
 from dask.array.dispatch import to_cupy_dispatch, to_numpy_dispatch
 from dask.array.optimization import GETTERS, _optimize_slices
 from dask.array.optimization import optimize as optimize_array
@@ -61,6 +61,8 @@ PIN = "device"  # dask.annotate(device=k)
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 RANDOM = (_apply_random_func, _apply_random)
+#: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
+FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
 
 
 def same(around: Iterable[Variable]) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from dask import config
 from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
-from dask.array.core import _concatenate2, concatenate_shaped, load_store_chunk
+from dask.array.core import load_store_chunk
 from dask.array.optimization import optimize as optimize_array
 from dask.blockwise import Blockwise
 from dask.core import flatten
@@ -32,7 +32,7 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, 
 from .batches import Batch
 from .expr import Expr
 from .fuse import Fused
-from .graph import RANDOM, Graph, Variable, is_chunk, same, unchanged
+from .graph import FRESH, Graph, Variable, is_chunk, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
@@ -51,8 +51,6 @@ OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 MOST_LAYERS, MOST_TASKS = 2_000, 20_000
 #: Words of one layer, and length of one string.
 MOST_WORDS, LONGEST = 1_000_000, 1_000
-#: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
-FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
 #: Whose callable objects do not change once they are made: kernels and compiled functions.
 COMPILERS = ("cupy", "numba")
 #: Under whose names Dask has functions that were given some arguments, and functions in a row.

@@ -640,7 +640,7 @@ FUSION = {
     ),
     "what two read disappears into both": (
         FUSE,
-        "(source.free or self.readers[target] == 1)",
+        "(source.free or readers == 1 or _sooner_computed(source, readers))",
         "(True)",
     ),
     "the seed is forgotten": (

@@ -2791,8 +2791,10 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
 
 
 def _noted(value: Any) -> Any:
-    """An array that stays what it is: its values may decide what a program does."""
-    if is_array(value) and (beside := _current.get().beside) is not None:
+    """An array that stays what it is: its values may decide what a program does. Not one of CuPy's:
+    Dask gives these to say what to make, and to look at them is to wait for a device."""
+    beside = _current.get().beside
+    if type(value) is np.ndarray and value.size and beside is not None:
         beside.left.append(value)
     return value
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from . import host_code, philox
 from .expr import (
+    SCANS,
     DType,
     Expr,
     Kernel,
@@ -34,6 +35,7 @@ from .expr import (
 )
 from .host_code import OPEN
 from .regions import Box, affine, cut_for, truth_in
+from .scans import BOTH
 
 Array = np.ndarray[Any, Any]
 #: The first and the last element that an array has, counted from its first one.
@@ -67,6 +69,8 @@ def evaluate(
     >>> evaluate(Kernel((5,), (Expr("add", (x, constant(1, "f8")), "f8"),)), [np.arange(5.0)])
     (array([1., 2., 3., 4., 5.]),)
     """
+    if kernel.scans:
+        return _scanned(kernel, arrays, block_bytes, words, out)
     every = {n: arrays[n] for n in kernel.inputs}
     bounds = {n: _extent(a) for n, a in every.items()}
     facts = _facts(kernel)
@@ -100,6 +104,43 @@ def evaluate(
     for part in plan.outputs:
         part.write(memory, outs, given, fresh)
     return tuple(outs)
+
+
+def _scanned(
+    kernel: Kernel,
+    arrays: Mapping[int, Array] | Sequence[Array],
+    block_bytes: int,
+    words: Mapping[Expr, Expr] | None,
+    out: Array | None,
+) -> tuple[Array, ...]:
+    """The outputs of a kernel of scans: what it scans, the scans, and what is made of them. Sums
+    and products of floating point are of doubles."""
+    args, outputs, first = _around_scans(kernel)
+    values = evaluate(args, arrays, block_bytes, words)
+    every = {n: arrays[n] for n in kernel.inputs}
+    for n, (scan, value) in enumerate(zip(kernel.reductions, values, strict=True)):
+        op, (dtype,) = SCANS[scan.op], scan.dtypes
+        wide = dtype
+        if op in ("sum", "prod") and dtype.kind in "fc":
+            wide = np.dtype("f8" if dtype.kind == "f" else "c16")
+        found = getattr(np, BOTH[op]).accumulate(value, kernel.axes[0], wide)
+        every[first + n] = found.astype(dtype, copy=False)
+    return evaluate(outputs, every, block_bytes, words, out)
+
+
+@lru_cache(1024)
+def _around_scans(kernel: Kernel) -> tuple[Kernel, Kernel, int]:
+    """What is scanned, what is made of that, which is behind all arrays, and its first number."""
+    first = max(kernel.inputs, default=-1) + 1
+    whole = View.contiguous(kernel.shape)
+
+    def change(leaf: Expr) -> Expr:
+        if leaf.op != "reduced":
+            return leaf
+        return Expr("input", (), leaf.dtype, (first + leaf.data[0], whole))
+
+    args = Kernel(kernel.shape, tuple([r.arg for r in kernel.reductions]))
+    return args, Kernel(kernel.shape, tuple(rebuilt(kernel.outputs, change))), first
 
 
 def supported(expr: Expr) -> str | None:

@@ -10,6 +10,7 @@ Nodes (`op`; `args`; `data`):
 - ``index``: the integer that the `View` `data` gives, int64.
 - ``constant``: `data` is the value's bytes; see `constant` and `Expr.value`.
 - ``reduced``: result `data[1]` of reduction `data[0]` of the same kernel; only in its outputs.
+  Of a scan, what it is at the point.
 - ``cast``: `args[0]` converted to `dtype`, as `ndarray.astype` converts.
 - ``where``: `args[1]` where `args[0]` (bool) holds, else `args[2]`; only the chosen one may be
   read.
@@ -48,7 +49,11 @@ LEAVES = frozenset({"input", "index", "constant", "reduced"})
 REDUCTIONS = {
     "sum": 1, "prod": 1, "min": 1, "max": 1, "fmin": 1, "fmax": 1, "any": 1, "all": 1,
     "argmin": 2, "argmax": 2, "moment": 2, "histogram": 1,
+    "cumsum": 1, "cumprod": 1, "cummin": 1, "cummax": 1, "cumfmin": 1, "cumfmax": 1,
 }  # fmt: skip
+#: Those that keep what has come together up to each point, the point included, and what that is at
+#: the last one. Kernels of scans have no other reductions, and one axis along which they go.
+SCANS = {name: name.removeprefix("cum") for name in REDUCTIONS if name.startswith("cum")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +229,7 @@ class Kernel:
     Without reductions each output is an expression over `shape`. With them, reductions are over
     `axes` of `shape`, and outputs are expressions of their results (``reduced`` nodes), and of
     other leaves, over the axes that are kept. Outputs are new, C-contiguous arrays of shape `kept`.
+    Scans keep all axes.
     """
 
     shape: tuple[int, ...]
@@ -234,6 +240,8 @@ class Kernel:
     @cached_property
     def kept(self) -> tuple[int, ...]:
         """Shape of each output."""
+        if self.scans:
+            return self.shape
         return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
 
     @cached_property
@@ -245,6 +253,11 @@ class Kernel:
     def counts(self) -> bool:
         """Whether it makes a histogram."""
         return bool(self.reductions) and self.reductions[0].op == "histogram"
+
+    @property
+    def scans(self) -> bool:
+        """Whether it keeps what comes together along an axis."""
+        return bool(self.reductions) and self.reductions[0].op in SCANS
 
     @property
     def points(self) -> int:

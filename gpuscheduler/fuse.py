@@ -9,6 +9,7 @@ their position, so that they do not depend on how an array is cut up.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,7 +29,7 @@ from .persisted import Chunk
 from .regions import interior
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain, literal
-from .trace import Abstract, Generated, OnlyView, Seen, Unfollowed
+from .trace import Abstract, Generated, OnlyView, Scanned, Seen, Unfollowed
 
 Key = Any
 Values = dict[Any, Any]
@@ -63,6 +64,10 @@ _FUNCTIONS = frozenset({
 })  # fmt: skip
 #: Conditions on where a point is with which a program takes NumPy longer than Dask's own way.
 CHOICES = 3
+
+
+#: What stands for the value of another task.
+REFERENCE = (TaskRef, Alias)
 
 
 class Fused:
@@ -249,7 +254,8 @@ class Source:
     far: bool  # it reads much more than it makes
     number: int  # among all structures that were foreseen
     little: bool = False  # computing it is little work
-    #: Of a value that is several arrays, all of them, in its containers; `expr` is one.
+    #: Of a value that is several arrays, all of them, in its containers; `expr` is one. Of a scan,
+    #: the scan of `expr`.
     parts: Any = None
 
     def of(self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None) -> Source:
@@ -345,7 +351,7 @@ class Fuser:
             elif key in graph.sent:
                 block = graph.blocks[key]
                 self._foresee(key, Abstract(block.shape, block.dtype))
-            elif not ((self.follow or self._placed(task)) and self._task(key, task)):
+            elif not ((self.follow or self._placed(task)) and self._task(key, self._apart(key))):
                 self._split(key, task)
                 if self.follow and self._pairs(task):
                     graph.tasks[key] = _Pairs(graph.tasks[key])
@@ -393,6 +399,41 @@ class Fuser:
         graph.names[key], graph.needs[key] = (name,), (drawn,)
         self.readers[drawn] = 1
         self.before[key] = drawn
+
+    def _apart(self, key: Key) -> Any:
+        """A task that adds the last of a scan to something, as Dask's do: the last is a task of its
+        own, or what each block comes to would be known one block after the other."""
+        graph = self.graph
+        task = graph.tasks[key]
+        if type(task) is not Task or not self.sources:
+            return task
+        for n, part in enumerate(task.args):
+            if type(part) is not Task or part.func is not operator.getitem or part.kwargs:
+                continue
+            whole = part.args[0]
+            name = getattr(whole, "target", whole.key) if isinstance(whole, REFERENCE) else None
+            if name not in graph.names[key] or part.dependencies != {name}:
+                continue
+            at = graph.names[key].index(name)
+            target = graph.needs[key][at]
+            source = self.sources.get(target)
+            if source is None or not isinstance(source.parts, Scanned) or task.kwargs:
+                continue
+            others = task.args[:n] + task.args[n + 1 :]
+            if any(name in getattr(a, "dependencies", ()) for a in others):
+                continue
+            new = (*key, "last") if isinstance(key, tuple) else (key, "last")
+            graph.tasks[new] = Task(new, part.func, *part.args)
+            graph.names[new], graph.needs[new] = (name,), (target,)
+            args = (*task.args[:n], TaskRef(new), *task.args[n + 1 :])
+            graph.tasks[key] = task = Task(task.key, task.func, *args)
+            for facts in (graph.names, graph.needs):
+                facts[key] = (*facts[key][:at], new, *facts[key][at + 1 :])
+            self.readers[new] = 1
+            self.before[key] = new
+            self._task(new, graph.tasks[new])
+            break
+        return task
 
     def _value_of(self, key: Key, node: DataNode) -> tuple[int, Any] | None:
         """Number and structure of a value; of a persisted chunk, also while it is away."""
@@ -667,6 +708,7 @@ class Fuser:
                 return source.kind
         blocks = [self.graph.blocks.get(k) for k in (key, *recipe.steps)]
         kinds = [b.kind for b in blocks if b is not None and b.kind]
+        kinds += recipe.kinds
         return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
 
     def _view(
@@ -741,6 +783,8 @@ class Fuser:
         if not self.merge or len(program.kernels) != 1:
             return None
         (kernel,), result = program.kernels, program.result
+        if kernel.scans:
+            return self._offered_scan(found, kernel)
         outs = [out for out in leaves(result) if isinstance(out, Out) and not out.scalar]
         if kernel.reductions or len(outs) < max(len(list(leaves(result))), len(kernel.outputs)):
             return None
@@ -766,6 +810,23 @@ class Fuser:
         return Source(
             kernel.shape, root, (), expects, found.leaves, (), None, False, far, number, little,
             parts,
+        )  # fmt: skip
+
+    def _offered_scan(self, found: Followed, kernel: Kernel) -> Source | None:
+        """A scan that is what a task makes: one reader may want each part, another the last one
+        only, as Dask's have it."""
+        made, expects = found.makes, tuple([e for e in found.expects if e is not None])
+        (scan, *others), (output, *more) = kernel.reductions, kernel.outputs
+        if others or more or output.op != "reduced" or len(expects) < len(found.expects):
+            return None
+        if not isinstance(made, Abstract) or made.shape != kernel.shape:
+            return None
+        words = ("scan", kernel, expects, found.leaves)
+        number = self.numbers.setdefault(words, len(self.numbers))
+        part = Scanned(kernel.shape, made.dtype, scan.arg, scan.op, kernel.axes[0])
+        return Source(
+            kernel.shape, scan.arg, (), expects, found.leaves, (), None, False, False, number,
+            _work(scan.arg) <= LITTLE_WORK, part,
         )  # fmt: skip
 
     # ---- blocks that depend on where they lie
@@ -1038,8 +1099,8 @@ class _Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
     __slots__ = (
-        "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "names",
-        "reason", "task",
+        "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "kinds",
+        "names", "reason", "task",
     )  # fmt: skip
 
     def __init__(self, fuser: Fuser, task: Any):
@@ -1048,6 +1109,7 @@ class _Recipe:
         self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
         self.reason: str | None = None
         self.given = False  # whether it is given a function
+        self.kinds: list[str] = []  # of arrays without elements, which say what to make
         self._fresh = False  # whether nobody changes the lists that come
         self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
@@ -1106,7 +1168,10 @@ class _Recipe:
         return literal(node, self._fuser.alive)
 
     def _look_at(self, value: Any) -> None:
-        """At functions among a task's constants, which its own may call."""
+        """At functions among a task's constants, which its own may call, and at arrays."""
+        for part in leaves(value):
+            if trace.is_nothing(part):
+                self.kinds.append(f"{type(part).__module__.partition('.')[0]}.ndarray")
         if isinstance(value, trace.CALLED):
             self.given = True
             self._check(value)

@@ -4,7 +4,7 @@ small kernel in front of the large one. For GPUs; `blocks` does the same within 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -26,11 +26,19 @@ MOST_BYTES = 2**24
 
 def hoisted(program: Program) -> Program:
     """The same program, with kernels in front of those that compute the same many times over."""
+    return prepared(program, _split)
+
+
+def prepared(
+    program: Program, split: Callable[[Kernel, int], tuple[list[Kernel], Kernel]]
+) -> Program:
+    """The same program, in which each kernel is what `split` makes of it: kernels whose outputs
+    have the numbers from its second argument on, and what reads them."""
     number = {n: n for n in range(program.inputs)}
     count = program.inputs
     kernels: list[Kernel] = []
     for start, kernel in zip(program.starts, program.kernels, strict=True):
-        before, rest = _split(renumbered(kernel, number.__getitem__), count)
+        before, rest = split(renumbered(kernel, number.__getitem__), count)
         count += sum(len(k.outputs) for k in before)
         number.update({start + n: count + n for n in range(len(kernel.outputs))})
         count += len(kernel.outputs)

@@ -6,12 +6,15 @@ leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbe
 64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
 carry several.
 
-Each launch reads and writes memory once. There are three ways of going through it:
+Each launch reads and writes memory once. There are four ways of going through it:
 
 - element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
   in tiles that are turned around in shared memory.
 - reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
 - other reductions: threads lie along the fastest kept axis and go along the reduced ones.
+
+- scans: lanes of a warp go along a line and put together what they have, or each thread goes along
+  a line of its own where neighbouring lines lie side by side.
 
 Where there are few results, several blocks share one: each leaves its part in scratch memory, and
 the last one to finish puts the parts together, in order. The same bits come out on every run.
@@ -47,7 +50,7 @@ from .cuda_math import (
     results,
     stored,
 )
-from .expr import LEAVES, Expr, Kernel, View, constant, nodes, substituted
+from .expr import LEAVES, SCANS, Expr, Kernel, View, constant, nodes, substituted
 from .regions import interior
 
 THREADS = 256
@@ -207,7 +210,7 @@ def unwritten(kernel: Kernel) -> str | None:
         return _too_many(kernel.shape[0])
     for r in kernel.reductions:
         made = code(np.dtype(r.dtypes[0]))
-        if made is None or accumulator(r.op, _code(r.arg), made, "Part") is None:
+        if made is None or accumulator(SCANS.get(r.op, r.op), _code(r.arg), made, "Part") is None:
             return f"{r.op} of {r.arg.dtype}"
     return None
 
@@ -386,7 +389,7 @@ class _Generator:
         self.pointers: dict[int, tuple[int, int]] = {}  # slot -> array number and offset
         self.scratch: tuple[int, int] | None = None
         self.counters: tuple[int, int] | None = None
-        self.reducing = bool(kernel.reductions)
+        self.reducing, self.scanning = bool(kernel.reductions), kernel.scans
         self.structs: list[str] = []
         self.calls: dict[str, Call] = {}
         self.outs = [_code(o) for o in kernel.outputs]
@@ -419,14 +422,15 @@ class _Generator:
                 roots.append(r.arg)
                 self.kinds.append((r.op, "i8", gives))
                 continue
-            found = accumulator(r.op, _code(r.arg), gives[0], f"Part{j}")
+            op = SCANS.get(r.op, r.op)
+            found = accumulator(op, _code(r.arg), gives[0], f"Part{j}")
             if found is None:
                 raise NotGenerated(f"{r.op} of {r.arg.dtype}")
             text, takes = found
             self.structs.append(text)
             taken = r.arg if _code(r.arg) == takes else Expr("cast", (r.arg,), _dtype(takes))
             roots.append(taken)
-            self.kinds.append((r.op, takes, gives))
+            self.kinds.append((op, takes, gives))
         self.evaluated = roots
         self.tree = _Tree(roots, "v")
 
@@ -435,7 +439,7 @@ class _Generator:
         them hold: there less is to be done."""
         self.core: _Tree | None = None
         self.within: list[tuple[int, int, int]] = []  # axis, first, length: where the core lies
-        if all(g is None for g in self.tree.guards.values()):
+        if self.scanning or all(g is None for g in self.tree.guards.values()):
             return
         found = interior(self.evaluated, self.kernel.shape)
         if found is None:
@@ -459,11 +463,13 @@ class _Generator:
     @property
     def bodies(self) -> list[_Tree]:
         """What is evaluated at each point."""
+        if self.scanning:
+            return [self.tree, self.final]
         return [self.tree] if self.core is None else [self.tree, self.core]
 
     @property
     def trees(self) -> list[_Tree]:
-        return [*self.bodies, self.final] if self.reducing else self.bodies
+        return list(dict.fromkeys([*self.bodies, self.final]))
 
     # ---- axes
 
@@ -489,7 +495,7 @@ class _Generator:
                 node = tree.nodes[k]
                 view: View = node.data[1] if node.op == "input" else node.data
                 strides = list(view.strides)
-                if self.reducing and tree is self.final:
+                if self.reducing and tree is self.final and not self.scanning:
                     spread = [0] * rank
                     for a, s in zip(kept, strides, strict=True):
                         spread[a] = s
@@ -504,7 +510,8 @@ class _Generator:
         self.reach = math.prod(kernel.shape[k] for k in over)
         last, order = self._fastest(kept, over)
         if self.reducing:
-            self.out_layout = layout(_counting(kernel.shape, kept), True)
+            whole = range(rank) if self.scanning else kept
+            self.out_layout = layout(_counting(kernel.shape, whole), True)
             if any(r.op in ("argmin", "argmax") for r in kernel.reductions):
                 self.position = layout(_counting(kernel.shape, over), False)
         layouts = list(self.layouts)
@@ -529,6 +536,8 @@ class _Generator:
         shape = self.kernel.shape
         if not self.reducing:
             return (kept[-1] if kept else -1), []
+        if self.scanning:  # along which it writes
+            return max([k for k, n in enumerate(shape) if n > 1], default=over[-1]), over
         weights = dict.fromkeys(range(len(shape)), 0.0)
         dominant: tuple[int, ...] | None = None
         most = -1
@@ -589,7 +598,7 @@ class _Generator:
         every = [(body, k) for body in self.bodies for k in body.inputs]
         axes = self.axes[self.along]
         length = axes[-1].length if axes else 1
-        sizes = [] if self.reducing else [_size(c) for c in self.outs]
+        sizes = [_size(c) for c in self.outs] if self.scanning or not self.reducing else []
         if self.reducing and not self.rows and self._fast(self.out_layout) == 1:
             sizes += [max(_size(c), 4) for c in self.outs]
         plain = self.across < 0 and self.aligned
@@ -613,6 +622,9 @@ class _Generator:
             again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
             width = 1 if again else min(width, 4)  # loops do not run side by side
         columns = self.reducing and not self.rows and self.across < 0
+        if columns and self.scanning and self.points // width < MANY_COLUMNS:
+            width = 1  # or too few threads have a column
+        columns = columns and not self.scanning
         moments = columns and any(r.op == "moment" for r in self.kernel.reductions)
         many = moments and width >= 4 and self.points >= MANY_COLUMNS and cost < 16
         if moments:  # each column keeps much in registers
@@ -624,7 +636,8 @@ class _Generator:
             _size(most.nodes[k].code) * (width if self._fast(self.layout_of[most.letter, k]) else 1)
             for k in most.inputs
         )
-        times = 8 if many or (columns and each <= 8) else 4
+        deep = columns or (self.scanning and width == 1)
+        times = 8 if many or (deep and each <= 8) else 4
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
@@ -1088,13 +1101,15 @@ class _Generator:
             "}",
         ]
 
-    def _elements(self, tree: _Tree, site: _Site, which: str, after: list[str]) -> list[str]:
-        """What is computed of each element of a vector, and `after` that."""
+    def _elements(
+        self, tree: _Tree, site: _Site, which: str, after: list[str], before: Sequence[str] = ()
+    ) -> list[str]:
+        """What is computed of each element of a vector, and what is done before and after that."""
         pairs, drawn = self._pairs(tree, site)
         wanted = tree.below(tree.roots, drawn)
         element = "e" if self.width > 1 else ""
         values = self._values(tree, "e", which)
-        lines = self._statements(tree, wanted, site, values, element, drawn)
+        lines = [*before, *self._statements(tree, wanted, site, values, element, drawn)]
         if self.width == 1:
             return [*pairs, *lines, *after]
         return [*pairs, "#pragma unroll", f"for (int e = 0; e < {self.width}; ++e) {{",
@@ -1138,8 +1153,10 @@ class _Generator:
             "}",
         ]
 
-    def _stores(self, tree: _Tree, site: _Site, place: str, which: str) -> list[str]:
-        """Compute the outputs of a vector of points and write them."""
+    def _stores(
+        self, tree: _Tree, site: _Site, place: str, which: str, before: Sequence[str] = ()
+    ) -> list[str]:
+        """Compute the outputs of a vector of points and write them; `before` comes before each."""
         width = self.width
         declared, after, writes = [], [], []
         for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
@@ -1151,7 +1168,7 @@ class _Generator:
             declared.append(f"{kind} out{n};")
             after.append(f"out{n}.x[e] = {value};")
             writes.append(f"*({kind}*)(q{n} + {place}) = out{n};")
-        return [*declared, *self._elements(tree, site, which, after), *writes]
+        return [*declared, *self._elements(tree, site, which, after, before), *writes]
 
     def _pointers(self) -> list[str]:
         """What is read and written, by name."""
@@ -1615,11 +1632,128 @@ class _Generator:
         return [*before, "#pragma unroll", f"for (int e = 0; e < {held}; ++e) {{", *body, "}",
                 *after]  # fmt: skip
 
+    # ---- scans
+
+    def _scan(self) -> list[str]:
+        """A line after the other, or lines side by side. All lanes of a warp take part in what they
+        put together, also where they have no points."""
+        width, c = self.width, self.count
+        self.held = 1 if self.rows else width  # lines of one thread
+        steps = self.reach // width if self.rows else self.reach
+        results_ = self.points // self.held
+        lanes = min(32, _power_above(steps)) if self.rows else 1
+        groups = -(-results_ // (THREADS // lanes))
+        if groups >= 2**31:
+            raise NotGenerated(f"a scan along {self.points:,} lines")
+        self.blocks = max(1, min(groups, self.processors * WAVES))
+        kept, names = self._coordinates("k", self._lengths("k", self.held), "o", "k", self.held)
+        unit = width if self.rows else 1
+        along, steps_ = self._coordinates("r", self._lengths("r", unit), "j", "r", unit)
+        site = _Site(
+            {("k", a): x for a, x in enumerate(names)}
+            | {("r", a): x for a, x in enumerate(steps_)},
+            {"k": f"o * {self.held}u", "r": f"j * {unit}u"},
+        )
+        if self.rows:
+            own = [
+                f"const int lanes = (int){self.slot('lanes', lanes)};",
+                f"const unsigned side = {THREADS}u / lanes;",
+                "const int x = threadIdx.x / lanes, y = threadIdx.x % lanes;",
+            ]
+        else:
+            own = [f"const int lanes = 1, x = threadIdx.x, y = 0;", f"const unsigned side = {THREADS}u;"]
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} results = {self.number('results', results_)};",
+            f"const {c} steps = {self.number('steps', steps)};",
+            f"const unsigned groups = (unsigned){self.slot('groups', groups)};",
+            "if (results == 0 || steps == 0 || blockIdx.x >= blocks) return;",
+            *own,
+            *self._pointers(),
+            "for (unsigned w = blockIdx.x; w < groups; w += blocks) {",
+            f"const {c} o = ({c})w * side + x;",
+            "const bool live = o < results;",
+            *kept,
+            *self._still(site),
+            *self._scan_parts(),
+            f"for ({c} r = 0; r < steps; r += lanes * {self.times}u) {{",
+            *self._scan_steps(along, site),
+            "}",
+            "}",
+        ]
+
+    def _still(self, site: _Site) -> list[str]:
+        """Loads of what is the same along a line."""
+        place = _Site(site.coords, site.linear | {"r": "0"})
+        lines = []
+        for tree in self.bodies:
+            inner, x = set(self._inner(tree)), self._register(tree)
+            outer = [k for k in tree.inputs if k not in inner]
+            lines += [f"{self._kind(tree, k)} {x}{k} = {{}};" for k in outer]
+            loads = self._loads(tree, outer, place, f"{x}#")
+            lines += ["if (live) {", *loads, "}"] if outer else []
+        return lines
+
+    def _scan_parts(self) -> list[str]:
+        """What has come together so far: of the lines of a thread, or of all lanes of one."""
+        name = "carry" if self.rows else "part"
+        lines = []
+        for j in range(len(self.kinds)):
+            lines.append(f"Part{j} {name}{j}[{self.held}];")
+            lines += self._over_held([f"{name}{j}[e].clear();"])
+        return lines
+
+    def _scan_steps(self, along: list[str], site: _Site) -> list[str]:
+        """What a thread does at a time."""
+        width, at, condition = self.width, "j = r + u * lanes + y", "live && j < steps"
+        declared, loads = [], []
+        for tree in self.bodies:
+            inner = self._inner(tree)
+            declared += self._declared(tree, self.times)
+            target = f"{self._register(tree)}#[u]"
+            loads += self._scoped(self._loads(tree, inner, site, target), bool(inner))
+        values, whole, takes = [], [], []
+        for j, ((_, short, _), root) in enumerate(zip(self.kinds, self.tree.roots, strict=True)):
+            e = "e" if width > 1 else "0"
+            values.append(f"g{j}[{e}] = {self.tree.letter}{root};")
+            if self.rows:
+                whole += [
+                    f"Part{j} part{j}[1];",
+                    f"part{j}[0].clear();",
+                    f"if (here) take_all(part{j}[0], g{j});",
+                    f"part{j}[0] = before_lane(part{j}[0], carry{j}[0], lanes, y);",
+                ]
+            held = "e" if self.held > 1 else "0"
+            takes.append(f"take_one(part{j}[{held}], g{j}[{e}]);")
+        room = [f"{TYPES[short]} g{j}[{width}];" for j, (_, short, _) in enumerate(self.kinds)]
+        place = self._offset(self.out_layout, site)
+        return [
+            *declared,
+            *(self._each(condition, at, [*along, *loads]) if loads else []),
+            "#pragma unroll",
+            f"for (int u = 0; u < {self.times}; ++u) {{",
+            f"const {self.count} {at};",
+            f"const bool here = {condition};",
+            *along,
+            *room,
+            "if (here) {",
+            *self._elements(self.tree, site, "u", values),
+            "}",
+            *whole,
+            "if (here) {",
+            f"const {self.int} at = {place};",
+            *self._stores(self.final, site, "at", "u", takes),
+            "}",
+            "}",
+        ]
+
     # ---- the whole text
 
     def generated(self) -> Generated:
         if self.kernel.counts:
             body = self._counting()
+        elif self.scanning:
+            body = self._scan()
         elif self.reducing:
             body = self._reducing()
         elif self.across >= 0:

@@ -26,8 +26,9 @@ from . import device_code, shelf
 from .batches import SMALL, Batch
 from .expr import Out, Program
 from .fuse import PLACEHOLDER, Fused, computed, filled
-from .hoist import hoisted
+from .hoist import hoisted, prepared
 from .kernel import ONLY, Call, Generated, NotGenerated, generate
+from .scans import divided
 from .sizes import leaves
 
 #: The compiler's options, by whether its fast mathematics is asked for.
@@ -315,7 +316,7 @@ class Kernels:
             if len(self._texts) >= MOST_PROGRAMS:
                 self._texts.clear()
             processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-            program = hoisted(given)
+            program = hoisted(prepared(given, divided))
             made = [generate(k, aligned, processors) for k in program.kernels]
             found = self._texts[key] = given, program, made
         return found[1:]

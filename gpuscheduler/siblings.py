@@ -222,6 +222,7 @@ def _one_pass(
     p, k = member
     other = parts[p][0].kernels[k]
     alike = other.shape == kernel.shape and other.axes == kernel.axes
+    alike = alike and other.scans == kernel.scans
     if kernel.counts or other.counts:
         alike = alike and other.reductions == kernel.reductions
     return k == 0 and bool(other.reductions) and alike

@@ -35,6 +35,7 @@ from dask.array import reductions as dask_reductions
 from dask.array import wrap as dask_wrap
 from dask.array.dispatch import numel_lookup
 from dask.array.optimization import GETTERS
+from dask.utils import apply as dask_apply
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -42,6 +43,7 @@ from .bins import Bins, compared
 from .expr import (
     LEAVES,
     REDUCTIONS,
+    SCANS,
     DType,
     Expr,
     Kernel,
@@ -55,6 +57,7 @@ from .expr import (
 )
 from .grid import Axis
 from .regions import settled
+from .scans import parts
 from .sizes import map_leaves
 from .subgraph import COMPILED
 
@@ -131,6 +134,14 @@ class Generated:
     expr: Expr
 
 
+@dataclass(frozen=True, slots=True)
+class Scanned(Generated):
+    """What a scan makes of `expr`, along an axis."""
+
+    op: str
+    axis: int
+
+
 class Beside:
     """Arrays that functions read beside their arguments: in a variable outside, as a constant of
     the task, or made by themselves from nothing. They become inputs behind the arguments, in the
@@ -205,7 +216,7 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Result:
-    """Result `which` of a reduction over `axes` of `over`."""
+    """Result `which` of a reduction over `axes` of `over`, or of a scan along them."""
 
     over: Shape
     axes: Shape
@@ -214,6 +225,8 @@ class _Result:
 
     @property
     def shape(self) -> Shape:
+        if self.reduction.op in SCANS:
+            return self.over
         return tuple(n for k, n in enumerate(self.over) if k not in self.axes)
 
     @property
@@ -263,7 +276,9 @@ class _Following:
             self.given.append(array._family)
             return array
         if isinstance(value, Generated):
-            return Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
+            array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
+            scanned = isinstance(value, Scanned)
+            return _scan(value.op, array, value.axis, value.dtype) if scanned else array
         if isinstance(value, dict | list | tuple) and not _is_plain(value):
             return map_leaves(self.argument, value)
         if callable(value) and not isinstance(value, type):
@@ -342,12 +357,17 @@ CALLED = (types.FunctionType, functools.partial)
 
 def is_array(value: Any) -> bool:
     """Whether it is an array of NumPy's or CuPy's with elements, and of no class of its own."""
+    return _is_theirs(value) and bool(value.size)
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether it is such an array without elements, as Dask has them to say what to make."""
+    return _is_theirs(value) and not value.size
+
+
+def _is_theirs(value: Any) -> bool:
     kind = type(value)
-    if kind is np.ndarray:
-        return bool(value.size)
-    if kind.__name__ != "ndarray" or kind.__module__.partition(".")[0] != "cupy":
-        return False
-    return bool(value.size)
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] in ("numpy", "cupy")
 
 
 def abstract_of(array: Any) -> Abstract | None:
@@ -653,6 +673,8 @@ class Traced(NDArrayOperatorsMixin):
         name = ufunc.__name__
         if method == "reduce":
             return _ufunc_reduce(ufunc, *inputs, **kwargs)
+        if method == "accumulate" and name in ACCUMULATED:
+            return _accumulated(ufunc, *inputs, **kwargs)
         if method == "outer" and len(inputs) == 2 and not kwargs:
             a, b = (_array(i) for i in inputs)
             return _ufunc(ufunc, (a.reshape(a.shape + (1,) * b.ndim), b))
@@ -683,6 +705,8 @@ class Traced(NDArrayOperatorsMixin):
         index = _basic(index)
         # with an Ellipsis NumPy gives a view always, and never reads
         out = _look(self, lambda a: a[index if ... in index else (*index, ...)])
+        if (last := _last_of_scan(self, out)) is not None:
+            out = Traced(last, out.shape, of=self)
         if not out.shape and ... not in index:
             return Traced(out._expr, (), True)
         out._part_of = (self, index)
@@ -803,6 +827,12 @@ class Traced(NDArrayOperatorsMixin):
 
     def argmax(self, *args: Any, **kwargs: Any) -> Traced:
         return _arg("argmax", self, *args, **kwargs)
+
+    def cumsum(self, *args: Any, **kwargs: Any) -> Traced:
+        return _cumulated(np.add, self, *args, **kwargs)
+
+    def cumprod(self, *args: Any, **kwargs: Any) -> Traced:
+        return _cumulated(np.multiply, self, *args, **kwargs)
 
     def mean(self, *args: Any, **kwargs: Any) -> Any:
         return _mean(self, *args, **kwargs)
@@ -1497,6 +1527,77 @@ def _ufunc_reduce(
     raise _refuse(f"numpy.{name}.reduce has no expression")
 
 
+#: What is accumulated along an axis, by the function of two that does it.
+ACCUMULATED = {
+    "add": "cumsum", "multiply": "cumprod", "minimum": "cummin", "maximum": "cummax",
+    "fmin": "cumfmin", "fmax": "cumfmax",
+}  # fmt: skip
+
+
+def _accumulated(
+    ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None
+) -> Traced:  # fmt: skip
+    """What `ufunc.accumulate` gives, along one axis."""
+    _no_out(None if out == (None,) else out)
+    x, name = _array(x), ufunc.__name__
+    if not _current.get().products:  # NumPy's own goes through it once, too
+        raise _refuse("it accumulates along an axis: NumPy's own goes through it once, too")
+    if dtype is None or dtype is _nothing:
+        dtype = _accumulated_dtype(x.dtype, ufunc)
+    value, axis = x.astype(_checked(dtype)), normalize_axis_index(axis, x.ndim)
+    if parts(x.shape, axis) is None:
+        raise _refuse(f"it accumulates along {x.shape[axis]:,} elements: no equal parts share that")
+    if x.shape[axis] == 1 or not x.size:
+        return value.copy()
+    return _scan(ACCUMULATED[name], value, axis, value.dtype)
+
+
+def _scan(op: str, x: Traced, axis: int, dtype: DType) -> Traced:
+    result = _Result(x.shape, (axis,), Reduction(op, x._expr, (dtype,)), 0)
+    return Traced(_current.get().keep(result, dtype), x.shape)
+
+
+@functools.cache
+def _accumulated_dtype(dtype: DType, ufunc: Any) -> DType:
+    return ufunc.accumulate(np.zeros(1, dtype)).dtype  # type: ignore[no-any-return]
+
+
+def _cumulated(
+    ufunc: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None
+) -> Traced:  # fmt: skip
+    """`cumsum` and its like: along an axis, or of all elements in order."""
+    x = _array(x)
+    if axis is None or axis is _nothing:
+        x, axis = x.reshape(-1), 0
+    return _accumulated(ufunc, x, axis, dtype, out)
+
+
+def _last_of_scan(x: Traced, out: Traced) -> Expr | None:
+    """What comes together along all of an axis, where `out` is the last of a scan `x`; None for
+    any other part of it: all but that one need the scan."""
+    if x._expr.op != "input" or x._expr.data[0] < MADE or not out.size:
+        return None
+    scan, view = _current.get().made[x._expr.data[0] - MADE], x._expr.data[1]
+    if not isinstance(scan, _Result) or scan.reduction.op not in SCANS:
+        return None
+    ((axis,), shape) = scan.axes, scan.over
+    if shape != x.shape or not is_contiguous(view, shape):
+        return None
+    kept = tuple(1 if k == axis else n for k, n in enumerate(shape))
+    last = View.contiguous(shape)
+    last = View((shape[axis] - 1) * last.strides[axis], last.strides)
+    without = tuple(n for k, n in enumerate(shape) if k != axis)
+    found = next((s for s in (kept, without) if s == out.shape), None)
+    if found is None:
+        return None
+    strides = last.strides if found is kept else last.strides[:axis] + last.strides[axis + 1 :]
+    if _canonical(out._expr.data[1], found) != _canonical(View(last.offset, strides), found):
+        return None
+    ((value,), op) = scan.reduction.dtypes, SCANS[scan.reduction.op]
+    whole = Traced(scan.reduction.arg, shape)
+    return _reduce(op, whole, scan.axes, (value,), found is kept)[0]._expr
+
+
 # ------------------------------------------------------------------------------------------------
 # Parts put together.
 
@@ -1737,6 +1838,10 @@ for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
     _implements(_name)(functools.partial(_extreme, _op))
 
 
+for _name, _ufunc_of in {"cumsum": np.add, "cumprod": np.multiply}.items():
+    _implements(_name)(functools.partial(_cumulated, _ufunc_of))
+
+
 @_implements("histogram")
 def _histogram(
     a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
@@ -1827,6 +1932,35 @@ def _nansum(a: Any, *args: Any, **kwargs: Any) -> Traced:
 @_implements("nanprod")
 def _nanprod(a: Any, *args: Any, **kwargs: Any) -> Traced:
     return _prod(_without_nan(_array(a), 1), *args, **kwargs)
+
+
+@_implements("nancumsum")
+def _nancumsum(a: Any, *args: Any, **kwargs: Any) -> Traced:
+    return _cumulated(np.add, _without_nan(_array(a), 0), *args, **kwargs)
+
+
+@_implements("nancumprod")
+def _nancumprod(a: Any, *args: Any, **kwargs: Any) -> Traced:
+    return _cumulated(np.multiply, _without_nan(_array(a), 1), *args, **kwargs)
+
+
+@_implements("cumulative_sum")
+def _cumulative_sum(
+    x: Any, /, *, axis: Any = None, dtype: Any = None, out: Any = None,
+    include_initial: bool = False, ufunc: Any = np.add,
+) -> Traced:  # fmt: skip
+    x = _array(x)
+    if axis is None and x.ndim != 1:
+        raise ValueError("axis must be specified for an array of more than one dimension")
+    axis = 0 if axis is None else normalize_axis_index(axis, x.ndim)
+    found = _accumulated(ufunc, x, axis, dtype, out)
+    if not include_initial:
+        return found
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    return _concatenate([_filled(shape, ufunc.identity, found.dtype), found], axis)
+
+
+_implements("cumulative_prod")(functools.partial(_cumulative_sum, ufunc=np.multiply))
 
 
 @_implements("nanmean")
@@ -2617,6 +2751,30 @@ def _eye(
 
 # ------------------------------------------------------------------------------------------------
 # Python's own functions of numbers.
+
+
+def _like_nothing(function: Any) -> Callable[..., Any]:
+    """`numpy.full_like` and its like of an array without elements, which only says what to make:
+    one of CuPy's would be made while the function is followed."""
+
+    @functools.wraps(function)
+    def made(a: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("shape") is None or isinstance(a, Traced) or getattr(a, "size", 1):
+            return function(a, *args, **kwargs)
+        return FUNCTIONS[function](_filled((0,), 0, a.dtype), *args, **kwargs)
+
+    return made
+
+
+for _name in ("full_like", "ones_like", "zeros_like", "empty_like"):
+    KNOWN[getattr(np, _name)] = _like_nothing(getattr(np, _name))
+
+
+def _apply_adapted(func: Any, args: Any, kwargs: Any = None) -> Any:
+    return (func if isinstance(func, CALLED) else adapted(func))(*args, **(kwargs or {}))
+
+
+KNOWN[dask_apply] = _apply_adapted
 
 
 def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
@@ -3445,9 +3603,12 @@ class _Group:
     reductions: list[Reduction] = field(default_factory=list)
     outputs: list[Expr] = field(default_factory=list)
     start: int = 0  # the number of its first output
+    scans: bool = False  # along its axes, which are kept
 
     @property
     def kept(self) -> Shape:
+        if self.scans:
+            return self.shape
         return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
 
     @property
@@ -3459,7 +3620,7 @@ class _Assembly:
     """Puts the arrays that a function made, and its results, into kernels.
 
     Each array has a home, a group. A reduction's group is all reductions over the same axes of the
-    same shape that can run at the same time. What is computed from a group's results point for
+    same shape that can run at the same time; scans are apart. What is computed from a group's results point for
     point is computed in that group too, at its end; all else element by element, in later groups.
     """
 
@@ -3540,8 +3701,10 @@ class _Assembly:
                 continue
             depth = max([self.home[m].depth for m in _made(self.body[number])], default=0)
             reduction = self._reduction(number)
-            alone = reduction if reduction.op == "histogram" else None
+            scans = reduction.op in SCANS
+            alone = reduction if reduction.op == "histogram" else scans
             self.home[number] = group = self._group(depth + 1, array.over, array.axes, alone)
+            group.scans = scans
             if reduction not in group.reductions:
                 group.reductions.append(reduction)
 

@@ -77,6 +77,21 @@ static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
   pause_at(2);
   return got;
 }
+static unsigned from_lane(unsigned v, int lane, bool there) {
+  exchange[current] = v;
+  pause_at(2);
+  const unsigned got = there ? exchange[(current & ~31u) + lane] : v;
+  pause_at(2);
+  return got;
+}
+static unsigned __shfl_sync(unsigned, unsigned v, int from, int lanes) {
+  const int lane = current & 31;
+  return from_lane(v, lane / lanes * lanes + from % lanes, true);
+}
+static unsigned __shfl_up_sync(unsigned, unsigned v, int up, int lanes) {
+  const int lane = current & 31;
+  return from_lane(v, lane - up, lane % lanes >= up);
+}
 template<class T> static T atomicAdd(T* p, T n) { const T old = *p; *p += n; return old; }
 template<class T> static T atomicExch(T* p, T n) { const T old = *p; *p = n; return old; }
 template<class T> static T __ldcg(const T* p) { return *p; }

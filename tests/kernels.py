@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from gpuscheduler.bins import Bins
-from gpuscheduler.expr import REDUCTIONS, Expr, Kernel, Reduction, View, constant, index, nodes
+from gpuscheduler.expr import REDUCTIONS, SCANS, Expr, Kernel, Reduction, View, constant, index, nodes
 
 
 def words(text):
@@ -236,10 +236,13 @@ def kernels(draw):
     """A kernel, and arrays for it."""
     shape = draw(shapes())
     arrays, sizes = [], []
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(["elements", "elements", "reduced", "reduced", "scanned"]))
+    if kind == "elements":
         count = draw(st.integers(1, 2))
         outputs = tuple(draw(expressions(shape, arrays, sizes)) for _ in range(count))
         kernel = Kernel(shape, outputs)
+    elif kind == "scanned" and shape:
+        kernel = draw(_scanning(shape, arrays, sizes))
     else:
         kernel = draw(_reducing(shape, arrays, sizes))
     return kernel, filled(arrays, sizes, draw(st.integers(0, 3)))
@@ -263,7 +266,7 @@ def _reducing(draw, shape, arrays, sizes):
         if arg.dtype != takes:
             arg = Expr("cast", (arg,), takes)
         if op == "prod" and takes.kind in "fc":
-            arg = _small(arg)
+            arg = small(arg)
         reductions.append(Reduction(op, arg, types))
     results = [
         Expr("reduced", (), d, (j, r))
@@ -281,11 +284,37 @@ def _reducing(draw, shape, arrays, sizes):
     return Kernel(shape, tuple(outputs), tuple(reductions), axes)
 
 
-def _small(x):
+@st.composite
+def _scanning(draw, shape, arrays, sizes):
+    reductions = []
+    for _ in range(draw(st.integers(1, 2))):
+        arg = draw(expressions(shape, arrays, sizes, depth=2))
+        op = draw(st.sampled_from(sorted(SCANS)))
+        if arg.dtype.kind == "c" and SCANS[op] not in ("sum", "prod"):
+            op = "cumsum"
+        types, takes = _results(SCANS[op], np.zeros(0, arg.dtype).dtype)
+        if arg.dtype != takes:
+            arg = Expr("cast", (arg,), takes)
+        if op == "cumprod" and takes.kind in "fc":
+            arg = small(arg)
+        reductions.append(Reduction(op, arg, types))
+    outputs = []
+    for j, reduction in enumerate(reductions):
+        (dtype,) = reduction.dtypes
+        result = Expr("reduced", (), dtype, (j, 0))
+        if draw(st.booleans()):
+            other = draw(_expression(shape, arrays, sizes, 1, dtype))
+            result = Expr(BINARY[dtype.kind][0], (result, other), dtype)
+        outputs.append(result)
+    axis = draw(st.integers(0, len(shape) - 1))
+    return Kernel(shape, tuple(outputs), tuple(reductions), (axis,))
+
+
+def small(x):
     """No larger than 1: a product that overflows on its way to zero depends on the way."""
     if x.dtype.kind == "c":
         part = _smaller(x.dtype)
-        one = _small(Expr("real", (x,), part))
+        one = small(Expr("real", (x,), part))
         return Expr("complex", (one, constant(0, part)), x.dtype)
     below = Expr("minimum", (x, constant(1, x.dtype)), x.dtype)
     return Expr("maximum", (below, constant(-1, x.dtype)), x.dtype)
@@ -325,6 +354,13 @@ EDGES = {
     "doubled": np.array([-1, 0, 0, 0.5, 0.5]), "tiny": np.linspace(1, 1 + 2**-20, 8),
     "far": np.linspace(-1e18, 1e18, 5),
 }  # fmt: skip
+
+
+def scanned(x, shape, axis, *ops):
+    """Scans of one expression."""
+    parts = tuple(Reduction(op, x, _results(SCANS[op], x.dtype)[0]) for op in ops)
+    outputs = tuple(Expr("reduced", (), p.dtypes[0], (j, 0)) for j, p in enumerate(parts))
+    return Kernel(shape, outputs, parts, (axis,))
 
 
 def histogram(shape, dtype, edges, strides=None):

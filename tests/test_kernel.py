@@ -17,9 +17,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpuscheduler import Scheduler, blocks, cuda_math
-from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
+from gpuscheduler.expr import (
+    SCANS,
+    Expr,
+    Kernel,
+    Out,
+    Program,
+    Reduction,
+    View,
+    constant,
+    index,
+    source,
+)
 from gpuscheduler.fuse import Fused
+from gpuscheduler.hoist import prepared
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate, unwritten
+from gpuscheduler.scans import divided
 from gpuscheduler.sizes import leaves
 from gpuscheduler.trace import Abstract, follow
 from graphs import black_scholes
@@ -423,6 +436,45 @@ def compiled(source, arch="sm_90"):
 def test_operations_compile(types):
     outputs = [of_loop(*loop) for loop in GROUPS[types]]
     compiled(generate(Kernel((256,), tuple(outputs)), aligned=False).source)
+
+
+@host_only
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("case", list(CASES))
+def test_scans(host, case, axis):
+    shape, _ = CASES[case]
+    axis = axis % len(shape) if axis < len(shape) else 0
+    for dtype, ops in SCANNED.items():
+        leaf = source(0, shape, dtype)
+        leaf = k.small(leaf) if "cumprod" in ops and dtype != "u1" else leaf
+        kernel = k.scanned(leaf, shape, axis, *ops)
+        x = aligned(k.filled([np.dtype(dtype)], [int(np.prod(shape))], 1)[0].reshape(shape))
+        with np.errstate(all="ignore"):
+            want = blocks.evaluate(kernel, [x])
+        k.same(host.run([kernel], [[x]], processors=2)[0], want, kernel)
+        program = prepared(Program(1, (kernel,), Out(1, shape)), divided)
+        if len(program.kernels) > 1:
+            every = [x]
+            for part in program.kernels:
+                found = host.run([part], [[aligned(a) for a in every]])[0]
+                k.same(found, blocks.evaluate(part, every), part)
+                every += found
+            k.same([a.reshape(shape) for a in every[-len(want) :]], want, kernel)
+
+
+SCANNED = {
+    "f4": ("cumsum", "cummax", "cumfmin"), "f8": ("cumprod", "cummin"), "i4": ("cumsum", "cummax"),
+    "?": ("cumsum", "cummin"), "c8": ("cumsum",), "c16": ("cumprod",), "u1": ("cumprod",),
+    "f2": ("cumsum",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scans_of_all_types_compile(axis):
+    shape = (512, 1024)
+    for dtype in k.words("? i1 u2 i4 i8 u8 f2 f4 f8 c8 c16"):
+        ops = [op for op in SCANS if dtype[0] != "c" or op in ("cumsum", "cumprod")]
+        compiled(generate(k.scanned(source(0, shape, dtype), shape, axis, *ops)).source)
 
 
 EVERY = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "argmin", "argmax", "moment"]

@@ -29,6 +29,7 @@ ORDER = [
     "philox_loops",
     "philox",
     "regions",
+    "scans",
     "bin_loops",
     "bins",
     "shelf",

@@ -56,7 +56,7 @@ FEW_READERS, LITTLE_WORK = 3, 24
 _SUMS = frozenset({
     "add", "subtract", "multiply", "negative", "absolute", "fabs", "square", "maximum", "minimum",
     "fmax", "fmin", "where", "equal", "not_equal", "less", "less_equal", "greater",
-    "greater_equal", "logical_and", "logical_or", "logical_not", "conjugate",
+    "greater_equal", "logical_and", "logical_or", "logical_not", "conjugate", "isnan",
 })  # fmt: skip
 _QUOTIENTS = frozenset({"divide", "reciprocal", "sqrt"})
 _FUNCTIONS = frozenset({
@@ -365,6 +365,7 @@ class Fuser:
                 for key in graph.tasks
                 if key not in moved
                 for k in ([self.before[key]] if key in self.before else []) + [key]
+                if k in graph.tasks
             }
         if self.nodes:
             self._put_beside({k: n for k, n in self.nodes.items() if self.readers[k]})
@@ -418,6 +419,8 @@ class Fuser:
             target = graph.needs[key][at]
             source = self.sources.get(target)
             if source is None or not isinstance(source.parts, Scanned) or task.kwargs:
+                continue
+            if not self._may_inline(target, key):
                 continue
             others = task.args[:n] + task.args[n + 1 :]
             if any(name in getattr(a, "dependencies", ()) for a in others):

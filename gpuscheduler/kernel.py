@@ -1661,7 +1661,10 @@ class _Generator:
                 "const int x = threadIdx.x / lanes, y = threadIdx.x % lanes;",
             ]
         else:
-            own = [f"const int lanes = 1, x = threadIdx.x, y = 0;", f"const unsigned side = {THREADS}u;"]
+            own = [
+                "const int lanes = 1, x = threadIdx.x, y = 0;",
+                f"const unsigned side = {THREADS}u;",
+            ]
         return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
             f"const {c} results = {self.number('results', results_)};",
@@ -1713,7 +1716,7 @@ class _Generator:
             target = f"{self._register(tree)}#[u]"
             loads += self._scoped(self._loads(tree, inner, site, target), bool(inner))
         values, whole, takes = [], [], []
-        for j, ((_, short, _), root) in enumerate(zip(self.kinds, self.tree.roots, strict=True)):
+        for j, root in enumerate(self.tree.roots):
             e = "e" if width > 1 else "0"
             values.append(f"g{j}[{e}] = {self.tree.letter}{root};")
             if self.rows:

@@ -78,7 +78,8 @@ def divided(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
 
     ops = [SCANS[r.op] for r in kernel.reductions]
     types = [_wide(r) for r in kernel.reductions]
-    args = rebuilt([r.arg for r in kernel.reductions], cut)
+    given = rebuilt([r.arg for r in kernel.reductions], cut)
+    args = [_as(x, t) for x, t in zip(given, types, strict=True)]
     shape = _with(kernel.shape, axis, many, long)
     small = _with(kernel.shape, axis, many)
     made = [Expr("reduced", (), t, (j, 0)) for j, t in enumerate(types)]
@@ -107,8 +108,7 @@ def divided(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
             return cut(leaf)
         j = leaf.data[0]
         carried = _input(count + len(made) + j, types[j], still)
-        value = Expr(BOTH[ops[j]], (carried, made[j]), types[j])
-        return value if leaf.dtype == types[j] else Expr("cast", (value,), leaf.dtype)
+        return _as(Expr(BOTH[ops[j]], (carried, made[j]), types[j]), leaf.dtype)
 
     # leaves only are replaced: `made` stands for itself in what takes its place
     outputs = tuple(rebuilt(kernel.outputs, joined))
@@ -127,6 +127,10 @@ def _along(shape: tuple[int, ...], axis: int) -> Expr:
 
 def _input(n: int, dtype: DType, view: View) -> Expr:
     return Expr("input", (), dtype, (n, view))
+
+
+def _as(x: Expr, dtype: DType) -> Expr:
+    return x if x.dtype == dtype else Expr("cast", (x,), dtype)
 
 
 def _wide(scan: Reduction) -> DType:

@@ -277,8 +277,9 @@ class _Following:
             return array
         if isinstance(value, Generated):
             array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
-            scanned = isinstance(value, Scanned)
-            return _scan(value.op, array, value.axis, value.dtype) if scanned else array
+            if isinstance(value, Scanned):
+                return _scan(value.op, array, value.axis, value.dtype)
+            return array
         if isinstance(value, dict | list | tuple) and not _is_plain(value):
             return map_leaves(self.argument, value)
         if callable(value) and not isinstance(value, type):
@@ -391,6 +392,8 @@ def constant_of_task(value: Any) -> Any:
         return copy
     if isinstance(value, CALLED):
         return adapted(value)
+    if is_nothing(value):  # no device is asked to make something of it
+        return np.empty(value.shape, value.dtype)
     beside = _current.get().beside
     if beside is None or not is_array(value):
         return value
@@ -1538,17 +1541,18 @@ def _accumulated(
     ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None
 ) -> Traced:  # fmt: skip
     """What `ufunc.accumulate` gives, along one axis."""
-    _no_out(None if out == (None,) else out)
+    _no_out(out[0] if isinstance(out, tuple) else out)
     x, name = _array(x), ufunc.__name__
     if not _current.get().products:  # NumPy's own goes through it once, too
         raise _refuse("it accumulates along an axis: NumPy's own goes through it once, too")
     if dtype is None or dtype is _nothing:
         dtype = _accumulated_dtype(x.dtype, ufunc)
-    value, axis = x.astype(_checked(dtype)), normalize_axis_index(axis, x.ndim)
+    value: Traced = x.astype(_checked(dtype))
+    axis = normalize_axis_index(axis, x.ndim)
     if parts(x.shape, axis) is None:
         raise _refuse(f"it accumulates along {x.shape[axis]:,} elements: no equal parts share that")
     if x.shape[axis] == 1 or not x.size:
-        return value.copy()
+        return value
     return _scan(ACCUMULATED[name], value, axis, value.dtype)
 
 
@@ -2759,15 +2763,15 @@ def _like_nothing(function: Any) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def made(a: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("shape") is None or isinstance(a, Traced) or getattr(a, "size", 1):
+        if kwargs.get("shape") is None or not is_nothing(a):
             return function(a, *args, **kwargs)
         return FUNCTIONS[function](_filled((0,), 0, a.dtype), *args, **kwargs)
 
     return made
 
 
-for _name in ("full_like", "ones_like", "zeros_like", "empty_like"):
-    KNOWN[getattr(np, _name)] = _like_nothing(getattr(np, _name))
+for _function in (np.full_like, np.ones_like, np.zeros_like, np.empty_like):
+    KNOWN[_function] = _like_nothing(_function)
 
 
 def _apply_adapted(func: Any, args: Any, kwargs: Any = None) -> Any:
@@ -3303,7 +3307,7 @@ class _Reading:
                 or (isinstance(value, type) and _is_plain(value))
                 or type(value) is np.ndarray
                 or type(value).__module__ == "dask._task_spec"
-                or (self.arrays and is_array(value))
+                or (self.arrays and (is_array(value) or is_nothing(value)))
             ):
                 reason = None
             elif callable(value):
@@ -3620,8 +3624,9 @@ class _Assembly:
     """Puts the arrays that a function made, and its results, into kernels.
 
     Each array has a home, a group. A reduction's group is all reductions over the same axes of the
-    same shape that can run at the same time; scans are apart. What is computed from a group's results point for
-    point is computed in that group too, at its end; all else element by element, in later groups.
+    same shape that can run at the same time; scans are apart. What is computed from a group's
+    results point for point is computed in that group too, at its end; all else element by element,
+    in later groups.
     """
 
     def __init__(self, following: _Following):

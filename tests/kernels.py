@@ -8,7 +8,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from gpuscheduler.bins import Bins
-from gpuscheduler.expr import REDUCTIONS, SCANS, Expr, Kernel, Reduction, View, constant, index, nodes
+from gpuscheduler.expr import (
+    REDUCTIONS,
+    SCANS,
+    Expr,
+    Kernel,
+    Reduction,
+    View,
+    constant,
+    index,
+    nodes,
+)
 
 
 def words(text):

@@ -475,6 +475,10 @@ def test_scans(host, case):
             k.same([a.reshape(shape) for a in every[-len(want) :]], want, kernel)
 
 
+def test_what_copies_rows_compiles():
+    compiled(cuda_math.ROWS_COPIED)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_scans_of_all_types_compile(axis):
     shape = (512, 1024)

@@ -1123,3 +1123,18 @@ def test_an_array_on_a_gpu_that_is_not_used_is_fetched():
     with gpuscheduler.Scheduler(devices="cuda:1"):
         lazy = da.from_array(there, chunks=100, asarray=False)
         assert float((lazy + 1).sum().compute()) == 1000 * 999 / 2 + 1000
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("dtype", ["f4", "u1", "c16"])
+def test_large_blocks_beside_each_other_are_copied_to_their_places(dtype):
+    """By a kernel, where rows begin at multiples of 16 bytes, and by CUDA where they do not."""
+    x = cupy.arange(3072 * 3000).reshape(3072, 3000).astype(dtype)
+    with gpuscheduler.Scheduler("cuda:0"):
+        for chunks in (1024, (1024, 1000), (1024, 999), (3072, 16), (1000, 3000), (1500, 1500)):
+            got = (da.from_array(x, chunks=chunks) + cupy.ones((), dtype)).compute()
+            assert type(got) is cupy.ndarray
+            assert bool((got == x + cupy.ones((), dtype)).all())
+        cube = x[:, :2048].reshape(96, 32, 2048)
+        got = (da.from_array(cube, chunks=(48, 16, 1024)) + cupy.ones((), dtype)).compute()
+        assert bool((got == cube + cupy.ones((), dtype)).all())

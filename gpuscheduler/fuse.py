@@ -21,7 +21,18 @@ from dask.array import reductions as dask_reductions
 from dask.utils import key_split
 
 from . import blocks, philox, trace
-from .expr import Expr, Kernel, Out, Program, View, constant, nodes, rebuilt
+from .expr import (
+    Expr,
+    Kernel,
+    Out,
+    Program,
+    View,
+    constant,
+    nodes,
+    rebuilt,
+    view_of,
+    with_view,
+)
 from .graph import FRESH, RANDOM, Block, Draw, Graph
 from .grid import Tile
 from .kernel import unwritten
@@ -29,7 +40,16 @@ from .persisted import Chunk
 from .regions import interior
 from .sizes import leaves, map_leaves
 from .subgraph import Call, Chain, literal
-from .trace import Abstract, Generated, OnlyView, Scanned, Seen, Unfollowed
+from .trace import (
+    Abstract,
+    Generated,
+    OnlyView,
+    Scanned,
+    Seen,
+    Unfollowed,
+    squeezed,
+    view_over,
+)
 
 Key = Any
 Values = dict[Any, Any]
@@ -793,7 +813,9 @@ class Fuser:
             return None
         expects = tuple(e for e in found.expects if e is not None)
         every = list(leaves(made))
-        if any(m.shape != kernel.shape for m in every) or len(expects) < len(found.expects):
+        one, small = isinstance(result, Out), squeezed(kernel.shape)
+        if any((m.shape if one else squeezed(m.shape)) != (kernel.shape if one else small)
+               for m in every) or len(expects) < len(found.expects):  # fmt: skip
             return None
         # steps of a tree meet on each device before they meet on one
         tiny = len(expects) > 1 and math.prod(kernel.shape) <= trace.FEW
@@ -802,9 +824,11 @@ class Fuser:
 
         def part(out: Out) -> Generated:
             expr = kernel.outputs[out.array - program.inputs]
+            if out.shape != kernel.shape:  # axes of length one are more, or fewer
+                (expr,) = rebuilt([expr], lambda leaf: _over(leaf, kernel.shape, out.shape))
             return Generated(out.shape, expr.dtype, expr)
 
-        parts = None if isinstance(result, Out) else map_leaves(part, result)
+        parts = None if one else map_leaves(part, result)
         # readers of alike ones have one program, and that what each reads has as many leaves
         words = ("source", kernel.outputs, _words(made), expects, found.leaves)
         number = self.numbers.setdefault(words, len(self.numbers))
@@ -1029,6 +1053,11 @@ def _returned(program: Program, borrowed: int) -> Program:
         program.result,
     )
     return Program(own + borrowed, kernels, result)
+
+
+def _over(leaf: Expr, shape: tuple[int, ...], other: tuple[int, ...]) -> Expr:
+    view = view_of(leaf)
+    return leaf if view is None else with_view(leaf, view_over(view, shape, other))
 
 
 def _dtypes(program: Program, inputs: list[Abstract]) -> dict[int, Any]:

@@ -1284,7 +1284,7 @@ def _reduce(
         return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
     # elsewhere it would be fewer tasks for many threads
     short = _current.get().products and _current.get().short
-    if short and x.size and op not in ("prod", "moment") and all(x.shape[k] == 1 for k in axes):
+    if short and x.size and op != "prod" and all(x.shape[k] == 1 for k in axes):
         # each row is one element
         element = _reshape(x, _reduced_shape(x, axes, False))
         if op == "sum" and x.dtype.kind in "fc":
@@ -2547,19 +2547,71 @@ def _moment_chunk(
     }
 
 
-def _moments(function: Any) -> None:
-    """Of Dask's steps of a variance, whose sums are in what they add up next: each element of that
-    would take them anew."""
+def _beside_each_other(pairs: Any, order: int, sum: Any, axis: Any) -> dict[str, Any] | None:
+    """What a few moments make together, of blocks that are one element thick and whose counts are
+    known, element by element and in double precision; None of others."""
+    every = list(_flattened(pairs))
+    if order != 2 or sum is not np.sum or not _current.get().products or len(every) > SHORT:
+        return None
+    totals, counts, squares = ([p[name] for p in every] for name in ("total", "n", "M"))
+    arrays = [a for a in (*totals, *counts) if isinstance(a, Traced)]
+    if len(arrays) < 2 * len(every) or any(a.shape != arrays[0].shape for a in arrays):
+        return None
+    first = arrays[0]
+    thick = any(first.shape[k] != 1 for k in _axes(first, axis)) or not first.size
+    if thick or first.dtype.kind != "f" or any(n._expr.op != "constant" for n in counts):
+        return None
+    numbers = [int(n._expr.value) for n in counts]
+    n = np.int64(builtins.sum(numbers))
+    wide = [t.astype(np.float64) for t in totals]
+    total = functools.reduce(np.add, wide)
+    mean, away = np.true_divide(total, n), []
+    for t, k, m in zip(wide, numbers, squares, strict=True):
+        square = np.square(np.subtract(t if k == 1 else np.true_divide(t, np.int64(k)), mean))
+        own = m[..., 0].astype(np.float64)
+        away += [own, square if k == 1 else np.multiply(square, np.float64(k))]
+    return {"total": total, "n": n, "M": functools.reduce(np.add, away)}
 
-    def moments(*args: Any, **kwargs: Any) -> Any:
+
+def _flattened(nested: Any) -> Iterator[Any]:
+    if not isinstance(nested, list):
+        yield nested
+    else:
+        for part in nested:
+            yield from _flattened(part)
+
+
+@_instead_of(dask_reductions.moment_combine)
+def _moment_combine(
+    pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
+    axis: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    usual = kwargs.keys() <= {"keepdims"}
+    few = _beside_each_other(pairs, order, sum, axis) if usual else None
+    if few is None:
+        # sums are in what Dask adds up next: each element of that would take them anew
         _current.get().short = False
-        return function(*args, **kwargs)
+        return dask_reductions.moment_combine(pairs, order, ddof, dtype, sum, axis, **kwargs)
+    first = next(_flattened(pairs))
+    total = few["total"].astype(first["total"].dtype)
+    count = Traced(_constant(few["n"], np.int64), total.shape)
+    return {"total": total, "n": count, "M": _expand(few["M"].astype(first["M"].dtype), -1)}
 
-    _instead_of(function)(moments)
 
-
-_moments(dask_reductions.moment_combine)
-_moments(dask_reductions.moment_agg)
+@_instead_of(dask_reductions.moment_agg)
+def _moment_agg(
+    pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
+    axis: Any = None, **kwargs: Any,
+) -> Any:  # fmt: skip
+    usual = kwargs.keys() <= {"keepdims"}
+    few = _beside_each_other(pairs, order, sum, axis) if usual else None
+    if few is None:
+        _current.get().short = False
+        return dask_reductions.moment_agg(pairs, order, ddof, dtype, sum, axis, **kwargs)
+    squares, left = few["M"], few["n"] - ddof
+    shape = _reduced_shape(squares, _axes(squares, axis), kwargs.get("keepdims", False))
+    variance = np.true_divide(squares, np.float64(left if left >= 0 else np.nan))
+    return _scalar_if_point(_reshape(variance.astype(dtype), shape))
 
 
 @_instead_of(dask_reductions._nanargmin)
@@ -3724,7 +3776,7 @@ class _Assembly:
         if not made:
             return self._group(1, shape)
         latest = max((self.home[m] for m in made), key=lambda g: g.place)
-        if latest.axes and _squeezed(shape) == _squeezed(latest.kept):
+        if latest.axes and squeezed(shape) == squeezed(latest.kept):
             own = [n for n in nodes((expr,)) if n.op == "input" and n.data[0] in made
                    and self.home[n.data[0]] is latest]  # fmt: skip
             if all(is_contiguous(n.data[1], shape) for n in own):
@@ -3744,9 +3796,10 @@ class _Assembly:
             if home is None or home.axes:
                 continue
             # beside others of its shape: what both read is read once
-            beside = [g for g in used if not g.axes and g.shape == shape]
+            small = squeezed(shape)
+            beside = [g for g in used if not g.axes and squeezed(g.shape) == small]
             if not any(n.op in ("input", "index") for n in nodes((expr,))):
-                beside += [g for g in used if g.axes and _squeezed(g.kept) == _squeezed(shape)]
+                beside += [g for g in used if g.axes and squeezed(g.kept) == small]
             homes[k] = max(beside, key=lambda g: (bool(g.axes), g.place))
         return homes
 
@@ -3798,7 +3851,7 @@ class _Assembly:
                 if self.home[number] is group:
                     return self._built(self.body[number], array.shape, group)
                 old = Expr("input", (), old.dtype, (self.numbers[number], view))
-            leaf = with_view(old, _over(view, shape, group.kept))
+            leaf = with_view(old, view_over(view, shape, group.kept))
             return _node(leaf.op, (), leaf.dtype, leaf.data)
 
         def changed(leaf: Expr) -> Expr:
@@ -3828,11 +3881,11 @@ def _canonically(expr: Expr, shape: Shape) -> Expr:
     return _reviewed(expr, lambda view: _canonical(view, shape))
 
 
-def _squeezed(shape: Shape) -> Shape:
+def squeezed(shape: Shape) -> Shape:
     return tuple(n for n in shape if n != 1)
 
 
-def _over(view: View, shape: Shape, other: Shape) -> View:
+def view_over(view: View, shape: Shape, other: Shape) -> View:
     """A view of `shape` as one of `other`, which differs in axes of length 1 only."""
     strides = iter([s for n, s in zip(shape, view.strides, strict=True) if n != 1])
     return View(view.offset, tuple(0 if n == 1 else next(strides) for n in other))

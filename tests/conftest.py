@@ -1,5 +1,6 @@
 """The repository's root is importable: tests use `graphs` from the source tree."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,15 @@ import pytest
 import gpuscheduler.scheduler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    """Where kernels that are compiled for the host are kept: one directory for all workers."""
+    root = tmp_path_factory.getbasetemp()
+    directory = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "libraries"
+    directory.mkdir(exist_ok=True)
+    return directory
 
 
 @pytest.fixture

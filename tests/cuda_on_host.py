@@ -234,8 +234,18 @@ int launch(const void* items, unsigned blocks, unsigned count, int one, char* st
 """
 
 
+FLAGS = ["-std=gnu++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-w",
+         "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden"]  # fmt: skip
+
+
+def compiled(*arguments):
+    done = subprocess.run([COMPILER, *FLAGS, *arguments], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
 class Host:
-    """Compiled sources, kept in a directory."""
+    """Compiled sources, kept in a directory, which may be one of several processes: what one has
+    compiled the others load."""
 
     def __init__(self, directory=None):
         self.directory = Path(directory or tempfile.mkdtemp())
@@ -245,29 +255,44 @@ class Host:
 
     def function(self, made):
         if made.source not in self.loaded:
-            pieces = []
-            for call in made.calls:
-                pieces.append(self.directory / f"{call.symbol}.o")
-                pieces[-1].write_bytes(numba_on_host(call))
+            objects = [numba_on_host(call) for call in made.calls]
             text = made.source.replace(HALF.strip("\n"), HALF_ON_HOST)
             for asm, call in ASSEMBLY.items():
                 text = text.replace(asm, call)
             after = AFTER.replace("NAME", made.name).replace("MOST", str(made.most))
             # threadIdx is what it is for the current fiber whenever a thread goes on
             text = text.replace("threadIdx.x", "current")
-            name = hashlib.sha256((BEFORE + text + after).encode()).hexdigest()[:20]
-            source, library = self.directory / f"{name}.cpp", self.directory / f"{name}.so"
-            source.write_text(BEFORE + (LIBDEVICE if pieces else "") + text + after)
-            # shared memory is static there: each library is to have its own
-            command = [
-                COMPILER, "-std=gnu++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-w",
-                "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden",
-                source, *pieces, "-o", library,
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert not done.returncode, done.stderr
-            self.loaded[made.source] = ctypes.CDLL(str(library)).launch
+            text = (LIBDEVICE if objects else "") + text + after
+            self.loaded[made.source] = ctypes.CDLL(str(self.library(text, objects))).launch
         return self.loaded[made.source]
+
+    def library(self, text, objects):
+        """Text that follows BEFORE, and what it calls, as a library; the same has the same name."""
+        name = hashlib.sha256(b"\0".join([BEFORE.encode(), text.encode(), *objects])).hexdigest()
+        library = self.directory / f"{name[:20]}.so"
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=self.directory) as folder:
+                source, made = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+                source.write_text(f'#include "{self.before()}"\n' + text)
+                pieces = [Path(folder, f"{n}.o") for n in range(len(objects))]
+                for piece, content in zip(pieces, objects, strict=True):
+                    piece.write_bytes(content)
+                # shared memory is static there: each library is to have its own
+                compiled(source, *pieces, "-o", made)
+                made.replace(library)
+        return library
+
+    def before(self):
+        """The header that each source begins with, which is what takes long: read once."""
+        header = self.directory / f"{hashlib.sha256(BEFORE.encode()).hexdigest()[:20]}.h"
+        if not header.exists():
+            with tempfile.TemporaryDirectory(dir=self.directory) as folder:
+                source, read = Path(folder, "before.h"), Path(folder, "before.h.gch")
+                source.write_text(BEFORE)
+                compiled("-x", "c++-header", source, "-o", read)
+                read.replace(f"{header}.gch")
+                source.replace(header)
+        return header
 
     def run(self, kernels, arrays, one=False, **options):
         """The outputs of kernels of the same structure, launched together; `arrays` are those of

@@ -149,8 +149,8 @@ ORDINARY = {
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("host"))
+def host(libraries):
+    return Host(libraries)
 
 
 def numbers(types, n=64):

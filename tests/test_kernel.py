@@ -43,8 +43,8 @@ host_only = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory):
-    return Host(tmp_path_factory.mktemp("host"))
+def host(libraries):
+    return Host(libraries)
 
 
 def of_loop(op, types, made, first=0):

@@ -685,9 +685,9 @@ def test_an_exception_of_f_comes_out_with_its_key(cpu):
 
 
 @pytest.fixture
-def emulated(tmp_path, monkeypatch):
+def emulated(libraries, monkeypatch):
     """Plans for GPUs, whose kernels' text is compiled for the host's processor."""
-    host = Host(tmp_path)
+    host = Host(libraries)
 
     def call(task, values, out=None):
         words = {

@@ -47,7 +47,7 @@ if fake:
         assert not fake.races, fake.races[0]
 
     @pytest.fixture(scope="session", autouse=True)
-    def kernels_for_the_host(tmp_path_factory):
+    def kernels_for_the_host(tmp_path_factory, libraries):
         """Sources are what is 'compiled'; the host runs them, and what they touch is looked at."""
         import cupy
         import numpy as np
@@ -55,7 +55,7 @@ if fake:
         from gpuscheduler import device_code, launch
         from tests.cuda_on_host import Host
 
-        host = Host(tmp_path_factory.mktemp("kernels"))
+        host = Host(libraries)
         function = launch.Kernels._function
 
         def found(kernels, made, device, single):

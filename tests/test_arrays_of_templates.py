@@ -127,6 +127,7 @@ def test_rounds_are_planned_once(scheduler, planned, form):
     assert fused or "not" in form or form == "tuple around"
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("fuse", [True, False])
 def test_they_are_not_kept(form, fuse):

@@ -148,6 +148,7 @@ def test_nothing_stays():
         assert pool.used_bytes() <= before + 512
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("persisted", [False, True])
 @pytest.mark.parametrize("form", ["argument", "partial", "closure", "sum", "on host"])
 @pytest.mark.parametrize("devices", DEVICES)

@@ -87,6 +87,7 @@ def notes_of(function):
     return ["nowhere"]
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 @pytest.mark.parametrize("name", VERBS + INSIDE + BESIDE)
 def test_a_fault_at_any_position(name, devices, tmp_path, monkeypatch):
@@ -115,6 +116,7 @@ def test_a_fault_at_any_position(name, devices, tmp_path, monkeypatch):
     assert n or left[0] < 0
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypatch):
     """A launch fails right behind copies from pinned memory. The next run has blocks of its own to

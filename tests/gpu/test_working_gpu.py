@@ -119,6 +119,7 @@ def numbers():
     return np.random.default_rng(0).random((SIDE, SIDE))
 
 
+@pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize(("devices", "blocks"), [*((d, 1000) for d in DEVICES), ("cuda:0", 9)])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pool_holds_no_more_than_was_predicted(name, devices, blocks):

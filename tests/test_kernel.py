@@ -4,6 +4,7 @@ host as C++, that it computes what NumPy does."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import re
 import shutil
@@ -321,20 +322,18 @@ def test_what_has_no_reading_says_so():
 # ---- a block among its neighbours
 
 
+def parts(lengths, make, *shape):
+    """A block and the edges of its neighbours; `lengths` are those of the parts along each axis."""
+    if len(shape) == len(lengths):
+        return make(shape)
+    return [parts(lengths, make, *shape, n) for n in lengths[len(shape)]]
+
+
 def among(function, lengths, dtype="f4", then=lambda x: x):
-    """The kernel of functions of a block with the edges of its neighbours around it, and arrays for
-    it; `lengths` are those of the parts along each axis."""
-
-    def parts(make, *shape):
-        if len(shape) == len(lengths):
-            return make(shape)
-        return [parts(make, *shape, n) for n in lengths[len(shape)]]
-
-    rng = np.random.default_rng(0)
-    given = parts(lambda shape: rng.normal(size=shape).astype(dtype))
-    abstract = parts(lambda shape: Abstract(shape, np.dtype(dtype)))
+    """The kernel of functions of a block with the edges of its neighbours around it."""
+    abstract = parts(lengths, lambda shape: Abstract(shape, np.dtype(dtype)))
     (kernel,) = follow(lambda x: then(function(np.block(x))), [abstract]).kernels
-    return kernel, list(leaves(given)), then(function(np.block(given)))
+    return kernel
 
 
 def stencil(u):
@@ -369,7 +368,10 @@ OVER = {
 def test_a_block_among_its_neighbours(host, case, over):
     """Away from the edges a kernel knows which block it reads, and asks no more."""
     function, lengths = NEIGHBOURS[case]
-    kernel, arrays, want = among(function, lengths, "f8", OVER[over])
+    kernel = among(function, lengths, "f8", OVER[over])
+    rng = np.random.default_rng(0)
+    given = parts(lengths, lambda shape: rng.normal(size=shape))
+    arrays, want = list(leaves(given)), OVER[over](function(np.block(given)))
     made = generate(kernel, processors=2)
     assert re.search(r"\bpc\d", made.source)
     arrays = [aligned(a) for a in arrays]
@@ -381,14 +383,14 @@ def test_a_block_among_its_neighbours(host, case, over):
 
 
 def test_vectors_are_loaded_where_rows_lie_beside_a_block():
-    kernel = among(rows_beside, [(1, 4096, 1), (8192,)])[0]
+    kernel = among(rows_beside, [(1, 4096, 1), (8192,)])
     assert "Vec<float, 4>" in generate(kernel).source
-    kernel = among(rows_beside, [(1, 4096, 1), (8191,)])[0]
+    kernel = among(rows_beside, [(1, 4096, 1), (8191,)])
     assert "Vec<float, 4>" not in generate(kernel).source
 
 
 def test_a_few_points_are_no_interior():
-    kernel = among(stencil, [(10, 10, 10), (10, 10, 10)])[0]
+    kernel = among(stencil, [(10, 10, 10), (10, 10, 10)])
     assert not re.search(r"\bpc\d", generate(kernel).source)
 
 
@@ -574,6 +576,7 @@ def test_tiles_have_room_in_shared_memory():
     compiled(generate(k.reduced(both, shape, (0, 1), "sum", "moment")).source)
 
 
+@functools.cache
 def programs():
     """Kernels whose speed is promised, and how their loads look."""
     shape = (4096, 8192)
@@ -602,8 +605,8 @@ def programs():
         "histogram": (k.histogram(shape, "f4", k.EDGES["even"]), "LDG.E.128"),
         "histogram, other bins": (k.histogram(shape, "f8", k.EDGES["growing"]), "LDG.E.128"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
-        "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)])[0], "LDG.E"),
-        "rows beside": (among(rows_beside, [(1, 4096, 1), (8192,)])[0], "LDG.E.128"),
+        "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)]), "LDG.E"),
+        "rows beside": (among(rows_beside, [(1, 4096, 1), (8192,)]), "LDG.E.128"),
         "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
         "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),
         "prices of options": (prices(), "LDG.E.128"),

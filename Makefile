@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 
 # One device is one thread; BLAS's own threads on top would only get in their way.
 export OMP_NUM_THREADS ?= 1
+# Tests start many processes: sources are compiled by the first, not by each.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The CUDA that the driver supports decides which CuPy to install; no driver, no CuPy.
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA[A-Za-z ]* Version: *([0-9]+).*/\1/p' | head -n 1)

@@ -18,6 +18,8 @@ from rich.console import Console
 from gpuscheduler import cli, factors
 from gpuscheduler.machine import Machine
 
+pytestmark = pytest.mark.usefixtures("only_new_garbage")  # each measurement begins without any
+
 ROOT = Path(__file__).parents[1]
 
 MINE = """

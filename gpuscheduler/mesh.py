@@ -5,6 +5,7 @@ used. No coordinate is stored, sent or read, but those of axes that are given as
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -59,6 +60,8 @@ def axis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
     ------
     ValueError
         for a number that is not finite, or no points.
+    TypeError
+        for ends that are no real numbers, or a count that is no whole one.
 
     Examples
     --------
@@ -94,7 +97,7 @@ def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
 def _ends(start: Any, stop: Any) -> tuple[float, float]:
     try:
         ends = float(start), float(stop)
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(
             f"an axis goes from a real number to another: {start!r}, {stop!r}"
         ) from None
@@ -104,7 +107,10 @@ def _ends(start: Any, stop: Any) -> tuple[float, float]:
 
 
 def _count(n: Any) -> int:
-    count = operator.index(n)
+    try:
+        count = operator.index(n)
+    except TypeError:
+        raise TypeError(f"an axis of {n!r} points: a whole number") from None
     if count < 1:
         raise ValueError(f"an axis of {count} points: there must be at least one")
     return count
@@ -203,6 +209,7 @@ def mesh(
     if indexing == "xy" and len(order) > 1:
         order[:2] = 1, 0
     xp = backend or {"cpu": "numpy", "cuda": "cupy"}[kind_in_use()]
+    _check_call(f, len(every), len(numbers))
     if how == "numpy":
         made: list[Any] = _as_written(f, len(every), given, numbers)
     else:
@@ -210,6 +217,24 @@ def mesh(
         made = _expressions(whole, [given] * len(every), numbers, how, xp)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
+
+
+def _check_call(f: Any, axes: int, args: int) -> None:
+    """Whether a function can be called with a coordinate of each axis, and the numbers behind."""
+    if not callable(f):
+        raise TypeError(f"{f!r} is no function: a mesh evaluates one of {axes} coordinates")
+    try:
+        signature = inspect.signature(plain(f) or f)
+    except (TypeError, ValueError):  # of C's functions not all say what they take
+        return
+    try:
+        signature.bind(*range(axes + args))
+    except TypeError as error:
+        what = f"{axes} {'axis' if axes == 1 else 'axes'}{f' and {args} of args' if args else ''}"
+        raise TypeError(
+            f"{getattr(f, '__name__', f)}{signature} is called with a number for each of {what}: "
+            f"{error}"
+        ) from None
 
 
 def _checked_axis(given: Any, k: int) -> Any:

@@ -1543,8 +1543,7 @@ def _accumulated(
     """What `ufunc.accumulate` gives, along one axis."""
     _no_out(out[0] if isinstance(out, tuple) else out)
     x, name = _array(x), ufunc.__name__
-    if not _current.get().products:  # NumPy's own goes through it once, too
-        raise _refuse("it accumulates along an axis: NumPy's own goes through it once, too")
+    _only_on_gpus(f"{name}.accumulate")
     if dtype is None or dtype is _nothing:
         dtype = _accumulated_dtype(x.dtype, ufunc)
     value: Traced = x.astype(_checked(dtype))
@@ -1566,10 +1565,17 @@ def _accumulated_dtype(dtype: DType, ufunc: Any) -> DType:
     return ufunc.accumulate(np.zeros(1, dtype)).dtype  # type: ignore[no-any-return]
 
 
+def _only_on_gpus(name: str) -> None:
+    """NumPy's own scans go through an array once, too."""
+    if not _current.get().products:
+        raise _refuse(f"numpy.{name} is not element-wise or a reduction")
+
+
 def _cumulated(
     ufunc: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None
 ) -> Traced:  # fmt: skip
     """`cumsum` and its like: along an axis, or of all elements in order."""
+    _only_on_gpus(ACCUMULATED[ufunc.__name__])
     x = _array(x)
     if axis is None or axis is _nothing:
         x, axis = x.reshape(-1), 0

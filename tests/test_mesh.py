@@ -626,7 +626,7 @@ def misspelt(x, y):
 @pytest.mark.parametrize(
     ("f", "words"),
     [(uses_a_file, "uses_a_file"), (gives_text, "gives"), (unknown_name, "undefined"),
-     (looks_around, "mean"), (lambda x: x, "argument"), (looks_at_the_first, "depends"),
+     (looks_around, "mean"), (looks_at_the_first, "depends"),
      (lambda x, y: x * len(x) + y, "depends on how many"), (lambda x, y: x + y.size, "how many"),
      (misspelt, r"test_mesh.py, line \d+: return np.sine")],
 )  # fmt: skip
@@ -642,8 +642,13 @@ def test_what_cannot_be_compiled_is_refused_with_its_place(f, words):
     [
         (lambda: axis(0, math.inf, 5), ValueError, "finite"),
         (lambda: axis(0, 1, 0), ValueError, "at least one"),
-        (lambda: axis(0, 1, 2.5), TypeError, "integer"),
-        (lambda: axis(0, "one", 5), (TypeError, ValueError), "one"),
+        (lambda: axis(0, 1, 2.5), TypeError, "2.5 points: a whole number"),
+        (lambda: axis(0, "one", 5), TypeError, "a real number to another: 0, 'one'"),
+        (lambda: geomaxis(None, 1, 5), TypeError, "a real number"),
+        (lambda: mesh(lambda x: x, AXES), TypeError, r"<lambda>\(x\) .* 2 axes: too many"),
+        (lambda: mesh(distance, AXES[:1]), TypeError, "for each of 1 axis: missing"),
+        (lambda: mesh(distance, AXES, args=(1,)), TypeError, "2 axes and 1 of args: too many"),
+        (lambda: mesh(math.hypot(3, 4), AXES), TypeError, "5.0 is no function"),
         (lambda: geomaxis(0, 1, 5), ValueError, "zero"),
         (lambda: geomaxis(-1, 1, 5), ValueError, "sign"),
         (lambda: geomaxis(1, -1e-300, 5), ValueError, "sign"),

@@ -55,7 +55,7 @@ from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step
-from .replay import Recorder, one_copy_pays
+from .replay import Recorder, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves, part_of
@@ -838,8 +838,11 @@ class CudaHardware:
             stream.synchronize()
         return out
 
-    def join(self, blocks: Any) -> Any:
-        """CuPy blocks become one array on the caller's current device, each copied once."""
+    def join(self, blocks: Any, made: Any = None) -> Any:
+        """CuPy blocks become one array on the caller's current device, each copied once; `made` is
+        one, whose parts they are already."""
+        if made is not None and made.device.id == runtime.getDevice():
+            return made
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
         if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return finalize(blocks)
@@ -1245,7 +1248,10 @@ class CudaDevices:
         #: Such a run may end when all is queued, and its results are made behind its back.
         self.ahead = self.light and told is Told.NOTHING
         if not plan.tried:
-            hardware.kernels.compile_ahead((s.task for s in plan.steps), self.lanes[0].device)
+            tasks = [s.task for s in plan.steps]
+            if (rooms := rooms_of(plan, gathering.whole())) is not None:  # of later runs
+                tasks += rooms.tasks.values()
+            hardware.kernels.compile_ahead(tasks, self.lanes[0].device)
         self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
         self.fetched = 0  # bytes
         self.took: dict[int, int] = {}  # by step: bytes that it had at once of what it allocated
@@ -1370,7 +1376,8 @@ class CudaDevices:
         replay = replays.get(tape)
         try:
             if replay is not None and replay.fits(self.held, self._given()):
-                for place, i, value, ready in replay.run(self.lanes, self.held):
+                done, self.gathering.made = replay.run(self.lanes, self.held)
+                for place, i, value, ready in done:
                     self.held[place][i] = _Held(value, ready)
                 return True
         except Exception as error:
@@ -1378,7 +1385,10 @@ class CudaDevices:
                 return False
             raise
         kernels, staged = self.hardware.kernels, self.hardware.staged
-        recorder = None if tape in replays else Recorder(self.plan, self.lanes, kernels, staged)
+        recorder = None
+        if tape not in replays:
+            rooms = rooms_of(self.plan, self.gathering.whole())
+            recorder = Recorder(self.plan, self.lanes, kernels, staged, rooms)
         for place, orders in tape.orders:
             lane = self.lanes[place]
             with Device(lane.device), lane.home:

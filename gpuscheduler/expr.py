@@ -229,13 +229,15 @@ class Kernel:
     Without reductions each output is an expression over `shape`. With them, reductions are over
     `axes` of `shape`, and outputs are expressions of their results (``reduced`` nodes), and of
     other leaves, over the axes that are kept. Outputs are new, C-contiguous arrays of shape `kept`.
-    Scans keep all axes.
+    Scans keep all axes. Where there are `strides`, in elements, outputs are parts of larger arrays
+    that lie so; of kernels that keep all axes.
     """
 
     shape: tuple[int, ...]
     outputs: tuple[Expr, ...]
     reductions: tuple[Reduction, ...] = ()
     axes: tuple[int, ...] = ()
+    strides: tuple[int, ...] | None = None
 
     @cached_property
     def kept(self) -> tuple[int, ...]:

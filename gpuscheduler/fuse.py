@@ -134,6 +134,13 @@ class Fused:
                 out.append(leaf)
         return out
 
+    def of(self, program: Program) -> Fused:
+        """The same task with another program."""
+        return Fused(
+            self.key, program, self.names, self.expects, self.leaves, self.positions, self.kind,
+            self.original,
+        )  # fmt: skip
+
     @property
     def copies(self) -> bool:
         """Whether it only copies parts of what it reads."""
@@ -379,17 +386,25 @@ class Fuser:
                     block = graph.blocks[key]
                     self._foresee(key, Abstract(block.shape, block.dtype))
         if self.before:
-            moved = set(self.before.values())
-            graph.tasks = {
-                k: graph.tasks[k]
-                for key in graph.tasks
-                if key not in moved
-                for k in ([self.before[key]] if key in self.before else []) + [key]
-                if k in graph.tasks
-            }
+            graph.tasks = self._with_those_before()
         if self.nodes:
             self._put_beside({k: n for k, n in self.nodes.items() if self.readers[k]})
         return graph
+
+    def _with_those_before(self) -> dict[Key, Any]:
+        """The tasks, those that were put in front of others before what reads them now."""
+        tasks, moved, out = self.graph.tasks, set(self.before.values()), dict[Key, Any]()
+
+        def put(key: Key) -> None:
+            for d in self.graph.needs[key]:
+                if d in moved and d not in out:
+                    put(d)
+            out[key] = tasks[key]
+
+        for key in tasks:
+            if key not in moved:
+                put(key)
+        return out
 
     def _put_beside(self, nodes: dict[Key, Any]) -> None:
         graph = self.graph

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.array.core import finalize
@@ -62,6 +62,13 @@ def _address(array: Any) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+class Whole(NamedTuple):
+    """A result that is one array of devices': its shape, and the part that each step makes."""
+
+    shape: tuple[int, ...]
+    parts: dict[int, Slices]
+
+
 class Gathering:
     """All the results of one plan that are gathered, and where each step's value goes."""
 
@@ -70,9 +77,10 @@ class Gathering:
         plan: Plan,
         alias: dict[Any, Any],
         empty: Callable[..., Any] = np.empty,
-        join: Callable[[Any], Any] = finalize,
+        join: Callable[..., Any] = finalize,
     ):
-        self.alias, self.join = alias, join
+        self.plan, self.alias, self.join = plan, alias, join
+        self.made: Any = None  # the only result, where a device has put it together
         self.targets: dict[Any, Target] = {}
         self.slots: dict[int, list[tuple[Target, Any, Slices]]] = {}
         for key, gather in plan.gathers.items():
@@ -98,8 +106,23 @@ class Gathering:
         ((target, _, where),) = slots
         return target.room(where, shape, dtype)
 
+    def whole(self) -> Whole | None:
+        """The result, where it is the only one, and of devices."""
+        if len(self.plan.gathers) != 1:
+            return None
+        (gather,) = self.plan.gathers.values()
+        if gather.to_host or gather.chunks is None:
+            return None
+        found = {self.plan.index.get(self.alias.get(b, b), -1): s for b, s in _slots(gather)}
+        if found.keys() != set(self.plan.outputs):
+            return None
+        return Whole(tuple(sum(c) for c in gather.chunks), found)
+
     def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
         """The finished array; `value` gives the block of a key where it was not written."""
+        if self.made is not None:
+            blocks = _map_blocks(value, gather.blocks)  # what comes next is behind these
+            return self.join(blocks, self.made)
         target = self.targets.get(gather.key)
         if target is None:
             return self.join(_map_blocks(value, gather.blocks))

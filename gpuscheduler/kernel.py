@@ -509,11 +509,15 @@ class _Generator:
         self.points = math.prod(kernel.shape[k] for k in kept)
         self.reach = math.prod(kernel.shape[k] for k in over)
         last, order = self._fastest(kept, over)
-        if self.reducing:
+        self.out_layout = -1  # where outputs lie one behind the other
+        if kernel.strides is not None:
+            assert self.scanning or not self.reducing
+            self.out_layout = layout(kernel.strides, True)
+        elif self.reducing:
             whole = range(rank) if self.scanning else kept
             self.out_layout = layout(_counting(kernel.shape, whole), True)
-            if any(r.op in ("argmin", "argmax") for r in kernel.reductions):
-                self.position = layout(_counting(kernel.shape, over), False)
+        if any(r.op in ("argmin", "argmax") for r in kernel.reductions):
+            self.position = layout(_counting(kernel.shape, over), False)
         layouts = list(self.layouts)
         self.rows = last in over or not kept or self.points == 1 or kernel.counts
         self.groups = {"k": kept, "r": order}
@@ -602,6 +606,8 @@ class _Generator:
         if self.reducing and not self.rows and self._fast(self.out_layout) == 1:
             sizes += [max(_size(c), 4) for c in self.outs]
         plain = self.across < 0 and self.aligned
+        if self.kernel.strides is not None:
+            plain = plain and self._fast(self.out_layout) == 1
         for body, k in every:
             step = self._fast(self.layout_of[body.letter, k])
             if step == 1:
@@ -661,6 +667,11 @@ class _Generator:
             others.remove(1)
             if any(s * size % whole for s in (*others, node.data[1].offset)):
                 return False
+        if self.kernel.strides is not None:
+            others = self._strides(self.out_layout, "k") + self._strides(self.out_layout, "r")
+            others.remove(1)
+            sizes = [_size(c) for c in self.outs]
+            return not any(s * n % min(16, width * n) for n in sizes for s in others)
         return True
 
     def _small(self) -> None:
@@ -1139,10 +1150,13 @@ class _Generator:
                 for n in (len(lengths) - 2, len(lengths) - 1)
             )
             at = f"patched<{self.count}>({at}, {rows}, {columns})"
-        place = f"({self.int})(j * {width}u)"
+        place, where = f"({self.int})(j * {width}u)", ""
+        if self.out_layout >= 0:
+            place, where = "to", f"const {self.int} to = {self._offset(self.out_layout, site)};"
         body = self._passes(
-            "j < n", f"j = {at}", coords, site, lambda tree, u: self._stores(tree, site, place, u)
-        )
+            "j < n", f"j = {at}", coords, site,
+            lambda tree, u: [where, *self._stores(tree, site, place, u)],
+        )  # fmt: skip
         return [
             *lines,
             *self._pointers(),
@@ -1263,6 +1277,8 @@ class _Generator:
                 length = f"({self.int}){self.slot(('edge', a), axis.length)}"
                 coordinate = f"({site.coords['k', a]})"
                 place = f"({place}) * {length} + {coordinate}" if place else coordinate
+            if self.out_layout >= 0:
+                place = self._offset(self.out_layout, site)
             stores = self._stores(self.tree, site, "at", "u")
             return [f"const {self.int} at = {place};", *stores]
 

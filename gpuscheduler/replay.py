@@ -7,8 +7,9 @@ It imports CuPy. `Recorder` watches a run that follows a tape task by task; `Rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -17,8 +18,9 @@ import numpy as np
 from cupy.cuda import Event, Stream, runtime
 
 from .batches import SMALL, Batch
-from .expr import Out
+from .expr import Out, Program, View
 from .fuse import Fused, filled
+from .gather import Whole
 from .launch import (
     Kernels,
     Prepared,
@@ -32,6 +34,7 @@ from .launch import (
 )
 from .plan import Plan, Step
 from .sizes import leaves, map_leaves
+from .trace import is_contiguous
 
 #: Bytes that are copied sooner at once than in parts, whatever lies between these.
 CLOSE = 2**16
@@ -43,6 +46,64 @@ TOGETHER = 2**23
 def one_copy_pays(size: int, nbytes: int) -> bool:
     """Whether so many bytes are copied sooner all at once, with what lies between them."""
     return size <= max(CLOSE, 2 * nbytes)
+
+
+#: Bytes of a result from which its parts are written to where they belong.
+LEAST_WHOLE = 2**24
+
+
+class Rooms(NamedTuple):
+    """A result whose parts are written to where they belong in it, by one place: by step, the bytes
+    in front of its part, and its task, which writes with the strides of the whole."""
+
+    place: int
+    shape: tuple[int, ...]
+    dtype: Any
+    at: dict[int, int]
+    tasks: dict[int, Fused]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """In bytes."""
+        return tuple([n * self.dtype.itemsize for n in View.contiguous(self.shape).strides])
+
+    @property
+    def nbytes(self) -> int:
+        return int(math.prod(self.shape)) * int(self.dtype.itemsize)
+
+
+def rooms_of(plan: Plan, whole: Whole | None) -> Rooms | None:
+    """Where the parts of a result can be written to; None where they are not all made by kernels
+    of one place for nothing else."""
+    if whole is None or len(whole.parts) < 2:
+        return None
+    kinds: set[tuple[int, Any]] = set()
+    strides = View.contiguous(whole.shape).strides
+    alike: dict[int, Program] = {}
+    at, tasks = {}, {}
+    for i, part in whole.parts.items():
+        step, task = plan.steps[i], plan.steps[i].task
+        if type(task) is not Fused or task.array is None or plan.readers[i]:
+            return None
+        shape, dtype = task.array
+        (kernel,), program = task.program.kernels, task.program
+        if shape != tuple([s.stop - s.start for s in part]):
+            return None
+        if not is_contiguous(View(0, strides), shape):
+            if kernel.kept != kernel.shape or shape != kernel.shape:
+                return None
+            if id(program) not in alike:
+                kernels = (replace(kernel, strides=strides),)
+                alike[id(program)] = replace(program, kernels=kernels)
+            program = alike[id(program)]
+        tasks[i] = task.of(program)
+        at[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]) * dtype.itemsize
+        kinds.add((step.place, dtype))
+    if len(kinds) > 1:
+        return None
+    ((place, dtype),) = kinds
+    rooms = Rooms(place, whole.shape, dtype, at, tasks)
+    return rooms if rooms.nbytes >= LEAST_WHOLE else None
 
 
 class Unfit(Exception):
@@ -71,7 +132,7 @@ class _Seen(NamedTuple):
 class _Memory:
     """What a run has in hand."""
 
-    __slots__ = ("events", "held", "lanes", "pieces", "table")
+    __slots__ = ("events", "held", "lanes", "pieces", "table", "whole")
 
     def __init__(
         self, table: Any, lanes: Sequence[Lane], held: dict[int, dict[int, Any]], count: int
@@ -79,6 +140,7 @@ class _Memory:
         self.table, self.lanes, self.held = table, lanes, held
         self.pieces: list[Any] = [None] * count  # of each value
         self.events: list[Any] = [None] * count  # behind its making
+        self.whole: Any = None  # of the result
 
 
 @dataclass(slots=True)
@@ -114,12 +176,16 @@ class _Launch:
     crosses: bool  # whether other places read it
     ready: Ready | None  # where the caller gets the value
     single: bool
+    #: Shape and strides of what it makes, where that is part of the run's result.
+    part: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def do(self, memory: _Memory, place: int) -> None:
         lane, table, events = memory.lanes[place], memory.table, memory.events
         for number in self.waits:
             lane.home.wait_event(events[number])
         pieces = [cupy.cuda.alloc(n) for n in self.sizes]
+        if self.part is not None:
+            pieces.append(memory.whole)
         if len(pieces) == 1:
             table[self.begin : self.end] = self.within + pieces[0].ptr
         elif pieces:
@@ -136,6 +202,10 @@ class _Launch:
         assert self.ready is not None
         program, count = self.ready.program, self.kernels[0].count
         which, within = self.which.tolist(), self.within.tolist()
+        if self.part is not None:
+            shape, strides = self.part
+            dtype = self.ready.kernels[-1].outputs[-1][2]
+            return cupy.ndarray(shape, dtype, pieces[-1] + within[-1], strides)
         made: list[Any] = []
         at = 0
         for prepared in self.ready.kernels:
@@ -225,6 +295,7 @@ class Replay:
     results: list[tuple[int, _Launch]]
     into: list[int]  # places that fetch
     between: list[tuple[int, int]]  # pairs of places; what the first one made, the second fetches
+    rooms: Rooms | None = None
     table: Any = field(init=False)
     #: With what the addresses were filled in, if they stay what they are as long as that does.
     filled: tuple[int, ref[Plan]] | None = field(default=None, init=False)
@@ -267,9 +338,9 @@ class Replay:
 
     def run(
         self, lanes: Sequence[Lane], held: dict[int, dict[int, Any]]
-    ) -> list[tuple[int, int, Any, Event]]:
-        """Queue everything: the place, step, value and event of each result of the run. Raises
-        CuPy's error where memory is refused."""
+    ) -> tuple[list[tuple[int, int, Any, Event]], Any]:
+        """Queue everything: the place, step, value and event of each result of the run; and the
+        array that these are parts of, if so. Raises CuPy's error where memory is refused."""
         memory = _Memory(self.table, lanes, held, self.values)
         device = runtime.getDevice()
         before = {}
@@ -277,7 +348,13 @@ class Replay:
             if lane.device not in before:
                 runtime.setDevice(lane.device)
                 before[lane.device] = cupy.cuda.get_current_stream()
+        whole, rooms = None, self.rooms
         try:
+            if rooms is not None:
+                runtime.setDevice(lanes[rooms.place].device)
+                lanes[rooms.place].home.use()
+                memory.whole = cupy.cuda.alloc(rooms.nbytes)
+                whole = cupy.ndarray(rooms.shape, rooms.dtype, memory.whole)
             for place, orders in self.turns:
                 runtime.setDevice(lanes[place].device)
                 lanes[place].home.use()
@@ -288,7 +365,7 @@ class Replay:
                 runtime.setDevice(lanes[place].device)
                 value = launch.value(memory.pieces[launch.number])
                 out.append((place, launch.step, value, memory.events[launch.number]))
-            return out
+            return out, whole
         finally:
             self._order(memory)
             for other, stream in before.items():
@@ -313,8 +390,12 @@ class Replay:
 class Recorder:
     """Watches a run that follows a tape. What it has seen is a `Replay`, if nothing was unfit."""
 
-    def __init__(self, plan: Plan, lanes: Sequence[Lane], kernels: Kernels, staged: Any):
+    def __init__(
+        self, plan: Plan, lanes: Sequence[Lane], kernels: Kernels, staged: Any,
+        rooms: Rooms | None = None,
+    ):  # fmt: skip
         self.plan, self.lanes, self.kernels, self.staged = plan, lanes, kernels, staged
+        self.rooms = rooms
         self.fit = True
         self.wanted = set(plan.outputs)
         self._seen: dict[tuple[int, int], _Seen] = {}
@@ -332,8 +413,9 @@ class Recorder:
             return None
         into, between = sorted(self._into), sorted(self._between)
         return Replay(
-            self._turns, self._given, self._entries, self._values, self._results, into, between
-        )
+            self._turns, self._given, self._entries, self._values, self._results, into, between,
+            self.rooms,
+        )  # fmt: skip
 
     # ---- what the run tells
 
@@ -446,13 +528,16 @@ class Recorder:
         single = type(task) is Fused
         members: list[Fused] = task.members if type(task) is Batch else [task]  # type: ignore[list-item]
         read, aligned = self._read(place, step, members, held)
-        first = members[0]
+        first, part = members[0], None
+        if self.rooms is not None and i in self.rooms.at:
+            first, part = self.rooms.tasks[i], self.rooms.at[i]
+            aligned = aligned and not part % 16
         if self.kernels.broken(first.program) or (not first.names and first.kind != "cupy.ndarray"):
             raise Unfit
         ready = self.kernels.ready(first.program, lane.device, aligned, single)
         given, count = ready.program.inputs, len(members)
         wanted = i in self.wanted
-        sizes, which, within = _memory(ready, count, single, wanted)
+        sizes, which, within = _memory(ready, count, single, wanted, part)
         begin = self._entry(len(which))
         if len(sizes) == 1:
             self._within.update(enumerate(within, begin))
@@ -477,6 +562,7 @@ class Recorder:
             i, number, tuple([self._seen[place, j].number for j in waits]), sizes,
             np.array(which, np.intp), np.array(within, np.uint64), begin, begin + len(which),
             kernels, bool(self.plan.crossing[i]), ready if wanted else None, single,
+            None if part is None else (first.array[0], self.rooms.strides),  # type: ignore[index,union-attr]
         )  # fmt: skip
         self._turns[-1][1].append(launch)
         if wanted:
@@ -529,16 +615,20 @@ class Recorder:
 
 
 def _memory(
-    ready: Ready, count: int, single: bool, wanted: bool
+    ready: Ready, count: int, single: bool, wanted: bool, part: int | None = None
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
     """Bytes of each piece of memory for what a launch makes; for each array, item by item, which
-    it is in, and where. What the caller gets lies in pieces of its own, which go one by one."""
+    it is in, and where. What the caller gets lies in pieces of its own, which go one by one, or the
+    last array in one that there is, `part` bytes behind its begin."""
     sizes: list[int] = []
     which: list[int] = []
     within: list[int] = []
     every = [n for k in ready.kernels for n in k.sizes]
     if not all(every):
         raise Unfit  # nothing is read of an empty array
+    if part is not None:
+        before = every[:-1]
+        return tuple(before), list(range(len(every))), [*[0] * len(before), part]
     if ready.small or (not wanted and sum(map(rounded, every)) * count <= TOGETHER):
         at = 0
         for nbytes in every:

@@ -114,7 +114,11 @@ def divided(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
     outputs = tuple(rebuilt(kernel.outputs, joined))
     scans = tuple([replace(r, arg=x, dtypes=(t,))
                    for r, x, t in zip(kernel.reductions, args, types, strict=True)])  # fmt: skip
-    return [totals, before], Kernel(shape, outputs, scans, (axis + 1,))
+    strides = None
+    if kernel.strides is not None:
+        gap = kernel.strides[axis]
+        strides = _with(kernel.strides, axis, gap * long, gap)
+    return [totals, before], Kernel(shape, outputs, scans, (axis + 1,), strides)
 
 
 def _with(values: tuple[int, ...], axis: int, *new: int) -> tuple[int, ...]:

@@ -839,10 +839,8 @@ class CudaHardware:
         return out
 
     def join(self, blocks: Any, made: Any = None) -> Any:
-        """CuPy blocks become one array on the caller's current device, each copied once; `made` is
-        one, whose parts they are already."""
-        if made is not None and made.device.id == runtime.getDevice():
-            return made
+        """CuPy blocks become one array on the caller's current device, each copied once. That is
+        `made`, where some of them are parts of that already."""
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
         if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return finalize(blocks)
@@ -853,8 +851,17 @@ class CudaHardware:
         dtype = flat[0].dtype
         here = runtime.getDevice()
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        left = list(zip(flat, slots, strict=True))
         try:
-            out = cupy.empty(shape, dtype)
+            if made is not None and (made.device.id, made.shape, made.dtype) == (
+                here,
+                shape,
+                dtype,
+            ):
+                out = made
+                left = [(b, where) for b, where in left if b.data.mem is not made.data.mem]
+            else:
+                out = cupy.empty(shape, dtype)
         except Refused as error:
             raise OutOfMemory(
                 f"the result is one CuPy array of {nbytes:,} bytes, which GPU {here} has no room "
@@ -862,10 +869,10 @@ class CudaHardware:
                 "blocks where they are, or reduce it first"
             ) from error
         stream = cupy.cuda.get_current_stream()
-        for device in {block.device.id for block in flat} - {here}:
+        for device in {block.device.id for block, _ in left} - {here}:
             # blocks are ordered behind their making on the caller's stream of their own device
             _come_behind(stream, device)
-        for block, where in zip(flat, slots, strict=True):
+        for block, where in left:
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
                 block = _brought(block, here, stream)
@@ -874,7 +881,8 @@ class CudaHardware:
                 _copy_rows(
                     part.data.ptr + to, pitch, block.data.ptr + at, width, rows, kind, stream
                 )
-        self._after(stream)
+        if left:
+            self._after(stream)
         return out
 
     def _after(self, stream: Stream) -> None:

@@ -53,8 +53,8 @@ LEAST_WHOLE = 2**24
 
 
 class Rooms(NamedTuple):
-    """A result whose parts are written to where they belong in it, by one place: by step, the bytes
-    in front of its part, and its task, which writes with the strides of the whole."""
+    """A result of which parts are written to where they belong in it, by one place: by step, the
+    bytes in front of its part, and its task, which writes with the strides of the whole."""
 
     place: int
     shape: tuple[int, ...]
@@ -73,35 +73,36 @@ class Rooms(NamedTuple):
 
 
 def rooms_of(plan: Plan, whole: Whole | None) -> Rooms | None:
-    """Where the parts of a result can be written to; None where they are not all made by kernels
-    of one place for nothing else."""
+    """Where parts of a result can be written to: those that a kernel makes, for nothing else. None
+    where there are no such, or not all parts are made in one place."""
     if whole is None or len(whole.parts) < 2:
         return None
-    kinds: set[tuple[int, Any]] = set()
+    places, types = set[int](), set[Any]()
     strides = View.contiguous(whole.shape).strides
     alike: dict[int, Program] = {}
     at, tasks = {}, {}
     for i, part in whole.parts.items():
         step, task = plan.steps[i], plan.steps[i].task
+        places.add(step.place)
         if type(task) is not Fused or task.array is None or plan.readers[i]:
-            return None
+            continue
         shape, dtype = task.array
         (kernel,), program = task.program.kernels, task.program
         if shape != tuple([s.stop - s.start for s in part]):
             return None
         if not is_contiguous(View(0, strides), shape):
             if kernel.kept != kernel.shape or shape != kernel.shape:
-                return None
+                continue
             if id(program) not in alike:
                 kernels = (replace(kernel, strides=strides),)
                 alike[id(program)] = replace(program, kernels=kernels)
             program = alike[id(program)]
         tasks[i] = task.of(program)
         at[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]) * dtype.itemsize
-        kinds.add((step.place, dtype))
-    if len(kinds) > 1:
+        types.add(dtype)
+    if len(places) > 1 or len(types) != 1:
         return None
-    ((place, dtype),) = kinds
+    ((place,), (dtype,)) = places, types
     rooms = Rooms(place, whole.shape, dtype, at, tasks)
     return rooms if rooms.nbytes >= LEAST_WHOLE else None
 

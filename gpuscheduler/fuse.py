@@ -544,6 +544,10 @@ class Fuser:
         found = self._follow(recipe, plain, inlined)
         if inlined and found.program is not None:
             worth = _worth(found.program, inlined)
+            if _stores_a_scan(found.program):  # and so would each of its readers
+                shared = [n for n, s in worth.items() if isinstance(s.parts, Scanned)]
+                shared = [n for n in shared if self.readers[targets[recipe.names[n]]] > 1]
+                worth = {n: s for n, s in worth.items() if n not in shared}
             if len(worth) < len(inlined):
                 inlined = worth
                 found = self._follow(recipe, plain, inlined)
@@ -1012,6 +1016,16 @@ def _worth(program: Program, inlined: dict[int, Source]) -> dict[int, Source]:
     """Those of which the reader does not compute each element many times over."""
     points = max((math.prod(k.shape) for k in program.kernels), default=0)
     return {n: s for n, s in inlined.items() if s.free or 2 * math.prod(s.shape) >= points}
+
+
+def _stores_a_scan(program: Program) -> bool:
+    """Whether one of its kernels reads what another one has scanned."""
+    read = {n for kernel in program.kernels for n in kernel.inputs}
+    return any(
+        not read.isdisjoint(range(start, start + len(kernel.outputs)))
+        for start, kernel in zip(program.starts, program.kernels, strict=True)
+        if kernel.scans
+    )
 
 
 def _sooner_computed(source: Source, readers: int) -> bool:

@@ -443,3 +443,20 @@ def test_what_has_no_kernel_stays_a_task_on_gpus():
             any("no kernel for nextafter of float16" in r for r in fuser.reasons.values())
             == on_gpus
         )
+
+
+def test_what_is_scanned_is_stored_once_for_readers_that_take_parts_of_it(scheduler):
+    """Each would scan all of it, and store it, to read its part."""
+    x = da.from_array(np.random.default_rng(0).normal(size=(80, 40)), chunks=(40, 20)) * 2
+    y = x.map_blocks(np.cumsum, axis=1, dtype="f8", meta=np.empty((0, 0)))
+    for z, scans in (
+        (y.rechunk((20, 20)), 4),
+        ((y + 1).sum() + (y * 3).sum(), 4),
+        (da.map_overlap(lambda b: b[1:] - b[:-1], y, depth=(1, 0), boundary="none",
+                        trim=False, dtype="f8", meta=np.empty((0, 0))), 4),
+        (y.mean(axis=0), 4),
+        (da.diff(y), 4),
+    ):  # fmt: skip
+        found = programs(Fuser(graph_of(z), 0, on_gpus=True).fused())
+        assert sum(k.scans for t in found for k in t.program.kernels) == scans
+        np.testing.assert_allclose(z.compute(), z.compute(scheduler="sync"))

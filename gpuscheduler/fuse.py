@@ -370,6 +370,7 @@ class Fuser:
         for inputs in graph.needs.values():
             for d in inputs:
                 self.readers[d] = self.readers.get(d, 0) + 1
+        order = list(graph.tasks)
         for key, task in list(graph.tasks.items()):
             if isinstance(task, DataNode):
                 known = self._value_of(key, task)
@@ -385,26 +386,12 @@ class Fuser:
                 if key in graph.blocks:
                     block = graph.blocks[key]
                     self._foresee(key, Abstract(block.shape, block.dtype))
-        if self.before:
-            graph.tasks = self._with_those_before()
+        if self.before:  # also in front of what has disappeared into its readers by now
+            order = [k for key in order for k in (self.before.get(key), key) if k in graph.tasks]
+            graph.tasks = {k: graph.tasks[k] for k in order}
         if self.nodes:
             self._put_beside({k: n for k, n in self.nodes.items() if self.readers[k]})
         return graph
-
-    def _with_those_before(self) -> dict[Key, Any]:
-        """The tasks, those that were put in front of others before what reads them now."""
-        tasks, moved, out = self.graph.tasks, set(self.before.values()), dict[Key, Any]()
-
-        def put(key: Key) -> None:
-            for d in self.graph.needs[key]:
-                if d in moved and d not in out:
-                    put(d)
-            out[key] = tasks[key]
-
-        for key in tasks:
-            if key not in moved:
-                put(key)
-        return out
 
     def _put_beside(self, nodes: dict[Key, Any]) -> None:
         graph = self.graph

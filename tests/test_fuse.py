@@ -460,3 +460,12 @@ def test_what_is_scanned_is_stored_once_for_readers_that_take_parts_of_it(schedu
         found = programs(Fuser(graph_of(z), 0, on_gpus=True).fused())
         assert sum(k.scans for t in found for k in t.program.kernels) == scans
         np.testing.assert_allclose(z.compute(), z.compute(scheduler="sync"))
+
+
+@pytest.mark.parametrize("last", [1, 2, 30])
+def test_the_last_of_a_scan_is_there_for_readers_of_what_it_was_added_to(scheduler, last):
+    """Where the last block is thin, what comes before it disappears into its only reader."""
+    x = da.from_array(np.ones((400 + last, 200)), chunks=(100, 100)) * 2
+    graph = Fuser(graph_of(da.cumsum(x, axis=0)), 0, 0, on_gpus=True).fused()
+    order = {key: n for n, key in enumerate(graph.tasks)}
+    assert all(order[d] < order[key] for key in order for d in graph.needs.get(key, ()))

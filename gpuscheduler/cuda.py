@@ -90,8 +90,9 @@ A_MOMENT = 0.001
 SPIN = 0.02
 #: Bytes that devices may have fetched in a run that ends before its kernels.
 CROSSED = 2**26
-#: Bytes from which a kernel copies rows inside one GPU, and its threads and lines of blocks.
-MANY_ROWS, ROW_THREADS, ROW_LINES = 2**20, 256, 8192
+#: Bytes of a row and of all from which a kernel copies rows inside one GPU, and its threads and
+#: lines of blocks.
+LONG_ROW, MANY_ROWS, ROW_THREADS, ROW_LINES = 2**10, 2**20, 256, 8192
 #: Bytes beside its own that a part of a larger array may keep without being copied for it.
 REST = 2**12
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
@@ -1022,7 +1023,12 @@ def _copy_rows(
     inside = kind == runtime.memcpyDeviceToDevice
     if rows == 1:
         runtime.memcpyAsync(to, source, width, kind, stream.ptr)
-    elif inside and width * rows >= MANY_ROWS and not (to | pitch | source | width) % 16:
+    elif (
+        inside
+        and width >= LONG_ROW
+        and width * rows >= MANY_ROWS
+        and not (to | pitch | source | width) % 16
+    ):
         words, most = width // 16, ROW_THREADS * 4
         grid = -(-words // most), min(rows, ROW_LINES)
         given = to, np.uint64(pitch), source, np.uint64(words), np.uint64(rows)

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -857,8 +857,9 @@ class Fuser:
         words = ("scan", kernel, expects, found.leaves)
         number = self.numbers.setdefault(words, len(self.numbers))
         part = Scanned(kernel.shape, made.dtype, scan.arg, scan.op, kernel.axes[0])
+        far = any(e.nbytes > 2 * made.nbytes for e in expects)
         return Source(
-            kernel.shape, scan.arg, (), expects, found.leaves, (), None, False, False, number,
+            kernel.shape, scan.arg, (), expects, found.leaves, (), None, False, far, number,
             _work(scan.arg) <= LITTLE_WORK, part,
         )  # fmt: skip
 
@@ -1015,11 +1016,19 @@ def _stores_a_scan(program: Program) -> bool:
     )
 
 
+@lru_cache(1024)
+def _reads(expr: Expr, shape: tuple[int, ...]) -> int:
+    """Bytes that an expression reads, of arrays of which it may see parts only."""
+    seen = {n for n in nodes((expr,)) if n.op == "input"}
+    sides = [(n.dtype.itemsize, zip(shape, n.data[1].strides, strict=True)) for n in seen]
+    return sum([size * math.prod([n for n, s in side if s]) for size, side in sides])
+
+
 def _sooner_computed(source: Source, readers: int) -> bool:
     """Whether so many readers compute a value sooner than one task writes it and they read it."""
     if not source.little or readers > FEW_READERS or source.positions:
         return False
-    read = sum([e.nbytes for e in source.expects])
+    read = _reads(source.expr, source.shape)
     made = math.prod(source.shape) * source.expr.dtype.itemsize
     return readers * read < read + (1 + readers) * made
 

@@ -51,11 +51,11 @@ def parts(shape: tuple[int, ...], axis: int) -> int | None:
     enough = ROWS if math.prod(shape[axis + 1 :]) == 1 else COLUMNS
     if lines >= enough or points <= LITTLE or n < 2 * LEAST:
         return 1
-    wanted = -(-enough // lines)
+    wanted = min(-(-enough // lines), math.isqrt(n))  # what the parts come to is a line, too
     least = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     found = sorted(d for d in {*least, *[n // d for d in least]} if n // d >= LEAST)
-    best = next((d for d in found if d >= wanted), found[-1])
-    return best if 16 * best >= wanted else None
+    near = [d for d in found if wanted <= 16 * d <= 256 * wanted]
+    return next((d for d in near if d >= wanted), near[-1]) if near else None
 
 
 def divided(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:

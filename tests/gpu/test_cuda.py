@@ -18,6 +18,7 @@ cupy = pytest.importorskip("cupy")
 
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
+from dask.array.dispatch import einsum_lookup, tensordot_lookup  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler import cuda, launch  # noqa: E402
@@ -145,6 +146,8 @@ def test_products_with_vectors_are_kernels(name, dtype, monkeypatch):
     def unexpected(*args, **kwargs):
         raise AssertionError("a product that is no kernel of ours")
 
+    for lookup in (tensordot_lookup, einsum_lookup):  # Dask's tables are filled at first use
+        lookup.dispatch(cupy.ndarray)
     for function in ("matmul", "dot", "tensordot", "vdot", "einsum"):
         monkeypatch.setattr(cupy, function, unexpected)
     rng = np.random.default_rng(3)

@@ -462,15 +462,6 @@ def test_what_is_scanned_is_stored_once_for_readers_that_take_parts_of_it(schedu
         np.testing.assert_allclose(z.compute(), z.compute(scheduler="sync"))
 
 
-def test_a_block_reads_its_part_of_an_array_and_no_more():
-    """Else each would seem to read all of it, and to store what is scanned would seem sooner."""
-    x = da.from_array(np.ones((400, 400)), chunks=100, name="whole", inline_array=True)
-    found = programs(Fuser(graph_of(da.cumsum(x * 2, axis=1)), 0, 0, on_gpus=True).fused())
-    kernels = [k for t in found for k in t.program.kernels if k.reductions]
-    assert sum(k.scans for k in kernels) == 16
-    assert sum(len(k.reductions) for k in kernels if not k.scans) == 8
-
-
 @pytest.mark.parametrize("last", [1, 2, 30])
 def test_the_last_of_a_scan_is_there_for_readers_of_what_it_was_added_to(scheduler, last):
     """Where the last block is thin, what comes before it disappears into its only reader."""

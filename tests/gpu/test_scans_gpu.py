@@ -76,15 +76,18 @@ def test_cumulative_functions_give_what_numpy_gives(scheduler, name, shape, meth
             )
 
 
+@pytest.mark.parametrize("persisted", [True, False])
 @pytest.mark.parametrize("axis", [0, 1])
-def test_each_block_is_read_twice_and_written_once(axis):
-    """One kernel says what a block comes to, one makes its part of the result."""
+def test_each_block_is_read_twice_and_written_once(axis, persisted):
+    """One kernel says what a block comes to, one makes its part of the result; also of blocks that
+    are parts of one array."""
     with gpuscheduler.Scheduler("cuda:0") as s:
-        x = da.from_array(cupy.asarray(numbers((400, 400))), chunks=100).persist()
+        x = da.from_array(cupy.asarray(numbers((400, 400))), chunks=100)
+        x = x.persist() if persisted else x
         y = da.cumsum(x * 2, axis=axis)
         kernels = kernels_of(s, y)
         scans = [k for k in kernels if k.scans]
-        sums = [k for k in kernels if k.reductions and not k.scans]
+        sums = [r for k in kernels if not k.scans for r in k.reductions]
         assert len(scans) == 16
         assert len(sums) == 8  # not of the first block, which is there, and not of the last
         got = cupy.asnumpy(y.compute())

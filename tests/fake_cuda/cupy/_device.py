@@ -214,8 +214,13 @@ def finish(clock):
         completed[number] = count
         if (stream := of_number(number)) is None:
             continue
-        stream.pending = [p for p in stream.pending if not _arrive(p, count)]
-        stream.sources = [s for s in stream.sources if not _unchanged(s, count)]
+        # taken out first: what is let go of meanwhile may come here again
+        pending, stream.pending = stream.pending, [p for p in stream.pending if p[0] > count]
+        sources, stream.sources = stream.sources, [s for s in stream.sources if s[0] > count]
+        for copy in pending:
+            _arrive(copy, count)
+        for source in sources:
+            _unchanged(source, count)
         if stream.clock[number] <= count:
             left.pop(number, None)
 
@@ -224,14 +229,12 @@ def _arrive(pending, count):
     at, rows, content, _ = pending
     if at <= count:
         rows.write(content)
-    return at <= count
 
 
 def _unchanged(source, count):
     at, rows, content, _ = source
     if at <= count and rows.read() != content:
         race("pinned memory was written while a copy from it was under way")
-    return at <= count
 
 
 def before(access, stream):

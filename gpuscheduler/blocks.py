@@ -35,7 +35,7 @@ from .expr import (
 )
 from .host_code import OPEN
 from .regions import Box, affine, cut_for, truth_in
-from .scans import BOTH
+from .scans import BOTH, carried_as
 
 Array = np.ndarray[Any, Any]
 #: The first and the last element that an array has, counted from its first one.
@@ -113,18 +113,14 @@ def _scanned(
     words: Mapping[Expr, Expr] | None,
     out: Array | None,
 ) -> tuple[Array, ...]:
-    """The outputs of a kernel of scans: what it scans, the scans, and what is made of them. Sums
-    and products of floating point are of doubles."""
+    """The outputs of a kernel of scans: what it scans, the scans, and what is made of them."""
     args, outputs, first = _around_scans(kernel)
     values = evaluate(args, arrays, block_bytes, words)
     every = {n: arrays[n] for n in kernel.inputs}
     for n, (scan, value) in enumerate(zip(kernel.reductions, values, strict=True)):
-        op, (dtype,) = SCANS[scan.op], scan.dtypes
-        wide = dtype
-        if op in ("sum", "prod") and dtype.kind in "fc":
-            wide = np.dtype("f8" if dtype.kind == "f" else "c16")
-        found = getattr(np, BOTH[op]).accumulate(value, kernel.axes[0], wide)
-        every[first + n] = found.astype(dtype, copy=False)
+        join = getattr(np, BOTH[SCANS[scan.op]])
+        found = join.accumulate(value, kernel.axes[0], carried_as(scan))
+        every[first + n] = found.astype(scan.dtypes[0], copy=False)
     return evaluate(outputs, every, block_bytes, words, out)
 
 

@@ -92,7 +92,7 @@ SPIN = 0.02
 CROSSED = 2**26
 #: Bytes of a row and of all from which a kernel copies rows inside one GPU, and its threads and
 #: lines of blocks.
-LONG_ROW, MANY_ROWS, ROW_THREADS, ROW_LINES = 2**10, 2**20, 256, 8192
+LONG_ROW, MANY_ROWS, ROW_THREADS, ROW_LINES = 2**11, 2**20, 256, 8192
 #: Bytes beside its own that a part of a larger array may keep without being copied for it.
 REST = 2**12
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
@@ -853,14 +853,10 @@ class CudaHardware:
         here = runtime.getDevice()
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         left = list(zip(flat, slots, strict=True))
+        like = shape, dtype, here
         try:
-            if made is not None and (made.device.id, made.shape, made.dtype) == (
-                here,
-                shape,
-                dtype,
-            ):
-                out = made
-                left = [(b, where) for b, where in left if b.data.mem is not made.data.mem]
+            if made is not None and (made.shape, made.dtype, made.device.id) == like:
+                out, left = made, [(b, w) for b, w in left if b.data.mem is not made.data.mem]
             else:
                 out = cupy.empty(shape, dtype)
         except Refused as error:
@@ -1020,15 +1016,11 @@ def _copy_rows(
     to: int, pitch: int, source: int, width: int, rows: int, kind: int, stream: Stream
 ) -> None:
     """Rows of `width` bytes: one behind the other in `source`, `pitch` bytes apart in `to`."""
-    inside = kind == runtime.memcpyDeviceToDevice
+    many = width >= LONG_ROW and width * rows >= MANY_ROWS
+    even = not (to | pitch | source | width) % 16
     if rows == 1:
         runtime.memcpyAsync(to, source, width, kind, stream.ptr)
-    elif (
-        inside
-        and width >= LONG_ROW
-        and width * rows >= MANY_ROWS
-        and not (to | pitch | source | width) % 16
-    ):
+    elif kind == runtime.memcpyDeviceToDevice and many and even:
         words, most = width // 16, ROW_THREADS * 4
         grid = -(-words // most), min(rows, ROW_LINES)
         given = to, np.uint64(pitch), source, np.uint64(words), np.uint64(rows)

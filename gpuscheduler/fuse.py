@@ -33,7 +33,7 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import FRESH, RANDOM, Block, Draw, Graph
+from .graph import FRESH, RANDOM, Block, Draw, Graph, referred
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
@@ -84,10 +84,6 @@ _FUNCTIONS = frozenset({
 })  # fmt: skip
 #: Conditions on where a point is with which a program takes NumPy longer than Dask's own way.
 CHOICES = 3
-
-
-#: What stands for the value of another task.
-REFERENCE = (TaskRef, Alias)
 
 
 class Fused:
@@ -428,19 +424,18 @@ class Fuser:
         own, or what each block comes to would be known one block after the other."""
         graph = self.graph
         task = graph.tasks[key]
-        if type(task) is not Task or not self.sources:
+        if type(task) is not Task or task.kwargs or not self.sources:
             return task
         for n, part in enumerate(task.args):
             if type(part) is not Task or part.func is not operator.getitem or part.kwargs:
                 continue
-            whole = part.args[0]
-            name = getattr(whole, "target", whole.key) if isinstance(whole, REFERENCE) else None
+            name = referred(part.args[0])
             if name not in graph.names[key] or part.dependencies != {name}:
                 continue
             at = graph.names[key].index(name)
             target = graph.needs[key][at]
             source = self.sources.get(target)
-            if source is None or not isinstance(source.parts, Scanned) or task.kwargs:
+            if source is None or not isinstance(source.parts, Scanned):
                 continue
             if not self._may_inline(target, key):
                 continue
@@ -819,9 +814,11 @@ class Fuser:
             return None
         expects = tuple(e for e in found.expects if e is not None)
         every = list(leaves(made))
-        one, small = isinstance(result, Out), squeezed(kernel.shape)
-        if any((m.shape if one else squeezed(m.shape)) != (kernel.shape if one else small)
-               for m in every) or len(expects) < len(found.expects):  # fmt: skip
+        one = isinstance(result, Out)
+        shown = tuple if one else squeezed
+        if any(shown(m.shape) != shown(kernel.shape) for m in every):
+            return None
+        if len(expects) < len(found.expects):
             return None
         # steps of a tree meet on each device before they meet on one
         tiny = len(expects) > 1 and math.prod(kernel.shape) <= trace.FEW
@@ -1017,19 +1014,16 @@ def _stores_a_scan(program: Program) -> bool:
 
 
 @lru_cache(1024)
-def _reads(expr: Expr, shape: tuple[int, ...]) -> int:
-    """Bytes that an expression reads, of arrays of which it may see parts only."""
-    seen = {n for n in nodes((expr,)) if n.op == "input"}
-    sides = [(n.dtype.itemsize, zip(shape, n.data[1].strides, strict=True)) for n in seen]
-    return sum([size * math.prod([n for n, s in side if s]) for size, side in sides])
+def _moved(expr: Expr, shape: tuple[int, ...]) -> int:
+    return Kernel(shape, (expr,)).bytes_moved()
 
 
 def _sooner_computed(source: Source, readers: int) -> bool:
     """Whether so many readers compute a value sooner than one task writes it and they read it."""
     if not source.little or readers > FEW_READERS or source.positions:
         return False
-    read = _reads(source.expr, source.shape)
     made = math.prod(source.shape) * source.expr.dtype.itemsize
+    read = _moved(source.expr, source.shape) - made
     return readers * read < read + (1 + readers) * made
 
 

@@ -1094,8 +1094,7 @@ def _without_conversion(task: Any) -> Any:
         last = inner.get(outkey)
         if isinstance(last, Task) and last.func is to_numpy_dispatch and not last.kwargs:
             (source,) = last.args
-            if isinstance(source, (TaskRef, Alias)):
-                name = source.key if isinstance(source, TaskRef) else source.target
+            if (name := referred(source)) is not None:
                 return Task(task.key, execute_subgraph, inner, name, inkeys, *args)
     return None
 
@@ -1159,9 +1158,14 @@ class _Sending:
 
 
 def _refers(argument: Any, name: Key) -> bool:
+    return bool(referred(argument) == name)
+
+
+def referred(argument: Any) -> Key:
+    """The key of the task that an argument stands for; None for any other argument."""
     if isinstance(argument, TaskRef):
-        return bool(argument.key == name)
-    return isinstance(argument, Alias) and bool(argument.target == name)
+        return argument.key
+    return argument.target if isinstance(argument, Alias) else None
 
 
 def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key, Any] | None:

@@ -77,7 +77,7 @@ def divided(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
         return with_view(leaf, View(view.offset, _with(view.strides, axis, s * long, s)))
 
     ops = [SCANS[r.op] for r in kernel.reductions]
-    types = [_wide(r) for r in kernel.reductions]
+    types = [carried_as(r) for r in kernel.reductions]
     given = rebuilt([r.arg for r in kernel.reductions], cut)
     args = [_as(x, t) for x, t in zip(given, types, strict=True)]
     shape = _with(kernel.shape, axis, many, long)
@@ -137,8 +137,13 @@ def _as(x: Expr, dtype: DType) -> Expr:
     return x if x.dtype == dtype else Expr("cast", (x,), dtype)
 
 
-def _wide(scan: Reduction) -> DType:
-    """The type of what is carried from one part to the next: sums and products are rounded once."""
+def carried_as(scan: Reduction) -> DType:
+    """The type of what comes together on the way: sums and products are rounded once, at the end.
+
+    >>> x = Expr("input", (), "f4", (0, View(0, (1,))))
+    >>> [carried_as(Reduction(op, x, (x.dtype,))).name for op in ("cumsum", "cummax")]
+    ['float64', 'float32']
+    """
     (dtype,) = scan.dtypes
     if SCANS[scan.op] in ("sum", "prod") and dtype.kind in "fc":
         return np.dtype("f8" if dtype.kind == "f" else "c16")

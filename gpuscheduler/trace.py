@@ -35,6 +35,7 @@ from dask.array import reductions as dask_reductions
 from dask.array import wrap as dask_wrap
 from dask.array.dispatch import numel_lookup
 from dask.array.optimization import GETTERS
+from dask.core import flatten
 from dask.utils import apply as dask_apply
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -57,7 +58,7 @@ from .expr import (
 )
 from .grid import Axis
 from .regions import settled
-from .scans import parts
+from .scans import BOTH, parts
 from .sizes import map_leaves
 from .subgraph import COMPILED
 
@@ -1530,11 +1531,8 @@ def _ufunc_reduce(
     raise _refuse(f"numpy.{name}.reduce has no expression")
 
 
-#: What is accumulated along an axis, by the function of two that does it.
-ACCUMULATED = {
-    "add": "cumsum", "multiply": "cumprod", "minimum": "cummin", "maximum": "cummax",
-    "fmin": "cumfmin", "fmax": "cumfmax",
-}  # fmt: skip
+#: Scans, by the function of two that does what they do.
+ACCUMULATED = {BOTH[op]: scan for scan, op in SCANS.items()}
 
 
 def _accumulated(
@@ -2553,10 +2551,24 @@ def _moment_chunk(
     }
 
 
-def _beside_each_other(pairs: Any, order: int, sum: Any, axis: Any) -> dict[str, Any] | None:
+def _few_moments(
+    pairs: Any, order: int, sum: Any, axis: Any, others: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """What a few moments make together, of blocks that are one element thick and whose counts are
-    known, element by element and in double precision; None of others."""
-    every = list(_flattened(pairs))
+    known, element by element and in double precision. None of others: then nothing is reduced one
+    by one, for sums are in what Dask adds up next, and each element of that would take them anew.
+    """
+    few = None
+    if others.keys() <= {"keepdims"}:
+        few = _beside_each_other(list(flatten([pairs])), order, sum, axis)
+    if few is None:
+        _current.get().short = False
+    return few
+
+
+def _beside_each_other(
+    every: list[Any], order: int, sum: Any, axis: Any
+) -> dict[str, Any] | None:  # fmt: skip
     if order != 2 or sum is not np.sum or not _current.get().products or len(every) > SHORT:
         return None
     totals, counts, squares = ([p[name] for p in every] for name in ("total", "n", "M"))
@@ -2579,26 +2591,15 @@ def _beside_each_other(pairs: Any, order: int, sum: Any, axis: Any) -> dict[str,
     return {"total": total, "n": n, "M": functools.reduce(np.add, away)}
 
 
-def _flattened(nested: Any) -> Iterator[Any]:
-    if not isinstance(nested, list):
-        yield nested
-    else:
-        for part in nested:
-            yield from _flattened(part)
-
-
 @_instead_of(dask_reductions.moment_combine)
 def _moment_combine(
     pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
     axis: Any = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    usual = kwargs.keys() <= {"keepdims"}
-    few = _beside_each_other(pairs, order, sum, axis) if usual else None
+    few = _few_moments(pairs, order, sum, axis, kwargs)
     if few is None:
-        # sums are in what Dask adds up next: each element of that would take them anew
-        _current.get().short = False
         return dask_reductions.moment_combine(pairs, order, ddof, dtype, sum, axis, **kwargs)
-    first = next(_flattened(pairs))
+    first = next(flatten([pairs]))
     total = few["total"].astype(first["total"].dtype)
     count = Traced(_constant(few["n"], np.int64), total.shape)
     return {"total": total, "n": count, "M": _expand(few["M"].astype(first["M"].dtype), -1)}
@@ -2609,10 +2610,8 @@ def _moment_agg(
     pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
     axis: Any = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    usual = kwargs.keys() <= {"keepdims"}
-    few = _beside_each_other(pairs, order, sum, axis) if usual else None
+    few = _few_moments(pairs, order, sum, axis, kwargs)
     if few is None:
-        _current.get().short = False
         return dask_reductions.moment_agg(pairs, order, ddof, dtype, sum, axis, **kwargs)
     squares, left = few["M"], few["n"] - ddof
     shape = _reduced_shape(squares, _axes(squares, axis), kwargs.get("keepdims", False))

@@ -70,27 +70,24 @@ static double __shfl_sync(unsigned, double v, int from) {
   pause_at(2);
   return got;
 }
-static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
-  exchange[current] = v;
-  pause_at(2);
-  const unsigned got = (current & 31) + down < 32 ? exchange[current + down] : v;
-  pause_at(2);
-  return got;
-}
-static unsigned from_lane(unsigned v, int lane, bool there) {
+static unsigned of_lane(unsigned v, int lane, bool there) {
   exchange[current] = v;
   pause_at(2);
   const unsigned got = there ? exchange[(current & ~31u) + lane] : v;
   pause_at(2);
   return got;
 }
+static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
+  const int lane = current & 31;
+  return of_lane(v, lane + down, lane + down < 32);
+}
 static unsigned __shfl_sync(unsigned, unsigned v, int from, int lanes) {
   const int lane = current & 31;
-  return from_lane(v, lane / lanes * lanes + from % lanes, true);
+  return of_lane(v, lane / lanes * lanes + from % lanes, true);
 }
 static unsigned __shfl_up_sync(unsigned, unsigned v, int up, int lanes) {
   const int lane = current & 31;
-  return from_lane(v, lane - up, lane % lanes >= up);
+  return of_lane(v, lane - up, lane % lanes >= up);
 }
 template<class T> static T atomicAdd(T* p, T n) { const T old = *p; *p += n; return old; }
 template<class T> static T atomicExch(T* p, T n) { const T old = *p; *p = n; return old; }
@@ -263,10 +260,10 @@ class Host:
             # threadIdx is what it is for the current fiber whenever a thread goes on
             text = text.replace("threadIdx.x", "current")
             text = (LIBDEVICE if objects else "") + text + after
-            self.loaded[made.source] = ctypes.CDLL(str(self.library(text, objects))).launch
+            self.loaded[made.source] = ctypes.CDLL(str(self.built(text, objects))).launch
         return self.loaded[made.source]
 
-    def library(self, text, objects):
+    def built(self, text, objects):
         """Text that follows BEFORE, and what it calls, as a library; the same has the same name."""
         name = hashlib.sha256(b"\0".join([BEFORE.encode(), text.encode(), *objects])).hexdigest()
         library = self.directory / f"{name[:20]}.so"

@@ -3,6 +3,9 @@
 Dask would concatenate them in one task, on one device, after the last block. Here the array is
 allocated when the first block arrives, and each block is copied to its slice by its own device.
 Blocks that do not fit the plan (other shapes, other types than plain arrays) are left to Dask.
+
+Of a result that stays on devices it says where each block belongs (`Gathering.whole`), for those
+that write it there themselves (`replay`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ Each launch reads and writes memory once. There are four ways of going through i
   in tiles that are turned around in shared memory.
 - reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
 - other reductions: threads lie along the fastest kept axis and go along the reduced ones.
-
 - scans: lanes of a warp go along a line and put together what they have, or each thread goes along
   a line of its own where neighbouring lines lie side by side.
 
@@ -1150,12 +1149,13 @@ class _Generator:
                 for n in (len(lengths) - 2, len(lengths) - 1)
             )
             at = f"patched<{self.count}>({at}, {rows}, {columns})"
-        place, where = f"({self.int})(j * {width}u)", ""
+        place, where = f"({self.int})(j * {width}u)", []
         if self.out_layout >= 0:
-            place, where = "to", f"const {self.int} to = {self._offset(self.out_layout, site)};"
+            where = [f"const {self.int} to = {self._offset(self.out_layout, site)};"]
+            place = "to"
         body = self._passes(
             "j < n", f"j = {at}", coords, site,
-            lambda tree, u: [where, *self._stores(tree, site, place, u)],
+            lambda tree, u: [*where, *self._stores(tree, site, place, u)],
         )  # fmt: skip
         return [
             *lines,

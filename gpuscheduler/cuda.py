@@ -841,7 +841,7 @@ class CudaHardware:
 
     def join(self, blocks: Any, made: Any = None) -> Any:
         """CuPy blocks become one array on the caller's current device, each copied once. That is
-        `made`, where some of them are parts of that already."""
+        `made`, where some of them lie where they belong already."""
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
         if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return finalize(blocks)
@@ -856,7 +856,12 @@ class CudaHardware:
         like = shape, dtype, here
         try:
             if made is not None and (made.shape, made.dtype, made.device.id) == like:
-                out, left = made, [(b, w) for b, w in left if b.data.mem is not made.data.mem]
+                out = made
+                begin, strides = out.data.ptr, out.strides
+                left = [
+                    (block, where) for block, where in left
+                    if block.data.ptr != begin + _offset(where, strides)
+                ]  # fmt: skip
             else:
                 out = cupy.empty(shape, dtype)
         except Refused as error:
@@ -1028,6 +1033,11 @@ def _copy_rows(
             _rows_copier()(grid, (ROW_THREADS,), given)
     else:
         runtime.memcpy2DAsync(to, pitch, source, width, width, rows, kind, stream.ptr)
+
+
+def _offset(where: tuple[slice, ...], strides: tuple[int, ...]) -> int:
+    """The bytes in front of a part of an array."""
+    return sum([s.start * n for s, n in zip(where, strides, strict=True)])
 
 
 def _brought(block: Any, device: int, stream: Stream) -> Any:

@@ -87,6 +87,29 @@ def test_what_others_want_too_is_an_array_of_its_own(whole):
     assert not any(a is not None and a.shape == x.shape for a in whole)
 
 
+TWICE = {
+    "one after the other": lambda m, y: m.concatenate([y, y]),
+    "some": lambda m, y: m.concatenate([y[:16], y[32:], y[:16]]),
+    "square": lambda m, y: m.block([[y, y], [y, y]]),
+    "beside": lambda m, y: m.concatenate([y, y], axis=1),
+}
+
+
+@pytest.mark.parametrize("form", list(TWICE))
+def test_blocks_that_belong_in_several_places(whole, form):
+    x = np.random.default_rng(0).random((64, 64))
+    with gpuscheduler.Scheduler("cuda:0"):
+        y = da.from_array(cupy.asarray(x), chunks=(16, 64)).persist() + 1
+        twice = TWICE[form](da, y)
+        for _ in range(50):
+            got = twice.compute()
+            np.testing.assert_allclose(cupy.asnumpy(got), TWICE[form](np, x + 1))
+            if any(a is got for a in whole):
+                break
+            sleep(0.01)
+    assert any(a is got for a in whole)
+
+
 def test_parts_that_others_read_are_copied(whole):
     """The first block of a scan is read for the next one's."""
     x = np.random.default_rng(0).random((64, 64))

@@ -42,13 +42,14 @@ from .batches import Batch
 from .cpu import available_memory
 from .expr import Kernel
 from .fuse import Fused
+from .gather import Gathering
 from .graph import PlanError, from_dask, received
 from .kernel import NotGenerated, generate
 from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
 from .run import Hardware
-from .scheduler import Options, Scheduler, current, plan_graph
+from .scheduler import Options, Scheduler, current, plan_graph, written
 
 Size = int | tuple[int, ...]
 
@@ -504,7 +505,7 @@ def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
     """What computing x should take, and how sure that is. The scheduler knows no more of x than
     before."""
     hardware = s.hardware
-    planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
+    planned = plan_of(x, hardware.machine, hardware, s.options)
     return planned.surely, predict(planned, s.options.window, s.options.deep_window)
 
 
@@ -669,7 +670,7 @@ def plan(
         with scheduler(devices, memory_limit) as s:
             x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
             hardware = s.hardware
-            planned = plan_of(x, hardware.machine, hardware.home, hardware.kind, s.options)
+            planned = plan_of(x, hardware.machine, hardware, s.options)
             where = devices_said(s.hardware)
     foreseen = predict(planned, options.window, options.deep_window)
     unknown = f" ({planned.unknown:,} of unknown size)" if planned.unknown else ""
@@ -695,14 +696,15 @@ def pretended_limit(text: str | None) -> int:
 def plan_of(
     x: Any,
     machine: Machine,
-    home: Callable[[Any], int | None] | None = None,
-    kind: str = "cuda",
+    hardware: Hardware | None = None,
     options: Options | None = None,
 ) -> Plan:
-    """The plan that computing x would run."""
+    """The plan that computing x would run; on GPUs, where there is no hardware."""
     dsk, keys = received(x, by=held)
+    home, kind = (hardware.home, hardware.kind) if hardware is not None else (None, "cuda")
     graph = from_dask(dsk, keys, home=home, send=kind == "cuda")
-    return plan_graph(graph, machine, home, kind, options or Options())[1]
+    graph, plan = plan_graph(graph, machine, home, kind, options or Options())
+    return plan if hardware is None else written(plan, Gathering(plan, graph.alias), hardware)
 
 
 def predicted(planned: Plan, foreseen: Footprint) -> Iterable[Table]:

@@ -128,6 +128,9 @@ class CpuHardware:
     def front(self) -> int | None:
         return None
 
+    def rooms(self, plan: Plan, gathering: Gathering) -> None:
+        return None
+
     def join(self, blocks: Any) -> Any:
         return finalize(blocks)
 

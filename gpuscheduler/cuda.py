@@ -54,8 +54,8 @@ from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places, changes, worth_keeping
-from .plan import OutOfMemory, Plan, Step
-from .replay import Recorder, one_copy_pays, rooms_of
+from .plan import OutOfMemory, Plan, Step, no_room
+from .replay import Recorder, Rooms, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves, part_of
@@ -839,6 +839,12 @@ class CudaHardware:
             stream.synchronize()
         return out
 
+    def rooms(self, plan: Plan, gathering: Gathering) -> Rooms | None:
+        """The parts of a result that its run can write where they belong in one array."""
+        if not (plan.tried or plan.types <= KERNELS):  # nobody knows what tasks take
+            return None
+        return rooms_of(plan, gathering, self.front(), self.kernels)
+
     def join(self, blocks: Any, made: Any = None) -> Any:
         """CuPy blocks become one array on the caller's current device, each copied once. That is
         `made`, where some of them lie where they belong already."""
@@ -865,11 +871,7 @@ class CudaHardware:
             else:
                 out = cupy.empty(shape, dtype)
         except Refused as error:
-            raise OutOfMemory(
-                f"the result is one CuPy array of {nbytes:,} bytes, which GPU {here} has no room "
-                'for: use .to_backend("numpy") to get it on the host, .persist() to leave its '
-                "blocks where they are, or reduce it first"
-            ) from error
+            raise OutOfMemory(no_room(nbytes, f"GPU {here}")) from error
         stream = cupy.cuda.get_current_stream()
         for device in {block.device.id for block, _ in left} - {here}:
             # blocks are ordered behind their making on the caller's stream of their own device
@@ -1263,10 +1265,10 @@ class CudaDevices:
         )
         #: Such a run may end when all is queued, and its results are made behind its back.
         self.ahead = self.light and told is Told.NOTHING
+        self.rooms: Rooms | None = gathering.rooms
         if not plan.tried:
-            tasks = [s.task for s in plan.steps]
-            if (rooms := rooms_of(plan, gathering.whole())) is not None:  # of later runs
-                tasks += rooms.tasks.values()
+            placed = self.rooms.tasks if self.rooms is not None else {}
+            tasks = [placed.get(i, s.task) for i, s in enumerate(plan.steps)]
             hardware.kernels.compile_ahead(tasks, self.lanes[0].device)
         self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
         self.fetched = 0  # bytes
@@ -1390,6 +1392,12 @@ class CudaDevices:
                     held.unseen = False
         replays = self.team.replays
         replay = replays.get(tape)
+        if replay is None:
+            self.rooms = self.hardware.rooms(self.plan, self.gathering)
+        else:
+            self.rooms = replay.rooms
+        if self.rooms is not None and self.rooms.apart > self.gathering.spare(self.rooms.place):
+            return False
         try:
             if replay is not None and replay.fits(self.held, self._given()):
                 done, self.gathering.made = replay.run(self.lanes, self.held)
@@ -1403,8 +1411,7 @@ class CudaDevices:
         kernels, staged = self.hardware.kernels, self.hardware.staged
         recorder = None
         if tape not in replays:
-            rooms = rooms_of(self.plan, self.gathering.whole())
-            recorder = Recorder(self.plan, self.lanes, kernels, staged, rooms)
+            recorder = Recorder(self.plan, self.lanes, kernels, staged, self.rooms)
         for place, orders in tape.orders:
             lane = self.lanes[place]
             with Device(lane.device), lane.home:
@@ -1492,13 +1499,11 @@ class CudaDevices:
             if place == HOST:
                 if step in self.plan.deliver:
                     return map_leaves(_host_array, held.value)
-                with Device(self.lanes[self.plan.steps[step].place].device):
-                    return map_leaves(_off_host, held.value)
+                return self._brought_back(step, held.value)
             return self.hardware._behind(held, self.lanes[place].device)
         if step in self.files.of:
             value = self.hardware.store.read(self.files.of[step], self.plan.steps[step].key)
-            with Device(self.lanes[self.plan.steps[step].place].device):
-                return map_leaves(_off_host, value)
+            return self._brought_back(step, value)
         s = self.plan.steps[step]
         if not s.again:
             raise KeyError(step)
@@ -1506,6 +1511,17 @@ class CudaDevices:
             return s.read()
         with Device(self.lanes[s.place].device):
             return map_leaves(_off_host, map_leaves(self._ready_to_go, s.read()))
+
+    def _brought_back(self, i: int, value: Any) -> Any:
+        """A result that had to leave its device, on that again."""
+        step = self.plan.steps[i]
+        device = self.lanes[step.place].device
+        try:
+            with Device(device):
+                return map_leaves(_off_host, value)
+        except Refused as error:
+            what = f"{step.key!r} is a result"
+            raise OutOfMemory(no_room(step.nbytes, f"GPU {device}", what)) from error
 
     def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         home = self.plan.steps[step].place
@@ -1913,7 +1929,7 @@ class CudaDevices:
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
         more = max(0, self.took.pop(i, 0) - nbytes) if self.took else 0
-        if i in self.plan.lent:
+        if i in self.plan.lent or (self.rooms is not None and i in self.rooms.at):
             nbytes = 0
         events.append(Issued(i, nbytes, more))
         if empty and not self.exact:
@@ -1965,7 +1981,10 @@ class CudaDevices:
         task, kernels = self.plan.steps[i].task, self.hardware.kernels
         try:
             if type(task) is Fused:
-                value = kernels.run(task, values, lane.device, lane.work)
+                into = self._part(lane, i)
+                if into is not None:
+                    task = self.rooms.tasks[i]  # type: ignore[union-attr]
+                value = kernels.run(task, values, lane.device, lane.work, into)
             elif type(task) is Batch:
                 value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
             else:
@@ -1973,6 +1992,15 @@ class CudaDevices:
         finally:
             self._come_home(lane)
         return _solid(value) if self.crossing[i] else value
+
+    def _part(self, lane: _Lane, i: int) -> Any:
+        """The part of the result that a step makes; None where it makes an array of its own."""
+        rooms = self.rooms
+        if rooms is None or i not in rooms.at:
+            return None
+        if self.gathering.made is None:
+            self.gathering.made = rooms.whole()
+        return rooms.part(i, self.gathering.made)
 
     def _come_home(self, lane: _Lane) -> None:
         """To this device and its stream, where a task has chosen others; behind what it has queued

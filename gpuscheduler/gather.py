@@ -81,8 +81,12 @@ class Gathering:
         alias: dict[Any, Any],
         empty: Callable[..., Any] = np.empty,
         join: Callable[..., Any] = finalize,
+        spare: Callable[[int], int] = lambda place: 0,
     ):
         self.plan, self.alias, self.join = plan, alias, join
+        self.spare = spare  # bytes of a place that a run which follows a tape leaves free
+        #: Which parts of that are written where they belong as they are made; see `replay`.
+        self.rooms: Any = None
         self.made: Any = None  # the only result, where a device has put it together
         self.targets: dict[Any, Target] = {}
         self.slots: dict[int, list[tuple[Target, Any, Slices]]] = {}

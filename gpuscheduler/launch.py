@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -119,11 +119,20 @@ class Kernels:
             tuple[int, int, bool], tuple[Program, Program, list[Generated]]
         ] = {}  # what was given, what is run, and its kernels
         self._prepared: dict[tuple[int, int, bool, bool], tuple[Program, Ready]] = {}
+        self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
 
-    def run(self, fused: Fused, values: dict[Any, Any], device: int, work: Workspace) -> Any:
-        """The value of a fused task on the current device and stream."""
+    def run(
+        self,
+        fused: Fused,
+        values: dict[Any, Any],
+        device: int,
+        work: Workspace,
+        into: Any = None,
+    ) -> Any:
+        """The value of a fused task on the current device and stream; the only array of it is
+        written `into` another one, with the strides of that, where there is one."""
         program = fused.program
         if self.broken(program):
             return fused.original(values)
@@ -134,6 +143,8 @@ class Kernels:
             return fused(values)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
+        if into is not None:
+            aligned = aligned and not into.data.ptr % 16
         try:
             ready = self.ready(program, device, aligned, single=True)
         except (CompileFailed, NotGenerated) as error:
@@ -143,7 +154,9 @@ class Kernels:
         room = Room(ready.small) if ready.small else None
 
         def evaluate(_: Any, every: list[Any]) -> list[Any]:
-            return self._launch(next(steps), pointers, fused.positions, work, room)
+            kernel = next(steps)
+            target = into if kernel is ready.kernels[-1] else None
+            return self._launch(kernel, pointers, fused.positions, work, room, target)
 
         return computed(ready.program, evaluate, arrays, scalars=False)
 
@@ -230,6 +243,7 @@ class Kernels:
         positions: tuple[int, ...],
         work: Workspace,
         room: Room | None,
+        into: Any,
     ) -> list[Any]:
         made = kernel.generated
         slots = made.slots.copy()
@@ -237,7 +251,12 @@ class Kernels:
             slots[slot] = pointers[n] + offset
         outputs = []
         for (slot, shape, dtype), nbytes in zip(kernel.outputs, kernel.sizes, strict=True):
-            out = cupy.ndarray(shape, dtype) if room is None else room.array(shape, dtype, nbytes)
+            if into is not None and slot == kernel.outputs[-1][0]:
+                out = into
+            elif room is not None:
+                out = room.array(shape, dtype, nbytes)
+            else:
+                out = cupy.ndarray(shape, dtype)
             slots[slot] = pointer = out.data.ptr
             outputs.append(out)
             pointers.append(pointer)
@@ -251,6 +270,17 @@ class Kernels:
         return outputs
 
     # ---- once per program and device
+
+    def strided(self, program: Program, strides: tuple[int, ...]) -> Program:
+        """The same program, of one kernel, which writes with these strides."""
+        found = self._strided.get((id(program), strides))
+        if found is None:
+            if len(self._strided) >= MOST_PROGRAMS:
+                self._strided.clear()
+            kernels = (replace(program.kernels[0], strides=strides),)
+            found = program, replace(program, kernels=kernels)
+            self._strided[id(program), strides] = found
+        return found[1]
 
     def compile_ahead(self, tasks: Iterable[Any], device: int) -> None:
         """Compile what tasks that are new here need, several at a time: a first run would have to

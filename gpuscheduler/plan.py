@@ -131,6 +131,9 @@ class Plan:
     there: Mapping[int, Set[int]] = field(default_factory=dict)
     #: Bytes in each place that are taken by what this run does not move.
     others: Mapping[int, int] = field(default_factory=dict)
+    #: Outputs that are written into one array, and its bytes by place, which are among these.
+    into: frozenset[int] = frozenset()
+    whole: Mapping[int, int] = field(default_factory=dict)
     #: Why tasks are no fused kernels, by the keys of `index`.
     reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
     tried: bool = False  # whether it has been run
@@ -258,6 +261,31 @@ class Plan:
                     out[place] += step.nbytes
         return out
 
+    def written(self, parts: Collection[int], place: int, nbytes: int) -> Plan | None:
+        """The same plan where some steps write their values into memory of `nbytes`, which is taken
+        on a place as long as the run lasts. None where it might find no room beside that."""
+        memory, of = self.machine.memory_of(place), self.machine.memory_of
+        if not (self.tried or all(s.known for s in self.steps)):
+            return None
+        others = {**self.others, memory: self.others.get(memory, 0) + nbytes}
+        mine = [i for i, s in enumerate(self.steps) if of(s.place) == memory]
+        steps = [
+            replace(s, nbytes=0, known=True) if i in parts else s for i, s in enumerate(self.steps)
+        ]
+        stay = {i for i in mine if steps[i].fixed and i not in self.there}
+        free = self.machine.limit(memory) - others[memory] - self.taken
+        free -= sum([steps[i].nbytes for i in stay])
+        for i in mine:
+            needed = {i, *steps[i].inputs}.difference(stay)
+            if not steps[i].fixed and sum([steps[j].nbytes for j in needed]) > free:
+                return None
+        out = replace(
+            self, steps=steps, others=others, into=frozenset(parts), whole={memory: nbytes}
+        )
+        for name in ("readers", "crossing", "chunks"):
+            out.__dict__[name] = getattr(self, name)
+        return out
+
     def is_callers(self, i: int) -> bool:
         """Whether a step is a value of the graph that no run moves."""
         return self.steps[i].fixed and i not in self.there
@@ -283,9 +311,11 @@ class Plan:
         """Tasks that run in one memory at the same time."""
         return len(self.machine.devices) if self.machine.shared else 1
 
-    def learn(self, nbytes: list[int], extra: Mapping[int, int] | None = None) -> None:
+    def learn(
+        self, nbytes: list[int], extra: Mapping[int, int] | None = None, but: Container[int] = ()
+    ) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it,
-        and what kinds of steps took beside."""
+        `but` for some steps, and what kinds of steps took beside."""
         more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
         for kind, n in more.items():  # other runs may learn at the same time
             self.extra[kind] = max(n, self.extra.get(kind, 0))
@@ -294,8 +324,8 @@ class Plan:
             plans.append(self.template)
         for plan in plans:
             plan.tried, changed = True, bool(more)
-            for step, true in zip(plan.steps, nbytes, strict=False):  # chunks may be behind
-                if not step.fixed and step.nbytes != true:
+            for i, (step, true) in enumerate(zip(plan.steps, nbytes, strict=False)):
+                if not step.fixed and step.nbytes != true and i not in but:  # chunks may be behind
                     step.nbytes, changed = true, True
             if changed:
                 plan.tape, plan.most, plan._beside, plan._own = None, None, None, None
@@ -624,6 +654,15 @@ def _refuse_what_cannot_fit(
         need = sum(s.nbytes for s in involved if s.known)
         if need > machine.limit(machine.memory_of(step.place)):
             raise OutOfMemory(does_not_fit(step.key, need, step.place, machine))
+
+
+def no_room(nbytes: int, where: str, what: str = "the result is one CuPy array") -> str:
+    """What is wrong with a result, and what to do."""
+    return (
+        f"{what} of {nbytes:,} bytes, which {where} has no room for: use "
+        '.to_backend("numpy") to get it on the host, .persist() to leave its blocks where they '
+        "are, or reduce it first"
+    )
 
 
 def does_not_fit(key: Key, need: int, place: int, machine: Machine, held: int = 0) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -18,9 +18,9 @@ import numpy as np
 from cupy.cuda import Event, Stream, runtime
 
 from .batches import SMALL, Batch
-from .expr import Out, Program, View
+from .expr import Out, View
 from .fuse import Fused, filled
-from .gather import Whole
+from .gather import Gathering
 from .launch import (
     Kernels,
     Prepared,
@@ -61,6 +61,7 @@ class Rooms(NamedTuple):
     dtype: Any
     at: dict[int, int]
     tasks: dict[int, Fused]
+    apart: int  # bytes of the other parts
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -71,20 +72,28 @@ class Rooms(NamedTuple):
     def nbytes(self) -> int:
         return int(math.prod(self.shape)) * int(self.dtype.itemsize)
 
+    def whole(self) -> Any:
+        """Memory for the result, on the current device and stream."""
+        return cupy.ndarray(self.shape, self.dtype)
 
-def rooms_of(plan: Plan, whole: Whole | None) -> Rooms | None:
-    """Where parts of a result can be written to: those that a kernel makes, for nothing else. None
-    where there are no such, or not all parts are made in one place."""
-    if whole is None or len(whole.parts) < 2:
+    def part(self, i: int, whole: Any) -> Any:
+        """Where a step writes."""
+        shape, dtype = self.tasks[i].array  # type: ignore[misc]
+        return cupy.ndarray(shape, dtype, whole.data + self.at[i], self.strides)
+
+
+def rooms_of(plan: Plan, gathering: Gathering, place: int | None, kernels: Kernels) -> Rooms | None:
+    """Where parts of a result can be written to: those that a kernel makes on this place, for
+    nothing else. None where there are no such."""
+    whole = gathering.whole()
+    if whole is None or place is None or len(whole.parts) < 2:
         return None
-    places, types = set[int](), set[Any]()
     strides = View.contiguous(whole.shape).strides
-    alike: dict[int, Program] = {}
-    at, tasks = {}, {}
+    at, tasks, types = {}, {}, set[Any]()
+    written = 0
     for i, part in whole.parts.items():
         step, task = plan.steps[i], plan.steps[i].task
-        places.add(step.place)
-        if type(task) is not Fused or task.array is None or plan.readers[i]:
+        if type(task) is not Fused or task.array is None or plan.readers[i] or step.place != place:
             continue
         shape, dtype = task.array
         (kernel,), program = task.program.kernels, task.program
@@ -93,18 +102,18 @@ def rooms_of(plan: Plan, whole: Whole | None) -> Rooms | None:
         if not is_contiguous(View(0, strides), shape):
             if kernel.kept != kernel.shape or shape != kernel.shape:
                 continue
-            if id(program) not in alike:
-                kernels = (replace(kernel, strides=strides),)
-                alike[id(program)] = replace(program, kernels=kernels)
-            program = alike[id(program)]
+            program = kernels.strided(program, strides)
         tasks[i] = task.of(program)
         at[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]) * dtype.itemsize
+        written += math.prod(shape) * dtype.itemsize
         types.add(dtype)
-    if len(places) > 1 or len(types) != 1:
+    if len(types) != 1:
         return None
-    ((place,), (dtype,)) = places, types
-    rooms = Rooms(place, whole.shape, dtype, at, tasks)
-    return rooms if rooms.nbytes >= LEAST_WHOLE else None
+    (dtype,) = types
+    nbytes = math.prod(whole.shape) * dtype.itemsize
+    if nbytes < LEAST_WHOLE:
+        return None
+    return Rooms(place, whole.shape, dtype, at, tasks, nbytes - written)
 
 
 class Unfit(Exception):
@@ -354,8 +363,8 @@ class Replay:
             if rooms is not None:
                 runtime.setDevice(lanes[rooms.place].device)
                 lanes[rooms.place].home.use()
-                memory.whole = cupy.cuda.alloc(rooms.nbytes)
-                whole = cupy.ndarray(rooms.shape, rooms.dtype, memory.whole)
+                whole = rooms.whole()
+                memory.whole = whole.data
             for place, orders in self.turns:
                 runtime.setDevice(lanes[place].device)
                 lanes[place].home.use()

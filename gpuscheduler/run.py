@@ -115,6 +115,10 @@ class Hardware(Keeper, Protocol):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A host array for results, made so that devices write it fast."""
 
+    def rooms(self, plan: Plan, gathering: Gathering) -> Any:
+        """Which parts of a result its run can write where they belong in it, as they are made, see
+        `replay.Rooms`; None where there are no such."""
+
     def join(self, blocks: Any) -> Any:
         """One array from nested lists of blocks, wherever they live."""
 

@@ -422,8 +422,8 @@ class Scheduler:
         """
         dsk, keys = received(*collections)
         with garbage_spared(), self.hardware.lease(None, None) as lease:
-            _, plan = self._known(dsk, keys, lease)
-        now = self._beside(plan, self._persisted.every())
+            graph, plan = self._known(dsk, keys, lease)
+        now, _ = self._written(graph, self._beside(plan, self._persisted.every()))
         plan.predicted = predict(now, self.options.window, self.options.deep_window)
         return plan
 
@@ -482,12 +482,17 @@ class Scheduler:
                         return values
                 with self._persisted.lent() as chunks:
                     plan = self._beside(known, chunks)
+                    if watch:  # callbacks may keep what they see
+                        gathering = self._gathering(graph, plan)
+                    else:
+                        plan, gathering = self._written(graph, plan)
                     return self._learnt(
                         known,
                         *self._obeyed(
-                            graph, plan, lease, watch, rerun, results, turn, counter, begun
+                            graph, plan, gathering, lease, watch, rerun, results, turn, counter,
+                            begun,
                         ),
-                    )
+                    )  # fmt: skip
             except Exception as error:
                 lost = self.hardware.lost(error)
                 if lost is None:
@@ -508,10 +513,10 @@ class Scheduler:
             values = self._followed(graph, known, lease, *tape, results) if tape else None
             if values is not None or not others or not self._fits(known, chunks, others):
                 return values
-            plan = self._beside(known, chunks, others)
+            plan, gathering = self._written(graph, self._beside(known, chunks, others))
             try:
                 return self._learnt(
-                    known, *self._obeyed(graph, plan, lease, None, False, results, turn)
+                    known, *self._obeyed(graph, plan, gathering, lease, None, False, results, turn)
                 )
             except OutOfMemory as error:
                 if error.plan != id(plan):  # it came out of a task
@@ -520,9 +525,17 @@ class Scheduler:
                 known.most = dict.fromkeys(known.machine.memories, ENDLESS)
                 return None
 
+    def _gathering(self, graph: Graph, plan: Plan) -> Gathering:
+        return Gathering(plan, graph.alias, self.hardware.empty, self.hardware.join)
+
+    def _written(self, graph: Graph, plan: Plan) -> tuple[Plan, Gathering]:
+        """The plan as it is run where parts of its result are written into one array."""
+        gathering = self._gathering(graph, plan)
+        return written(plan, gathering, self.hardware), gathering
+
     def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
         if not known.once:
-            known.learn(state.nbytes, state.extra)
+            known.learn(state.nbytes, state.extra, state.plan.into)
         return values
 
     def _fits(self, known: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
@@ -604,7 +617,12 @@ class Scheduler:
         """The values, by a tape; None where it cannot be followed after all."""
         hardware = self.hardware
         plan = known.beside_own() if known.own else known
-        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
+        memory = plan.machine.memory
+
+        def spare(place: int) -> int:
+            return memory[place] - tape.need.get(place, 0) - others.get(place, 0)
+
+        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join, spare)
         devices = lease.devices(plan, gathering, Told.NOTHING)
         try:
             begin = perf_counter()
@@ -619,6 +637,7 @@ class Scheduler:
         self,
         graph: Graph,
         plan: Plan,
+        gathering: Gathering,
         lease: Lease,
         watch: Callbacks | None,
         rerun: bool,
@@ -627,8 +646,6 @@ class Scheduler:
         counter: Watch | None = None,
         begun: Callable[[Devices], None] | None = None,
     ) -> tuple[State, list[Any]]:
-        hardware = self.hardware
-        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join)
         told = watch or counter
         if self.options.timeline:
             told = Recorder(plan, self._rows, told)
@@ -855,6 +872,17 @@ def plan_graph(
         plan = make_plan(graph, machine, home)
     plan.reasons = graph.why
     return graph, plan
+
+
+def written(plan: Plan, gathering: Gathering, hardware: Hardware) -> Plan:
+    """The plan as it is run where parts of its result are written into one array as they are made:
+    they take no memory of their own."""
+    rooms = hardware.rooms(plan, gathering)
+    out = None if rooms is None else plan.written(rooms.at, rooms.place, rooms.nbytes)
+    if out is None:
+        return plan
+    gathering.rooms = rooms
+    return out
 
 
 def _neighbours(

@@ -24,7 +24,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from .machine import DISK, HOST
-from .plan import SHORT, Footprint, OutOfMemory, Plan, does_not_fit
+from .plan import SHORT, Footprint, OutOfMemory, Plan, does_not_fit, no_room
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
@@ -168,7 +168,8 @@ class State:
         self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
         self.pins = {p: [0] * n for p in places}  # uses under way, per place
         self.used = {p: plan.others.get(p, 0) for p in places}  # bytes held, reserved or coming
-        self.peak = dict(self.used)
+        self.unmade = dict(plan.whole)  # ... but nobody has asked for these yet
+        self.peak = {p: n - self.unmade.get(p, 0) for p, n in self.used.items()}
         self.spilled = {HOST: 0, DISK: 0}  # bytes sent there because they had to leave
         self.moved: dict[tuple[int, int], int] = {}  # bytes of copies, by (src, dst)
         self.resident: dict[int, set[int]] = {p: set() for p in places}
@@ -305,6 +306,9 @@ class State:
         d = self.place[i]
         self.launched[i] = 1
         out.append(Launch(i, d))
+        if self.unmade and i in self.plan.into:
+            self.unmade.clear()
+            self._use(self.memory[d], 0)
         if self.ahead and not self.aside[i]:
             for r in self.readers[i]:
                 if self.place[r] == d and not self.aside[r]:
@@ -396,6 +400,7 @@ class State:
         memory = self.memory[step.place]
         limit = self.limit[memory]
         held = sum(self.nbytes[j] for j in self._immovable(memory).union(step.inputs))
+        held += self.plan.others.get(memory, 0)
         if refused > 2 * patience:
             need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
             raise self._out_of_memory(
@@ -442,6 +447,8 @@ class State:
 
     def _use(self, place: int, nbytes: int) -> None:
         self.used[place] = used = self.used[place] + nbytes
+        if self.unmade:
+            used -= self.unmade.get(place, 0)
         if used > self.peak[place]:
             self.peak[place] = used
 
@@ -831,10 +838,13 @@ class State:
                 need = self.nbytes[i] + sum(self.nbytes[j] for j in step.inputs)
                 others = self._immovable(self.memory[d]).difference(step.inputs)
                 held = sum(self.nbytes[j] for j in others)
+                held += self.plan.others.get(self.memory[d], 0)
                 raise self._out_of_memory(does_not_fit(step.key, need, d, self.plan.machine, held))
         raise AssertionError("steps are left, but none is ready and nothing is under way")
 
     def _out_of_memory(self, text: str) -> OutOfMemory:
+        for place, nbytes in self.plan.whole.items():
+            text += "; " + no_room(nbytes, f"device {place}")
         error = OutOfMemory(text)
         error.plan = id(self.plan)
         return error

@@ -706,18 +706,46 @@ def test_out_of_memory_in_a_task_is_an_error_and_the_next_compute_works(schedule
     assert int(da.ones(8, chunks=4).sum().compute()) == 8
 
 
-def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do():
+@pytest.mark.parametrize(
+    ("form", "devices", "room"),
+    [
+        ("kernels", "cuda:0", 100), ("kernels", "cuda:0,0", 100), ("kernels", "cuda:0,0", 150),
+        ("tasks", "cuda:0", 200), ("tasks", "cuda:0,0", 150),
+    ],
+)  # fmt: skip
+def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do(form, devices, room):
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
-    with gpuscheduler.Scheduler(devices="cuda:0,0"):
+    with gpuscheduler.Scheduler(devices=devices):
         lazy = da.ones((64, 2**18), chunks=(8, -1)) + 1  # 128 MiB
-        pool.set_limit(size=pool.total_bytes() + 200 * 2**20)
+        if form == "tasks":
+            lazy = lazy.map_blocks(lambda b: cupy.flip(cupy.sort(b), 1))
+        pool.set_limit(size=pool.total_bytes() + room * 2**20)
         try:
-            with pytest.raises(gpuscheduler.OutOfMemory, match=r"134,217,728 bytes.*to_backend"):
-                lazy.compute()
+            for _ in range(3):
+                with pytest.raises(
+                    gpuscheduler.OutOfMemory, match=r"\d bytes.*to_backend"
+                ):
+                    lazy.compute()
         finally:
             pool.set_limit(size=0)
         assert bool((lazy.compute() == 2).all())
+
+
+def test_a_result_of_which_memory_has_room_for_no_second_copy():
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    size = 32 * 2**20
+    try:
+        pool.set_limit(size=pool.total_bytes() + size + size // 2 + 2**23)
+        with gpuscheduler.Scheduler(devices="cuda:0", memory_limit=size + size // 2) as s:
+            x = (da.ones((1024, 4096), chunks=(64, -1)) + 1).persist()
+            for n in range(3):
+                got = cupy.asnumpy((x * 2 + n).compute())
+                assert (got == 4 + n).all()
+                assert s.last.peak[0] <= size + size // 2
+    finally:
+        pool.set_limit(size=0)
 
 
 def test_a_thread_that_dies_is_an_error_and_the_next_run_has_another():

@@ -1,4 +1,4 @@
-"""Results that are one array of a GPU: later runs write their parts where they belong."""
+"""Results that are one array of a GPU: kernels write their parts where they belong."""
 
 from time import sleep
 
@@ -29,6 +29,21 @@ def whole(monkeypatch):
 
     monkeypatch.setattr(replay, "LEAST_WHOLE", 0)
     monkeypatch.setattr(replay.Replay, "run", watched)
+    return made
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The arrays that runs had for results before they made these; of any size."""
+    made = []
+    whole = replay.Rooms.whole
+
+    def watched(rooms):
+        made.append(whole(rooms))
+        return made[-1]
+
+    monkeypatch.setattr(replay, "LEAST_WHOLE", 0)
+    monkeypatch.setattr(replay.Rooms, "whole", watched)
     return made
 
 
@@ -72,6 +87,82 @@ def test_what_is_put_together_is_what_numpy_says(whole, case, form):
         assert got.flags.c_contiguous
         np.testing.assert_allclose(cupy.asnumpy(got), want, rtol=1e-6)
     assert form != "elements" or any(a is results[-2] for a in whole)
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_first_run_puts_it_together(begun, case, form):
+    (shape, chunks), (ours, theirs) = CASES[case], FORMS[form]
+    x = np.random.default_rng(0).random(shape).astype("f4" if form == "elements" else "f8")
+    with gpuscheduler.Scheduler("cuda:0"):
+        y = ours(da.from_array(cupy.asarray(x), chunks=chunks).persist())
+        for _ in range(2):
+            begun.clear()
+            got = y.compute()
+            np.testing.assert_allclose(cupy.asnumpy(got), theirs(x), rtol=1e-6)
+            assert form != "elements" or any(a is got for a in begun)
+
+
+def test_a_result_that_takes_most_of_the_memory(begun):
+    """Nothing is there twice, and chunks that it is made of leave for it."""
+    x = np.random.default_rng(0).random((1024, 64))
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=int(1.4 * x.nbytes)) as s:
+        y = da.from_array(cupy.asarray(x), chunks=(64, 64)).map_blocks(cupy.copy).persist()
+        for n in range(4):
+            begun.clear()
+            got = (y * 2 + n).compute()
+            np.testing.assert_allclose(cupy.asnumpy(got), x * 2 + n)
+            assert any(a is got for a in begun)
+            assert s.last.peak[0] <= 1.4 * x.nbytes
+            assert s.last.spilled[-1] <= 1.1 * x.nbytes
+
+
+def test_no_more_is_foreseen_than_is_taken(begun):
+    x = np.random.default_rng(0).random((1024, 64))
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        y = da.from_array(cupy.asarray(x), chunks=(64, 64)).map_blocks(cupy.copy).persist()
+        for z, most in ((y * 2, 2), (da.cumsum(y * 2, axis=0), 3)):
+            foreseen = s.plan(z).predicted.peak[0]
+            for _ in range(4):
+                z.compute()
+                assert s.last.peak[0] <= foreseen <= most * x.nbytes
+
+
+def test_a_callback_gets_blocks_of_its_own(begun):
+    x = np.random.default_rng(0).random((64, 64))
+    seen = []
+
+    def posttask(key, value, dsk, state, worker):
+        seen.append(value)
+
+    with gpuscheduler.Scheduler("cuda:0"), dask.callbacks.Callback(posttask=posttask):
+        y = da.from_array(cupy.asarray(x), chunks=32).persist() + 1
+        got = y.compute()
+        got += 1
+    blocks = [v for v in seen if isinstance(v, cupy.ndarray) and v.shape == (32, 32)]
+    assert blocks
+    assert not begun
+    total = sum(float(v.sum()) for v in blocks[-4:])
+    np.testing.assert_allclose(total, (x + 1).sum())
+
+
+def test_no_room_for_all_of_it(begun, monkeypatch):
+    x = np.random.default_rng(0).random((64, 64))
+    refused = []
+
+    def refuse(rooms):
+        refused.append(rooms)
+        raise cupy.cuda.memory.OutOfMemoryError(rooms.nbytes, 0, 0)
+
+    with gpuscheduler.Scheduler("cuda:0"):
+        y = da.from_array(cupy.asarray(x), chunks=32).persist() + 1
+        for _ in range(4):
+            with monkeypatch.context() as patch:
+                patch.setattr(replay.Rooms, "whole", refuse)
+                with pytest.raises(gpuscheduler.OutOfMemory, match=r"32,768 bytes.*to_backend"):
+                    y.compute()
+            assert refused
+            np.testing.assert_allclose(cupy.asnumpy(y.compute()), x + 1)
 
 
 def test_what_others_want_too_is_an_array_of_its_own(whole):
@@ -127,12 +218,16 @@ def test_parts_that_others_read_are_copied(whole):
 @pytest.mark.parametrize(
     "devices", ["cuda:0,0", pytest.param("cuda:0,1", marks=pytest.mark.gpus(2))]
 )
-def test_several_places_copy(whole, devices):
+def test_the_callers_device_writes_its_own_part(begun, devices):
     x = np.random.default_rng(0).random((64, 64))
     with gpuscheduler.Scheduler(devices):
-        y = da.from_array(cupy.asarray(x), chunks=16).persist() + 1
+        y = da.from_array(cupy.asarray(x), chunks=16) * 1
+        y = y.persist() + 1
         for _ in range(4):
-            np.testing.assert_allclose(cupy.asnumpy(y.compute()), x + 1)
+            begun.clear()
+            got = y.compute()
+            np.testing.assert_allclose(cupy.asnumpy(got), x + 1)
+            assert any(a is got for a in begun)
 
 
 @pytest.mark.gpus(2)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import dask
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler.machine import DISK, HOST
@@ -931,6 +931,74 @@ def test_each_step_has_room_for_what_it_takes(case, extra):
     machine, more = case.plan.machine, UNIT * max(extra)
     case.plan.machine = replace(machine, memory=tuple([n + more for n in machine.memory]))
     case.run(Watched(case.plan, case.rng, case.sizes)).validate_end()
+
+
+# ---- results that are one array from the start
+
+
+class Whole(LateDevices):
+    """Sees that there is room for all that it holds, and for the result from its first part on."""
+
+    begun = 0  # bytes of the result
+
+    def _refuses(self, step, place):
+        plan = self.plan
+        if place >= 0 and not any(i == step for i, _ in self.values):
+            if step in plan.into:
+                self.begun = plan.whole.get(place, 0)
+            total = sum(self.nbytes[i] for i, p in self.values if p == place) + self.nbytes[step]
+            total += self.begun if place in plan.whole else 0
+            assert total <= plan.machine.limit(place)
+        return super()._refuses(step, place)
+
+
+@thorough
+@given(cases(exact=True), st.data())
+def test_a_result_that_is_one_array_has_room_beside_what_steps_need(case, data):
+    """In any order, however little more there is; and what has to leave for it, leaves."""
+    plan = case.plan
+    assume(not plan.machine.shared)
+    last = [
+        i for i in plan.outputs
+        if plan.steps[i].place == 0 and not plan.readers[i] and not plan.steps[i].fixed
+        and not plan.steps[i].aside and i not in plan.deliver
+    ]  # fmt: skip
+    assume(last)
+    parts = data.draw(st.sets(st.sampled_from(last), min_size=1))
+    nbytes = sum(case.sizes[i] for i in parts) + data.draw(st.integers(0, 3)) * UNIT
+    memory = list(plan.machine.memory)
+    memory[0] += nbytes
+    plan.machine = replace(plan.machine, memory=tuple(memory))
+    case.plan = plan.written(parts, 0, nbytes)
+    case.sizes = [0 if i in parts else n for i, n in enumerate(case.sizes)]
+    devices = Whole(case.plan, case.rng, case.sizes)
+    state = case.run(devices)
+    state.validate_end()
+    assert state.peak[0] <= memory[0]
+    before = [s.nbytes for s in plan.steps]
+    plan.learn(state.nbytes, state.extra, case.plan.into)
+    assert [s.nbytes for s in plan.steps] == before
+
+
+def test_a_result_that_leaves_no_room_for_a_step_is_not_one_array_from_the_start():
+    """a takes 8 for b, which makes 8 of the result's 16: that is 24 beside each other."""
+    steps = ("a", "", 0), ("b", "a", 0), ("c", "a", 0)
+    for memory, fits in ((24, True), (23, False)):
+        plan = plan_of(*steps, memory=(memory,), wanted="bc")
+        assert (plan.written({1, 2}, 0, 16) is not None) is fits
+    assert plan_of(*steps, memory=(24,), wanted="bc", guessed="a").written({1, 2}, 0, 16) is None
+
+
+def test_what_has_to_leave_for_a_result_leaves_before_its_first_part_is_made():
+    """x and y are there, 16 of 20; the result of 8 begins when one of them is on the host."""
+    steps = ("x", "", 0), ("y", "", 0), ("b", "x", 0), ("c", "y", 0)
+    plan = plan_of(*steps, memory=(20,), wanted="xybc", there={"x": {0}, "y": {0}})
+    state = state_of(plan.written({2, 3}, 0, 8))
+    assert state.start() == [Copy(1, 0, HOST)]
+    assert state.peak[0] == 16
+    assert state.handle(Copied(1, 0, HOST)) == [Free(1, 0), Launch(2, 0)]
+    assert state.peak[0] == 16
+    assert state.handle(*ran(2, 0)) == [Copy(0, 0, HOST)]
 
 
 # ---- steps that read files and write them

@@ -723,9 +723,7 @@ def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do(form, devices, room
         pool.set_limit(size=pool.total_bytes() + room * 2**20)
         try:
             for _ in range(3):
-                with pytest.raises(
-                    gpuscheduler.OutOfMemory, match=r"\d bytes.*to_backend"
-                ):
+                with pytest.raises(gpuscheduler.OutOfMemory, match=r"\d bytes.*to_backend"):
                     lazy.compute()
         finally:
             pool.set_limit(size=0)

@@ -2130,7 +2130,7 @@ class CudaDevices:
         room = None
         if dst == DISK:
             made.append(room := self.out.room(device_bytes(held.value), self._go_on))
-        value = _solid(held.value)
+        value = self._solid(lane, i, held.value)
         slots = self.gathering.slots.get(i, []) if dst == HOST else []
         if slots and isinstance(value, cupy.ndarray):
             value = cupy.ascontiguousarray(value)
@@ -2154,6 +2154,22 @@ class CudaDevices:
         held.reads.append(done)
         copy = (i, lane.place, done, written, kept, (value, room), dst)
         lane.watch.send(self._context.copy(), self._comes, copy, self.team.raised)
+
+    def _solid(self, lane: _Lane, i: int, value: Any) -> Any:
+        """A value that has to leave, without gaps."""
+        try:
+            return _solid(value)
+        except Refused:
+            self._tidy(lane)
+        try:
+            return _solid(value)
+        except Refused as error:
+            raise OutOfMemory(
+                f"{self.plan.steps[i].key!r} cannot leave device {lane.place}: it is an array with "
+                f"gaps, or in an order of its own, and there is no room for a copy of "
+                f"{device_bytes(value):,} bytes without; end its task with "
+                "cupy.ascontiguousarray, or lower memory_limit"
+            ) from error
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
         base = part.ctypes.data

@@ -719,12 +719,27 @@ def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do(form, devices, room
     with gpuscheduler.Scheduler(devices=devices):
         lazy = da.ones((64, 2**18), chunks=(8, -1)) + 1  # 128 MiB
         if form == "tasks":
-            lazy = lazy.map_blocks(lambda b: cupy.flip(cupy.sort(b), 1))
+            lazy = lazy.map_blocks(cupy.sort)
         pool.set_limit(size=pool.total_bytes() + room * 2**20)
         try:
             for _ in range(3):
                 with pytest.raises(gpuscheduler.OutOfMemory, match=r"\d bytes.*to_backend"):
                     lazy.compute()
+        finally:
+            pool.set_limit(size=0)
+        assert bool((lazy.compute() == 2).all())
+
+
+def test_what_has_gaps_and_must_leave_says_so_where_there_is_no_room_to_close_them():
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    with gpuscheduler.Scheduler(devices="cuda:0", memory_limit=60 * 2**20):
+        x = da.ones((64, 2**17), chunks=(8, -1)) + 1  # 64 MiB
+        lazy = x.map_blocks(lambda b: cupy.sort(b)[:, ::-1])
+        pool.set_limit(size=pool.total_bytes() + 24 * 2**20)
+        try:
+            with pytest.raises(gpuscheduler.OutOfMemory, match=r"8,388,608 bytes.*ascontiguous"):
+                lazy.compute()
         finally:
             pool.set_limit(size=0)
         assert bool((lazy.compute() == 2).all())

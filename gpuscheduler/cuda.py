@@ -841,8 +841,6 @@ class CudaHardware:
 
     def rooms(self, plan: Plan, gathering: Gathering) -> Rooms | None:
         """The parts of a result that its run can write where they belong in one array."""
-        if not (plan.tried or plan.types <= KERNELS):  # nobody knows what tasks take
-            return None
         return rooms_of(plan, gathering, self.front(), self.kernels)
 
     def join(self, blocks: Any, made: Any = None) -> Any:
@@ -880,11 +878,7 @@ class CudaHardware:
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
                 block = _brought(block, here, stream)
-            for to, at, width, rows, pitch in strips(part.shape, part.strides, dtype.itemsize):
-                kind = runtime.memcpyDeviceToDevice
-                _copy_rows(
-                    part.data.ptr + to, pitch, block.data.ptr + at, width, rows, kind, stream
-                )
+            _copy_block(block, part, stream)
         if left:
             self._after(stream)
         return out
@@ -1035,6 +1029,13 @@ def _copy_rows(
             _rows_copier()(grid, (ROW_THREADS,), given)
     else:
         runtime.memcpy2DAsync(to, pitch, source, width, width, rows, kind, stream.ptr)
+
+
+def _copy_block(block: Any, part: Any, stream: Stream) -> None:
+    """A C-contiguous array, to a part of another one on its device."""
+    kind, to, source = runtime.memcpyDeviceToDevice, part.data.ptr, block.data.ptr
+    for there, here, width, rows, pitch in strips(part.shape, part.strides, block.dtype.itemsize):
+        _copy_rows(to + there, pitch, source + here, width, rows, kind, stream)
 
 
 def _offset(where: tuple[slice, ...], strides: tuple[int, ...]) -> int:
@@ -1266,6 +1267,7 @@ class CudaDevices:
         #: Such a run may end when all is queued, and its results are made behind its back.
         self.ahead = self.light and told is Told.NOTHING
         self.rooms: Rooms | None = gathering.rooms
+        self.result: Any = None  # its memory
         if not plan.tried:
             placed = self.rooms.tasks if self.rooms is not None else {}
             tasks = [placed.get(i, s.task) for i, s in enumerate(plan.steps)]
@@ -1393,7 +1395,8 @@ class CudaDevices:
         replays = self.team.replays
         replay = replays.get(tape)
         if replay is None:
-            self.rooms = self.hardware.rooms(self.plan, self.gathering)
+            rooms = self.hardware.rooms(self.plan, self.gathering)
+            self.rooms = rooms if rooms is not None and rooms.tasks else None
         else:
             self.rooms = replay.rooms
         if self.rooms is not None and self.rooms.apart > self.gathering.spare(self.rooms.place):
@@ -1444,7 +1447,7 @@ class CudaDevices:
                 if verb == "launch":
                     for j in others:
                         lane.home.wait_event(held[j].ready)
-                    value = self._called(lane, i, self._read_by(lane, step))
+                    value = self._called(lane, i, self._read_by(lane, step), self._part(i))
                     seen = self.crossing[i] or (i in wanted and device_bytes(value))
                     held[i] = _Held(value, lane.mark(lane.home) if seen else None)
                     if recorder is not None:
@@ -1921,6 +1924,7 @@ class CudaDevices:
         if refused:
             events.append(NoRoom(i, lane.place, max(refused, step.nbytes)))
             return False
+        value = self._put(lane, i, value)
         nbytes = device_bytes(value)
         other = self.crossing[i] or (i in self.wanted and nbytes)
         ready = lane.mark(lane.home) if other else None
@@ -1929,7 +1933,7 @@ class CudaDevices:
         held[i] = _Held(value, ready, empty=empty)
         self.unlaunched -= 1
         more = max(0, self.took.pop(i, 0) - nbytes) if self.took else 0
-        if i in self.plan.lent or (self.rooms is not None and i in self.rooms.at):
+        if i in self.plan.lent or self._in_result(i, value):
             nbytes = 0
         events.append(Issued(i, nbytes, more))
         if empty and not self.exact:
@@ -1962,12 +1966,13 @@ class CudaDevices:
         """
         plan, step = self.plan, self.plan.steps[i]
         try:
+            into = self._part(i)
             if type(step.task) in KERNELS or (
                 step.kind in plan.extra and step.kind not in plan.parts
             ):
-                return self._called(lane, i, values), 0
+                return self._called(lane, i, values, into), 0
             with _Allocated() as allocated:
-                value = allocated.apart(self._called(lane, i, values), lane.device)
+                value = allocated.apart(self._called(lane, i, values, into), lane.device)
             if allocated.partial:
                 plan.parts.add(step.kind)
             self.took[i] = allocated.most
@@ -1977,13 +1982,12 @@ class CudaDevices:
                 raise
             return None, _asked_for(error, 1)
 
-    def _called(self, lane: _Lane, i: int, values: dict[Any, Any]) -> Any:
+    def _called(self, lane: _Lane, i: int, values: dict[Any, Any], into: Any) -> Any:
         task, kernels = self.plan.steps[i].task, self.hardware.kernels
         try:
+            if into is not None:
+                task = self.rooms.tasks[i]  # type: ignore[union-attr]
             if type(task) is Fused:
-                into = self._part(lane, i)
-                if into is not None:
-                    task = self.rooms.tasks[i]  # type: ignore[union-attr]
                 value = kernels.run(task, values, lane.device, lane.work, into)
             elif type(task) is Batch:
                 value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
@@ -1993,14 +1997,46 @@ class CudaDevices:
             self._come_home(lane)
         return _solid(value) if self.crossing[i] else value
 
-    def _part(self, lane: _Lane, i: int) -> Any:
-        """The part of the result that a step makes; None where it makes an array of its own."""
+    def _part(self, i: int) -> Any:
+        """The part of the result that a kernel writes; None where a step makes an array of its
+        own. Asks for the memory of the result where that is one with others."""
         rooms = self.rooms
-        if rooms is None or i not in rooms.at:
+        if rooms is None or i not in rooms.parts:
+            return None
+        if self.result is None:
+            self.result = rooms.memory()
+        if i not in rooms.tasks:
             return None
         if self.gathering.made is None:
-            self.gathering.made = rooms.whole()
-        return rooms.part(i, self.gathering.made)
+            self.gathering.made = rooms.whole(self.result)
+        return rooms.part(i, self.result)
+
+    def _in_result(self, i: int, value: Any) -> bool:
+        return i in self.plan.into and self.result is not None and (
+            type(value) is cupy.ndarray and value.data.mem is self.result.mem
+        )  # fmt: skip
+
+    def _put(self, lane: _Lane, i: int, value: Any) -> Any:
+        """A value, at its place in the result where it has one and is not there yet."""
+        rooms = self.rooms
+        if rooms is None or i not in rooms.parts or type(value) is not cupy.ndarray:
+            return value
+        if value.data.mem is self.result.mem:
+            return value
+        if rooms.dtype is None:
+            self.rooms = rooms = rooms.of(value.dtype)
+            if rooms is None:
+                return value
+        if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
+            return value
+        if self.gathering.made is None:
+            self.gathering.made = rooms.whole(self.result)
+        part = rooms.part(i, self.result)
+        if value.flags.c_contiguous:
+            _copy_block(value, part, lane.home)
+        else:
+            part[...] = value
+        return part
 
     def _come_home(self, lane: _Lane) -> None:
         """To this device and its stream, where a task has chosen others; behind what it has queued

@@ -66,10 +66,10 @@ def _address(array: Any) -> int:
 
 
 class Whole(NamedTuple):
-    """A result that is one array of devices': its shape, and the part that each step makes."""
+    """A result that is one array of devices': its shape, and the parts that each step makes."""
 
     shape: tuple[int, ...]
-    parts: dict[int, Slices]
+    parts: dict[int, list[Slices]]
 
 
 class Gathering:
@@ -120,7 +120,9 @@ class Gathering:
         (gather,) = self.plan.gathers.values()
         if gather.to_host or gather.chunks is None:
             return None
-        found = {self.plan.index.get(self.alias.get(b, b), -1): s for b, s in _slots(gather)}
+        found: dict[int, list[Slices]] = {}
+        for block, part in _slots(gather):
+            found.setdefault(self.plan.index.get(self.alias.get(block, block), -1), []).append(part)
         if found.keys() != set(self.plan.outputs):
             return None
         return Whole(tuple(sum(c) for c in gather.chunks), found)

@@ -261,9 +261,12 @@ class Plan:
                     out[place] += step.nbytes
         return out
 
-    def written(self, parts: Collection[int], place: int, nbytes: int) -> Plan | None:
-        """The same plan where some steps write their values into memory of `nbytes`, which is taken
-        on a place as long as the run lasts. None where it might find no room beside that."""
+    def written(
+        self, into: Collection[int], parts: Container[int], place: int, nbytes: int
+    ) -> Plan | None:
+        """The same plan where some steps put their values `into` memory of `nbytes`, which is taken
+        on a place as long as the run lasts; `parts` of them take none beside it. None where it
+        might find no room for that."""
         memory, of = self.machine.memory_of(place), self.machine.memory_of
         if not (self.tried or all(s.known for s in self.steps)):
             return None
@@ -280,7 +283,7 @@ class Plan:
             if not steps[i].fixed and sum([steps[j].nbytes for j in needed]) > free:
                 return None
         out = replace(
-            self, steps=steps, others=others, into=frozenset(parts), whole={memory: nbytes}
+            self, steps=steps, others=others, into=frozenset(into), whole={memory: nbytes}
         )
         for name in ("readers", "crossing", "chunks"):
             out.__dict__[name] = getattr(self, name)
@@ -315,7 +318,7 @@ class Plan:
         self, nbytes: list[int], extra: Mapping[int, int] | None = None, but: Container[int] = ()
     ) -> None:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it,
-        `but` for some steps, and what kinds of steps took beside."""
+        `but` for steps that put all they made elsewhere, and what kinds of steps took beside."""
         more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
         for kind, n in more.items():  # other runs may learn at the same time
             self.extra[kind] = max(n, self.extra.get(kind, 0))
@@ -324,8 +327,9 @@ class Plan:
             plans.append(self.template)
         for plan in plans:
             plan.tried, changed = True, bool(more)
-            for i, (step, true) in enumerate(zip(plan.steps, nbytes, strict=False)):
-                if not step.fixed and step.nbytes != true and i not in but:  # chunks may be behind
+            sizes = [n if n or i not in but else None for i, n in enumerate(nbytes)]
+            for step, true in zip(plan.steps, sizes, strict=False):  # chunks may be behind
+                if not step.fixed and true is not None and step.nbytes != true:
                     step.nbytes, changed = true, True
             if changed:
                 plan.tape, plan.most, plan._beside, plan._own = None, None, None, None

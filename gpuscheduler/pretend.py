@@ -51,7 +51,8 @@ class InOrderDevices:
         self.values[step, memory] = value
         if s.again:
             self.values[step, DISK] = value
-        self.events += [Issued(step, self.size(step, value)), Done(step)]
+        nbytes = 0 if step in self.plan.into else self.size(step, value)
+        self.events += [Issued(step, nbytes), Done(step)]
 
     def copy(self, step: int, src: int, dst: int) -> None:
         value = self.values[step, dst] = self.values[step, src]
@@ -226,7 +227,8 @@ class ClockDevices:
         if s.again:
             self.exists[step, DISK] = end
         self._hold(step, memory)
-        self._later(self.now, Issued(step, self.nbytes[step]))
+        nbytes = 0 if step in self.plan.into else self.nbytes[step]
+        self._later(self.now, Issued(step, nbytes))
         self._later(end, Done(step))
 
     def copy(self, step: int, src: int, dst: int) -> None:

@@ -53,67 +53,79 @@ LEAST_WHOLE = 2**24
 
 
 class Rooms(NamedTuple):
-    """A result of which parts are written to where they belong in it, by one place: by step, the
-    bytes in front of its part, and its task, which writes with the strides of the whole."""
+    """A result of which one place writes parts to where they belong in it: by step, the elements in
+    front of its part, and the shape of that."""
 
     place: int
     shape: tuple[int, ...]
-    dtype: Any
-    at: dict[int, int]
-    tasks: dict[int, Fused]
-    apart: int  # bytes of the other parts
+    nbytes: int
+    dtype: Any  # None where no kernel says it: of the first part that there is
+    parts: dict[int, tuple[int, tuple[int, ...]]]
+    tasks: dict[int, Fused]  # those that write it there themselves, with the strides of the whole
+    apart: int  # bytes of what these do not write
 
     @property
     def strides(self) -> tuple[int, ...]:
         """In bytes."""
         return tuple([n * self.dtype.itemsize for n in View.contiguous(self.shape).strides])
 
-    @property
-    def nbytes(self) -> int:
-        return int(math.prod(self.shape)) * int(self.dtype.itemsize)
+    def at(self, i: int) -> int:
+        """Bytes in front of a part."""
+        return self.parts[i][0] * int(self.dtype.itemsize)
 
-    def whole(self) -> Any:
+    def memory(self) -> Any:
         """Memory for the result, on the current device and stream."""
-        return cupy.ndarray(self.shape, self.dtype)
+        return cupy.cuda.alloc(self.nbytes)
 
-    def part(self, i: int, whole: Any) -> Any:
-        """Where a step writes."""
-        shape, dtype = self.tasks[i].array  # type: ignore[misc]
-        return cupy.ndarray(shape, dtype, whole.data + self.at[i], self.strides)
+    def whole(self, memory: Any) -> Any:
+        return cupy.ndarray(self.shape, self.dtype, memory)
+
+    def part(self, i: int, memory: Any) -> Any:
+        return cupy.ndarray(self.parts[i][1], self.dtype, memory + self.at(i), self.strides)
+
+    def of(self, dtype: Any) -> Rooms | None:
+        """The same, where its parts turn out to be of this type; None where they cannot be."""
+        if self.dtype is not None or math.prod(self.shape) * dtype.itemsize != self.nbytes:
+            return None
+        return self._replace(dtype=dtype)
 
 
 def rooms_of(plan: Plan, gathering: Gathering, place: int | None, kernels: Kernels) -> Rooms | None:
-    """Where parts of a result can be written to: those that a kernel makes on this place, for
-    nothing else. None where there are no such."""
+    """Where parts of a result can be written to: those that are made on this place, for nothing
+    else. None where there are no such."""
     whole = gathering.whole()
     if whole is None or place is None or len(whole.parts) < 2:
         return None
     strides = View.contiguous(whole.shape).strides
-    at, tasks, types = {}, {}, set[Any]()
+    parts, tasks, types = {}, {}, set[Any]()
     written = 0
-    for i, part in whole.parts.items():
-        step, task = plan.steps[i], plan.steps[i].task
-        if type(task) is not Fused or task.array is None or plan.readers[i] or step.place != place:
+    for i, slots in whole.parts.items():
+        step, task, part = plan.steps[i], plan.steps[i].task, slots[-1]
+        if plan.readers[i] or step.place != place or step.fixed or step.aside or i in plan.lent:
             continue
-        shape, dtype = task.array
+        shape = tuple([s.stop - s.start for s in part])
+        parts[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]), shape
+        if type(task) is not Fused or task.array is None or task.array[0] != shape:
+            continue
+        types.add(task.array[1])
         (kernel,), program = task.program.kernels, task.program
-        if shape != tuple([s.stop - s.start for s in part]):
-            return None
         if not is_contiguous(View(0, strides), shape):
             if kernel.kept != kernel.shape or shape != kernel.shape:
                 continue
             program = kernels.strided(program, strides)
         tasks[i] = task.of(program)
-        at[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]) * dtype.itemsize
-        written += math.prod(shape) * dtype.itemsize
-        types.add(dtype)
-    if len(types) != 1:
+        written += math.prod(shape)
+    if len(types) > 1 or not parts:
         return None
-    (dtype,) = types
-    nbytes = math.prod(whole.shape) * dtype.itemsize
+    if types:
+        (dtype,) = types
+        nbytes, written = math.prod(whole.shape) * dtype.itemsize, written * dtype.itemsize
+    else:
+        dtype = None
+        nbytes = sum([plan.steps[i].nbytes * len(slots) for i, slots in whole.parts.items()])
     if nbytes < LEAST_WHOLE:
         return None
-    return Rooms(place, whole.shape, dtype, at, tasks, nbytes - written)
+    return Rooms(place, whole.shape, nbytes, dtype, parts, tasks, nbytes - written)
 
 
 class Unfit(Exception):
@@ -363,8 +375,8 @@ class Replay:
             if rooms is not None:
                 runtime.setDevice(lanes[rooms.place].device)
                 lanes[rooms.place].home.use()
-                whole = rooms.whole()
-                memory.whole = whole.data
+                memory.whole = rooms.memory()
+                whole = rooms.whole(memory.whole)
             for place, orders in self.turns:
                 runtime.setDevice(lanes[place].device)
                 lanes[place].home.use()
@@ -539,8 +551,8 @@ class Recorder:
         members: list[Fused] = task.members if type(task) is Batch else [task]  # type: ignore[list-item]
         read, aligned = self._read(place, step, members, held)
         first, part = members[0], None
-        if self.rooms is not None and i in self.rooms.at:
-            first, part = self.rooms.tasks[i], self.rooms.at[i]
+        if self.rooms is not None and i in self.rooms.tasks:
+            first, part = self.rooms.tasks[i], self.rooms.at(i)
             aligned = aligned and not part % 16
         if self.kernels.broken(first.program) or (not first.names and first.kind != "cupy.ndarray"):
             raise Unfit

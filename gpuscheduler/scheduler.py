@@ -878,7 +878,9 @@ def written(plan: Plan, gathering: Gathering, hardware: Hardware) -> Plan:
     """The plan as it is run where parts of its result are written into one array as they are made:
     they take no memory of their own."""
     rooms = hardware.rooms(plan, gathering)
-    out = None if rooms is None else plan.written(rooms.at, rooms.place, rooms.nbytes)
+    out = (
+        None if rooms is None else plan.written(rooms.parts, rooms.tasks, rooms.place, rooms.nbytes)
+    )
     if out is None:
         return plan
     gathering.rooms = rooms

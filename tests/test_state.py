@@ -946,7 +946,8 @@ class Whole(LateDevices):
         if place >= 0 and not any(i == step for i, _ in self.values):
             if step in plan.into:
                 self.begun = plan.whole.get(place, 0)
-            total = sum(self.nbytes[i] for i, p in self.values if p == place) + self.nbytes[step]
+            held = [i for i, p in self.values if p == place and i not in plan.into]
+            total = sum(self.nbytes[i] for i in held) + self.nbytes[step]
             total += self.begun if place in plan.whole else 0
             assert total <= plan.machine.limit(place)
         return super()._refuses(step, place)
@@ -969,8 +970,9 @@ def test_a_result_that_is_one_array_has_room_beside_what_steps_need(case, data):
     memory = list(plan.machine.memory)
     memory[0] += nbytes
     plan.machine = replace(plan.machine, memory=tuple(memory))
-    case.plan = plan.written(parts, 0, nbytes)
-    case.sizes = [0 if i in parts else n for i, n in enumerate(case.sizes)]
+    made = data.draw(st.sets(st.sampled_from(sorted(parts))))  # by kernels, where they belong
+    case.plan = plan.written(parts, made, 0, nbytes)
+    case.sizes = [0 if i in made else n for i, n in enumerate(case.sizes)]
     devices = Whole(case.plan, case.rng, case.sizes)
     state = case.run(devices)
     state.validate_end()
@@ -985,15 +987,18 @@ def test_a_result_that_leaves_no_room_for_a_step_is_not_one_array_from_the_start
     steps = ("a", "", 0), ("b", "a", 0), ("c", "a", 0)
     for memory, fits in ((24, True), (23, False)):
         plan = plan_of(*steps, memory=(memory,), wanted="bc")
-        assert (plan.written({1, 2}, 0, 16) is not None) is fits
-    assert plan_of(*steps, memory=(24,), wanted="bc", guessed="a").written({1, 2}, 0, 16) is None
+        assert (plan.written({1, 2}, {1, 2}, 0, 16) is not None) is fits
+    assert (
+        plan_of(*steps, memory=(24,), wanted="bc", guessed="a").written({1, 2}, {1, 2}, 0, 16)
+        is None
+    )
 
 
 def test_what_has_to_leave_for_a_result_leaves_before_its_first_part_is_made():
     """x and y are there, 16 of 20; the result of 8 begins when one of them is on the host."""
     steps = ("x", "", 0), ("y", "", 0), ("b", "x", 0), ("c", "y", 0)
     plan = plan_of(*steps, memory=(20,), wanted="xybc", there={"x": {0}, "y": {0}})
-    state = state_of(plan.written({2, 3}, 0, 8))
+    state = state_of(plan.written({2, 3}, {2, 3}, 0, 8))
     assert state.start() == [Copy(1, 0, HOST)]
     assert state.peak[0] == 16
     assert state.handle(Copied(1, 0, HOST)) == [Free(1, 0), Launch(2, 0)]

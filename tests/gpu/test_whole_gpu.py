@@ -38,8 +38,8 @@ def begun(monkeypatch):
     made = []
     whole = replay.Rooms.whole
 
-    def watched(rooms):
-        made.append(whole(rooms))
+    def watched(rooms, memory):
+        made.append(whole(rooms, memory))
         return made[-1]
 
     monkeypatch.setattr(replay, "LEAST_WHOLE", 0)
@@ -117,6 +117,81 @@ def test_a_result_that_takes_most_of_the_memory(begun):
             assert s.last.spilled[-1] <= 1.1 * x.nbytes
 
 
+TASKS = {
+    "rows": (((96, 60), (24, 60)), lambda m, x: x.map_blocks(m.sort)),
+    "squares": (((96, 80), (32, 40)), lambda m, x: x.map_blocks(m.sort)),
+    "turned": (((96, 80), (32, 40)), lambda m, x: x.map_blocks(lambda b: m.sort(b)[::-1])),
+    "itself": (((96, 80), (32, 40)), lambda m, x: x.map_blocks(lambda b: _opaque(b))),
+    "with kernels": (
+        ((96, 80), (32, 40)),
+        lambda m, x: da.concatenate([x.map_blocks(m.sort), x + 1], axis=1),
+    ),
+    "with blocks that are there": (
+        ((96, 80), (32, 40)), lambda m, x: da.concatenate([x.map_blocks(m.sort), x]),
+    ),
+    "twice": (
+        ((96, 80), (32, 40)), lambda m, x: (lambda y: da.concatenate([y, y]))(x.map_blocks(m.sort)),
+    ),
+    "another type": (
+        ((96, 80), (32, 40)), lambda m, x: x.map_blocks(lambda b: m.sort(b).astype("f4")),
+    ),
+    "not the type that was said": (
+        ((96, 80), (32, 40)),
+        lambda m, x: x.map_blocks(
+            lambda b: m.sort(b).astype("f4"), dtype="f8", meta=m.empty((0, 0))
+        ),
+    ),
+    "several types": (
+        ((96, 80), (32, 40)),
+        lambda m, x: x.map_blocks(
+            lambda b, block_info: m.sort(b).astype(
+                "f4" if block_info[0]["chunk-location"][0] else "f8"
+            ),
+            meta=m.empty((0, 0)),
+        ),
+    ),
+    "a product": (((96, 96), (32, 32)), lambda m, x: x @ x.T),
+}  # fmt: skip
+
+
+def _opaque(block):
+    """The same array, by what nobody can follow."""
+    return vars().get("block") if hasattr(block, "shape") else None
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+@pytest.mark.parametrize("form", list(TASKS))
+def test_what_is_no_kernel_is_put_where_it_belongs(begun, form, devices):
+    ((shape, chunks), make) = TASKS[form]
+    x = np.random.default_rng(0).random(shape)
+    want = make(np, da.from_array(x, chunks=chunks)).compute(scheduler="sync")
+    with gpuscheduler.Scheduler(devices) as s:
+        source = da.from_array(cupy.asarray(x), chunks=chunks).map_blocks(cupy.copy).persist()
+        y = make(cupy, source)
+        for n in range(4):
+            foreseen = s.plan(y).predicted.peak[0]
+            begun.clear()
+            got = y.compute()
+            unsaid = form in ("not the type that was said", "with blocks that are there")
+            unknown = unsaid and not n
+            assert unknown or s.last.peak[0] <= foreseen
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(cupy.asnumpy(got), want)
+            assert form == "several types" or unknown or any(a is got for a in begun)
+            got += 1  # nobody else has it
+            np.testing.assert_array_equal(cupy.asnumpy(source.compute()), x)
+
+
+def test_what_is_no_kernel_takes_its_memory_once(begun):
+    x = np.random.default_rng(0).random((1024, 64))
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=int(1.6 * x.nbytes)) as s:
+        y = da.ones((1024, 64), chunks=(64, 64)).map_blocks(cupy.sort)
+        for _ in range(3):
+            assert (cupy.asnumpy(y.compute()) == 1).all()
+            assert s.last.peak[0] <= 1.6 * x.nbytes
+            assert not s.last.spilled[-1]
+
+
 def test_no_more_is_foreseen_than_is_taken(begun):
     x = np.random.default_rng(0).random((1024, 64))
     with gpuscheduler.Scheduler("cuda:0") as s:
@@ -158,7 +233,7 @@ def test_no_room_for_all_of_it(begun, monkeypatch):
         y = da.from_array(cupy.asarray(x), chunks=32).persist() + 1
         for _ in range(4):
             with monkeypatch.context() as patch:
-                patch.setattr(replay.Rooms, "whole", refuse)
+                patch.setattr(replay.Rooms, "memory", refuse)
                 with pytest.raises(gpuscheduler.OutOfMemory, match=r"32,768 bytes.*to_backend"):
                     y.compute()
             assert refused

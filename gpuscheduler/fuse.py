@@ -941,6 +941,7 @@ class Fuser:
             found = self.impure[id(function)] = trace.impure(function, arrays=True)
             if found is None:
                 self.globals += trace.globals_read(function)
+                self.graph.around += trace.functions_read(function)
                 self._watch(trace.containers_read(function))
         return found  # type: ignore[return-value]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, product
 from numbers import Integral
-from types import CellType
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,8 @@ Key = Any
 Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
-Variable = tuple[CellType, Any]  # and what it was when it was read
+#: A cell, a function or a partial, and what it was made of when it was looked at.
+Variable = tuple[Any, tuple[Any, ...]]
 
 PIN = "device"  # dask.annotate(device=k)
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
@@ -65,12 +66,34 @@ RANDOM = (_apply_random_func, _apply_random)
 FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
 
 
+def made_of(it: Any) -> tuple[Any, ...]:
+    """What a variable around a function is, what a function does, or what a partial gives to one:
+    all that somebody may change there.
+
+    >>> def f(block, *, k=2):
+    ...     return block * k
+    >>> f.__kwdefaults__["k"] = 3
+    >>> made_of(f)[2:]
+    ('k', 3)
+    """
+    if type(it) is CellType:
+        return (it.cell_contents,)
+    if type(it) is FunctionType:
+        given = it.__kwdefaults__ or {}
+        return (it.__code__, it.__defaults__, *given, *given.values())
+    return (*it.keywords, *it.keywords.values())
+
+
 def same(around: Iterable[Variable]) -> bool:
-    """Whether variables around functions are what they were."""
+    """Whether variables around functions, and these themselves, are what they were."""
     try:
-        return all(cell.cell_contents is value for cell, value in around)
-    except ValueError:  # one is no more
+        return all(_are(made_of(it), before) for it, before in around)
+    except ValueError:  # a variable is no more
         return False
+
+
+def _are(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 class PlanError(ValueError):
@@ -147,7 +170,7 @@ class Graph:
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
-    #: Variables around its functions, beside those, and what they were.
+    #: Its functions and the variables around them, beside those, and what they were.
     around: tuple[Variable, ...] = ()
     beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
     #: Arrays in its tasks whose values decide what these do, and what they were.

@@ -251,7 +251,7 @@ def literal(value: Any, alive: list[Any], mutable: bool = True) -> Any:
         return kind, words(value.start), words(value.stop), words(value.step)
     if kind is dict and mutable:
         return kind, tuple([(words(k), words(v)) for k, v in value.items()])
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and (mutable or not isinstance(value, np.void)):
         return kind, value.dtype.str, value.tobytes()
     if isinstance(value, (np.dtype, type)):
         return value

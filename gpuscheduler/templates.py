@@ -32,7 +32,7 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, 
 from .batches import Batch
 from .expr import Expr
 from .fuse import Fused
-from .graph import FRESH, Graph, Variable, is_chunk, same, unchanged
+from .graph import FRESH, Graph, Variable, is_chunk, made_of, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
@@ -91,7 +91,7 @@ class Likeness:
     words: Words  # equal for those that are alike
     names: tuple[str, ...]  # of their layers, in one order
     data: tuple[Any, ...]  # values that are in them, in one order
-    around: tuple[Variable, ...]  # variables around their functions
+    around: tuple[Variable, ...]  # their functions, and the variables around these
     size: int  # of the words
 
 
@@ -376,7 +376,9 @@ class _Words:
         if self.one and kind is not Chunk and _is_data(v):
             self.inside.append(v)
             return _Slot
-        if isinstance(v, np.generic) and not v.dtype.hasobject:
+        if isinstance(v, np.void):  # a record, which is a part of its array
+            raise _Unlike
+        if isinstance(v, np.generic):
             return kind, v.dtype, v.tobytes()
         if isinstance(v, (type, np.dtype)):
             return v
@@ -394,6 +396,7 @@ class _Words:
         curried = root in TOOLS and kind.__name__ == "curry"
         if kind is partial or curried:
             self.one = self.one and not curried  # nobody puts others in there
+            self.around.append((v, made_of(v)))
             words, self.fresh = self._called(v.func)
             return kind, words, self(v.args), *[(k, self(x)) for k, x in v.keywords.items()]
         self.one = False  # nobody puts others in there
@@ -411,11 +414,11 @@ class _Words:
         if vars(f) or variables_written(f.__code__):  # whose variables they are counts
             raise _Unlike
         try:
-            around = [(cell, cell.cell_contents) for cell in f.__closure__ or ()]
+            around = [(cell, made_of(cell)) for cell in f.__closure__ or ()]
         except ValueError:  # not bound yet
             raise _Unlike from None
-        self.around += around
-        inside = tuple([v for _, v in around])
+        self.around += [(f, made_of(f)), *around]
+        inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         return FunctionType, f.__code__, _Same(f.__globals__), self(inside), self(given)
 
@@ -554,7 +557,8 @@ class Template:
         called.update(zip(graph.wanted, wanted, strict=True))
         values = {id(data[n]): (data[n], before) for n, before in self.values.items()}
         values.update(graph.values)
-        return replace(graph, called=called, around=like.around, values=values), plan
+        around = like.around + self.around
+        return replace(graph, called=called, around=around, values=values), plan
 
 
 def _renamed(key: Key, names: Mapping[str, str]) -> Key:
@@ -620,12 +624,14 @@ def template(graph: Graph, plan: Plan, like: Likeness) -> Template | None:
         return _emptied(value, number, known) is value
 
     less["globals"] = [g for g in graph.globals if type(g[0]) is not Cells or stays(g[2])]
+    around = [v for v in (*like.around, *graph.around) if stays(v)]
+    less["around"] = ()
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
     less["containers"] = {}  # nobody changes those of what is like something else
     values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
     return Template(
         replace(graph, **less), replace(plan, steps=steps, predicted=None), like.names, every_own,
-        every_constant, slots, values, tuple([v for v in like.around if stays(v[1])]),
+        every_constant, slots, values, tuple(around),
     )  # fmt: skip
 
 

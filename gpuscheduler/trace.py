@@ -56,6 +56,7 @@ from .expr import (
     view_of,
     with_view,
 )
+from .graph import Variable, made_of
 from .grid import Axis
 from .regions import settled
 from .scans import BOTH, parts
@@ -3259,6 +3260,13 @@ def globals_read(function: Any) -> list[Read]:
     return reading.reads
 
 
+def functions_read(function: Any) -> tuple[Variable, ...]:
+    """Users' functions and partials that a pure function is made of, and what these were."""
+    reading = _Reading(arrays=True)
+    reading.callable(function)
+    return tuple(reading.functions)
+
+
 def containers_read(function: Any) -> list[Any]:
     """Lists and dictionaries that a pure function was made with, which anybody may change: those of
     partials and of compiled sub-graphs. A function of a user may read no others."""
@@ -3315,6 +3323,7 @@ class _Reading:
         self.arrays = arrays  # whether functions may read some
         self.reads: list[Read] = []
         self.containers: list[Any] = []
+        self.functions: list[Variable] = []
         self.seen: set[int] = set()
 
     def callable(self, f: Any) -> str | None:
@@ -3323,6 +3332,7 @@ class _Reading:
             return None
         self.seen.add(id(f))
         if isinstance(f, functools.partial):
+            self.functions.append((f, made_of(f)))
             words = [v for k, v in f.keywords.items() if k not in LIKE]
             return self.first([f.func, *f.args, *words])
         if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
@@ -3353,7 +3363,7 @@ class _Reading:
         for value in values:
             if type(value) in CHANGEABLE:
                 self.containers.append(value)
-            if isinstance(value, tuple) or type(value) is list:
+            if _is_tuple(value) or type(value) is list:
                 reason = self.first(value)
             elif type(value) is dict:
                 reason = self.first(list(value.values()))
@@ -3403,6 +3413,7 @@ class _Reading:
 
     def _function(self, f: types.FunctionType) -> str | None:
         """Why not, for a function of a user: by what its code names."""
+        self.functions.append((f, made_of(f)))
         defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
         for value in defaults:
             reason = self._constant(value, "a default")
@@ -3423,6 +3434,7 @@ class _Reading:
                 where = f.__globals__
             else:
                 where = _builtins_of(f)
+                self.reads.append((f.__globals__, names[0], None))  # as long as there is no such
             if names[0] not in where:
                 if kind == "cell":
                     continue  # a variable of a function around this one, inside f
@@ -3472,7 +3484,7 @@ class _Reading:
     def _constant(self, value: Any, name: str) -> str | None:
         if is_fixed(value) or (self.arrays and is_array(value)):
             return None
-        if isinstance(value, tuple):
+        if _is_tuple(value):
             if any(map(is_array, value)):
                 return f"it reads {name}, a tuple with an array, which can change"
             return next(filter(None, (self._constant(v, name) for v in value)), None)
@@ -3632,10 +3644,27 @@ _PLAIN = (
 
 
 def is_fixed(value: Any) -> bool:
-    """A constant that nobody can change."""
-    if isinstance(value, tuple | frozenset):
+    """A constant that nobody can change.
+
+    >>> class Named(float):
+    ...     pass
+    >>> is_fixed((1, 2.5)), is_fixed(Named(1)), is_fixed(np.zeros(1, "i4, i4")[0])
+    (True, False, False)
+    """
+    if type(value) is frozenset or _is_tuple(value):
         return all(is_fixed(v) for v in value)
+    if isinstance(value, np.void) or (hasattr(value, "__dict__") and type(value) is not Axis):
+        return False  # a record is a part of its array
     return isinstance(value, _PLAIN)
+
+
+def _is_tuple(value: Any) -> bool:
+    """Whether it is a tuple, maybe with names for its items, and no methods or more of its own."""
+    kind = type(value)
+    if kind is tuple or not isinstance(value, tuple):
+        return kind is tuple
+    own = {name for name in vars(kind) if not name.startswith("_")}
+    return own == set(getattr(kind, "_fields", ())) and not hasattr(value, "__dict__")
 
 
 def _is_plain(value: Any) -> bool:

@@ -500,7 +500,7 @@ FUSION = {
     ),
     "variables around functions are not looked at again": (
         "gpuscheduler/graph.py",
-        "return all(cell.cell_contents is value for cell, value in around)",
+        "return all(_are(made_of(it), before) for it, before in around)",
         "return True",
     ),
     "globals of a template are not looked at again": (
@@ -555,13 +555,18 @@ FUSION = {
     ),
     "variables of a later round are not looked at": (
         TEMPLATES,
-        "called=called, around=like.around,",
-        "called=called,",
+        "around = like.around + self.around",
+        "around = self.around",
+    ),
+    "functions that a later round has of an earlier one are not looked at": (
+        TEMPLATES,
+        "around = like.around + self.around",
+        "around = like.around",
     ),
     "a template keeps arrays that functions have around them": (
         TEMPLATES,
-        "tuple([v for v in like.around if stays(v[1])])",
-        "like.around",
+        "[v for v in (*like.around, *graph.around) if stays(v)]",
+        "[*like.around, *graph.around]",
     ),
     "a template keeps what its functions read around them": (
         TEMPLATES,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
+from functools import partial
+from typing import NamedTuple
 
 import dask
 import dask.array as da
@@ -197,8 +199,6 @@ def test_strings_that_are_names_are_not_taken_for_strings():
 
 
 def test_lists_in_partials_and_closures_are_like_nothing():
-    from functools import partial
-
     x, given = table()[0], [1]
     for f in (partial(lambda b, given: b, given=given), lambda b: b * given[0]):
         for options in ({}, {"enforce_ndim": True}):
@@ -269,6 +269,133 @@ def test_a_function_made_again_reads_its_own_variable(fuse):
         np.testing.assert_array_equal(z.compute(), a * 5 + 1)
         np.testing.assert_array_equal(y.compute(), a * 7 + 1)
         np.testing.assert_array_equal((y - 0).compute(), a * 7 + 1)
+
+
+def changed_variable():
+    def made():
+        k = 2
+
+        def change():
+            nonlocal k
+            k = 5
+
+        return (lambda b: b * k + 1), change
+
+    return made()
+
+
+def changed_code():
+    def f(b):
+        return b * 2 + 1
+
+    def change():
+        f.__code__ = (lambda b: b * 5 + 1).__code__  # as IPython's autoreload does it
+
+    return f, change
+
+
+def changed_default():
+    def f(b, k=2):
+        return b * k + 1
+
+    def change():
+        f.__defaults__ = (5,)
+
+    return f, change
+
+
+def changed_keyword():
+    def f(b, *, k=2):
+        return b * k + 1
+
+    return f, lambda: f.__kwdefaults__.update(k=5)
+
+
+def changed_partial():
+    f = partial(lambda b, k: b * k + 1, k=2)
+    return f, lambda: f.keywords.update(k=5)
+
+
+def changed_within():
+    f, change = changed_code()
+    return (lambda b: f(b)), change
+
+
+CHANGES = [
+    changed_variable, changed_code, changed_default, changed_keyword, changed_partial,
+    changed_within,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", CHANGES)
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_function_that_changes_is_its_own_collections(fuse, make):
+    """Alike at first, so that they share a plan; then one after the other says something else."""
+    x, a = table()
+    every = [make() for _ in range(3)]
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0):
+        arrays = [x.map_blocks(f, dtype="f8") for f, _ in every]
+        factors = [2] * 3
+        for n in (None, 0, 2, 1):
+            if n is not None:
+                every[n][1]()
+                factors[n] = 5
+            for y, k in zip(arrays, factors, strict=True):
+                np.testing.assert_array_equal(y.compute(), a * k + 1)
+                np.testing.assert_array_equal((y - 1).compute(), a * k)
+
+
+class Named(NamedTuple):
+    k: float
+
+    def twice(self):
+        return self.k * FACTOR
+
+
+class Length(float):
+    unit = 1.0
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("argument", [True, False])
+def test_what_only_seems_not_to_change(monkeypatch, fuse, argument):
+    """A record is a part of its array, and methods and attributes of constants may be anything."""
+    records = np.ones(3, [("k", "f8")])
+    lengths = [Length(1) for _ in records]
+    x, a = table()
+
+    def computed(f, constant):
+        y = x.map_blocks(*(f, constant) if argument else (lambda b: f(b, constant),), dtype="f8")
+        return y, a * f(1.0, constant)
+
+    def every():
+        for r, length in zip(records, lengths, strict=True):
+            yield computed(lambda b, r: b * r["k"], r)
+            yield computed(lambda b, n: b * n.unit, length)
+            yield computed(lambda b, n: b * n.twice(), Named(2.0))
+
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0):
+        before = []
+        for n in range(3):
+            arrays = list(every())
+            for (y, want), (old, _) in zip(arrays, before or arrays, strict=True):
+                np.testing.assert_array_equal(y.compute(), want)
+                np.testing.assert_array_equal(old.compute(), want)
+            before = arrays
+            records["k"][n] = lengths[n].unit = n + 3
+            monkeypatch.setitem(globals(), "FACTOR", n + 4)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_a_name_of_pythons_that_becomes_a_global(fuse):
+    space = {"__name__": "somewhere"}
+    exec("def f(b): return abs(b - 1) * 2", space)
+    x, a = table()
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0):
+        y = x.map_blocks(space["f"], dtype="f8")
+        np.testing.assert_array_equal(y.compute(), abs(a - 1) * 2)
+        space["abs"] = np.sign
+        np.testing.assert_array_equal(y.compute(), np.sign(a - 1) * 2)
 
 
 FACTOR = 2

@@ -792,10 +792,11 @@ class CudaHardware:
             return moved
 
     def _behind(self, held: _Held, device: int) -> Any:
-        if held.ready is not None:
+        ready = held.ready  # a run that may move it forgets this at any time
+        if ready is not None:
             with Device(device):
                 current = cupy.cuda.get_current_stream()
-                current.wait_event(held.ready)
+                current.wait_event(ready)
                 self.lend(device, current)
         return held.value
 

@@ -909,6 +909,21 @@ def test_chunks_outlive_a_run_that_has_not_ended_beside_another(scheduler, monke
     assert all(kept)
 
 
+def test_a_chunk_whose_making_is_seen_to_be_over_by_another_run(scheduler):
+    """That run forgets the event; this one had looked whether there is one."""
+
+    class Held:
+        value = cupy.arange(3)
+        events = [cupy.cuda.Event(), None]
+
+        @property
+        def ready(self):
+            return self.events.pop(0)
+
+    Held.events[0].record()
+    assert scheduler.hardware.taken("x", 0, {0: Held()}) is Held.value
+
+
 @pytest.mark.real
 def test_a_run_may_end_when_all_is_queued(monkeypatch):
     """As CuPy's own functions do, but not where somebody looks at its steps."""

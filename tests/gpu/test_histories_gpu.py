@@ -1,0 +1,22 @@
+"""The histories of tests/test_histories.py on GPUs: by tapes, by addresses, in little memory."""
+
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+from gpuscheduler import Scheduler, replay  # noqa: E402
+from tests.test_histories import History, options  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("devices", ["cuda:0", pytest.param("cuda:0,1", marks=pytest.mark.gpus(2))])
+def test_any_history(devices, seed, monkeypatch):
+    monkeypatch.setattr(replay, "LEAST_WHOLE", 0)
+    history = History(seed, cupy.asarray, cupy.asnumpy)
+    with Scheduler(devices, **options(seed)):
+        for _ in range(30):
+            history.step()
+        for pair in history.pairs:
+            history.compared(*pair)

@@ -188,9 +188,9 @@ def joined(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -> Progr
     """
     passes: list[list[tuple[int, int]]] = []  # of (part, kernel)
     for p, (program, _) in enumerate(parts):
-        for k, kernel in enumerate(program.kernels):
-            same = next((g for g in passes if _one_pass(parts, g[0], kernel)), None)
-            if k == 0 and kernel.reductions and same is not None:
+        for k in range(len(program.kernels)):
+            same = next((g for g in passes if _one_pass(parts, g[0], (p, k))), None)
+            if same is not None:
                 same.append((p, k))
             else:
                 passes.append([(p, k)])
@@ -217,15 +217,18 @@ def joined(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -> Progr
 
 
 def _one_pass(
-    parts: Sequence[tuple[Program, Sequence[int]]], member: tuple[int, int], kernel: Kernel
+    parts: Sequence[tuple[Program, Sequence[int]]], one: tuple[int, int], two: tuple[int, int]
 ) -> bool:
-    p, k = member
-    other = parts[p][0].kernels[k]
+    """Whether both kernels reduce what comes into their programs, in the same way."""
+    if one[1] or two[1]:
+        return False
+    kernel, other = (parts[p][0].kernels[0] for p, _ in (one, two))
     alike = other.shape == kernel.shape and other.axes == kernel.axes
     alike = alike and other.scans == kernel.scans
-    if kernel.counts or other.counts:
-        alike = alike and other.reductions == kernel.reductions
-    return k == 0 and bool(other.reductions) and alike
+    if alike and (kernel.counts or other.counts):  # which have one reduction, of the same arrays
+        a, b = (renumbered(parts[p][0].kernels[0], parts[p][1].__getitem__) for p, _ in (one, two))
+        alike = a.reductions == b.reductions
+    return bool(kernel.reductions) and alike
 
 
 def _in_one_pass(kernels: Sequence[Kernel]) -> Kernel:

@@ -358,6 +358,11 @@ def _is_other(container: Any, before: list[Any]) -> bool:
 CALLED = (types.FunctionType, functools.partial)
 
 
+def _is_curried(function: Any) -> bool:
+    """Whether it is what toolz makes of a function and some of its arguments."""
+    return type(function).__name__ == "curry" and hasattr(function, "func")
+
+
 def is_array(value: Any) -> bool:
     """Whether it is an array of NumPy's or CuPy's with elements, and of no class of its own."""
     return _is_theirs(value) and bool(value.size)
@@ -392,7 +397,7 @@ def constant_of_task(value: Any) -> Any:
         copy = map_leaves(lambda v: v if v is value else constant_of_task(v), value)
         _current.get().remember(copy)
         return copy
-    if isinstance(value, CALLED):
+    if isinstance(value, CALLED) or _is_curried(value):
         return adapted(value)
     if is_nothing(value):  # no device is asked to make something of it
         return np.empty(value.shape, value.dtype)
@@ -695,6 +700,8 @@ class Traced(NDArrayOperatorsMixin):
     # operators that NumPy treats apart
 
     def __pow__(self, other: Any) -> Any:
+        if self._scalar and self.dtype == bool:  # which NumPy gives the type of `other`
+            return np.power(self, other)
         if type(other) is int and (other == 2 or (other == -1 and self.dtype.kind in "fc")):
             return np.square(self) if other == 2 else np.reciprocal(self)
         if type(other) is float and other == 0.5 and self.dtype.kind in "fc":
@@ -722,7 +729,8 @@ class Traced(NDArrayOperatorsMixin):
             whole, place = value._part_of
             if whole is self and not isinstance(index, Traced) and place == _basic(index):
                 return  # written already
-        new = _lifted(value, self.dtype)
+        # as NumPy says: a number of Python's that the type cannot hold is an error
+        new = _array(value, self.dtype if type(value) in (int, float, complex) else None)
         part = Traced(_cast(new._expr, self.dtype), new.shape)
         if isinstance(index, Traced) and index.dtype == bool:
             if part.size != 1 or index.shape != self.shape[: index.ndim]:
@@ -795,9 +803,8 @@ class Traced(NDArrayOperatorsMixin):
         return _look(self, lambda x: x.swapaxes(a, b))
 
     def squeeze(self, axis: Any = None) -> Traced:
-        if self._scalar:
-            return self
-        return _look(self, lambda a: a.squeeze(axis))
+        view = _look(self, lambda a: a.squeeze(axis))
+        return self if view.shape == self.shape else view
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Traced:
         return _look(self, lambda a: a.diagonal(offset, axis1, axis2))
@@ -847,10 +854,6 @@ class Traced(NDArrayOperatorsMixin):
 
     def std(self, *args: Any, **kwargs: Any) -> Any:
         return np.sqrt(_var(self, *args, **kwargs))
-
-    def ptp(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        _no_out(out)
-        return np.subtract(self.max(axis, keepdims=keepdims), self.min(axis, keepdims=keepdims))
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
         _no_out(out)
@@ -1051,10 +1054,10 @@ def _ufunc(
     if signature is not None:
         raise _refuse(f"it gives {name} a signature")
     if ufunc is np.matmul:
-        _no_out(out)
+        _no_out(out, {"dtype": dtype})
         return _matmul(*inputs)
     if name in ("divmod", "modf"):
-        _no_out(out)
+        _no_out(out, {"dtype": dtype, "where": where if where is not True else None})
         return _divmod(*inputs) if name == "divmod" else _modf(*inputs)
     if ufunc.nout != 1:
         raise _refuse(f"numpy.{name} has more than one result")
@@ -1246,10 +1249,12 @@ def _round(x: Traced, decimals: int = 0) -> Any:
     if x.dtype.kind == "c":
         return _complex(_round(x.real, decimals), _round(x.imag, decimals), x.dtype)
     if x.dtype.kind == "b":
-        return x.astype(np.float16) if decimals == 0 else _round(x.astype(np.float16), decimals)
+        if decimals:
+            raise _refuse("it rounds what is true or false to decimals")
+        return _scalar_if_point(x.astype(np.float16))
     if x.dtype.kind in "iu":
         if decimals >= 0:
-            return x.copy()
+            return _scalar_if_point(x)
         scale = 10.0**-decimals
         return (np.rint(x / scale) * scale).astype(x.dtype)
     if decimals == 0:
@@ -1286,7 +1291,8 @@ def _reduce(
         return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
     # elsewhere it would be fewer tasks for many threads
     short = _current.get().products and _current.get().short
-    if short and x.size and op != "prod" and all(x.shape[k] == 1 for k in axes):
+    one = short and x.size and op not in ("prod", "histogram")
+    if one and all(x.shape[k] == 1 for k in axes):
         # each row is one element
         element = _reshape(x, _reduced_shape(x, axes, False))
         if op == "sum" and x.dtype.kind in "fc":
@@ -1447,7 +1453,7 @@ def _truth(
 
 def _arg(op: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Traced:
     _no_out(out)
-    x, axes = _array(x), _axes(x, axis)
+    x, axes = _array(x), _axes(x, None if axis is None else operator.index(axis))
     if 0 in [x.shape[k] for k in axes]:
         raise ValueError(f"attempt to get {op} of an empty sequence")
     return _reduce(op, x, axes, (np.intp, x.dtype), keepdims)[0]
@@ -1493,10 +1499,10 @@ def _var(
     if dtype is None or dtype is _nothing:
         dtype = np.float64 if x.dtype.kind in "biu" else x.dtype
     dtype = np.dtype(dtype)
-    if dtype.kind not in "fc":
-        raise _refuse(f"it computes a variance in {dtype}")
+    if dtype.kind not in "fc" or (dtype.kind == "f" and x.dtype.kind == "c"):
+        raise _refuse(f"it computes a variance of {x.dtype} in {dtype}")
     divisor = np.maximum(_count(x, axes) - ddof, 0)
-    if dtype.kind == "c" or x.dtype.kind == "c":
+    if dtype.kind == "c":
         mean = _divided(_sum(x, axes, dtype, keepdims=True), _count(x, axes))
         away = np.subtract(x, mean)
         total = _sum(np.square(away.real) + np.square(away.imag), axes, keepdims=keepdims)
@@ -1625,6 +1631,9 @@ def _concatenate(
     if len(arrays) > MOST_PARTS:
         raise _refuse(f"it concatenates {len(arrays)} arrays")
     dtype = _checked(dtype or np.result_type(*[a.dtype for a in arrays]))
+    for a in arrays:
+        if not np.can_cast(a.dtype, dtype, casting):
+            raise TypeError(f"Cannot cast array data from {a.dtype} to {dtype}")
     rest = {a.shape[:axis] + a.shape[axis + 1 :] for a in arrays}
     if len(rest) > 1:
         raise ValueError(
@@ -1681,7 +1690,8 @@ def _expand(x: Any, axis: Any) -> Traced:
 def _at_least(ndim: int, *arrays: Any) -> Any:
     """`numpy.atleast_1d` and its like."""
     like = {1: np.atleast_1d, 2: np.atleast_2d, 3: np.atleast_3d}[ndim]
-    out = tuple(_look(_array(a), like) for a in arrays)
+    parts = [_array(a) for a in arrays]
+    out = tuple(p if p.ndim >= ndim else _look(p, like) for p in parts)
     return out[0] if len(out) == 1 else out
 
 
@@ -1759,8 +1769,7 @@ def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
             shape = list(x.shape)
             shape[axis] = n
             if mode == "constant":
-                with np.errstate(all="ignore"):
-                    value = fills[axis, side].astype(x.dtype)
+                value = fills[axis, side].item()  # one that the type cannot hold is an error
                 part = Traced(_constant(value, x.dtype), tuple(shape))
             else:
                 part = _border(x, axis, n, mode, bool(side))
@@ -1810,7 +1819,7 @@ def _implements(*names: str) -> Callable[[Any], Any]:
 
 
 _VIEWS = (
-    "transpose matrix_transpose permute_dims moveaxis swapaxes rollaxis expand_dims squeeze flip "
+    "transpose matrix_transpose permute_dims moveaxis swapaxes rollaxis expand_dims "
     "fliplr flipud rot90 diagonal lib.stride_tricks.sliding_window_view linalg.diagonal "
     "linalg.matrix_transpose"
 )
@@ -1822,7 +1831,9 @@ def _as_view(name: str) -> None:
         function = getattr(function, word, None)
 
     def view(x: Any, *args: Any, **kwargs: Any) -> Traced:
-        return _look(_array(x), lambda a: function(a, *args, **kwargs))
+        x = _array(x)
+        out = _look(x, lambda a: function(a, *args, **kwargs))
+        return x if x._scalar and not out.shape else out
 
     _implements(name)(view)
 
@@ -1866,7 +1877,9 @@ def _histogram(
         raise _refuse(f"it makes a histogram of {x.dtype}")
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
     x = x if x.ndim else x.reshape(1)
-    spread = _broadcast(_bin(x, edges), (len(edges) - 1, *x.shape))
+    # along a first axis, for the bins: a kernel finds the bin of each value once all the same
+    expr = _reviewed(_bin(x, edges)._expr, lambda view: View(view.offset, (0, *view.strides)))
+    spread = Traced(expr, (len(edges) - 1, *x.shape))
     axes = tuple([k + 1 for k in _axes(x, None)])
     (found,) = _reduce("histogram", spread, axes, (np.intp,))
     return found, edges
@@ -1910,7 +1923,9 @@ def _round_function(a: Any, decimals: int = 0, out: Any = None) -> Any:
 
 @_implements("ptp")
 def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    return _array(a).ptp(axis, out, keepdims is not _nothing and keepdims)
+    _no_out(out)
+    x = _array(a)
+    return np.subtract(x.max(axis, keepdims=keepdims), x.min(axis, keepdims=keepdims))
 
 
 @_implements("count_nonzero")
@@ -2060,7 +2075,8 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
 @_implements("broadcast_to")
 def _broadcast_to(array: Any, shape: Any, subok: bool = False) -> Traced:
     shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-    return _broadcast(_array(array), shape)
+    x = _array(array)
+    return Traced(_broadcast(x, shape)._expr, shape, of=x)
 
 
 @_implements("broadcast_arrays")
@@ -2102,6 +2118,18 @@ def _astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> 
     return _array(x).astype(dtype, copy=copy)
 
 
+@_implements("squeeze")
+def _squeeze(a: Any, axis: Any = None) -> Traced:
+    return _array(a).squeeze(axis)
+
+
+@_implements("flip")
+def _flip(m: Any, axis: Any = None) -> Traced:
+    x = _array(m)
+    axes = _axes(x, axis)
+    return x[tuple([slice(None, None, -1 if k in axes else None) for k in range(x.ndim)])]
+
+
 @_implements("take")
 def _take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Traced:
     _no_out(out)
@@ -2132,7 +2160,7 @@ def _full(a: Traced, value: Any, dtype: Any, shape: Any) -> Traced:
     shape = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
     fill = _array(value, None if isinstance(value, Traced) else a.dtype if dtype is None else dtype)
     fill = fill.astype(a.dtype if dtype is None else dtype)
-    return _broadcast(fill, shape).copy()
+    return Traced(_broadcast(fill, shape)._expr, shape)
 
 
 for _name, _value in {"ones_like": 1, "zeros_like": 0, "empty_like": 0}.items():
@@ -2208,7 +2236,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
     steps = list(spacing) * (len(axes) if len(spacing) == 1 else 1) or [1.0] * len(axes)
     if len(steps) != len(axes) or edge_order != 1 or any(np.ndim(s) for s in steps):
         raise _refuse("it takes a gradient over points that are not evenly spaced")
-    if x.dtype.kind not in "fc":
+    if x.dtype.kind in "iu":
         x = x.astype(np.float64)
     out = []
     for k, h in zip(axes, steps, strict=True):
@@ -2276,7 +2304,7 @@ def _nan_to_num(
     if not copy:
         raise _refuse("it writes into an array that it is given (copy=False)")
     if x.dtype.kind not in "fc":
-        return x.copy()
+        return _scalar_if_point(x)
     if x.dtype.kind == "c":
         parts = [_nan_to_num(p, True, nan, posinf, neginf) for p in (x.real, x.imag)]
         return _complex(parts[0], parts[1], x.dtype)
@@ -2284,7 +2312,7 @@ def _nan_to_num(
     high = kind(limits.max if posinf is None else posinf)
     low = kind(limits.min if neginf is None else neginf)
     finite = _where(_isposinf(x), high, _where(_isneginf(x), low, x))
-    return _where(np.isnan(x), kind(nan), finite)
+    return _scalar_if_point(_where(np.isnan(x), kind(nan), finite))
 
 
 @_implements("isclose")
@@ -2359,7 +2387,7 @@ def _contracted(
             axes = [names.index(name) for name in has]
             a = a.transpose([*axes, *(k for k in range(a.ndim) if k not in axes)])
             a = a[(..., *(0,) * (a.ndim - len(axes)))]
-            return a[tuple([slice(None) if name in has else None for name in order])]
+            return a[(..., *[slice(None) if name in has else None for name in order])]
 
         part = _look(x, laid).astype(dtype)
         product = part if product is None else product * part
@@ -2448,6 +2476,8 @@ def _einsum(
     if not set(wanted) <= set(given):
         raise ValueError("einsum: an output subscript is in no operand")
     result = np.result_type(*[x.dtype for x in arrays]) if dtype is None else np.dtype(dtype)
+    if not all(np.can_cast(x.dtype, result) for x in arrays):
+        raise TypeError(f"einsum: the operands cannot be cast safely to {result}")
     return _contracted(arrays, labels, list(wanted), result)
 
 
@@ -2797,8 +2827,10 @@ def _full_of(
 
 def _filled(shape: Any, value: Any, dtype: Any) -> Traced:
     shape = (shape,) if isinstance(shape, int | np.integer) else shape
-    fill = _array(value) if dtype is None else _array(value).astype(dtype)
-    return _broadcast(fill, tuple(operator.index(n) for n in shape)).copy()
+    shape = tuple(operator.index(n) for n in shape)
+    fill = _array(value if isinstance(value, Traced) else np.full((), value, dtype))
+    fill = fill if dtype is None else fill.astype(dtype)
+    return Traced(_broadcast(fill, shape)._expr, shape)
 
 
 @_instead_of(np.eye)
@@ -2899,7 +2931,10 @@ def _best_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def best(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 or kwargs:
             raise _refuse("it looks for the least or greatest element one by one")
-        return functools.reduce(choose, args)
+        types = {a.dtype for a in args if isinstance(a, Traced)}
+        if _current.get().beside is not None and types != {_result_type(*args)}:
+            raise _refuse("it looks for the least or greatest of values of several types")
+        return _scalar_if_point(functools.reduce(choose, args))
 
     return best
 
@@ -2985,7 +3020,7 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
     known = _known(function)
     if known is not None:
         return known
-    if isinstance(function, functools.partial):
+    if isinstance(function, functools.partial) or _is_curried(function):
 
         def given(value: Any) -> Any:
             return adapted(value, inside) if callable(value) else constant_of_task(value)
@@ -3038,6 +3073,8 @@ def _with_adapted(
             return _in_numpy(value)
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))
+        if type(value) is tuple and any(map(callable, value)):
+            return tuple(map(other, value))
         return array(value)
 
     copy = replaced(function, other)
@@ -3152,12 +3189,18 @@ def _converted(name: str) -> Callable[..., Any]:
         if not any(isinstance(v, Traced) for v in inside):
             return make(a, dtype, *args, **kwargs)
         x = _array(a)
+        following, contiguous = _current.get(), name in ("ascontiguousarray", "asfortranarray")
         # what is written to a copy is not written to `a`
-        copies = name == "array" or (
-            name == "ascontiguousarray" and not _current.get().is_beside(x)
-        )
+        copies = name == "array" or (name == "ascontiguousarray" and not following.is_beside(x))
         copy = kwargs.get("copy", copies)
-        return x.astype(x.dtype if dtype is None else dtype, copy=bool(copy))
+        out = x.astype(x.dtype if dtype is None else dtype, copy=bool(copy))
+        own = not any(x._family is given for given in following.given)
+        if contiguous and own and out.dtype == x.dtype:  # whether it is a copy is not known
+            out = Traced(out._expr, out.shape, of=x)
+        elif out._scalar:
+            out = Traced(out._expr, ())
+        missing = kwargs.get("ndmin", int(contiguous)) - out.ndim
+        return _look(out, lambda a: a[(None,) * missing]) if missing > 0 else out
 
     return made
 
@@ -3337,7 +3380,8 @@ class _Reading:
             return self.first([f.func, *f.args, *words])
         if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
             return self.first([f.first, *f.funcs])
-        if type(f).__name__ == "curry" and hasattr(f, "func"):
+        if _is_curried(f):
+            self.functions.append((f, made_of(f)))
             return self.first([f.func, *f.args, *f.keywords.values()])
         if isinstance(f, np.ufunc):
             return None
@@ -3433,7 +3477,7 @@ class _Reading:
             elif names[0] in f.__globals__:
                 where = f.__globals__
             else:
-                where = _builtins_of(f)
+                where = _BUILTINS
                 self.reads.append((f.__globals__, names[0], None))  # as long as there is no such
             if names[0] not in where:
                 if kind == "cell":
@@ -3484,7 +3528,7 @@ class _Reading:
     def _constant(self, value: Any, name: str) -> str | None:
         if is_fixed(value) or (self.arrays and is_array(value)):
             return None
-        if _is_tuple(value):
+        if type(value) is tuple:
             if any(map(is_array, value)):
                 return f"it reads {name}, a tuple with an array, which can change"
             return next(filter(None, (self._constant(v, name) for v in value)), None)
@@ -3495,10 +3539,6 @@ class _Reading:
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
 _BUILTINS: Mapping[str, Any] = types.MappingProxyType(vars(builtins))
-
-
-def _builtins_of(f: types.FunctionType) -> Mapping[str, Any]:
-    return _BUILTINS
 
 
 @functools.lru_cache(maxsize=4096)

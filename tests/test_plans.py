@@ -9,6 +9,7 @@ import gc
 import importlib
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import permutations
 from operator import add
 
@@ -17,6 +18,7 @@ import dask.array as da
 import dask.bag as db
 import numpy as np
 import pytest
+import toolz
 from dask.callbacks import Callback
 
 import gpuscheduler.scheduler
@@ -312,6 +314,58 @@ def test_a_plan_goes_when_a_global_that_it_was_made_of_has_changed(monkeypatch, 
 
 
 # ---- letting go
+
+
+SCALE = np.array([3.0])
+
+
+def scaled(block, by=2, *, more=1):
+    return abs(block) * by * SCALE + more
+
+
+@toolz.curry
+def curried(by, block):
+    return block * SCALE if SCALE[0] > 4 else block * by
+
+
+FUNCTIONS = (scaled, 2)
+
+
+def of_a_tuple(block):
+    return FUNCTIONS[0](block) * FUNCTIONS[1]
+
+
+@pytest.mark.parametrize("function", [scaled, curried(2), partial(curried, 3), of_a_tuple])
+def test_what_functions_are_made_of_is_looked_at_again(monkeypatch, function):
+    """What is assigned to them, a global that hides a function of Python's, and values of an array
+    that a curried function looks at."""
+    x = (table() - 30).map_blocks(function, dtype=float, meta=np.empty((0, 0)))
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+    kept = scaled.__code__
+    words = {"more": 5}
+    with Scheduler(devices="cpu:2", fuse_least=0) as s:
+
+        def agree():
+            np.testing.assert_array_equal(x.compute(scheduler=s.get), x.compute(scheduler="sync"))
+
+        for _ in range(2):
+            agree()
+        for change in (
+            lambda: monkeypatch.setitem(globals(), "SCALE", np.array([5.0])),
+            lambda: SCALE.fill(6),
+            lambda: monkeypatch.setattr(scaled, "__defaults__", (7,)),
+            lambda: monkeypatch.setattr(scaled, "__kwdefaults__", words),
+            lambda: words.update(more=8),
+            lambda: monkeypatch.setitem(globals(), "abs", np.negative),
+            lambda: monkeypatch.setattr(scaled, "__code__", of_other_code.__code__),
+        ):
+            change()
+            agree()
+    assert scaled.__code__ is not kept
+
+
+def of_other_code(block, by=2, *, more=1):
+    return block * by * SCALE - more
 
 
 def test_a_plan_goes_with_its_collection_and_so_do_its_arrays(scheduler):

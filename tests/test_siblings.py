@@ -92,6 +92,12 @@ def test_reductions_that_are_the_same_are_done_once():
     check(x.sum(axis=0), x.mean(axis=0))
 
 
+def test_histograms_of_the_same_arrays_in_another_order():
+    x, y = rows(), rows()[::-1] * 2
+    a, b = (da.histogram(z, bins=8, range=(-90, 90))[0] for z in (x - y, y - x))
+    check(a, b)
+
+
 def test_large_results_are_not_merged():
     """What is made together is let go of together: two large values would stay for one reader."""
     x = da.from_array(np.ones((1024, 1024)), chunks=(1024, 512))

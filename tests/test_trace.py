@@ -24,7 +24,15 @@ from gpuscheduler import Scheduler, blocks, fuse
 from gpuscheduler.expr import Expr, View, index, nodes
 from gpuscheduler.graph import from_dask
 from gpuscheduler.subgraph import Call, Chain, _value, compile_subgraph
-from gpuscheduler.trace import Abstract, Generated, Unfollowed, follow, globals_read, impure
+from gpuscheduler.trace import (
+    Abstract,
+    Beside,
+    Generated,
+    Unfollowed,
+    follow,
+    globals_read,
+    impure,
+)
 from tests.strategies import thorough
 
 RNG = np.random.default_rng(7)
@@ -123,7 +131,7 @@ def assigned(x):
 def copied(x):
     y = x * 2
     a, b, c, d = np.array(y), np.asarray(y), np.asarray(y, copy=True), np.array(y, copy=False)
-    e = np.ascontiguousarray(y[:, ::2])  # in other places than these are
+    e = np.ascontiguousarray(x[:, ::2])  # in other places than these are
     a[0], b[1], c[2], d[3], e[3] = 7, 8, 9, 10, 11  # two of these are y itself
     return y, a, b, c, d, e
 
@@ -495,6 +503,18 @@ def test_a_histogram_is_one_pass_over_what_is_computed():
         lambda x, y: [np.histogram(v, 5, range=(0, 9))[0] for v in (x, y, x)], CUBE, CUBE + 1
     )
     assert [k.counts for k in both] == [True, True]
+
+
+@pytest.mark.parametrize("products", [False, True])
+def test_a_histogram_of_what_is_computed_from_a_result(products):
+    """The bins are counted where they are found, and stored nowhere."""
+
+    def centred(x):
+        return heights((x - x.mean(0)) / x.std(), 4, (-2, 2))
+
+    program = follow(centred, [Abstract(DOUBLE.shape, DOUBLE.dtype)], products)
+    assert program.kernels[-1].counts
+    assert_same(fuse.computed(program, blocks.evaluate, [DOUBLE]), centred(DOUBLE))
 
 
 def test_histograms_that_depend_on_values_stay_as_they_are():
@@ -1281,3 +1301,83 @@ def test_what_an_array_of_the_host_is_needs_no_task_of_its_own():
     x = da.from_array(DOUBLE, chunks=-1).map_blocks(f, meta=np.empty((0, 0)))
     with Scheduler("cpu:2", fuse_least=0) as s:
         assert all(type(t.task) is fuse.Fused for t in s.plan(x).steps)
+
+
+#: Programs that differed from NumPy's: in values, types or shapes.
+POINT = np.array(1.5)
+NUMPYS = {
+    "flip": (lambda x: np.flip(x * 2), POINT), "flip some": (lambda x: np.flip(x, 0) * 2, CUBE),
+    "transpose": (lambda x: np.transpose(x.sum()), DOUBLE),
+    "round": (lambda x: np.round(x) * 1, np.array(3)), "nan_to_num": (np.nan_to_num, POINT),
+    "like": (lambda x: np.full_like(x, 2.5), POINT),
+    "array": (lambda x: np.array(x.sum()), DOUBLE),
+    "asarray": (lambda x: np.asarray(x.sum()), DOUBLE),
+    "ndmin": (lambda x: np.array(x * 2, ndmin=4), CUBE),
+    "contiguous": (lambda x: np.ascontiguousarray(x * 2), POINT),
+    "squared": (lambda x: (x.max() > 0) ** 2, DOUBLE),
+    "least": (lambda x: min(x.sum(), x.max()), DOUBLE),
+    "squeezed": (lambda x: x * 2 if np.squeeze(x) is x else x * 3, DOUBLE),
+    "less": (lambda x: x * 2 if np.squeeze(x) is x else x * 3, DOUBLE[:1]),
+    "at least": (lambda x: x * 2 if np.atleast_2d(x) is x else x * 3, DOUBLE),
+    "spread": (lambda x: x * 2 if np.broadcast_to(x, x.shape) is x else x * 3, DOUBLE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMPYS)
+def test_small_things_are_as_in_numpy(name):
+    agree(*NUMPYS[name])
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [((1,), (1,)), ((1, 1), (1,)), ((3, 1), (1,)), ((1, 1), (1, 1))]
+)
+def test_products_of_one_element(x, y):
+    x, y = np.full(x, 2.5), np.full(y, 3.0)
+    program = follow(np.dot, [Abstract(x.shape, x.dtype), Abstract(y.shape, y.dtype)], True)
+    assert_same(fuse.computed(program, blocks.evaluate, [x, y]), np.dot(x, y))
+
+
+def test_a_histogram_of_one_element_on_a_gpu():
+    program = follow(lambda x: heights(x, [0, 1, 2, 3]), [Abstract((1,), DOUBLE.dtype)], True)
+    (kernel,) = program.kernels
+    assert kernel.counts
+
+
+def shared(x):
+    y = x * 2
+    z = np.ascontiguousarray(y)
+    z += 1
+    return y
+
+
+def unlike(x):
+    x = x * 2
+    x[x > 0] = np.nan
+    return x
+
+
+#: What is an error, or depends on values, in NumPy.
+ERRORS = {
+    "rounded": (lambda x: np.round(x > 0, 1), DOUBLE),
+    "gradient": (lambda x: np.gradient(x > 0), DOUBLE),
+    "joined": (lambda x: np.concatenate([x, x], dtype="i4"), DOUBLE),
+    "padded": (lambda x: np.pad(x, 1, constant_values=np.nan), INTS),
+    "too large": (lambda x: np.pad(x.astype("u1"), 1, constant_values=300), INTS),
+    "not a number": (unlike, INTS),
+    "arg": (lambda x: x.argmax(axis=()), DOUBLE),
+    "ptp": (lambda x: x.ptp(), DOUBLE),
+    "einsum": (lambda x: np.einsum("ij,j->i", x, x[0], dtype="f4"), DOUBLE),
+    "types": (lambda x: max(x.sum(), x.max()), INTS),
+    "numbers": (lambda x: min(x.sum(), 2.5), INTS),
+    "real": (lambda x: x.var(dtype="f8"), COMPLEX),
+    "product": (lambda x: np.matmul(x, x[0], dtype="f8"), SINGLE),
+    "shared": (shared, DOUBLE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("products", [False, True])
+def test_what_numpy_has_to_say_itself_is_not_followed(name, products):
+    function, x = ERRORS[name]
+    with pytest.raises(Unfollowed):
+        follow(function, [Abstract(x.shape, x.dtype)], products, Beside())

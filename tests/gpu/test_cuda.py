@@ -730,19 +730,23 @@ def test_a_cupy_result_too_large_for_one_gpu_says_what_to_do(form, devices, room
         assert bool((lazy.compute() == 2).all())
 
 
-def test_what_has_gaps_and_must_leave_says_so_where_there_is_no_room_to_close_them():
-    pool = cupy.get_default_memory_pool()
-    pool.free_all_blocks()
-    with gpuscheduler.Scheduler(devices="cuda:0", memory_limit=60 * 2**20):
-        x = da.ones((64, 2**17), chunks=(8, -1)) + 1  # 64 MiB
+def test_what_has_gaps_and_must_leave_says_so_where_there_is_no_room_to_close_them(monkeypatch):
+    tried = []
+
+    def refused(value):
+        tried.append(value)
+        raise cupy.cuda.memory.OutOfMemoryError(8, 0, 0)
+
+    with gpuscheduler.Scheduler(devices="cuda:0", memory_limit=2**20) as s:
+        x = da.ones((64, 2**15), chunks=(1, -1)) + 1  # 16 MiB
         lazy = x.map_blocks(lambda b: cupy.sort(b)[:, ::-1])
-        pool.set_limit(size=pool.total_bytes() + 24 * 2**20)
-        try:
-            with pytest.raises(gpuscheduler.OutOfMemory, match=r"8,388,608 bytes.*ascontiguous"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "_solid", refused)
+            with pytest.raises(gpuscheduler.OutOfMemory, match=r"262,144 bytes.*ascontiguous"):
                 lazy.persist()
-        finally:
-            pool.set_limit(size=0)
-        assert bool((lazy.compute() == 2).all())
+        assert len(tried) == 2
+        assert (cupy.asnumpy(lazy.compute()) == 2).all()
+        assert s.last.spilled[-1]
 
 
 def test_a_result_of_which_memory_has_room_for_no_second_copy():

@@ -1400,7 +1400,7 @@ class CudaDevices:
             self.rooms = rooms if rooms is not None and rooms.tasks else None
         else:
             self.rooms = replay.rooms
-        if self.rooms is not None and self.rooms.apart > self.gathering.spare(self.rooms.place):
+        if self.rooms is not None and not self._has_room(tape, self.rooms):
             return False
         try:
             if replay is not None and replay.fits(self.held, self._given()):
@@ -1425,6 +1425,14 @@ class CudaDevices:
         if recorder is not None:
             replays[tape] = recorder.replay()
         return True
+
+    def _has_room(self, tape: Tape, rooms: Rooms) -> bool:
+        """Whether a tape fits where the result is there from the start."""
+        place, gathering = rooms.place, self.gathering
+        apart = [i for i in tape.last if i not in rooms.tasks and self.plan.steps[i].place == place]
+        need = tape.rest[place] + rooms.nbytes + sum([tape.nbytes[i] for i in apart])
+        gathering.need = {place: need}
+        return need <= gathering.free(place)
 
     def _given(self) -> tuple[int, Plan] | None:
         """What is the same while all that the run is given stays where it is; None where that is
@@ -1556,6 +1564,7 @@ class CudaDevices:
                 self._go_before_caller()
         finally:
             self._let_all_go()
+            self.result = self.gathering.made = None  # an error may hold this run for long
 
     def _let_all_go(self) -> None:
         for chunk in self.chunks.values():
@@ -2029,6 +2038,8 @@ class CudaDevices:
             if rooms is None:
                 return value
         if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
+            return value
+        if value.device.id != lane.device:  # a task has put it elsewhere, on a stream of its own
             return value
         if self.gathering.made is None:
             self.gathering.made = rooms.whole(self.result)

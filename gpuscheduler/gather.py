@@ -81,10 +81,11 @@ class Gathering:
         alias: dict[Any, Any],
         empty: Callable[..., Any] = np.empty,
         join: Callable[..., Any] = finalize,
-        spare: Callable[[int], int] = lambda place: 0,
+        free: Callable[[int], int] = lambda place: 0,
     ):
         self.plan, self.alias, self.join = plan, alias, join
-        self.spare = spare  # bytes of a place that a run which follows a tape leaves free
+        self.free = free  # bytes of a place that a run which follows a tape may take
+        self.need: dict[int, int] = {}  # ... and takes, where that is not what the tape says
         #: Which parts of that are written where they belong as they are made; see `replay`.
         self.rooms: Any = None
         self.made: Any = None  # the only result, where a device has put it together

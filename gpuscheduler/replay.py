@@ -62,7 +62,6 @@ class Rooms(NamedTuple):
     dtype: Any  # None where no kernel says it: of the first part that there is
     parts: dict[int, tuple[int, tuple[int, ...]]]
     tasks: dict[int, Fused]  # those that write it there themselves, with the strides of the whole
-    apart: int  # bytes of what these do not write
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -85,9 +84,8 @@ class Rooms(NamedTuple):
 
     def of(self, dtype: Any) -> Rooms | None:
         """The same, where its parts turn out to be of this type; None where they cannot be."""
-        if self.dtype is not None or math.prod(self.shape) * dtype.itemsize != self.nbytes:
-            return None
-        return self._replace(dtype=dtype)
+        fits = math.prod(self.shape) * dtype.itemsize == self.nbytes
+        return self._replace(dtype=dtype) if fits else None
 
 
 def rooms_of(plan: Plan, gathering: Gathering, place: int | None, kernels: Kernels) -> Rooms | None:
@@ -98,7 +96,6 @@ def rooms_of(plan: Plan, gathering: Gathering, place: int | None, kernels: Kerne
         return None
     strides = View.contiguous(whole.shape).strides
     parts, tasks, types = {}, {}, set[Any]()
-    written = 0
     for i, slots in whole.parts.items():
         step, task, part = plan.steps[i], plan.steps[i].task, slots[-1]
         if plan.readers[i] or step.place != place or step.fixed or step.aside or i in plan.lent:
@@ -114,18 +111,17 @@ def rooms_of(plan: Plan, gathering: Gathering, place: int | None, kernels: Kerne
                 continue
             program = kernels.strided(program, strides)
         tasks[i] = task.of(program)
-        written += math.prod(shape)
     if len(types) > 1 or not parts:
         return None
     if types:
         (dtype,) = types
-        nbytes, written = math.prod(whole.shape) * dtype.itemsize, written * dtype.itemsize
+        nbytes = math.prod(whole.shape) * dtype.itemsize
     else:
         dtype = None
         nbytes = sum([plan.steps[i].nbytes * len(slots) for i, slots in whole.parts.items()])
     if nbytes < LEAST_WHOLE:
         return None
-    return Rooms(place, whole.shape, nbytes, dtype, parts, tasks, nbytes - written)
+    return Rooms(place, whole.shape, nbytes, dtype, parts, tasks)
 
 
 class Unfit(Exception):

@@ -474,7 +474,9 @@ class Scheduler:
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
         heard = watch or counter or begun or rerun
-        with self._turns.turn(lambda: self._most(known)) as turn:  # who waits borrows no chunks
+        with self._turns.turn(
+            lambda: self._most(graph, known)
+        ) as turn:  # who waits borrows no chunks
             try:
                 if not heard:
                     values = self._alone(graph, known, lease, results, turn)
@@ -567,15 +569,17 @@ class Scheduler:
                 out[memory_of(place)] += nbytes
         return out
 
-    def _most(self, known: Plan) -> dict[int, int]:
+    def _most(self, graph: Graph, known: Plan) -> dict[int, int]:
         """Bytes that a run may take in each memory at most beside persisted chunks, as far as sizes
         are known."""
-        most = {m: n + known.taken for m, n in known.everything(known.chunks).items()}
+        plan, _ = self._written(graph, known)
+        made, whole = plan.everything(known.chunks), plan.whole
+        most = {m: n + whole.get(m, 0) + known.taken for m, n in made.items()}
         limit = self._turns.limit
         if len(known.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
             return most
         with suppress(OutOfMemory):  # of sizes that are guesses
-            foreseen = predict(known, self.options.window, self.options.deep_window).peak
+            foreseen = predict(plan, self.options.window, self.options.deep_window).peak
             return {m: min(n, foreseen[m]) for m, n in most.items()}
         return most
 
@@ -619,16 +623,16 @@ class Scheduler:
         plan = known.beside_own() if known.own else known
         memory = plan.machine.memory
 
-        def spare(place: int) -> int:
-            return memory[place] - tape.need.get(place, 0) - others.get(place, 0)
+        def free(place: int) -> int:
+            return memory[place] - others.get(place, 0)
 
-        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join, spare)
+        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join, free)
         devices = lease.devices(plan, gathering, Told.NOTHING)
         try:
             begin = perf_counter()
             if not devices.follow(tape):
                 return None
-            self.last = tape.footprint(perf_counter() - begin, others)
+            self.last = tape.footprint(perf_counter() - begin, others, gathering.need)
             return results(graph, plan, devices, gathering, tape.nbytes)
         finally:
             devices.close()

@@ -385,10 +385,15 @@ class State:
             return
         self._recall(i, out)
         self._unreserve(i, out)
-        if event.nbytes >= max(self.nbytes[i], 1):  # else the guess may be too large as well
+        # else the guess may be too large as well, or it was the result, which is counted
+        if max(self.nbytes[i], 1) <= event.nbytes < self._least_of_others(i):
             self.nbytes[i] = event.nbytes
             self.guess[i] = False
         self._insist(i, event.nbytes)
+
+    def _least_of_others(self, i: int) -> float:
+        """From so many bytes on, what a step asks for is not its own."""
+        return self.plan.whole[self.memory[self.place[i]]] if i in self.plan.into else inf
 
     def _insist(self, i: int, nbytes: int) -> None:
         """What is refused again although it should fit gets the device to itself; then it fails."""

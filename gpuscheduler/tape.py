@@ -30,12 +30,17 @@ class Tape:
 
     orders: list[tuple[int, list[tuple[str, int, tuple[int, ...]]]]]
     need: dict[int, int]  # bytes on each device at most, with those of the chunks that it reads
+    rest: dict[int, int]  # ... and without the `last`, results that nobody reads
+    last: tuple[int, ...]
     nbytes: list[int]  # of each step
     took: Footprint  # but seconds
 
-    def footprint(self, seconds: float, others: dict[int, int]) -> Footprint:
-        """What the run took, beside bytes of others on each device."""
-        peak = {**self.took.peak, **self.need}
+    def footprint(
+        self, seconds: float, others: dict[int, int], need: dict[int, int] | None = None
+    ) -> Footprint:
+        """What the run took, beside bytes of others on each device; `need` where that was not what
+        is said here."""
+        peak = {**self.took.peak, **self.need, **(need or {})}
         peak = {p: n + others.get(p, 0) for p, n in peak.items()}
         return replace(self.took, seconds=seconds, peak=peak)
 
@@ -64,6 +69,9 @@ def rehearsed(plan: Plan) -> Tape | None:
     state = State(plan)
     rounds: list[tuple[int, list[Order]]] = []
     crossed: set[int] = set()
+    last = [i for i in plan.outputs if not plan.readers[i] and not plan.steps[i].fixed]
+    ends, rest = set(last), dict.fromkeys(plan.machine.devices, 0)
+    made = dict(rest)  # bytes of these
     late = dict.fromkeys(plan.machine.devices, 0)  # bytes that stay longer than `state` thinks
     try:
         instructions = state.start()
@@ -86,9 +94,12 @@ def rehearsed(plan: Plan) -> Tape | None:
                         return None
                     todo[ins.place].append(("launch", ins.step, ins.place))
                     events += [Issued(ins.step, step.nbytes), Done(ins.step)]
+                    if ins.step in ends:
+                        made[ins.place] += step.nbytes
                 elif ins.place == step.place:
                     todo[ins.place].append(("free", ins.step, ins.place))
             rounds += interleaved(plan, todo)
+            rest = {d: max(n, state.used[d] - made[d]) for d, n in rest.items()}
             if state.finished:
                 break
             instructions = state.handle(*events)
@@ -97,8 +108,9 @@ def rehearsed(plan: Plan) -> Tape | None:
     need = {d: state.peak[d] + n for d, n in late.items()}
     if any(n > plan.machine.memory[d] for d, n in need.items()):
         return None
+    rest = {d: n + late[d] for d, n in rest.items()}
     orders = _with_waits(plan, rounds, crossed)
-    return Tape(orders, need, state.nbytes, state.footprint(0.0))
+    return Tape(orders, need, rest, tuple(last), state.nbytes, state.footprint(0.0))
 
 
 def _with_waits(

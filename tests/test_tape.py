@@ -164,3 +164,13 @@ def test_a_copy_is_waited_for_once_and_its_source_counted_once():
     launches = {step: waits for _, o in tape.orders for v, step, waits in o if v == "launch"}
     assert launches == {0: (), 1: (0,), 2: (), 3: (0,)}
     assert tape.need[0] == 200  # once as it is made, once as it stays
+
+
+def test_what_a_run_needs_beside_results_that_nobody_reads():
+    """a and b are there together, then c beside b, then d: of 8 bytes each."""
+    steps = ("a", "", 0), ("b", "", 0), ("c", "ab", 0), ("d", "b", 0)
+    tape = rehearsed(plan_of(*steps, memory=(1000,), wanted="cd"))
+    assert tape.last == (2, 3)
+    assert tape.rest == {0: 16}
+    assert tape.need == {0: 32}
+    assert tape.footprint(0.0, {0: 5}, {0: 40}).peak[0] == 45

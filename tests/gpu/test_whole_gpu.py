@@ -1,5 +1,7 @@
 """Results that are one array of a GPU: kernels write their parts where they belong."""
 
+import gc
+import weakref
 from time import sleep
 
 import numpy as np
@@ -344,3 +346,74 @@ def test_persisted_blocks_are_arrays_of_their_own(whole):
             p = y.persist()
             np.testing.assert_allclose(cupy.asnumpy(p.compute()), x + 1)
     assert all(a is None for a in whole)
+
+
+def test_memory_that_is_refused_for_a_while(begun, monkeypatch):
+    """It is asked for again when all else has left."""
+    x = np.random.default_rng(0).random((64, 64))
+    memory, refused = replay.Rooms.memory, []
+
+    def refuse(rooms):
+        if len(refused) < 2:
+            refused.append(rooms)
+            raise cupy.cuda.memory.OutOfMemoryError(f"Out of memory allocating {rooms.nbytes:,}")
+        return memory(rooms)
+
+    monkeypatch.setattr(replay.Rooms, "memory", refuse)
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=int(1.5 * x.nbytes)):
+        y = da.from_array(cupy.asarray(x), chunks=16).map_blocks(cupy.copy).persist()
+        for z, want in ((y + 1, x + 1), (y.map_blocks(cupy.negative), -x)):
+            refused.clear()
+            np.testing.assert_allclose(cupy.asnumpy(z.compute()), want)
+            assert len(refused) == 2
+
+
+@pytest.mark.gpus(2)
+def test_a_task_that_puts_its_value_on_another_device(begun):
+    def ones(block):
+        with cupy.cuda.Device(1):
+            return _opaque(cupy.ones(block.shape))
+
+    x = cupy.zeros((64, 64))
+    with gpuscheduler.Scheduler("cuda:0"):
+        y = da.from_array(x, chunks=32).persist().map_blocks(ones, dtype="f8", meta=x[:0, :0])
+        for _ in range(3):
+            got = y.compute()
+            assert got.device.id == 0
+            assert (cupy.asnumpy(got) == 1).all()
+
+
+def test_an_error_does_not_hold_the_result(begun):
+    def fail(block, block_info):
+        if block_info[0]["chunk-location"] == (1, 1):
+            raise ZeroDivisionError
+        return block + 1
+
+    x = cupy.zeros((64, 64))
+    with gpuscheduler.Scheduler("cuda:0"):
+        y = da.from_array(x, chunks=32).persist().map_blocks(fail, dtype="f8", meta=x[:0, :0])
+        with pytest.raises(ZeroDivisionError) as error:
+            y.compute()
+        memory = weakref.ref(begun.pop().data.mem)
+        assert error.value.__traceback__ is not None
+        gc.collect()
+        assert memory() is None
+
+
+@pytest.mark.gpus(2)
+def test_others_wait_for_a_run_that_has_its_result_from_the_start(begun):
+    """All of it is on one device, whichever has made the parts."""
+    x = np.random.default_rng(0).random((64, 64))
+    with gpuscheduler.Scheduler("cuda:0,1") as s:
+        y = da.from_array(x, chunks=16).map_blocks(cupy.asarray) + 1
+        needs = []
+        turn = s._turns.turn
+
+        def watched(ask):
+            needs.append(ask()[0])
+            return turn(ask)
+
+        s._turns.turn = watched
+        for _ in range(3):
+            y.compute()
+        assert needs[-1] >= x.nbytes

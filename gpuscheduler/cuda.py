@@ -2035,7 +2035,8 @@ class CudaDevices:
             return value
         if rooms.dtype is None:
             self.rooms = rooms = rooms.of(value.dtype)
-            if rooms is None:
+            if rooms is None:  # nothing is in its memory
+                self.result = None
                 return value
         if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
             return value

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from os import PathLike
 from time import perf_counter
 from typing import Any
@@ -474,9 +475,8 @@ class Scheduler:
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
         heard = watch or counter or begun or rerun
-        with self._turns.turn(
-            lambda: self._most(graph, known)
-        ) as turn:  # who waits borrows no chunks
+        # who waits borrows no chunks
+        with self._turns.turn(partial(self._most, graph, known)) as turn:
             try:
                 if not heard:
                     values = self._alone(graph, known, lease, results, turn)

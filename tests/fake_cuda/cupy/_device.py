@@ -382,7 +382,10 @@ class Pooled:
 
 
 class OutOfMemoryError(MemoryError):
-    pass
+    def __init__(self, size, total, limit=0):
+        said = f", limit set to: {limit:,} bytes" if limit else ""
+        text = f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes{said})."
+        super().__init__(text)
 
 
 class Pool:
@@ -408,10 +411,7 @@ class Pool:
             if self.held + size > most:
                 self.free_all_blocks()
             if self.held + size > most:
-                raise OutOfMemoryError(
-                    f"Out of memory allocating {size:,} bytes (allocated so far: {self.held:,} "
-                    f"bytes, limit set to: {most:,} bytes)."
-                )
+                raise OutOfMemoryError(size, self.held, most)
             self.held += size
             self.used += size
             return Pooled(Memory(size, self.device, stream.number), self, size)

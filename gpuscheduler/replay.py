@@ -100,6 +100,8 @@ def rooms_of(plan: Plan, gathering: Gathering, place: int | None, kernels: Kerne
         step, task, part = plan.steps[i], plan.steps[i].task, slots[-1]
         if plan.readers[i] or step.place != place or step.fixed or step.aside or i in plan.lent:
             continue
+        if type(task) is Batch:  # several blocks
+            continue
         shape = tuple([s.stop - s.start for s in part])
         parts[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]), shape
         if type(task) is not Fused or task.array is None or task.array[0] != shape:

@@ -63,6 +63,10 @@ WAVES, SHARED_WAVES = 128, 32
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
 #: Statements that a kernel may have: more take the compiler minutes.
 MOST_STATEMENTS = 20_000
+#: Work of the elements that a thread takes side by side. All of it is compiled as often as there are
+#: elements (thirty functions of complex numbers eight times: 41 s, once: 1.6 s), and where there is as
+#: much to do it does not matter how the little is loaded.
+MOST_COST = 1024
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
@@ -622,6 +626,8 @@ class _Generator:
         most = tree if self.core is None else self.core  # where most points are
         cost = sum(_cost(n) for n in most.nodes)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
+            width //= 2
+        while width > 1 and width * cost > MOST_COST:
             width //= 2
         if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
             again = any(tree.nodes[k].data[0].repeats for k in tree.calls)

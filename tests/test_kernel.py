@@ -437,7 +437,7 @@ def compiled(source, arch="sm_90"):
 @pytest.mark.parametrize("types", sorted(GROUPS))
 def test_operations_compile(types):
     outputs = [of_loop(*loop) for loop in GROUPS[types]]
-    compiled(generate(Kernel((256,), tuple(outputs)), aligned=False).source)
+    compiled(generate(Kernel((256,), tuple(outputs))).source)
 
 
 SCANNED = {

@@ -63,9 +63,9 @@ WAVES, SHARED_WAVES = 128, 32
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
 #: Statements that a kernel may have: more take the compiler minutes.
 MOST_STATEMENTS = 20_000
-#: Work of the elements that a thread takes side by side. All of it is compiled as often as there are
-#: elements (thirty functions of complex numbers eight times: 41 s, once: 1.6 s), and where there is as
-#: much to do it does not matter how the little is loaded.
+#: Work of the elements that a thread takes side by side. It is all compiled as often as there are
+#: elements (thirty functions of complex numbers eight times: 41 s, once: 1.6 s), and where there is
+#: as much to do it does not matter how the little is loaded.
 MOST_COST = 1024
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024

@@ -16,7 +16,7 @@ import pkgutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -43,13 +43,13 @@ from .cpu import available_memory
 from .expr import Kernel
 from .fuse import Fused
 from .gather import Gathering
-from .graph import PlanError, from_dask, received
+from .graph import Graph, PlanError, from_dask, received
 from .kernel import NotGenerated, generate
 from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
 from .run import Hardware
-from .scheduler import Options, Scheduler, current, plan_graph, written
+from .scheduler import Options, Scheduler, current, plan_dask, written
 
 Size = int | tuple[int, ...]
 
@@ -702,8 +702,11 @@ def plan_of(
     """The plan that computing x would run; on GPUs, where there is no hardware."""
     dsk, keys = received(x, by=held)
     home, kind = (hardware.home, hardware.kind) if hardware is not None else (None, "cuda")
-    graph = from_dask(dsk, keys, home=home, send=kind == "cuda")
-    graph, plan = plan_graph(graph, machine, home, kind, options or Options())
+
+    def read(apart: Mapping[str, str]) -> Graph:
+        return from_dask(dsk, keys, home=home, send=kind == "cuda", apart=apart)
+
+    graph, plan = plan_dask(read, machine, home, kind, options or Options())
     return plan if hardware is None else written(plan, Gathering(plan, graph.alias), hardware)
 
 

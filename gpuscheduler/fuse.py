@@ -8,11 +8,13 @@ their position, so that they do not depend on how an array is cut up.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,13 +35,13 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import FRESH, RANDOM, Block, Draw, Graph, referred
+from .graph import FRESH, RANDOM, Block, Draw, Graph, layer_of, referred
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
 from .regions import interior
 from .sizes import leaves, map_leaves
-from .subgraph import Call, Chain, literal
+from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 from .trace import (
     Abstract,
     Generated,
@@ -304,6 +306,7 @@ class Followed:
     pairs: bool = False  # whether it gives pairs of a value and its place
     offer: Source | None = None  # its value as readers may compute it, but for where a block lies
     operations: int = 0  # in products of matrices
+    culprit: int = -1  # which of a task's steps was not followed, if one
     beside: tuple[Any, ...] = ()  # arrays that its functions read beside what it is given
 
 
@@ -333,6 +336,9 @@ class Fuser:
     home: Callable[[Any], int | None] | None = None  # the device that an array is on
     reasons: dict[Key, str] = field(default_factory=dict)  # why tasks stay as they are
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
+    #: Of tasks that are not followed, by the layer of each: the layers that Dask has fused there in
+    #: the order of their work, and those of them that keep it from being followed.
+    unfollowed: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.structures: dict[Any, Followed] = {}
@@ -490,18 +496,23 @@ class Fuser:
         """Make a task a program, if it can be one."""
         graph = self.graph
         recipe = _Recipe(self, task)
+        constants = graph.constants.get(key, {})
+        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
+        large = not self.least or bool(recipe.draws)
+        large = large or self._touched(key, targets, constants) >= self.least
         if recipe.reason:
             self.reasons[key] = recipe.reason
+            if large or graph.within.get(layer_of(key), 0) >= self.least:
+                self._blame(key, recipe, recipe.impure_steps())
             return False
         if recipe.given and not recipe.names and not recipe.draws:
             # to look at it would be to make its block, here and for each block anew
             self.reasons[key] = "it makes a block by a function that it is given"
+            self._blame(key, recipe)
             return False
-        constants = graph.constants.get(key, {})
-        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
-        large = not self.least or bool(recipe.draws)
-        if not large and self._touched(key, targets, constants) < self.least:
+        if not large:
             self.reasons[key] = f"it touches less than {self.least:,} bytes"
+            self._blame(key, recipe)
             return False
         plain: list[tuple[int, Any]] = []
         inlined: dict[int, Source] = {}
@@ -521,6 +532,7 @@ class Fuser:
                 self.reasons[key] = (
                     f"what {key_split(name)} will be like is not known before it is there"
                 )
+                self._blame(key, recipe)
                 return False
             plain.append(known)
         found = self._follow(recipe, plain, inlined)
@@ -541,11 +553,19 @@ class Fuser:
             if found.operations:
                 self.operations[key] = found.operations
             if found.view is None:
+                self._blame(key, recipe, {found.culprit})
                 return False
             self._view(key, recipe, found, plain, targets)
             return True
         self._settle(key, task, recipe, found, inlined, targets)
         return True
+
+    def _blame(self, key: Key, recipe: _Recipe, culprits: Iterable[int] = ()) -> None:
+        """Remember which steps of a task are not followed: if it is none of them, it is all."""
+        if layer_of(key) not in self.unfollowed:  # blocks of one array are alike
+            names = [layer_of(step) for step in recipe.steps]
+            strange = {names[n] for n in culprits if n >= 0}
+            self.unfollowed[layer_of(key)] = names, strange or set(names)
 
     def _touched(self, key: Key, targets: dict[Key, Key], constants: dict[Key, Any]) -> int:
         sizes = self.graph.sizes
@@ -619,7 +639,8 @@ class Fuser:
                 return Followed(None, str(error), makes, self._number(makes), view=error.result)
             program, copies = error.program, True
         except Unfollowed as error:
-            return Followed(None, str(error), operations=error.operations)
+            culprit = recipe.step_of(error)
+            return Followed(None, str(error), operations=error.operations, culprit=culprit)
         if reason := unreadable(program):
             return Followed(None, reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
@@ -730,7 +751,7 @@ class Fuser:
         for source in (*recipe.draws, *inlined.values()):
             if source.kind:
                 return source.kind
-        blocks = [self.graph.blocks.get(k) for k in (key, *recipe.steps)]
+        blocks = [self.graph.blocks.get(k) for k in (key, *recipe.parts)]
         kinds = [b.kind for b in blocks if b is not None and b.kind]
         kinds += recipe.kinds
         return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
@@ -965,6 +986,27 @@ class Fuser:
             self.graph.containers[id(container)] = container, words, alive
 
 
+def set_apart(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
+    """Words for layers that Dask has fused: those with different words had better be tasks of their
+    own, for two or more that can be followed are a kernel. One by itself stays with the strange.
+
+    >>> set_apart(["read", "fft", "abs", "square", "sum"], {"fft"})
+    {'read': 'read', 'fft': 'read'}
+    >>> set_apart(["read", "fft", "sum"], {"fft"})
+    {}
+    """
+    runs = [list(run) for _, run in itertools.groupby(names, key=strange.__contains__)]
+    worth = [strange.isdisjoint(run) and len(run) > 1 for run in runs]
+    out: dict[str, str] = {}
+    if not any(worth):
+        return out
+    for kernel, group in itertools.groupby(zip(worth, runs, strict=True), key=itemgetter(0)):
+        if not kernel:
+            together = [name for _, run in group for name in run]
+            out.update(dict.fromkeys(together, together[0]))
+    return out
+
+
 class _Pairs:
     """A task of Dask's argmin or argmax whose pairs are two arrays, as those of programs are, and
     not one of records: a reader may have blocks of either kind."""
@@ -1151,7 +1193,7 @@ class _Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
     __slots__ = (
-        "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "kinds",
+        "_at", "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "kinds",
         "names", "reason", "task",
     )  # fmt: skip
 
@@ -1163,6 +1205,7 @@ class _Recipe:
         self.given = False  # whether it is given a function
         self.kinds: list[str] = []  # of arrays without elements, which say what to make
         self._fresh = False  # whether nobody changes the lists that come
+        self._at = 0  # the part that is performed
         self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
         self._parts = [(name, _with_place(part)) for name, part in parts]
@@ -1182,9 +1225,48 @@ class _Recipe:
         self.key = tuple(words)
 
     @property
-    def steps(self) -> list[Key]:
-        """The keys of what it does one after the other."""
+    def parts(self) -> list[Key]:
+        """The keys of what it does one after the other; Dask may have fused some of these."""
         return [name for name, _ in self._parts]
+
+    @property
+    def steps(self) -> list[Key]:
+        """The same, and what Dask has fused one by one."""
+        return [key for part in self._parts for key, _ in self._steps(*part)]
+
+    def _steps(self, name: Key, part: Any) -> Sequence[tuple[Key, Iterable[Any]]]:
+        """What a part does one after the other, each with what it is given."""
+        if type(part) is Call and part.steps:
+            return list(_flat(part.function, part.steps, part.args))
+        return [(name, () if self._fuser.draw(part) is not None else [part])]
+
+    def impure_steps(self) -> Iterator[int]:
+        """Which of its steps have functions or constants that keep it from being followed."""
+        fuser = self._fuser
+        every = [step for part in self._parts for step in self._steps(*part)]
+        for n, (_, parts) in enumerate(every):
+            for value in leaves([v for part in parts for v in _given(part)]):
+                function = callable(value) and not isinstance(value, type)
+                if (fuser.why_impure if function else fuser.why_unfit)(value):
+                    yield n
+                    break
+
+    def step_of(self, error: BaseException) -> int:
+        """Which step an error was raised in while it was performed; -1 if in none."""
+        before = sum([len(self._steps(*part)) for part in self._parts[: self._at]])
+        if self._at == len(self._parts):
+            return -1
+        _, part = self._parts[self._at]
+        if type(part) is not Call:
+            return before
+        steps = part.steps
+        for line in _lines(error):
+            n = line - FIRST_LINE
+            before += sum([_count(s) for s in steps[:n]])
+            steps = steps[n].steps
+            if not steps:
+                return before
+        return -1
 
     def _walk(self, node: Any) -> Any:
         kind = type(node)
@@ -1249,7 +1331,8 @@ class _Recipe:
         theirs = {n + k for t, n in self._tiles.items() for k in range(len(t.shape))}
         random = iter([d for n, d in enumerate(drawn) if n not in theirs])
         value = None
-        for name, part in self._parts:
+        for n, (name, part) in enumerate(self._parts):
+            self._at = n
             if self._fuser.draw(part) is not None:
                 value = next(random)
             elif type(part) is Call:
@@ -1258,7 +1341,51 @@ class _Recipe:
             else:
                 value = _evaluated(part, env, tiles)
             env[name] = value
+        self._at = len(self._parts)
         return value
+
+
+def _flat(
+    function: Any, steps: Iterable[Step], arguments: Sequence[Any]
+) -> Iterator[tuple[Key, Iterable[Any]]]:
+    """The steps of a compiled function, also where Dask has fused in several rounds, each with what
+    it is given."""
+    own = function.__globals__
+    for step in steps:
+        if step.steps:
+            yield from _flat(*step.inside(function, arguments))
+        else:
+            yield step.key, [
+                *map(own.get, step.constants), *map(arguments.__getitem__, step.arguments)
+            ]  # fmt: skip
+
+
+def _count(step: Step) -> int:
+    return sum(map(_count, step.steps)) or 1
+
+
+def _lines(error: BaseException | None) -> Iterator[int]:
+    """The lines of compiled functions in which an error was raised, from outside in."""
+    while error is not None:
+        at = error.__traceback__
+        while at is not None:
+            if at.tb_frame.f_code.co_filename == COMPILED:
+                yield at.tb_lineno
+            at = at.tb_next
+        error = error.__cause__
+
+
+def _given(node: Any) -> Iterator[Any]:
+    """The functions and other constants in a task."""
+    if isinstance(node, DataNode):
+        yield node.value
+    elif isinstance(node, Task):
+        if not isinstance(node, NestedContainer):
+            yield node.func
+        for part in (*node.args, *node.kwargs.values()):
+            yield from _given(part)
+    elif not isinstance(node, (GraphNode, TaskRef, Tile)):
+        yield node
 
 
 def _with_place(part: Any) -> Any:

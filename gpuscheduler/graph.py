@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, product
 from numbers import Integral
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 #: A cell, a function or a partial, and what it was made of when it was looked at.
 Variable = tuple[Any, tuple[Any, ...]]
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 PIN = "device"  # dask.annotate(device=k)
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
@@ -152,6 +153,8 @@ class Graph:
     sizes: dict[Key, int] = field(default_factory=dict)  # bytes, where the collection knows them
     gathers: dict[Key, Gather] = field(default_factory=dict)
     blocks: dict[Key, Block] = field(default_factory=dict)  # where the collection tells
+    #: By layer, bytes of the largest value in its first task, of those that Dask has fused there.
+    within: dict[str, int] = field(default_factory=dict)
     draws: dict[Key, Draw] = field(default_factory=dict)  # by the key of the random task itself
     #: For what a task reads, where that is one of several values made together: which of them, and
     #: which of its parts where that, too, was made of several.
@@ -273,6 +276,7 @@ def from_dask(
     held: Callable[[Key, Any], Any] | None = None,
     compiled: bool = True,
     send: bool = False,
+    apart: Mapping[str, str] = NOTHING,
 ) -> Graph:
     """The graph of `keys`, ordered.
 
@@ -283,13 +287,14 @@ def from_dask(
     the graph to a value that exists elsewhere, what stands for that value. Without `compiled` fused
     tasks stay as Dask made them, fit to be sent to other processes: `compile_tasks` compiles them.
     With `send` what tasks begin with, to bring an array of the host to the device, is taken from
-    them: it is done beside the device, ahead of them.
+    them: it is done beside the device, ahead of them. Layers that have different words in `apart`,
+    or only one of which has any, are not fused.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
     (['b', 'c'], ('b',), {'a': 1})
     """
-    lowered = lower(dsk, keys)
+    lowered = lower(dsk, keys, apart)
     if started is not None:
         lowered.dsk = convert_legacy_graph(lowered.dsk, _Either(lowered.dsk, cache or {}))
         started(lowered.dsk)
@@ -298,7 +303,7 @@ def from_dask(
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)
-    builder.gpus = send
+    builder.gpus, builder.apart = send, apart
     builder.send = send and started is None  # callbacks expect to see tasks as they are
     if not compiled:
         builder.compiler = _as_it_is
@@ -365,14 +370,15 @@ def wanted_keys(keys: Any) -> tuple[Key, ...]:
 # ---- from collections to one dictionary
 
 
-def lower(dsk: Any, keys: Any) -> Lowered:
-    """Optimise and materialise, keeping annotations and chunk sizes."""
+def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> Lowered:
+    """Optimise and materialise, keeping annotations and chunk sizes. Layers that have
+    different words in `apart`, or only one of which has any, are not fused."""
     if isinstance(dsk, HighLevelGraph):
         out = _from_layers(dsk)
     elif isinstance(dsk, Mapping):
         out = Lowered(dict(dsk))
     elif isinstance(dsk, (_HLGExprSequence, HLGExpr)):
-        out = _from_hlg_expr(dsk)
+        out = _from_hlg_expr(dsk, apart)
     else:
         out = Lowered(dict(dsk.__dask_graph__()))
         if hasattr(dsk, "__dask_annotations__"):
@@ -380,7 +386,7 @@ def lower(dsk: Any, keys: Any) -> Lowered:
     return out
 
 
-def _from_hlg_expr(expr: Any) -> Lowered:
+def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> Lowered:
     operands = expr.operands if isinstance(expr, _HLGExprSequence) else [expr]
     out = Lowered({})
     fusable = []
@@ -388,7 +394,7 @@ def _from_hlg_expr(expr: Any) -> Lowered:
         optimizer = op.low_level_optimizer
         if optimizer is optimize_array:
             output_keys = list(flatten(op.__dask_keys__()))
-            hlg = set_apart(spread_pins(op.hlg))
+            hlg = set_apart(spread_pins(op.hlg), apart)
             named = dict(hlg.layers)
             hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
             part = _from_layers(hlg.cull(set(output_keys)))
@@ -503,20 +509,34 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     return HighLevelGraph(layers, hlg.dependencies)
 
 
-def set_apart(hlg: HighLevelGraph) -> HighLevelGraph:
+def set_apart(hlg: HighLevelGraph, asked: Mapping[str, str] = NOTHING) -> HighLevelGraph:
     """Keep Dask from fusing some layers with others: layers whose annotations differ it leaves.
 
     Persisted chunks could not be sent away inside the tasks that read them, and what reads a file
-    or writes one could not do it while a device works.
+    or writes one could not do it while a device works. Those `asked` for are kept from others that
+    are not asked for by the same word.
     """
     layers = dict(hlg.layers)
-    apart = [n for n, layer in layers.items() if _holds_chunks(layer) or _uses_files(layer, layers)]
-    if not apart:
+    words = {name: word for name, word in asked.items() if name in layers}
+    for name, layer in layers.items():
+        if _holds_chunks(layer) or _uses_files(layer, layers):
+            words[name] = name
+    if not words:
         return hlg
-    for name in apart:
+    for name, word in words.items():
         layers[name] = copy(layers[name])
-        layers[name].annotations = {**(layers[name].annotations or {}), APART: name}
+        layers[name].annotations = {**(layers[name].annotations or {}), APART: word}
     return HighLevelGraph(layers, hlg.dependencies)
+
+
+def layer_of(key: Key) -> str:
+    """The name of the layer that a task is of, also of one that Dask has fused with others.
+
+    >>> layer_of(("add-1", 0, 2)), layer_of("add-1_.0_.1"), layer_of("add-1")
+    ('add-1', 'add-1', 'add-1')
+    """
+    name = key[0] if isinstance(key, tuple) else key
+    return str(name).split("_.")[0]
 
 
 def _holds_chunks(layer: Layer) -> bool:
@@ -597,6 +617,9 @@ class _Builder:
         front: int | None = None,
     ):
         self.front, self.send, self.gpus = front, False, False
+        self.apart: Mapping[str, str] = (
+            NOTHING  # words of layers: if they differ, these do not fuse
+        )
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = wanted_keys(keys)
@@ -639,6 +662,7 @@ class _Builder:
             k: sum([b.nbytes for b in v]) if isinstance(v, tuple) else v.nbytes
             for k, v in (values | blocks).items()
         }
+        within = self._within(order)
         draws = self._draws(order)
         stores = [k for k in order if _stores(self.tasks[k])]
         for key in stores:
@@ -650,16 +674,16 @@ class _Builder:
                 blocks[k] = replace(blocks[k], kind="cupy.ndarray")
         targets = [self._argument(k, 1, constants) for k in stores]
         fused: dict[int, list[Any]] = {}
-        within = {
+        stored = {
             k: [self._given(k, a, constants) for a in found]
             for k in order
             if (found := _targets(self.tasks[k], fused))
         }
         on_gpus = self._where_written(
-            {k: [t] for k, t in zip(stores, targets, strict=True)} | within
+            {k: [t] for k, t in zip(stores, targets, strict=True)} | stored
         )
         pins.update(on_gpus)
-        targets += [t for found in within.values() for t in found]
+        targets += [t for found in stored.values() for t in found]
         fresh = {id(a): not any(_may_be_one(a, t) for t in targets) for a in sources.values()}
         again = {k for k, a in sources.items() if fresh[id(a)]}
         aside = {*sources, *[k for k in stores if k not in on_gpus], *sent}
@@ -672,10 +696,12 @@ class _Builder:
                     again.add(key)
         if self.lowered.fusable:
             # what follows runs on the device, and these beside it, or where an array is
-            alone = kept.union(sent, on_gpus, within)
+            alone = kept.union(sent, on_gpus, stored)
             aside.update(on_gpus)
             files = aside, again
-            order = _chain(order, self.tasks, needs, names, constants, pins, alone, files, compiler)
+            order = _chain(
+                order, self.tasks, needs, names, constants, pins, alone, files, compiler, self.apart
+            )
             aside.difference_update(on_gpus)
         return Graph(
             {k: compiler(self.tasks[k]) for k in order},
@@ -690,10 +716,11 @@ class _Builder:
             sizes,
             self.gathers,
             blocks,
+            within,
             draws,
             aside=aside,
             stores=stores,
-            written={*on_gpus, *within},
+            written={*on_gpus, *stored},
             lent={k for k in on_gpus if _stores_last(self.tasks[k])},
             again=again,
             sent=set(sent),
@@ -1024,10 +1051,22 @@ class _Builder:
             name = self.alias.get(name, name)
             return self.values[name] if name in self.values else self._value(name)
         if type(name) is str and type(key) is tuple:  # the array, and which of the axes of `key`
-            array, *axes = name.split("_.")
+            _, *axes = name.split("_.")
             block = [key[1:][int(n)] for n in axes if n.isdigit() and int(n) < len(key) - 1]
-            return _collection_block(self.lowered.layers.get(array), tuple(block))
+            return _collection_block(self.lowered.layers.get(layer_of(name)), tuple(block))
         return None
+
+    def _within(self, order: list[Key]) -> dict[str, int]:
+        out: dict[str, int] = {}
+        for key in order:
+            task = self.tasks[key]
+            if not (isinstance(task, Task) and task.func is execute_subgraph):
+                continue
+            if type(key) is tuple and key[0] not in out:
+                inner = task.args[0]
+                values = [self._read(name, inner, key) for name in inner]
+                out[key[0]] = max([b.nbytes for b in values if isinstance(b, Block)], default=0)
+        return out
 
     def _draws(self, order: list[Key]) -> dict[Key, Draw]:
         """Where each block of random numbers lies. What is drawn there may then depend on that, and
@@ -1548,12 +1587,14 @@ def _chain(
     kept: set[Key],
     files: tuple[set[Key], set[Key]],
     compiler: Compile,
+    apart: Mapping[str, str],
 ) -> list[Key]:
     """Make each linear run of tasks one step, as Dask's `fuse_linear` would, without rewriting it.
 
-    A run does not cross from one pin to another, and does not swallow what the caller wants. What
-    reads a file may only be sliced in the same run, and what writes one is a run by itself; a run
-    that reads a file is put into the sets in `files`.
+    A run does not cross from one pin to another, and does not swallow what the caller wants. A run
+    is of layers that have the same word in `apart`, or none. What reads a file may only be sliced
+    in the same run, and what writes one is a run by itself; a run that reads a file is put into the
+    sets in `files`.
     """
     aside, again = files
     readers: dict[Key, int] = {}
@@ -1570,6 +1611,7 @@ def _chain(
             fits = agree and readers[d] == 1 and d not in kept
             fits = fits and not isinstance(tasks[d], DataNode)  # a value is not a task to run
             fits = fits and key not in aside
+            fits = fits and not (apart and apart.get(layer_of(key)) != apart.get(layer_of(d)))
             fits = fits and (d not in aside or getattr(tasks[key], "func", None) in SLICERS)
             if fits and not tasks[key].block_fusion and not tasks[d].block_fusion:
                 below[key] = d

@@ -627,7 +627,7 @@ class _Generator:
         cost = sum(_cost(n) for n in most.nodes)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
             width //= 2
-        while width > 1 and width * cost > MOST_COST:
+        while not tree.calls and width > 1 and width * cost > MOST_COST:
             width //= 2
         if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
             again = any(tree.nodes[k].data[0].repeats for k in tree.calls)

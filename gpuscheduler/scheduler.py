@@ -35,7 +35,7 @@ from . import siblings
 from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
-from .fuse import Fuser
+from .fuse import Fuser, set_apart
 from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
@@ -55,6 +55,9 @@ from .turns import SMALL, Turn, Turns
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
 #: ... and operations that it must do.
 FUSE_FEWEST = {"cpu": 2, "cuda": 0}
+#: How often a graph is read to find layers that are better apart: one that is not followed hides
+#: those behind it.
+MOST_READINGS = 5
 #: Plans that `run_graph` keeps.
 KEPT_GRAPHS = 32
 #: Where persisted chunks are when they are on no device.
@@ -376,16 +379,22 @@ class Scheduler:
         started = watch.start if watch else None
         home = self._home(lease)
         with without_garbage_collection():
-            graph = from_dask(
-                dsk, keys, cache, started, home, self._front(lease),
-                send=self.hardware.kind == "cuda" and lease.threads is None,
-            )  # fmt: skip
-            if cache is not None:  # tasks may look into it for the values of the graph
-                for constants in graph.constants.values():
-                    cache.update(constants)
-            merge = watch is None and cache is None  # callbacks see the tasks as they were
+
+            def read(apart: Mapping[str, str]) -> Graph:
+                return from_dask(
+                    dsk, keys, cache, started, home, self._front(lease),
+                    send=self.hardware.kind == "cuda" and lease.threads is None, apart=apart,
+                )  # fmt: skip
+
             kind = self.hardware.kind
-            graph, plan = plan_graph(graph, lease.machine, home, kind, self.options, merge)
+            if watch is None and cache is None:
+                graph, plan = plan_dask(read, lease.machine, home, kind, self.options)
+            else:  # callbacks see the tasks as they were
+                graph = read({})
+                if cache is not None:  # tasks may look into it for the values of the graph
+                    for constants in graph.constants.values():
+                        cache.update(constants)
+                graph, plan = plan_graph(graph, lease.machine, home, kind, self.options, False)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
             return graph, plan
@@ -846,6 +855,34 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_after_fork)
 
 
+def plan_dask(
+    read: Callable[[Mapping[str, str]], Graph],
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+) -> tuple[Graph, Plan]:
+    """The plan of a graph that is `read` with some layers apart from others: with those that cannot
+    be followed, or what Dask has fused with them would not be, either."""
+    apart: dict[str, str] = {}
+    fused: dict[str, list[str]] = {}
+    strange: set[str] = set()
+    for _ in range(MOST_READINGS):
+        graph = read(apart)
+        fuser = _fuser(graph, machine, home, kind, options, merge=True)
+        if fuser is None:
+            break
+        graph, before, apart = fuser.fused(), apart, {}
+        for layer, (names, those) in fuser.unfollowed.items():
+            fused.setdefault(layer, names)  # as Dask has it
+            strange |= those
+        for names in fused.values():
+            apart |= set_apart(names, strange)
+        if apart == before:
+            break
+    return _placed(graph, machine, home, kind, options, merge=True)
+
+
 def plan_graph(
     graph: Graph,
     machine: Machine,
@@ -856,15 +893,38 @@ def plan_graph(
 ) -> tuple[Graph, Plan]:
     """The plan of a graph for devices of this kind, "cpu" or "cuda": fused, placed, and what is
     alike put together. Changes the graph."""
+    fuser = _fuser(graph, machine, home, kind, options, merge)
+    return _placed(fuser.fused() if fuser else graph, machine, home, kind, options, merge)
+
+
+def _fuser(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+    merge: bool,
+) -> Fuser | None:
     least = FUSE_LEAST[kind] if options.fuse_least is None else options.fuse_least
     by_position = options.random == "philox"
-    if options.fuse or by_position:
-        near = _neighbours(graph, machine, home) if merge and options.fuse else None
-        fuser = Fuser(
-            graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
-            on_gpus=kind == "cuda", home=home,
-        )  # fmt: skip
-        graph = fuser.fused()
+    if not (options.fuse or by_position):
+        return None
+    near = _neighbours(graph, machine, home) if merge and options.fuse else None
+    return Fuser(
+        graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
+        on_gpus=kind == "cuda", home=home,
+    )  # fmt: skip
+
+
+def _placed(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+    merge: bool,
+) -> tuple[Graph, Plan]:
+    """What is alike put together, and each step on its device."""
     apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
     try:
         plan = make_plan(graph, machine, home)

@@ -8,11 +8,11 @@ deleted after its last use. Nothing is re-ordered, skipped or shared beyond what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
 from keyword import iskeyword
 from types import BuiltinFunctionType, CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask._task_spec import (
@@ -30,17 +30,48 @@ Values = dict[Any, Any]
 
 #: The file of the functions that are made here.
 COMPILED = "<fused by gpuscheduler>"
+#: ... and the line of such a file on which the first step is; each has one.
+FIRST_LINE = 2
 #: Constants of these types are the same where they are equal.
 _ATOMS = (int, float, complex, bool, str, bytes, type(None))
+
+
+class Step(NamedTuple):
+    """A task of an inner graph."""
+
+    key: Any
+    constants: tuple[
+        str, ...
+    ]  # the compiled function's names of its functions, and what else it has
+    arguments: tuple[int, ...] = ()  # those of the compiled function that it is given
+    #: Of one that Dask has fused before: what is done there, and what that is given, by its names.
+    steps: tuple[Step, ...] = ()
+    given: tuple[str, ...] = ()
+
+    def inside(
+        self, function: Any, arguments: Sequence[Any]
+    ) -> tuple[Any, tuple[Step, ...], list[Any]]:
+        """The function that is called there, its steps, and as many of its arguments as are known
+        before it runs, for those of the function that this step is of."""
+        own = function.__globals__
+        known = {**own, **{f"a{n}": a for n, a in enumerate(arguments)}}
+        return own[self.constants[-1]], self.steps, [known.get(name) for name in self.given]
 
 
 class Call:
     """A compiled function and the arguments that one chunk gives it. Called like a Dask task."""
 
-    __slots__ = ("args", "function", "key")
+    __slots__ = ("args", "function", "key", "steps")
 
-    def __init__(self, key: Any, function: Callable[..., Any], args: tuple[Any, ...]):
+    def __init__(
+        self,
+        key: Any,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        steps: tuple[Step, ...] = (),
+    ):
         self.key, self.function, self.args = key, function, args
+        self.steps = steps  # what the function does, one after the other
 
     def __call__(self, values: Values) -> Any:
         return self.function(*[_value(a, values) for a in self.args])
@@ -72,6 +103,10 @@ class Chain:
         return f"<Chain {' -> '.join(str(k) for k, _ in self.tasks)}>"
 
 
+#: A function, the places of its arguments among those that Dask gives it, and its steps.
+Compiled = tuple[Callable[..., Any], list[int], tuple[Step, ...]]
+
+
 class Compiler:
     """Turns fused tasks into `Call`s; remembers one function per inner graph object, and per inner
     graph that says the same: where Dask fuses tasks one by one, each has its own.
@@ -79,7 +114,7 @@ class Compiler:
 
     def __init__(self) -> None:
         # The inner dict is kept beside its function: an id means nothing once its owner is gone.
-        self._known: dict[int, tuple[Any, Any, Any, Callable[..., Any], list[int]]] = {}
+        self._known: dict[int, tuple[Any, Any, Any, Compiled]] = {}
         self._alike: dict[Any, Callable[..., Any]] = {}
         self._alive: list[Any] = []  # what is known by its id
 
@@ -89,17 +124,15 @@ class Compiler:
         inner, outkey, inkeys, *args = task.args
         known = self._known.get(id(inner))
         if known is not None and known[1] == outkey and known[2] == inkeys:
-            function, places = known[3:]
+            function, places, steps = known[3]
         else:
-            function, places = self._function(inner, outkey, list(inkeys))
-            self._known[id(inner)] = (inner, outkey, inkeys, function, places)
-        return Call(task.key, function, tuple([args[n] for n in places]))
+            function, places, steps = self._function(inner, outkey, list(inkeys))
+            self._known[id(inner)] = inner, outkey, inkeys, (function, places, steps)
+        return Call(task.key, function, tuple([args[n] for n in places]), steps)
 
-    def _function(
-        self, inner: Mapping[Any, Any], outkey: Any, inkeys: list[Any]
-    ) -> tuple[Callable[..., Any], list[int]]:
-        """The function of an inner graph, and the places of its arguments among `inkeys`: Dask has
-        these in any order, and here they come as they are read first."""
+    def _function(self, inner: Mapping[Any, Any], outkey: Any, inkeys: list[Any]) -> Compiled:
+        """The function of an inner graph, the places of its arguments among `inkeys` (Dask has
+        these in any order, and here they come as they are read first), and its steps."""
         nodes = convert_legacy_graph(inner)
         read = _in_order(nodes, outkey, set(inkeys))
         places = [inkeys.index(k) for k in read if k in inkeys]
@@ -109,7 +142,7 @@ class Compiler:
         words = text, tuple([literal(c, self._alive, False) for c in source.constants.values()])
         if words not in self._alike:
             self._alike[words] = source.compiled(text)
-        return self._alike[words], places
+        return self._alike[words], places, tuple(source.steps)
 
 
 def compile_subgraph(
@@ -170,6 +203,9 @@ class _Source:
         self.inner, self.inkeys, self.nested = inner, inkeys, nested
         self.constants: dict[str, Any] = {}
         self.names: dict[Any, str] = {k: f"a{n}" for n, k in enumerate(inkeys)}
+        self.steps: list[Step] = []
+        #: The steps of the fused task that was called last, and what it was given.
+        self.called: tuple[tuple[Step, ...], tuple[str, ...]] = (), ()
 
     def compiled(self, text: str) -> Callable[..., Any]:
         namespace: dict[str, Any] = dict(self.constants)
@@ -183,12 +219,19 @@ class _Source:
         last = {d: k for k in order for d in self.inner[k].dependencies}
         lines = []
         for n, key in enumerate(order):
+            before = len(self.constants)
             expression = self._expression(self.inner[key])
+            constants = tuple(self.constants)[before:]
+            read = [n for n, k in enumerate(self.inkeys) if k in self.inner[key].dependencies]
+            fused = getattr(self.inner[key], "func", None) is execute_subgraph
+            steps, given = self.called if fused else ((), ())
+            self.steps.append(Step(key, constants, tuple(read), steps, given))
             self.names[key] = f"t{n}"
-            lines.append(f"    t{n} = {expression}")
+            line = f"    t{n} = {expression}"
             dead = sorted(self.names[d] for d in self.inner[key].dependencies if last[d] is key)
             if dead := [name for name in dead if name[0] == "t"]:
-                lines.append(f"    del {', '.join(dead)}")
+                line += f"; del {', '.join(dead)}"
+            lines.append(line)
         body = "\n".join(lines)
         return f"def fused({parameters}):\n{body}\n    return {self.names[outkey]}\n"
 
@@ -216,9 +259,11 @@ class _Source:
             call = self.nested(task)
             assert isinstance(call, Call)
             function, args, kwargs = call.function, call.args, {}
+            words = [self._expression(a) for a in args]
+            self.called = call.steps, tuple(words)
         else:
             function, args, kwargs = task.func, task.args, task.kwargs
-        words = [self._expression(a) for a in args]
+            words = [self._expression(a) for a in args]
         odd = {k: v for k, v in kwargs.items() if not k.isidentifier() or iskeyword(k)}
         words += [f"{k}={self._expression(v)}" for k, v in kwargs.items() if k not in odd]
         if odd:

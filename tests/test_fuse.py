@@ -198,6 +198,79 @@ def test_what_cannot_be_followed_stays_and_says_why(scheduler, function, why):
     check(y)
 
 
+def printing(block):
+    print(end="")
+    return block * 3
+
+
+def asking(block):
+    return block * 3 if block.sum() > 0 else block * 4
+
+
+def given(block, function):
+    return function(block)
+
+
+def with_block_info(block, block_info=None):
+    print(end="")
+    return block * block_info[0]["num-chunks"][0]
+
+
+def twice_over(function):
+    def both(x):
+        x = x.map_blocks(function, dtype="f8", meta=x._meta)
+        return (x * 2 + 1).map_blocks(function, dtype="f8", meta=x._meta)
+
+    return both
+
+
+def by(function, *args):
+    return lambda x: x.map_blocks(function, *args, dtype="f8", meta=x._meta)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        by(printing), by(asking), by(given, printing), by(given, asking), by(with_block_info),
+        by(np.sort), lambda x: da.fft.fft(x.rechunk((4, -1))).real, twice_over(printing),
+        twice_over(asking),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("front", ["values", "followed", "one operation", "random"])
+def test_what_cannot_be_followed_keeps_nothing_else_from_it(scheduler, step, front):
+    """x -> [+1 -> *2] -> ? -> [exp -> +1 -> sum]: Dask makes one task of all of it for each block.
+    What is behind the strange step is a kernel, and so are two operations before it."""
+    x = array() / 70 + np.eye(8)
+    if front == "values":
+        x = da.from_array(x.compute(scheduler="sync"), chunks=4)
+    elif front == "one operation":
+        x = da.from_array(x.compute(scheduler="sync"), chunks=4) + 1
+    elif front == "random":
+        rng = da.random.default_rng(3)
+        x = da.where(rng.random((8, 8), chunks=4) < 2, x, 0.0) * 2  # drawn, and of no consequence
+    y = (da.exp(step(x) / 9) + 1).sum(axis=0)
+    plan = scheduler.plan(y)
+    kernels = [s.task for s in plan.steps if isinstance(s.task, Fused)]
+    behind = [t for t in kernels if "exp" in str(t.program.kernels)]
+    assert behind
+    assert all(t.program.kernels[0].reductions for t in behind)
+    if front == "followed":
+        assert any("exp" not in str(t.program.kernels[0].outputs) for t in kernels)
+    check(y, exact=False)
+    check(y, exact=False)  # known by now
+    with Scheduler("cpu:2", fuse_least=0, memory_limit="2 kiB") as s:
+        np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"))
+        assert s.last is not None
+
+
+@pytest.mark.parametrize("step", [by(printing), by(asking)])
+def test_one_operation_stays_with_what_cannot_be_followed(scheduler, step):
+    """x -> +1 -> ? -> sum: two tasks of one operation are no better than one of all."""
+    y = step(array() + 1).sum()
+    assert len(fused(y).tasks) == len(scheduler.plan(y).steps)
+    check(y)
+
+
 def test_side_effects_happen_once_for_each_block(scheduler):
     seen = []
 

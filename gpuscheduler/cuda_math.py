@@ -1101,6 +1101,11 @@ struct alignas(8) ComplexMoment {
     real.merge(b.real);
     imag.merge(b.imag);
   }
+  // NumPy divides by a complex number: what is not finite in one part shows in the other
+  __device__ __forceinline__ Complex<double> mean() const {
+    const double a = real.mean(), b = imag.mean();
+    return {a + b * 0, b - a * 0};
+  }
 };
 """,
     "ComplexMoment",
@@ -1478,8 +1483,7 @@ def results(op: str, short: str, gives: Sequence[str], x: str) -> list[str]:
     """The results of a reduction, by what has accumulated in `x`."""
     if op == "moment":
         if short[0] == "c":
-            mean = f"Complex<double>{{{x}.real.mean(), {x}.imag.mean()}}"
-            return [cast("c16", gives[0], f"({mean})") if gives[0] != "c16" else mean,
+            return [cast("c16", gives[0], f"{x}.mean()"),
                     cast("f8", gives[1], f"({x}.real.m2() + {x}.imag.m2())")]  # fmt: skip
         return [cast("f8", gives[0], f"{x}.mean()"), cast("f8", gives[1], f"{x}.m2()")]
     if op in ("argmin", "argmax"):

@@ -668,7 +668,7 @@ FUSION = {
         "            self.reason = self._fuser.why_impure(function)\n",
         "            pass\n",
     ),
-    "least is not heeded": (FUSE, "constants) < self.least:", "constants) < 0:"),
+    "least is not heeded": (FUSE, "constants) >= self.least\n", "constants) >= 0\n"),
     "borrowed arrays keep their numbers": (FUSE, "    if not borrowed:\n", "    if True:\n"),
     "original of a fused pair is the reader alone": (
         FUSE,

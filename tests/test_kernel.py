@@ -534,6 +534,22 @@ def test_a_sum_of_what_has_a_moment_too(host, axes, types):
 
 
 @host_only
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("odd", [complex(np.nan, 1), complex(1, np.nan), complex(np.inf, 1),
+                                 complex(2, -np.inf), complex(-0.0, -0.0)])  # fmt: skip
+def test_what_is_not_finite_in_one_part_of_a_complex_mean(host, dtype, odd):
+    """NumPy divides a complex sum by a complex number."""
+    x = aligned(np.full((3, 40), odd, dtype))
+    x[1:, 7:] = 3 - 2j
+    kernel = k.reduced(source(0, x.shape, dtype), x.shape, (1,), "moment")
+    mean, _ = host.run([kernel], [[x]])[0]
+    with np.errstate(all="ignore"):
+        want = x.mean(axis=1)
+    np.testing.assert_allclose(mean.real, want.real, rtol=1e-6)
+    np.testing.assert_allclose(mean.imag, want.imag, rtol=1e-6)
+
+
+@host_only
 def test_a_sum_of_nothing_beside_its_moment_is_zero(host):
     x = np.zeros((0, 5), "f4")
     kernel = k.reduced(source(0, x.shape, "f4"), x.shape, (0,), "sum", "moment")

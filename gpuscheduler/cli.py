@@ -50,6 +50,7 @@ from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
 from .run import Hardware
 from .scheduler import Options, Scheduler, current, plan_dask, written
+from .taken import Taken
 
 Size = int | tuple[int, ...]
 
@@ -707,6 +708,7 @@ def plan_of(
         return from_dask(dsk, keys, home=home, send=kind == "cuda", apart=apart)
 
     graph, plan = plan_dask(read, machine, home, kind, options or Options())
+    Taken(kind).foresee(plan)
     return plan if hardware is None else written(plan, Gathering(plan, graph.alias), hardware)
 
 

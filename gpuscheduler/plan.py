@@ -140,6 +140,8 @@ class Plan:
     #: By kind of step, bytes at most that it has taken while it ran, beside what it reads and
     #: makes; shared with all plans that are like this one.
     extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+    #: The same, as it was seen of other plans' steps that do the same: until they run in this one.
+    foreseen: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
     #: Kinds of step whose values are parts of larger arrays, and were copied for that; shared, too.
     parts: set[int] = field(default_factory=set, repr=False, compare=False)
     once: bool = False  # whether nobody will run it again
@@ -307,7 +309,12 @@ class Plan:
     @property
     def taken(self) -> int:
         """The same, of what has been seen: no guess."""
-        return self.at_once * max(self.extra.values(), default=0)
+        return self.at_once * max(self.takes.values(), default=0)
+
+    @property
+    def takes(self) -> dict[int, int]:
+        """By kind of step, bytes that it takes while it runs, as far as that is known."""
+        return {**self.foreseen, **self.extra}
 
     @property
     def at_once(self) -> int:
@@ -316,9 +323,10 @@ class Plan:
 
     def learn(
         self, nbytes: list[int], extra: Mapping[int, int] | None = None, but: Container[int] = ()
-    ) -> None:
+    ) -> bool:
         """Put true sizes in place of estimates, for the next run of this plan or of one like it,
-        `but` for steps that put all they made elsewhere, and what kinds of steps took beside."""
+        `but` for steps that put all they made elsewhere, and what kinds of steps took beside.
+        Says whether that is more than before."""
         more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
         for kind, n in more.items():  # other runs may learn at the same time
             self.extra[kind] = max(n, self.extra.get(kind, 0))
@@ -334,6 +342,7 @@ class Plan:
             if changed:
                 plan.tape, plan.most, plan._beside, plan._own = None, None, None, None
                 plan.__dict__.pop("short", None)
+        return bool(more)
 
     @property
     def unknown(self) -> int:

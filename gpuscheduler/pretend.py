@@ -348,9 +348,9 @@ def _largest(plan: Plan) -> dict[int, int]:
     run. That may go beyond the limit: no step is refused for it.
     """
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    steps, shared = plan.steps, plan.machine.shared
+    steps, shared, takes = plan.steps, plan.machine.shared, plan.takes
     for step in steps:
-        extra = 0 if step.fixed else plan.extra.get(step.kind, 0)
+        extra = 0 if step.fixed else takes.get(step.kind, 0)
         if extra:
             memory = plan.machine.memory_of(step.place)
             reads = [j for j in step.inputs if not (shared and plan.is_callers(j))]

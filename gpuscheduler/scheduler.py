@@ -47,6 +47,7 @@ from .pretend import predict
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
+from .taken import Taken
 from .tape import Tape, rehearsed
 from .timeline import LATEST, Recorder, Row, write
 from .turns import SMALL, Turn, Turns
@@ -204,6 +205,7 @@ class Scheduler:
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
         self._plans = Plans()
+        self._taken = Taken(self.hardware.kind)
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
         machine = self.hardware.machine
@@ -395,6 +397,7 @@ class Scheduler:
                     for constants in graph.constants.values():
                         cache.update(constants)
                 graph, plan = plan_graph(graph, lease.machine, home, kind, self.options, False)
+            self._taken.foresee(plan)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
             return graph, plan
@@ -545,8 +548,8 @@ class Scheduler:
         return written(plan, gathering, self.hardware), gathering
 
     def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
-        if not known.once:
-            known.learn(state.nbytes, state.extra, state.plan.into)
+        if not known.once and known.learn(state.nbytes, state.extra, state.plan.into):
+            self._taken.learn(known)
         return values
 
     def _fits(self, known: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> bool:

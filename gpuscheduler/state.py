@@ -189,7 +189,7 @@ class State:
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
         self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
-        self.extra = dict(plan.extra)  # kind -> bytes at most that it takes while it runs
+        self.extra = plan.takes  # kind -> bytes at most that it takes while it runs
         #: Whether steps get room for that, or for what it may be.
         self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short
         self.work: dict[int, dict[int, int]] = {}  # ... by step under way, by device

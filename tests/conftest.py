@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpuscheduler.scheduler
+from gpuscheduler import taken
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -42,3 +43,11 @@ def planned(monkeypatch):
 
     monkeypatch.setattr(gpuscheduler.scheduler, "from_dask", counting)
     return calls
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_seen_before(monkeypatch):
+    """What tasks take is not known from other tests, or from whoever has worked here."""
+    files = {}
+    monkeypatch.setattr(taken, "kept", lambda kind: files.get(kind, {}))
+    monkeypatch.setattr(taken, "keep", files.__setitem__)

@@ -46,6 +46,7 @@ ORDER = [
     "siblings",
     "place",
     "plan",
+    "taken",
     "cut",
     "batches",
     "templates",

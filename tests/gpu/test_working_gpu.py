@@ -154,6 +154,24 @@ def test_what_tasks_take_is_predicted_when_it_has_been_seen(numbers):
         assert s.plan(again).taken == plan.taken  # it is like the first
 
 
+def test_what_was_seen_is_foreseen_for_other_computations_and_later_schedulers(numbers):
+    """Behind a transpose it is another collection, whose first run has room for what it takes."""
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        lazy = build("temporaries", cupy_array(numbers, CHUNK))
+        lazy.compute()
+        took = s.plan(lazy).taken
+        assert took
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=24 * 8 * CHUNK**2) as s:
+        lazy = build("temporaries", cupy_array(numbers + 1, CHUNK).T)
+        plan = s.plan(lazy)
+        assert plan.taken == took
+        with most_used() as most:
+            value = lazy.compute()
+        assert most[0] <= on_gpus(s.hardware, plan.predicted.peak)[0] + PIECE * len(plan.steps)
+        plain = build("temporaries", cupy_array(numbers + 1, CHUNK).T)
+        np.testing.assert_allclose(value.get(), plain.compute(scheduler="sync").get())
+
+
 def test_it_is_looked_at_once(numbers, monkeypatch):
     looks = []
     enter = cuda._Allocated.__enter__

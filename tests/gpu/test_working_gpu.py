@@ -12,7 +12,7 @@ import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from gpuscheduler import cuda  # noqa: E402
+from gpuscheduler import cuda, taken  # noqa: E402
 from gpuscheduler.machine import HOST  # noqa: E402
 from gpuscheduler.state import State  # noqa: E402
 
@@ -154,22 +154,25 @@ def test_what_tasks_take_is_predicted_when_it_has_been_seen(numbers):
         assert s.plan(again).taken == plan.taken  # it is like the first
 
 
-def test_what_was_seen_is_foreseen_for_other_computations_and_later_schedulers(numbers):
-    """Behind a transpose it is another collection, whose first run has room for what it takes."""
+def test_what_was_seen_is_foreseen_for_other_computations_and_later_schedulers(
+    numbers, monkeypatch
+):
+    """Half as many blocks are another plan, whose first run has room for what each takes."""
+    monkeypatch.setattr(taken, "LEAST", 0)
     with gpuscheduler.Scheduler("cuda:0") as s:
         lazy = build("temporaries", cupy_array(numbers, CHUNK))
         lazy.compute()
         took = s.plan(lazy).taken
         assert took
-    with gpuscheduler.Scheduler("cuda:0", memory_limit=24 * 8 * CHUNK**2) as s:
-        lazy = build("temporaries", cupy_array(numbers + 1, CHUNK).T)
-        plan = s.plan(lazy)
+        half = build("temporaries", cupy_array(numbers[: SIDE // 2], CHUNK))
+        assert s.plan(half).taken == took
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=16 * 8 * CHUNK**2) as s:
+        plan = s.plan(half)
         assert plan.taken == took
         with most_used() as most:
-            value = lazy.compute()
+            value = half.compute()
         assert most[0] <= on_gpus(s.hardware, plan.predicted.peak)[0] + PIECE * len(plan.steps)
-        plain = build("temporaries", cupy_array(numbers + 1, CHUNK).T)
-        np.testing.assert_allclose(value.get(), plain.compute(scheduler="sync").get())
+        np.testing.assert_allclose(value.get(), half.compute(scheduler="sync").get())
 
 
 def test_it_is_looked_at_once(numbers, monkeypatch):

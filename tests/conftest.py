@@ -46,8 +46,10 @@ def planned(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_was_seen_before(monkeypatch):
+def _nothing_was_seen_before():
     """What tasks take is not known from other tests, or from whoever has worked here."""
     files = {}
-    monkeypatch.setattr(taken, "kept", lambda kind: files.get(kind, {}))
-    monkeypatch.setattr(taken, "keep", files.__setitem__)
+    with pytest.MonkeyPatch.context() as patch:  # a test's own is undone before its fixtures are
+        patch.setattr(taken, "kept", lambda kind: files.get(kind, {}))
+        patch.setattr(taken, "keep", files.__setitem__)
+        yield

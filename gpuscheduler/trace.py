@@ -242,6 +242,7 @@ class _Following:
     def __init__(self, products: bool = False, beside: Beside | None = None) -> None:
         self.products, self.operations = products, 0
         self.short = True  # whether short rows may be reduced one by one
+        self.python = False  # whether Python's own functions have made numbers of arrays
         self.beside = beside
         self.known: dict[Any, Expr] = {}
         self.made: list[_Stage | _Result] = []
@@ -1110,6 +1111,7 @@ def _elementwise(
     weak = [type(a) if type(a) in (int, float, complex) else None for a in inputs]
     arrays = [None if w else _array(a) for w, a in zip(weak, inputs, strict=True)]
     kinds = [w or a.dtype for w, a in zip(weak, arrays, strict=True)]  # type: ignore[union-attr]
+    _agreeing([a.dtype for a in arrays if a is not None])
     signature = (*[None] * len(kinds), None if dtype is None else np.dtype(dtype))
     dtypes = ufunc.resolve_dtypes((*kinds, None), signature=signature, casting=casting)
     for d in dtypes:
@@ -1134,6 +1136,13 @@ def _elementwise(
             folded = ufunc(*[e.value for e in exprs], dtype=dtypes[-1] if dtype else None)
         return Traced(_constant(folded, dtypes[-1]), shape, not shape)
     return Traced(_operation(name, exprs, dtypes[-1]), shape, not shape)
+
+
+def _agreeing(dtypes: Iterable[DType]) -> None:
+    """Python's numbers change no type, and NumPy's do: what is computed from some of Python's is
+    followed as long as that makes no difference."""
+    if _current.get().python and len(set(dtypes)) > 1:
+        raise _refuse("it mixes what Python's math gives with values of another type")
 
 
 _COMPARE = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
@@ -1776,7 +1785,7 @@ def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
             ends.append((side, part))
         parts = [p for s, p in ends if s == 0] + [x] + [p for s, p in ends if s == 1]
         x = _concatenate(parts, axis) if len(parts) > 1 else x
-    return x
+    return x if np.any(widths) else Traced(x._expr, x.shape)  # a copy, whatever it pads
 
 
 def _border(x: Traced, axis: int, n: int, mode: str, behind: bool) -> Traced:
@@ -2248,7 +2257,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
 
         middle = (at(2, None) - at(None, -2)) / (2.0 * h)
         first, last = (at(1, 2) - at(0, 1)) / h, (at(-1, None) - at(-2, -1)) / h
-        out.append(_concatenate([first, middle, last], k))
+        out.append(_concatenate([first, middle, last], k).astype(x.dtype))  # whatever h is
     return out[0] if len(axes) == 1 else tuple(out)
 
 
@@ -2492,6 +2501,7 @@ def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
 
 @_implements("result_type")
 def _result_type(*args: Any) -> DType:
+    _agreeing([a.dtype for a in args if isinstance(a, Traced)])
     return np.result_type(*[a.dtype if isinstance(a, Traced) else a for a in args])
 
 
@@ -2877,7 +2887,11 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(python)
     def either(*args: Any, **kwargs: Any) -> Any:
         every = [v for a in args for v in (a if isinstance(a, (tuple, list)) else (a,))]
-        known = any(isinstance(v, Traced) for v in every)
+        known = [v for v in every if isinstance(v, Traced)]
+        if known and _current.get().beside is not None:  # no mesh, whose points are numbers
+            if any(v.shape for v in known):
+                raise _refuse(f"it calls {python.__name__} with an array")
+            _current.get().python = _current.get().python or python not in (min, max)
         return own(*args, **kwargs) if known else python(*args, **kwargs)
 
     return either

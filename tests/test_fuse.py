@@ -7,6 +7,7 @@ computed, too, on CPU devices, and compared with Dask's own answer.
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 import weakref
 
@@ -261,6 +262,42 @@ def test_what_cannot_be_followed_keeps_nothing_else_from_it(scheduler, step, fro
     with Scheduler("cpu:2", fuse_least=0, memory_limit="2 kiB") as s:
         np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"))
         assert s.last is not None
+
+
+def padded(block):
+    copy = block * 1
+    other = np.pad(copy, 0)
+    other += 1
+    return copy
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i2", "u1", "c8"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda b: b * math.sqrt((b == b).sum()), lambda b: b * math.floor((b == b).sum() / 3),
+        lambda b: b / math.hypot((b == b).sum(), 1) + b, lambda b: b + math.exp(abs(b).max() / 50),
+        lambda b: min(b, 3), lambda b: max(b.real.sum(), b.real.max()) * b, lambda b: math.sqrt(b),
+        lambda b: np.gradient(b, np.float64(0.5), axis=0), padded,
+    ],
+)  # fmt: skip
+def test_numbers_of_python_and_of_numpy_in_users_functions(scheduler, function, dtype):
+    """Python's change no type; of arrays there are none."""
+    values = (np.arange(64).reshape(8, 8) % 7).astype(dtype)
+    y = da.from_array(values, chunks=4).map_blocks(function, dtype=dtype, meta=values[:0, :0])
+    results = []
+    for run in ("sync", scheduler.get):
+        try:
+            results.append(y.compute(scheduler=run))
+        except (TypeError, ValueError) as error:
+            results.append((type(error), str(error)))
+    want, got = results
+    if isinstance(want, tuple):
+        assert got == want
+    else:
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        rtol = 1e-6 if want.dtype.char in "fF" else 2e-3 if want.dtype.char == "e" else 1e-12
+        np.testing.assert_allclose(got, want, rtol=rtol)
 
 
 @pytest.mark.parametrize("step", [by(printing), by(asking)])

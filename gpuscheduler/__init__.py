@@ -15,6 +15,7 @@ import re
 import dask.base
 import dask.config
 
+from . import pickled
 from .attach import attach
 from .graph import PlanError
 from .mesh import axis, geomaxis, mesh
@@ -30,6 +31,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 dask.base.named_schedulers["gpu"] = get
+pickled.register()
 
 # Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.
 _shorten = dask.config.get("admin.traceback.shorten", [])

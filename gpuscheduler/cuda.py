@@ -40,10 +40,9 @@ import cupy
 import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
 from dask.array.core import finalize
-from dask.base import normalize_token
 from dask.core import flatten
 
-from . import backend
+from . import backend, pickled
 from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
@@ -65,6 +64,7 @@ from .state import Event as StateEvent
 from .tape import Order, Tape, by_turns, interleaved
 from .workers import Borrowed, Team, Teams, Worker, awaited
 
+pickled.teach()
 Refused = cupy.cuda.memory.OutOfMemoryError
 #: What the runtime, the driver (Numba's errors, too) and CUDA's libraries say without memory.
 NO_MEMORY = re.compile(
@@ -2377,37 +2377,3 @@ def _asked_for(error: BaseException, least: int) -> int:
     words = str(error).replace(",", "").split()
     numbers = [int(w) for w in words if w.isdigit()]
     return max([least, *numbers[:1]])
-
-
-# ---- user kernels in graphs
-
-
-def _parameters(kernel: Any) -> list[tuple[Any, ...]]:
-    return [
-        (p.raw, p.is_const, p.ctype, str(p.dtype), p.name)
-        for p in (*kernel.in_params, *kernel.out_params)
-    ]
-
-
-# Dask names tasks by what their functions pickle to, and unpickles once to be sure. CuPy's kernels
-# pickle with the handles of their loaded modules, and the copy unloads them when it goes: the
-# kernel is then broken for good. So kernels get names from their source.
-@normalize_token.register(cupy.ElementwiseKernel)
-def _elementwise_token(k: Any) -> Any:
-    return ("ElementwiseKernel", k.name, k.operation, k.preamble, _parameters(k), str(k.kwargs))
-
-
-@normalize_token.register(cupy.ReductionKernel)
-def _reduction_token(k: Any) -> Any:
-    maps = (k.map_expr, k.reduce_expr, k.post_map_expr, str(k.identity), str(k.reduce_type))
-    return ("ReductionKernel", k.name, *maps, k.preamble, _parameters(k), str(k.options))
-
-
-@normalize_token.register(cupy.RawKernel)
-def _raw_token(k: Any) -> Any:
-    return ("RawKernel", k.name, k.code, k.options, k.backend, k.file_path)
-
-
-@normalize_token.register(cupy.fuse(lambda x: x).__class__)
-def _fusion_token(k: Any) -> Any:
-    return ("cupy.fuse", normalize_token(k.func), k.name)

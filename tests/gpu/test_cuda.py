@@ -685,6 +685,21 @@ def test_user_kernels_as_tasks(scheduler, x):
     np.testing.assert_allclose(host(sums.sum(axis=1).compute()), x.sum(axis=1))
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("function", [cupy.negative, cupy.ElementwiseKernel("T x", "T y", "y = -x")])
+def test_kernels_that_have_run_are_named_and_sent(function, scheduler, x):
+    """Dask copies a function to name what it gives; the copy takes nothing along when it goes."""
+    on_gpu = cupy.asarray(x)
+    for _ in range(3):
+        np.testing.assert_array_equal(function(on_gpu).get(), -x)
+        a = cupy_array(x, 50).map_blocks(function)
+        np.testing.assert_array_equal(host((a * 1).compute()), -x)
+        copied = pickle.loads(pickle.dumps(function))
+        np.testing.assert_array_equal(copied(on_gpu).get(), -x)
+        del copied
+        gc.collect()
+
+
 def test_an_exception_names_key_and_device(scheduler):
     def broken(block):
         raise ZeroDivisionError("mine")

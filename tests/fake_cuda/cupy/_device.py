@@ -11,6 +11,7 @@ import bisect
 import ctypes
 import itertools
 import os
+import sys
 import random
 import threading
 import traceback
@@ -464,6 +465,8 @@ class PinnedMemory:
         self.ptr, self.size = self.memory.ptr, size
 
     def __del__(self):
+        if sys is None or sys.is_finalizing():  # with streams that are gone
+            return
         with lock:
             _let_go(self.memory)
             unregister(self.memory)

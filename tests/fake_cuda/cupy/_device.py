@@ -11,8 +11,8 @@ import bisect
 import ctypes
 import itertools
 import os
-import sys
 import random
+import sys
 import threading
 import traceback
 import weakref

@@ -986,13 +986,13 @@ class Fuser:
             self.graph.containers[id(container)] = container, words, alive
 
 
-def set_apart(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
+def better_apart(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
     """Words for layers that Dask has fused: those with different words had better be tasks of their
     own, for two or more that can be followed are a kernel. One by itself stays with the strange.
 
-    >>> set_apart(["read", "fft", "abs", "square", "sum"], {"fft"})
+    >>> better_apart(["read", "fft", "abs", "square", "sum"], {"fft"})
     {'read': 'read', 'fft': 'read'}
-    >>> set_apart(["read", "fft", "sum"], {"fft"})
+    >>> better_apart(["read", "fft", "sum"], {"fft"})
     {}
     """
     runs = [list(run) for _, run in itertools.groupby(names, key=strange.__contains__)]

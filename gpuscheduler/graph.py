@@ -371,8 +371,8 @@ def wanted_keys(keys: Any) -> tuple[Key, ...]:
 
 
 def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> Lowered:
-    """Optimise and materialise, keeping annotations and chunk sizes. Layers that have
-    different words in `apart`, or only one of which has any, are not fused."""
+    """Optimise and materialise, keeping annotations and chunk sizes. Layers that have different
+    words in `apart`, or only one of which has any, are not fused."""
     if isinstance(dsk, HighLevelGraph):
         out = _from_layers(dsk)
     elif isinstance(dsk, Mapping):
@@ -617,9 +617,7 @@ class _Builder:
         front: int | None = None,
     ):
         self.front, self.send, self.gpus = front, False, False
-        self.apart: Mapping[str, str] = (
-            NOTHING  # words of layers: if they differ, these do not fuse
-        )
+        self.apart = NOTHING  # words of layers: those that have different ones do not fuse
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
         self.wanted = wanted_keys(keys)

@@ -35,7 +35,7 @@ from . import siblings
 from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
-from .fuse import Fuser, set_apart
+from .fuse import Fuser, better_apart
 from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
@@ -880,7 +880,7 @@ def plan_dask(
             fused.setdefault(layer, names)  # as Dask has it
             strange |= those
         for names in fused.values():
-            apart |= set_apart(names, strange)
+            apart |= better_apart(names, strange)
         if apart == before:
             break
     return _placed(graph, machine, home, kind, options, merge=True)

@@ -21,7 +21,7 @@ UFUNCS = {"cupy": "cupy_", "cupyx.scipy.special": "cupyx_scipy_special_"}
 
 def register() -> None:
     """See to it as soon as there is CuPy: now, or when Dask first looks at something of its."""
-    if "cupy" in sys.modules:
+    if sys.modules.get("cupy") is not None:
         teach()
     else:
         normalize_token.register_lazy("cupy")(teach)

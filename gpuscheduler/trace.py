@@ -242,7 +242,6 @@ class _Following:
     def __init__(self, products: bool = False, beside: Beside | None = None) -> None:
         self.products, self.operations = products, 0
         self.short = True  # whether short rows may be reduced one by one
-        self.python = False  # whether Python's own functions have made numbers of arrays
         self.beside = beside
         self.known: dict[Any, Expr] = {}
         self.made: list[_Stage | _Result] = []
@@ -1111,7 +1110,6 @@ def _elementwise(
     weak = [type(a) if type(a) in (int, float, complex) else None for a in inputs]
     arrays = [None if w else _array(a) for w, a in zip(weak, inputs, strict=True)]
     kinds = [w or a.dtype for w, a in zip(weak, arrays, strict=True)]  # type: ignore[union-attr]
-    _agreeing([a.dtype for a in arrays if a is not None])
     signature = (*[None] * len(kinds), None if dtype is None else np.dtype(dtype))
     dtypes = ufunc.resolve_dtypes((*kinds, None), signature=signature, casting=casting)
     for d in dtypes:
@@ -1136,13 +1134,6 @@ def _elementwise(
             folded = ufunc(*[e.value for e in exprs], dtype=dtypes[-1] if dtype else None)
         return Traced(_constant(folded, dtypes[-1]), shape, not shape)
     return Traced(_operation(name, exprs, dtypes[-1]), shape, not shape)
-
-
-def _agreeing(dtypes: Iterable[DType]) -> None:
-    """Python's numbers change no type, and NumPy's do: what is computed from some of Python's is
-    followed as long as that makes no difference."""
-    if _current.get().python and len(set(dtypes)) > 1:
-        raise _refuse("it mixes what Python's math gives with values of another type")
 
 
 _COMPARE = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
@@ -1255,6 +1246,7 @@ def _clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: An
 
 
 def _round(x: Traced, decimals: int = 0) -> Any:
+    decimals = operator.index(decimals)  # one of NumPy's would change the type
     if x.dtype.kind == "c":
         return _complex(_round(x.real, decimals), _round(x.imag, decimals), x.dtype)
     if x.dtype.kind == "b":
@@ -1758,7 +1750,7 @@ def _split(x: Traced, parts: Any, axis: int = 0) -> list[Traced]:
 
 
 def _even_split(x: Traced, parts: Any, axis: int = 0) -> list[Traced]:
-    if isinstance(parts, int) and x.shape[axis] % parts:
+    if isinstance(parts, int | np.integer) and x.shape[axis] % parts:
         raise ValueError("array split does not result in an equal division")
     return _split(x, parts, axis)
 
@@ -1769,6 +1761,8 @@ def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     if kwargs or mode not in ("constant", "edge", "wrap", "reflect", "symmetric"):
         raise _refuse(f"it pads with mode {mode!r}")
     widths = np.broadcast_to(np.asarray(width), (x.ndim, 2)).tolist()
+    if any(n < 0 for pair in widths for n in pair):
+        raise _refuse("it pads an axis by less than nothing")
     fills = np.broadcast_to(np.asarray(values), (x.ndim, 2))
     for axis, (before, after) in enumerate(widths):
         ends = []
@@ -2142,7 +2136,7 @@ def _flip(m: Any, axis: Any = None) -> Traced:
 @_implements("take")
 def _take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Traced:
     _no_out(out)
-    if not isinstance(indices, int | np.integer):
+    if not isinstance(indices, int | np.integer) or mode != "raise":
         raise _refuse("it indexes with an array")
     x = _array(a)
     x, axis = (x.ravel(), 0) if axis is None else (x, normalize_axis_index(axis, x.ndim))
@@ -2219,6 +2213,8 @@ def _triu(m: Any, k: int = 0) -> Traced:
 def _diff(
     a: Any, n: int = 1, axis: int = -1, prepend: Any = _nothing, append: Any = _nothing
 ) -> Traced:
+    if n < 0:
+        raise _refuse("it takes differences of an order below zero")
     x = _array(a)
     axis = normalize_axis_index(axis, x.ndim)
     before = (slice(None),) * axis
@@ -2501,7 +2497,6 @@ def _can_cast(from_: Any, to: Any, casting: Any = "safe") -> bool:
 
 @_implements("result_type")
 def _result_type(*args: Any) -> DType:
-    _agreeing([a.dtype for a in args if isinstance(a, Traced)])
     return np.result_type(*[a.dtype if isinstance(a, Traced) else a for a in args])
 
 
@@ -2889,9 +2884,10 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         every = [v for a in args for v in (a if isinstance(a, (tuple, list)) else (a,))]
         known = [v for v in every if isinstance(v, Traced)]
         if known and _current.get().beside is not None:  # no mesh, whose points are numbers
+            if python not in (min, max):  # which may be an error, and changes no type
+                raise _refuse(f"it makes a number of Python's by math.{python.__name__}")
             if any(v.shape for v in known):
                 raise _refuse(f"it calls {python.__name__} with an array")
-            _current.get().python = _current.get().python or python not in (min, max)
         return own(*args, **kwargs) if known else python(*args, **kwargs)
 
     return either

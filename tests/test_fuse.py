@@ -278,7 +278,13 @@ def padded(block):
         lambda b: b * math.sqrt((b == b).sum()), lambda b: b * math.floor((b == b).sum() / 3),
         lambda b: b / math.hypot((b == b).sum(), 1) + b, lambda b: b + math.exp(abs(b).max() / 50),
         lambda b: min(b, 3), lambda b: max(b.real.sum(), b.real.max()) * b, lambda b: math.sqrt(b),
-        lambda b: np.gradient(b, np.float64(0.5), axis=0), padded,
+        lambda b: b + math.floor(b.real.max() + 3) ** 30 % 7,
+        lambda b: b * math.log((b == 99).sum()), lambda b: b * math.exp(b.real.max() * 1e4),
+        lambda b: np.where(b == 3, b, math.sqrt((b == b).sum())),
+        lambda b: np.gradient(b, np.float64(0.5), axis=0), padded, lambda b: np.pad(b * 2, -1),
+        lambda b: np.round(b / 3, np.int64(1)) * 2, lambda b: np.diff(b, n=-1) * 3 + 1,
+        lambda b: np.take(b, -1, axis=0, mode="clip")[None] * 3 + b,
+        lambda b: np.split(b, np.int64(3))[0] * 3 + 1,
     ],
 )  # fmt: skip
 def test_numbers_of_python_and_of_numpy_in_users_functions(scheduler, function, dtype):
@@ -289,7 +295,7 @@ def test_numbers_of_python_and_of_numpy_in_users_functions(scheduler, function, 
     for run in ("sync", scheduler.get):
         try:
             results.append(y.compute(scheduler=run))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             results.append((type(error), str(error)))
     want, got = results
     if isinstance(want, tuple):

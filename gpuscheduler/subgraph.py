@@ -40,9 +40,8 @@ class Step(NamedTuple):
     """A task of an inner graph."""
 
     key: Any
-    constants: tuple[
-        str, ...
-    ]  # the compiled function's names of its functions, and what else it has
+    #: Its functions, and what else it has: the names that the compiled function has for them.
+    constants: tuple[str, ...]
     arguments: tuple[int, ...] = ()  # those of the compiled function that it is given
     #: Of one that Dask has fused before: what is done there, and what that is given, by its names.
     steps: tuple[Step, ...] = ()

@@ -56,6 +56,12 @@ REDUCTIONS = {
 SCANS = {name: name.removeprefix("cum") for name in REDUCTIONS if name.startswith("cum")}
 
 
+#: Levels of a tree that pickle may go down one inside the other.
+DEEP = 50
+#: Characters of an expression's text, of which more is left out.
+LONG = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """A way to number the points of an iteration space: `offset + sum(strides[k] * i[k])`."""
@@ -86,18 +92,24 @@ class Expr:
     (True, add(input0, 1.0))
     """
 
-    __slots__ = ("_hash", "args", "data", "dtype", "op")
+    __slots__ = ("_depth", "_hash", "args", "data", "dtype", "op")
 
     def __init__(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None):
         self.op, self.args, self.data = op, args, data
         self.dtype: DType = np.dtype(dtype)
         self._hash: int = hash((op, self.dtype, data, tuple([a._hash for a in args])))
+        self._depth: int = 1 + max([a._depth for a in args], default=0)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> Any:  # strings have other hashes in other processes
-        return Expr, (self.op, self.args, self.dtype, self.data)
+        if self._depth <= DEEP:
+            return Expr, (self.op, self.args, self.dtype, self.data)
+        every = nodes((self,))
+        number = {id(n): k for k, n in enumerate(every)}
+        words = [(n.op, [number[id(a)] for a in n.args], n.dtype, n.data) for n in every]
+        return _restored, (words,)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -123,16 +135,29 @@ class Expr:
         return np.frombuffer(self.data, self.dtype)[0]
 
     def __repr__(self) -> str:
+        words: dict[int, str] = {}
+        for node in nodes((self,)):
+            text = node._text([words[id(a)] for a in node.args])
+            words[id(node)] = text if len(text) <= LONG else f"{node.op}(…)"
+        return words[id(self)]
+
+    def _text(self, args: list[str]) -> str:
         if self.op == "constant":
             return str(self.value)
         if self.op == "input":
             return f"input{self.data[0]}"
         if self.op == "index":
             return "index"
-        words = [repr(a) for a in self.args]
         if self.op == "cast":
-            words.append(self.dtype.name)
-        return f"{self.op}({', '.join(words)})"
+            args.append(self.dtype.name)
+        return f"{self.op}({', '.join(args)})"
+
+
+def _restored(words: list[tuple[str, list[int], DType, Any]]) -> Expr:
+    every: list[Expr] = []
+    for op, args, dtype, data in words:
+        every.append(Expr(op, tuple([every[n] for n in args]), dtype, data))
+    return every[-1]
 
 
 def constant(value: Any, dtype: Any) -> Expr:

@@ -20,8 +20,12 @@ LEAST_COST = 10
 LEAST_POINTS = 2**18
 #: ... by how many times fewer its own must be ...
 FEWER = 16
-#: ... and what it may take: nobody has planned for this memory.
+#: ... and what all may take that are in front of a kernel: nobody has planned for this memory.
 MOST_BYTES = 2**24
+#: How many arrays that may be: each is an argument, of which a kernel may have some 500.
+MOST_ARRAYS = 256
+#: Of one kernel so many: several are compiled at a time.
+MOST_OUTPUTS = 64
 
 
 def hoisted(program: Program) -> Program:
@@ -60,7 +64,7 @@ def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
         return [], kernel
     along = _along(roots, long)
     groups: dict[frozenset[int], list[Expr]] = {}
-    for node in _outermost(roots, along, shape):
+    for node in _affordable(list(_outermost(roots, along, shape)), along, shape):
         groups.setdefault(along[id(node)], []).append(node)
     before: list[Kernel] = []
     new: dict[int, Expr] = {}
@@ -74,7 +78,9 @@ def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
             leaf = Expr("input", (), node.dtype, (count + n, View(0, strides)))
             new.update({id(other): leaf for other in groups[axes] if other == node})
         count += len(found)
-        before.append(Kernel(small, tuple(_over(list(found), order))))
+        outputs = _over(list(found), order)
+        parts = range(0, len(outputs), MOST_OUTPUTS)
+        before += [Kernel(small, tuple(outputs[n : n + MOST_OUTPUTS])) for n in parts]
     if not before:
         return [], kernel
     changed = substituted(roots, new)
@@ -124,16 +130,32 @@ def _outermost(
         stack += [(a, always and not (node.op == "where" and n)) for n, a in enumerate(node.args)]
 
 
+def _affordable(
+    found: list[Expr], along: dict[int, frozenset[int]], shape: tuple[int, ...]
+) -> list[Expr]:
+    """Of these those that there is room for, the most work first."""
+    arrays, room = MOST_ARRAYS, MOST_BYTES
+    chosen: set[Expr] = set()
+    distinct = {node: along[id(node)] for node in found}
+    for node in sorted(distinct, key=_cost, reverse=True):
+        nbytes = math.prod(shape[k] for k in distinct[node]) * node.dtype.itemsize
+        if arrays and nbytes <= room:
+            arrays, room = arrays - 1, room - nbytes
+            chosen.add(node)
+    return [node for node in found if node in chosen]
+
+
 def _cost(root: Expr) -> int:
     """About how many additions it takes as long as."""
-    total = 0
-    for node in nodes((root,)):
-        if node.op in CHEAP or not node.args:
-            total += bool(node.args)
-        else:
-            wide = node.dtype.kind in "fc" and node.dtype != np.float32
-            total += COSTS.get(node.op, (20, 40))[wide]
-    return total
+    return sum(map(cost_of, nodes((root,))))
+
+
+def cost_of(node: Expr) -> int:
+    """The same of an operation alone."""
+    if node.op in CHEAP or not node.args:
+        return bool(node.args)
+    wide = node.dtype.kind in "fc" and node.dtype != np.float32
+    return COSTS.get(node.op, (20, 40))[wide]
 
 
 def _over(roots: list[Expr], axes: list[int]) -> list[Expr]:

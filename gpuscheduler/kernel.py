@@ -61,6 +61,8 @@ MANY_COLUMNS = 2**15
 #: Blocks per processor: enough that it does not matter when the last ones end.
 WAVES, SHARED_WAVES = 128, 32
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
+#: Floats that are arguments, at most.
+MOST_CONSTANTS = 128
 #: Statements that a kernel may have: more take the compiler minutes.
 MOST_STATEMENTS = 20_000
 #: Work of the elements that a thread takes side by side. It is all compiled as often as there are
@@ -375,6 +377,9 @@ class _Slots:
             self.words.append(int(value) & (2**64 - 1))
         return self._known[name]
 
+    def __contains__(self, name: Any) -> bool:
+        return name in self._known
+
 
 @dataclass(slots=True)
 class _Site:
@@ -389,6 +394,7 @@ class _Generator:
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.slots = _Slots()
+        self.constants = 0  # floats among them
         self.pointers: dict[int, tuple[int, int]] = {}  # slot -> array number and offset
         self.scratch: tuple[int, int] | None = None
         self.counters: tuple[int, int] | None = None
@@ -720,22 +726,25 @@ class _Generator:
         if node.code[0] in "iu":
             return f"({TYPES[node.code]}){self.slot(name, int(value[0]))}"
         if node.code in ("f2", "f4"):
-            word = int(value.astype("f4").view("u4")[0])
-            return f"__int_as_float((int){self.slot(name, word)})"
+            return self._float(name, value.astype("f4"))
         if node.code == "f8":
-            return f"__longlong_as_double((long long){self.slot(name, int(value.view('u8')[0]))})"
-        parts = []
-        real = "f4" if node.code == "c8" else "f8"
-        for n, part in enumerate(value.view(real)):
-            kept = _Node("constant", real, (), part.tobytes())
-            parts.append(self._constant_part(kept, (name, n)))
-        return f"{TYPES[node.code]}{{{', '.join(parts)}}}"
+            return self._float(name, value)
+        parts = enumerate(value.view("f4" if node.code == "c8" else "f8"))
+        words = [self._float((name, n), part) for n, part in parts]
+        return f"{TYPES[node.code]}{{{', '.join(words)}}}"
 
-    def _constant_part(self, node: _Node, name: Any) -> str:
-        value = np.frombuffer(node.data, _dtype(node.code))
-        if node.code == "f4":
-            return f"__int_as_float((int){self.slot(name, int(value.view('u4')[0]))})"
-        return f"__longlong_as_double((long long){self.slot(name, int(value.view('u8')[0]))})"
+    def _float(self, name: Any, value: Any) -> str:
+        """An argument, so that other numbers need no other kernel; of very many, part of the
+        text."""
+        bits = int(value.view(f"u{value.itemsize}").item())
+        if name in self.slots or self.constants < MOST_CONSTANTS:
+            self.constants += name not in self.slots
+            word = self.slot(name, bits)
+        else:
+            word = f"0x{bits:x}"
+        if value.itemsize == 4:
+            return f"__int_as_float((int){word})"
+        return f"__longlong_as_double((long long){word})"
 
     def _operation(self, tree: _Tree, k: int) -> str:
         """The text of a node that is no leaf."""

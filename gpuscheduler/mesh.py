@@ -25,6 +25,8 @@ from dask.utils import parse_bytes
 from . import blocks, trace
 from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
 from .grid import Axis, Tile, Tiles
+from .hoist import LEAST_COST, MOST_ARRAYS, cost_of
+from .parts import by_parts
 from .scalar import NotCompiled, ScalarFunction, plain
 from .scheduler import kind_in_use
 from .trace import Abstract, OnlyView, Seen, Unfollowed
@@ -38,6 +40,9 @@ LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
 MOST_TILES = 4096
+#: Of what a function does at a point in a row, what takes about as long to compile as a loop by
+#: Numba (1.3 s): 150 sines in float64.
+MOST_WORK = 6000
 #: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
 #: several that have been made one, it is known which they were; and what it does with points one by
 #: one is the same both times.
@@ -214,7 +219,8 @@ def mesh(
         made: list[Any] = _as_written(f, len(every), given, numbers)
     else:
         whole = _whole(f, len(every) + len(numbers))
-        made = _expressions(whole, [given] * len(every), numbers, how, xp)
+        ends = [_ends_of(a) for a in every]
+        made = _expressions(whole, [given] * len(every), numbers, how, xp, ends)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
 
@@ -258,6 +264,11 @@ def _at_hand(given: Any) -> Any:
     return given if hasattr(given, "dtype") else np.asarray(given)
 
 
+def _ends_of(a: Any) -> tuple[float, float] | None:
+    """The least and the greatest coordinate, where they are known."""
+    return (min(a.start, a.stop), max(a.start, a.stop)) if isinstance(a, Axis) else None
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
         return value
@@ -272,14 +283,22 @@ class _Several(list[Any]):
 
 
 def _expressions(
-    f: Callable[..., Any], types: list[DType], args: tuple[Any, ...], how: str, xp: str
+    f: Callable[..., Any],
+    types: list[DType],
+    args: tuple[Any, ...],
+    how: str,
+    xp: str,
+    ends: Sequence[tuple[float, float] | None],
 ) -> list[Any]:
     """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`."""
     name = getattr(f, "__name__", repr(f))
-    why = ""
+    why, followed = "", None
     if how != "numba":
         try:
-            return _followed(f, types, args)
+            followed = _followed(f, types, args)
+            followed[:] = [by_parts(e, ends) for e in followed]
+            if how == "trace" or max(map(_work, followed), default=0) <= MOST_WORK:
+                return followed
         except Unfollowed as error:
             why = str(error)
             if how == "trace":
@@ -287,10 +306,26 @@ def _expressions(
     try:
         return _compiled(f, types, args, xp)
     except NotCompiled as error:
+        if followed is not None:
+            return followed
         also = f" (nor can it be run on symbols: {why})" if why else ""
         raise NotCompiled(
             f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays"
         ) from error.__cause__
+
+
+def _work(expr: Expr) -> int:
+    """What is left to do at each point, as `hoist` counts it: what depends on fewer axes is done
+    once along these, if it is not too many arrays."""
+    along: dict[int, frozenset[int]] = {}
+    every = nodes((expr,))
+    for node in every:
+        inputs = [node.data[0]] if node.op == "input" else []
+        along[id(node)] = frozenset(inputs).union(*[along[id(a)] for a in node.args])
+    axes = along[id(expr)]
+    costs = [(cost_of(n), along[id(n)] == axes) for n in every]
+    before = sorted([c for c, at_all in costs if not at_all and c >= LEAST_COST], reverse=True)
+    return sum(c for c, at_all in costs if at_all) + sum(before[MOST_ARRAYS:])
 
 
 def _whole(f: Any, count: int) -> Any:

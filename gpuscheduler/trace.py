@@ -13,6 +13,7 @@ results alone at its end, and the rest element by element.
 from __future__ import annotations
 
 import builtins
+import cmath
 import dis
 import functools
 import importlib
@@ -2885,7 +2886,8 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         known = [v for v in every if isinstance(v, Traced)]
         if known and _current.get().beside is not None:  # no mesh, whose points are numbers
             if python not in (min, max):  # which may be an error, and changes no type
-                raise _refuse(f"it makes a number of Python's by math.{python.__name__}")
+                where = f"{python.__module__}.{python.__name__}"
+                raise _refuse(f"it makes a number of Python's by {where}")
             if any(v.shape for v in known):
                 raise _refuse(f"it calls {python.__name__} with an array")
         return own(*args, **kwargs) if known else python(*args, **kwargs)
@@ -2954,7 +2956,14 @@ def _whole(rounding: Any) -> Callable[[Any], Any]:
 
 
 def _logarithm(x: Any, base: Any = None) -> Any:
-    return np.log(x) if base is None else np.log(x) / np.log(base)
+    return _log(x) if base is None else _log(x) / _log(base)
+
+
+def _log(x: Any) -> Any:
+    """Of a number of Python's it is one, and changes no type."""
+    if isinstance(x, Traced):
+        return np.log(x)
+    return cmath.log(x) if isinstance(x, complex) else math.log(x)
 
 
 def _distance(*coordinates: Any) -> Any:
@@ -2999,8 +3008,91 @@ for _name, _own in _MATH_OWN.items():
     if hasattr(math, _name):
         KNOWN[getattr(math, _name)] = _of_numbers(getattr(math, _name), _own)
         setattr(_MATH, _name, KNOWN[getattr(math, _name)])
+
+
+def _as_complex(x: Any) -> Any:
+    """A number of `cmath`'s, as precise as `x`."""
+    return x.astype(np.result_type(x.dtype, np.complex64)) if isinstance(x, Traced) else complex(x)
+
+
+def _complex_logarithm(*args: Any) -> Any:
+    return _logarithm(*map(_as_complex, args))
+
+
+def _of_complex(numpys: Any) -> Callable[[Any], Any]:
+    return lambda z: numpys(_as_complex(z))
+
+
+def _phase(z: Any) -> Any:
+    z = _as_complex(z)
+    return np.arctan2(z.imag, z.real)
+
+
+def _polar(z: Any) -> tuple[Any, Any]:
+    return abs(z), _phase(z)
+
+
+def _rect(r: Any, phi: Any) -> Any:
+    turn = np.exp(1j * phi) if isinstance(phi, Traced) else cmath.rect(1, phi)
+    return _number_of_parts(r * turn.real, r * turn.imag)
+
+
+def _number_of_parts(real: Any = 0, imag: Any = 0) -> Any:
+    """What `complex` makes of two numbers: `real + imag * 1j`."""
+    if isinstance(real, str):
+        raise _refuse("it reads a number from text")
+    real, imag = (_array(v) for v in (real, imag))
+    for part in (real, imag):
+        if part.dtype.kind not in "biufc":
+            raise _refuse(f"it makes a complex number of {part.dtype}")
+    if imag.dtype.kind == "c":  # (a + bi) + (c + di) i
+        real, imag = real - imag.imag, imag.real
+    if real.dtype.kind == "c":
+        real, imag = real.real, real.imag + imag
+    types = {v.dtype for v in (real, imag) if v._expr.op != "constant"}
+    wide = np.float32 if types == {np.dtype("f4")} else np.float64
+    real, imag = np.broadcast_arrays(real.astype(wide), imag.astype(wide))
+    return _scalar_if_point(_complex(real, imag, np.result_type(wide, np.complex64)))
+
+
+class _ComplexType(type(complex)):  # type: ignore[misc]
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, complex)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, complex)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        known = any(isinstance(v, Traced) for v in (*args, *kwargs.values()))
+        return (_number_of_parts if known else complex)(*args, **kwargs)
+
+
+class _Complex(complex, metaclass=_ComplexType):
+    """The type `complex` for functions of a mesh, whose numbers are arrays while these are
+    followed."""
+
+    dtype = np.dtype(complex)  # NumPy asks for it
+
+
+_CMATH_NAMES = {
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atanh": "arctanh",
+    **{name: name for name in _words(
+        "cos cosh exp isfinite isinf isnan log10 sin sinh sqrt tan tanh"
+    )},
+}  # fmt: skip
+_CMATH_OWN: dict[str, Callable[..., Any]] = {
+    **{name: _of_complex(getattr(np, numpys)) for name, numpys in _CMATH_NAMES.items()},
+    "log": _complex_logarithm,
+    "phase": _phase, "polar": _polar, "rect": _rect,
+}  # fmt: skip
+_CMATH = types.SimpleNamespace(**vars(cmath))
+for _name, _own in _CMATH_OWN.items():
+    KNOWN[getattr(cmath, _name)] = _of_numbers(getattr(cmath, _name), _own)
+    setattr(_CMATH, _name, KNOWN[getattr(cmath, _name)])
 KNOWN[min] = _of_numbers(min, _best_of(_lesser))
 KNOWN[max] = _of_numbers(max, _best_of(_greater))
+_OF_NUMBERS = {math: _MATH, cmath: _CMATH}
 
 
 def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
@@ -3078,9 +3170,13 @@ def _with_adapted(
 ) -> Any:
     """A copy that finds adapted functions under its global names, and what stands for arrays."""
 
+    asks = "type" in _looked_up(function.__code__)  # whether it may ask what is of just this type
+
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             return _in_numpy(value)
+        if value is complex and _current.get().beside is None and not asks:
+            return _Complex
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))
         if type(value) is tuple and any(map(callable, value)):
@@ -3248,8 +3344,8 @@ def _in_numpy(value: Any) -> Any:
         name = value.__name__
         if name in ("cupy", "numpy"):
             return _CUPY if name == "cupy" else _NUMPY
-        if value is math:
-            return _MATH
+        if value in _OF_NUMBERS:
+            return _OF_NUMBERS[value]
         if name == "cupyx.scipy.special":
             return _scipy_special() or value
         return value

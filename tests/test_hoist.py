@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpuscheduler import blocks, hoist
 from gpuscheduler.fuse import computed
 from gpuscheduler.hoist import hoisted
+from gpuscheduler.kernel import generate
 from gpuscheduler.trace import Abstract, follow
 
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))
@@ -64,6 +65,26 @@ def test_reductions_and_what_comes_behind_them():
     for name in ("mean", "over"):
         np.testing.assert_array_equal(got[name], want[name])
     np.testing.assert_array_equal(got["rows"][0], want["rows"][0])
+
+
+def test_no_more_is_computed_before_than_there_are_arguments_for(monkeypatch):
+    """The most work first; several kernels, that are compiled at a time. All is generated."""
+    x = arrays((700, 1), (1, 900))
+
+    def waves(x, y):
+        sines = sum(np.sin(k * x) * np.cos(y * k) for k in range(1, 200))
+        return sines + np.exp(np.sin(x / 3) * np.sin(x / 5)) * y
+
+    before = program(waves, *x)
+    after = hoisted(before)
+    *small, large = after.kernels
+    assert sum(len(k.outputs) for k in small) == hoist.MOST_ARRAYS
+    assert max(len(k.outputs) for k in small) <= hoist.MOST_OUTPUTS
+    assert any("exp" in repr(o) for k in small for o in k.outputs)
+    assert all(generate(k).source for k in after.kernels)
+    np.testing.assert_array_equal(values(after, x), values(before, x))
+    monkeypatch.setattr(hoist, "MOST_BYTES", 3 * 700 * 8)
+    assert sum(len(k.outputs) for k in hoisted(before).kernels[:-1]) <= 3
 
 
 @pytest.mark.parametrize(

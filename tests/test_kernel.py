@@ -456,6 +456,34 @@ SCANS_OF = {
 
 
 @host_only
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+def test_very_many_constants(host, dtype):
+    """Some are arguments, so that others need no other kernel; all would be too many of these."""
+    x = source(0, (33,), dtype)
+    for n in range(600):
+        number = constant((n % 7 - 3) / 8 + n / 1024 + (0.25j if dtype[0] == "c" else 0), dtype)
+        x = Expr("subtract", (number, x), dtype)
+    kernel = Kernel((33,), (x,))
+    assert "0x" in generate(kernel).source
+    (values,) = k.filled([np.dtype(dtype)], [33], 1)
+    arrays = [aligned(values)]
+    with np.errstate(all="ignore"):
+        want = blocks.evaluate(kernel, arrays)
+    k.same(host.run([kernel], [arrays], processors=2)[0], want, kernel)
+
+
+def test_other_constants_need_no_other_kernel():
+    def text(*values):
+        x = source(0, (33,), "f8")
+        for v in values:
+            x = Expr("add", (x, constant(v, "f8")), "f8")
+        return generate(Kernel((33,), (x,))).source
+
+    assert text(*range(1, 100)) == text(*range(2, 101))
+    assert text(*range(1, 600)) != text(*range(2, 601))
+
+
+@host_only
 @pytest.mark.parametrize("case", list(SCANS_OF))
 def test_scans(host, case):
     shape, axis, types = SCANS_OF[case]

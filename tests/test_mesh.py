@@ -111,6 +111,10 @@ def zeta(x, y):
     return total
 
 
+def compiled_zeta(x, y):
+    return zeta(x, y)
+
+
 def at_each_point(function, *axes):
     every = np.meshgrid(*axes, indexing="ij")
     return np.vectorize(function)(*every)
@@ -121,9 +125,11 @@ AXES = axis(-1, 1, 13), axis(-2, 2, 10)
 
 
 @pytest.mark.parametrize("chunks", ["auto", 4, (5, 10), ((1, 12), (3, 3, 4))])
-@pytest.mark.parametrize("f", [distance, as_numpy, with_helper, with_compiled_helper, zeta])
+@pytest.mark.parametrize(
+    "f", [distance, as_numpy, with_helper, with_compiled_helper, zeta, compiled_zeta]
+)
 def test_what_f_gives_at_each_point(cpu, f, chunks):
-    z = mesh(f, AXES, chunks=chunks)
+    z = mesh(f, AXES, chunks=chunks, how="numba" if f is compiled_zeta else "auto")
     wanted = at_each_point(getattr(f, "py_func", f), X, Y)
     assert z.shape == (13, 10)
     assert z.dtype == wanted.dtype
@@ -139,6 +145,89 @@ def test_a_function_that_decides_is_compiled_and_one_that_computes_is_followed(c
         assert all(type(t) is Fused for t in every)
         (program,) = {t.program for t in every if t.program.kernels[0].shape == (5, 5)}
         assert ("call" in repr(program.kernels[0].outputs[0])) is called
+
+
+COMPLEX = {
+    "exp": lambda x, y: cmath.exp(complex(x, y)),
+    "wave": lambda x, y: cmath.exp(3j * x) * cmath.exp(-2j * y) + cmath.exp(1j * (x - y)),
+    "sum": lambda x, y: sum(0.5**k * cmath.exp(complex(0, k * x)) for k in range(5)) * y,
+    "parts": lambda x, y: complex(x, y).real - complex(y, x).imag + complex(x).imag,
+    "conjugate": lambda x, y: complex(x, y) * complex(x, y).conjugate(),
+    "of complex": lambda x, y: complex(complex(x, 1), complex(y, x)),
+    "imag": lambda x, y: complex(imag=x, real=y) + 1,
+    "size": lambda x, y: abs(complex(x, y) - 0.5),
+    "phase": lambda x, y: cmath.phase(complex(x + 3, y)),
+    "polar": lambda x, y: sum(cmath.polar(complex(x + 3, y))),
+    "rect": lambda x, y: cmath.rect(x * x, y),
+    "root": lambda x, y: cmath.sqrt(x) + cmath.sqrt(complex(x, y + 3)),
+    "log": lambda x, y: cmath.log(complex(x, y + 3)) + cmath.log(complex(2 + x, y), 10),
+    "real logs": lambda x, y: math.log(x + 3, 10) + math.log(5, y + 4) + math.log(x + 2, y + 7),
+    "base": lambda x, y: cmath.log(2, complex(x, y + 3)),
+    "log10": lambda x, y: cmath.log10(complex(x, y + 3)),
+    "sines": lambda x, y: cmath.sin(complex(x, y)) + cmath.cos(complex(y, x)) * cmath.tan(x),
+    "hyperbolic": lambda x, y: cmath.sinh(complex(x, y)) + cmath.cosh(x) + cmath.tanh(y + 1j),
+    "arcs": lambda x, y: cmath.acos(complex(x, y + 3)) + cmath.asin(y + 3 + 1j) + cmath.atan(x),
+    "area": lambda x, y: cmath.asinh(x + 3 + 1j) + cmath.acosh(y + 5) + cmath.atanh(x / 3 + 1j),
+    "finite": lambda x, y: cmath.isfinite(complex(x, y)) and not cmath.isnan(complex(x, y)),
+    "power": lambda x, y: complex(x + 3, y) ** 2 / complex(y, x + 3),
+    "constant": lambda x, y: cmath.pi * x + cmath.e * y + abs(cmath.exp(1j)),
+    "type": lambda x, y: complex(x, y) * isinstance(1j, complex) * (not isinstance("", complex)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_of_pythons(cpu, name):
+    """Functions of `cmath`, and `complex` itself, are followed."""
+    f = COMPLEX[name]
+    wanted = at_each_point(f, X, Y)
+    for axes in (AXES, (X, Y)):  # the ends of arrays are not known
+        z = mesh(f, axes, chunks=6, how="auto" if name == "finite" else "trace")
+        assert z.dtype == wanted.dtype
+        np.testing.assert_allclose(z.compute(), wanted, rtol=1e-13, atol=1e-14)
+    single = mesh(f, AXES, chunks=6, dtype="f4", how="auto" if name == "finite" else "trace")
+    assert single.dtype.itemsize == max(1, wanted.dtype.itemsize // 2)
+    np.testing.assert_allclose(single.compute(), wanted, rtol=2e-5, atol=2e-6)
+
+
+def test_complex_where_it_is_a_type(cpu):
+    """What asks for the type itself is not followed; NumPy's types are what they were."""
+    z = mesh(lambda x, y: (x + y).astype(complex), AXES, how="trace")
+    assert z.dtype == np.complex128
+    z = mesh(lambda x, y: np.zeros(2, complex)[0] + x * y, AXES, how="trace")
+    np.testing.assert_array_equal(z.compute(), X[:, None] * Y)
+    with pytest.raises(NotCompiled, match="it calls type"):
+        mesh(lambda x, y: complex(x, y) if type(x * 1j) is complex else x, AXES, how="trace")
+    with pytest.raises(NotCompiled, match="from text"):
+        mesh(lambda x, y: complex("1j", x), AXES, how="trace")
+
+
+def test_blocks_are_no_numbers_of_pythons(cpu):
+    """Where tasks make such a number they stay tasks, and their errors come out."""
+    x = da.ones((4, 4), chunks=2)
+    with pytest.raises(TypeError):
+        x.map_blocks(lambda b: b * cmath.exp(b), dtype="c16").compute()
+    z = x.map_blocks(lambda b: b * complex(b.sum(), 1), dtype="c16")
+    np.testing.assert_array_equal(z.compute(), np.full((4, 4), 4 + 1j))
+
+
+def series(n):
+    def sum_of_sines(x, y):
+        total = 0.0
+        for k in range(n):
+            total += math.sin(k * x + y)
+        return total
+
+    return sum_of_sines
+
+
+def test_a_long_loop_is_compiled_as_a_loop(cpu):
+    """Followed, it would be that many sines one after the other: that takes longer to compile."""
+    for n, called in ((100, False), (200, True)):
+        z = mesh(series(n), AXES, chunks=5)
+        assert ("call" in repr(steps(cpu, z)[0].program)) is called
+        np.testing.assert_allclose(z.compute(), at_each_point(series(n), X, Y), rtol=1e-12)
+    z = mesh(lambda x, y: sum(map(math.sin, (k * x + y for k in range(200)))), AXES)
+    np.testing.assert_allclose(z.compute(), at_each_point(series(200), X, Y), rtol=1e-12)
 
 
 def test_tiles_that_are_alike_share_one_program(cpu):
@@ -717,19 +806,24 @@ def emulated(libraries, monkeypatch):
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++")
-@pytest.mark.parametrize("f", [distance, with_helper, with_constants, zeta, escape])
+@pytest.mark.parametrize("f", [distance, with_helper, with_constants, zeta, compiled_zeta, escape])
 def test_kernels_for_gpus_compute_the_same(emulated, f):
     """Rows and columns in kernels of their own, places filled in, functions linked."""
-    if f in (with_helper, zeta, escape):
+    how = "auto"
+    if f in (with_helper, compiled_zeta, escape):
         pytest.importorskip("cuda.bindings.nvjitlink", reason="numba-cuda is not installed")
+        f, how = (zeta, "numba") if f is compiled_zeta else (f, how)
     args = {with_constants: (2.0, 0.25), escape: (20,)}.get(f, ())
     x, y = np.linspace(-1, 1, 60), np.linspace(-2, 2, 50)
-    z = mesh(f, (axis(-1, 1, 60), axis(-2, 2, 50)), args=args, chunks=(40, 50), backend="numpy")
+    axes = axis(-1, 1, 60), axis(-2, 2, 50)
+    z = mesh(f, axes, args=args, chunks=(40, 50), how=how, backend="numpy")
     wanted = at_each_point(lambda x, y: f(x, y, *args), x, y)
     np.testing.assert_allclose(z.compute(), wanted, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(z[::7, 3:].compute(), wanted[::7, 3:], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(z.sum().compute(), wanted.sum(), rtol=1e-12)
-    assert any(k.shape == (40,) for k in emulated) is (f is with_constants)
+    assert any(k.shape == (40,) for k in emulated) is (
+        f is with_constants or (f is zeta and how == "auto")
+    )
 
 
 @pytest.mark.skipif(COMPILER is None, reason="there is no g++")

@@ -59,14 +59,27 @@ def scheduler(request, monkeypatch):
         yield s
 
 
+def waves(x, y):
+    """Of more than there are arguments for what is computed for each row and column."""
+    total = 0j
+    for k in range(150):
+        total += cmath.exp(complex(-k * x * x / 50, k * y)) / (k + 0.1)
+    return total
+
+
 @pytest.mark.parametrize(
-    ("f", "args"), [(distance, ()), (separable, (2.0,)), (escape, (20,)), (zeta, ())]
-)
-def test_every_point(scheduler, f, args):
-    if f in (escape, zeta):
+    ("f", "args", "how"),
+    [
+        (distance, (), "auto"), (separable, (2.0,), "auto"), (escape, (20,), "auto"),
+        (zeta, (), "trace"), (zeta, (), "numba"), (waves, (), "trace"),
+    ],
+)  # fmt: skip
+def test_every_point(scheduler, f, args, how):
+    if f is escape or how == "numba":
         pytest.importorskip("numba_cuda")
     x, y = np.linspace(-1, 1, ROWS), np.geomspace(0.5, 2, COLUMNS)
-    z = mesh(f, (axis(-1, 1, ROWS), geomaxis(0.5, 2, COLUMNS)), args=args, chunks=(40, 50))
+    axes = axis(-1, 1, ROWS), geomaxis(0.5, 2, COLUMNS)
+    z = mesh(f, axes, args=args, chunks=(40, 50), how=how)
     wanted = at_each_point(f, args, x, y)
     result = z.compute()
     assert isinstance(result, cupy.ndarray)

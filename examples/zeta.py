@@ -1,8 +1,9 @@
 """Riemann's zeta function over the critical strip: where is it small, and how large does it get?
 
 Computed by the alternating series with P. Borwein's coefficients ("An efficient algorithm for the
-Riemann zeta function", 2000, algorithm 2): 30 terms give 12 digits up to height 40. A loop over
-terms with complex powers is beyond what can be followed on symbols, so the function is compiled.
+Riemann zeta function", 2000, algorithm 2): 30 terms give 12 digits up to height 40. Each term is a
+complex power, exp(-sigma log k) times the cosine and the sine of t log k: what depends on one axis
+is computed once per row or column, and what is left for each point are products and sums.
 
     python examples/zeta.py zeta.png
     python examples/zeta.py --n 50000     # 2.5 thousand million points; none is stored

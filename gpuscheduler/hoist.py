@@ -25,7 +25,7 @@ MOST_BYTES = 2**24
 #: How many arrays that may be: each is an argument, of which a kernel may have some 500.
 MOST_ARRAYS = 256
 #: Of one kernel so many: several are compiled at a time.
-MOST_OUTPUTS = 64
+MOST_OUTPUTS = 16
 
 
 def hoisted(program: Program) -> Program:

@@ -23,6 +23,7 @@ ORDER = [
     "sizes",
     "persisted",
     "grid",
+    "takes",
     "subgraph",
     "factors",
     "graph",

@@ -1,0 +1,130 @@
+"""A list of numbers that a few slices give takes slices, and anything else is as Dask has it."""
+
+from __future__ import annotations
+
+import operator
+import os
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import DataNode, Task, TaskRef
+from dask.array._shuffle import _getitem as take_block
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import gpuscheduler
+from gpuscheduler.takes import MOST_SLICES, by_slices, joined, slices_of, taken
+
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))
+FEW = settings(max_examples=EXAMPLES, deadline=None)
+SOURCE = np.random.default_rng(0).random((60, 40))
+
+NUMBERS = st.integers(0, 59)
+RUNS = st.builds(
+    lambda first, count, step: [n for n in range(first, first + count * step, step or 1)
+                                if 0 <= n < 60] or [first],
+    NUMBERS, st.integers(1, 30), st.sampled_from([-7, -2, -1, 1, 2, 3, 11]),
+)  # fmt: skip
+LISTS = st.one_of(
+    st.lists(RUNS, min_size=1, max_size=6).map(lambda runs: sum(runs, [])),
+    st.lists(NUMBERS, min_size=1, max_size=40),
+)
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    with gpuscheduler.Scheduler("cpu:2", check=True, fuse_least=0) as scheduler:
+        yield scheduler
+
+
+@FEW
+@given(LISTS)
+def test_slices_give_the_same_numbers(numbers):
+    slices = slices_of(np.array(numbers, "u2"))
+    event("None" if slices is None else f"{len(slices)} slices")
+    if slices is None:
+        assert len(numbers) > MOST_SLICES
+        return
+    got = [n for s in slices for n in range(60)[s]]
+    assert got == numbers
+    assert len(slices) <= MOST_SLICES
+
+
+def test_regular_lists_are_one_slice():
+    assert slices_of(range(5, 50, 3)) == (slice(5, 48, 3),)
+    assert slices_of([9, 7, 5, 3, 1]) == (slice(9, 0, -2),)
+    assert slices_of([4, 2, 0]) == (slice(4, None, -2),)
+    assert slices_of([3]) == (slice(3, 4, 1),)
+    assert slices_of([]) == ()
+    assert slices_of([3, 3, 3]) == (slice(3, 4, 1),) * 3
+    assert slices_of([0, 0] * 20) is None
+
+
+def test_parts_of_parts_one_after_the_other():
+    a, b = SOURCE[:20], SOURCE[20:]
+    np.testing.assert_array_equal(joined([a, b], 0), SOURCE)
+    turned = joined([a, b], 0, (slice(59, None, -1),))
+    np.testing.assert_array_equal(turned, SOURCE[::-1])
+    part = taken(SOURCE, 1, [slice(0, 4, 1), slice(39, 30, -3)])
+    np.testing.assert_array_equal(part, SOURCE[:, [0, 1, 2, 3, 39, 36, 33]])
+
+
+def test_what_only_looks_like_a_list_of_dasks_stays():
+    """Values of somebody's own, of the same form."""
+    own = Task("own", operator.getitem, TaskRef("pair"), DataNode(None, 1))
+    dsk = {"pair": DataNode("pair", (1, np.arange(3))), "own": own}
+    by_slices(dsk)
+    assert dsk["own"] is own
+    far = Task("far", take_block, TaskRef("x"), TaskRef("list"))
+    irregular = np.random.default_rng(0).permutation(100)
+    dsk = {"list": DataNode("list", (1, (irregular, slice(None)))), "far": far}
+    by_slices(dsk)
+    assert dsk["far"] is far
+
+
+def kernels(scheduler, z):
+    return [type(s.task).__name__ for s in scheduler.plan(z).steps]
+
+
+def test_what_takes_slices_is_part_of_a_kernel(cpu):
+    """Each block of the result is of one kernel, that reads what it sums up and nothing else."""
+    x = da.from_array(SOURCE, chunks=(20, 40)).persist()
+    z = (x[np.arange(0, 60, 3)] * 2 + 1).sum(axis=0)
+    plan = cpu.plan(z)
+    assert not any("shuffle-taker" in str(s) for s in plan.steps)
+    assert "Fused" in kernels(cpu, z)
+    assert not any("not known before" in reason for reason in plan.reasons.values())
+    np.testing.assert_allclose(z.compute(), (SOURCE[::3] * 2 + 1).sum(axis=0))
+
+
+@FEW
+@given(LISTS, st.lists(st.integers(0, 39), min_size=1, max_size=30), st.data())
+def test_any_list_takes_what_numpy_takes(cpu, rows, columns, data):
+    chunks = data.draw(st.sampled_from([(60, 40), (20, 40), (7, 13), (25, 10)]))
+    x = da.from_array(SOURCE, chunks=chunks)
+    if data.draw(st.booleans()):
+        x = x * 2 - 2 * x + x
+    which = data.draw(st.sampled_from(["rows", "columns", "both", "again", "negative"]))
+    behind = data.draw(st.sampled_from(["nothing", "sum", "mean", "chain", "turned"]))
+    z, want = x, SOURCE
+    if which in ("rows", "both"):
+        z, want = z[rows], want[rows]
+    if which in ("columns", "both"):
+        z, want = z[:, columns], want[:, columns]
+    if which == "again":
+        z, want = z[rows][: len(rows) // 2 + 1][::-1], want[rows][: len(rows) // 2 + 1][::-1]
+    if which == "negative":
+        z, want = z[[n - 60 for n in rows]], want[rows]
+    if behind == "sum":
+        z, want = z.sum(axis=0), want.sum(axis=0)
+    elif behind == "mean":
+        z, want = z.mean(), want.mean()
+    elif behind == "chain":
+        z, want = da.sqrt(z) * 2 + 1, np.sqrt(want) * 2 + 1
+    elif behind == "turned":
+        z, want = z.T + 1, want.T + 1
+    got = z.compute(scheduler="gpu")
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)

@@ -47,7 +47,7 @@ BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 #: What no ufunc computes.
-STRUCTURAL = frozenset({"cast", "where", "real", "imag", "complex", "bin"})
+STRUCTURAL = frozenset({"taken", "cast", "where", "real", "imag", "complex", "bin"})
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: A `where` of which only the chosen points may be read; only inside this module.
 GUARDED = "guarded"
@@ -407,6 +407,9 @@ class _Region:
                     self.constants.append((slot, value))
                 else:
                     each.append((partial(_indices, node.data), (), slot, True))
+            elif node.op == "taken":
+                n, view = node.args[0].data
+                each.append((partial(_taken, n, view, node.data), args[1:], slot, True))
             elif node.op == GUARDED:
                 varies = everything
                 each.append((partial(_chosen, node), args, slot, True))
@@ -800,6 +803,20 @@ def _indices(
     return found  # type: ignore[no-any-return]
 
 
+def _taken(
+    array: int, view: View, step: int, run: _Run, origin: tuple[int, ...],
+    lengths: tuple[int, ...], numbers: Any, out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Elements at places that are computed."""
+    flat, first = run.memory[array]
+    evenly: Any = _indices(view, run, origin, lengths) if any(view.strides) else view.offset
+    found: Array = flat[first + evenly + step * np.asarray(numbers)]
+    if out is None:
+        return found
+    out[...] = found
+    return out
+
+
 def _chosen(
     node: Expr, run: _Run, origin: tuple[int, ...], lengths: tuple[int, ...],
     condition: Any, out: Array | None = None,
@@ -832,6 +849,7 @@ def _at(root: Expr, points: list[Array], count: int, run: _Run) -> Any:
             continue
         branching = node.op in ("where", GUARDED)
         below = node.args[:1] if branching else node.args
+        below = node.args[1:] if node.op == "taken" else below
         if not ready:
             stack.append((node, True))
             stack += [(a, False) for a in below]
@@ -848,6 +866,10 @@ def _at(root: Expr, points: list[Array], count: int, run: _Run) -> Any:
             if count and (where.min() < 0 or where.max() >= flat.size):
                 raise IndexError(f"{node!r} is read outside of the array, at {view}")
             values[id(node)] = flat[where]
+        elif node.op == "taken":
+            n, view = node.args[0].data
+            flat, first = run.memory[n]
+            values[id(node)] = flat[numbers(view) + first + node.data * values[id(node.args[1])]]
         elif branching:
             mask = values[id(node.args[0])]
             out: Array = np.empty(count, node.dtype)

@@ -14,6 +14,8 @@ Nodes (`op`; `args`; `data`):
 - ``cast``: `args[0]` converted to `dtype`, as `ndarray.astype` converts.
 - ``where``: `args[1]` where `args[0]` (bool) holds, else `args[2]`; only the chosen one may be
   read.
+- ``taken``: an element of the array that `args[0]`, an ``input``, reads: the one that lies
+  `args[1]` (int64) times `data` elements behind. Whoever makes it knows that there is one.
 - ``real``, ``imag``, ``complex``: parts of a complex number, and one made of two parts.
 - ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
@@ -305,17 +307,18 @@ class Kernel:
         total = sum(self.made)
         for roots, shape in (([r.arg for r in self.reductions], self.shape),
                              (self.outputs, self.kept)):  # fmt: skip
-            for node in set(nodes(roots)):
+            every = set(nodes(roots))
+            of_lists = {n.args[0]: n for n in every if n.op == "taken"}
+            for node in every:
                 if node.op == "input":
-                    touched = math.prod(
-                        n for n, s in zip(shape, node.data[1].strides, strict=True) if s
-                    )
+                    along = _along(of_lists.get(node, node))
+                    touched = math.prod(n for k, n in enumerate(shape) if k in along)
                     total += touched * node.dtype.itemsize
         return total
 
     def operations(self) -> int:
         """Arithmetic operations; a function counts as one."""
-        free = LEAVES | {"cast", "real", "imag", "complex"}
+        free = LEAVES | {"cast", "taken", "real", "imag", "complex"}
 
         def count(roots: Iterable[Expr]) -> int:
             return len({n for n in nodes(roots) if n.op not in free})
@@ -323,6 +326,12 @@ class Kernel:
         inner = count(r.arg for r in self.reductions) + len(self.reductions)
         outer = count(self.outputs)
         return self.points * inner + math.prod(self.kept) * outer
+
+
+def _along(root: Expr) -> set[int]:
+    """The axes along which what is read may differ."""
+    views = [v for n in nodes((root,)) if (v := view_of(n)) is not None]
+    return {k for v in views for k, s in enumerate(v.strides) if s}
 
 
 @dataclass(frozen=True)

@@ -580,7 +580,8 @@ class Fuser:
             return True
         # a small part of something large: if that is elsewhere, only the part should come
         graph, near = self.graph, self.near
-        return near is not None and all(near(reader, d) for d in graph.needs[target])
+        whole = [d for d in graph.needs[target] if d not in graph.beside]
+        return near is not None and all(near(reader, d) for d in whole)
 
     def _follow(
         self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
@@ -1041,9 +1042,15 @@ def _original(task: Any) -> Any:
 
 
 def _worth(program: Program, inlined: dict[int, Source]) -> dict[int, Source]:
-    """Those of which the reader does not compute each element many times over."""
+    """Those of which the reader does not compute each element many times over: of many that are put
+    together, it computes one at each point."""
     points = max((math.prod(k.shape) for k in program.kernels), default=0)
-    return {n: s for n, s in inlined.items() if s.free or 2 * math.prod(s.shape) >= points}
+    together = sum([math.prod(s.shape) for s in inlined.values() if s.little])
+
+    def worth(s: Source) -> bool:
+        return s.free or 2 * (together if s.little else math.prod(s.shape)) >= points
+
+    return {n: s for n, s in inlined.items() if worth(s)}
 
 
 def _stores_a_scan(program: Program) -> bool:
@@ -1077,7 +1084,7 @@ def _work(root: Expr) -> int:
 
 def _work_of(node: Expr) -> int:
     wide = max([a.dtype.itemsize for a in node.args])
-    if node.op in _SUMS:
+    if node.op == "taken" or node.op in _SUMS:
         return 1
     if node.op in _QUOTIENTS:
         return 8 if wide <= 4 else 16

@@ -301,7 +301,7 @@ def from_dask(
         started(lowered.dsk)
     else:
         picked_first(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
-        by_slices(lowered.dsk)
+        by_slices(lowered.dsk, send)
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)

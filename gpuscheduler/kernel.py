@@ -85,6 +85,7 @@ CHEAP = frozenset({
     "where", "cast", "negative", "absolute", "square", "maximum", "minimum", "less", "greater",
     "less_equal", "greater_equal", "equal", "not_equal", "logical_and", "logical_or", "real",
     "imag", "complex", "bitwise_and", "bitwise_or", "constant", "index", "input", "reduced",
+    "taken",
 })  # fmt: skip
 
 
@@ -192,7 +193,9 @@ class _Node:
 
 
 #: Of what `_operation` gives the text for any types.
-ANY_TYPE = frozenset({"cast", "where", "real", "imag", "complex", "call", "bin", *LEAVES, *RANDOM})
+ANY_TYPE = frozenset(
+    {"cast", "where", "taken", "real", "imag", "complex", "call", "bin", *LEAVES, *RANDOM}
+)
 
 
 def unwritten(kernel: Kernel) -> str | None:
@@ -240,7 +243,10 @@ class _Tree:
         self.nodes: list[_Node] = []
         self._known: dict[Any, int] = {}
         numbers: dict[int, int] = {}
-        for expr in nodes(roots):
+        for expr in nodes(roots, lambda n: n.args[1:] if n.op == "taken" else n.args):
+            if expr.op == "taken":
+                numbers[id(expr)] = self._taken(expr, numbers[id(expr.args[1])])
+                continue
             args = tuple(numbers[id(a)] for a in expr.args)
             op = expr.op
             if op in ("power", "float_power"):  # small exponents are part of the structure
@@ -251,14 +257,19 @@ class _Tree:
         self.inputs = self._all("input")
         self.indices = self._all("index")
         self.calls = self._all("call")
+        self.taken = self._all("taken")
         self.reads: list[bool] = []  # whether there is an input or a call below
         self.values: list[bool] = []  # ... or anything else that is not known from the index
         for n in self.nodes:
             below = any(self.reads[a] for a in n.args)
-            self.reads.append(n.op in ("input", "call") or below)
-            known = n.op not in RANDOM | {"input", "reduced", "call"}
+            self.reads.append(n.op in ("input", "call", "taken") or below)
+            known = n.op not in RANDOM | {"input", "reduced", "call", "taken"}
             self.values.append(not known or any(self.values[a] for a in n.args))
-        self.guards: dict[int, int | None] = self._guards()
+        needs = self._guards(lambda c: not self.values[c])
+        self.guards = {k: needs[k] for k in (*self.inputs, *self.calls)}
+        if self.taken:  # these are not read ahead: a condition may depend on what is
+            needs = self._guards(lambda c: not self._takes(c))
+            self.guards.update({k: needs[k] for k in self.taken})
         if len(self.nodes) > MOST_STATEMENTS:
             raise NotGenerated(f"an expression of {len(self.nodes):,} operations")
 
@@ -285,8 +296,24 @@ class _Tree:
             self.nodes.append(_Node(op, short, args, data))
         return self._known[words]
 
-    def _guards(self) -> dict[int, int | None]:
-        """The node that says whether each input or call is needed; None for what always is."""
+    def _taken(self, expr: Expr, number: int) -> int:
+        """An element of an array at a place that is computed. The place is counted from where the
+        array's view begins: that is part of the pointer."""
+        array, view = expr.args[0].data
+        if expr.data != 1:
+            step = self._add("constant", "i8", (), np.int64(expr.data).tobytes())
+            number = self._add("multiply", "i8", (number, step))
+        if any(view.strides):
+            evenly = self._add("index", "i8", (), View(0, view.strides))
+            number = self._add("add", "i8", (evenly, number))
+        return self._add("taken", _code(expr), (number,), (array, View(view.offset, ())))
+
+    def _takes(self, k: int) -> bool:
+        return any(self.nodes[n].op in ("taken", "call") for n in self.below([k]))
+
+    def _guards(self, known: Callable[[int], bool]) -> dict[int, int | None]:
+        """The node that says whether each node is needed where it reads something; None for what
+        always is. `known` are the conditions that count."""
         needs: list[list[int | None]] = [[] for _ in self.nodes]
         for r in self.roots:
             needs[r].append(None)
@@ -296,7 +323,7 @@ class _Tree:
                 continue
             guard = self._joined(mine)
             needs[k] = [guard]
-            if node.op != "where" or self.values[node.args[0]] or node.args[1] == node.args[2]:
+            if node.op != "where" or not known(node.args[0]) or node.args[1] == node.args[2]:
                 for a in node.args:
                     needs[a].append(guard)
                 continue
@@ -305,7 +332,7 @@ class _Tree:
                 needs[a].append(self._both(guard, c))
             if self.reads[b]:
                 needs[b].append(self._both(guard, self._add("logical_not", "b1", (c,))))
-        return {k: needs[k][0] if needs[k] else None for k in (*self.inputs, *self.calls)}
+        return {k: found[0] if found else None for k, found in enumerate(needs)}
 
     def _joined(self, guards: list[int | None]) -> int | None:
         if None in guards:
@@ -563,6 +590,13 @@ class _Generator:
                     weights[k] += int(node.code[1:]) * covered
             if covered > most:
                 dominant, most = strides, covered
+        for tree_node in self.tree.taken:
+            strides = self._evenly(tree_node)
+            for k, s in enumerate(strides):
+                if abs(s) == 1:
+                    weights[k] += int(self.tree.nodes[tree_node].code[1:]) * math.prod(shape)
+            if math.prod(shape) > most:
+                dominant, most = strides, math.prod(shape)
         long = [k for k in range(len(shape)) if shape[k] > 1]
         if not long:
             return (over[-1] if over else kept[-1] if kept else -1), over
@@ -573,6 +607,18 @@ class _Generator:
         if last in over:
             over = [*[k for k in over if k != last], last]
         return last, over
+
+    def _evenly(self, k: int) -> tuple[int, ...]:
+        """The strides of an element that is taken, but for what its number is computed of."""
+        place = self.tree.nodes[self.tree.nodes[k].args[0]]
+        first = place.args[0] if place.op == "add" else self.tree.nodes[k].args[0]
+        found = self.layout_of.get((self.tree.letter, first))
+        index = self.tree.nodes[first].op == "index"
+        return (
+            list(self.layouts)[found]
+            if found is not None and index
+            else (0,) * len(self.kernel.shape)
+        )
 
     def _strides(self, layout: int, group: str) -> list[int]:
         return [a.strides[layout] for a in self.axes[group]]
@@ -757,6 +803,8 @@ class _Generator:
             return f"{args[0]} ? {args[1]} : {args[2]}"
         if node.op == "call":
             return f"of_{self._call(node, types)}({', '.join(args)})"
+        if node.op == "taken":
+            return loaded(node.code, f"p{tree.letter}{k}[{args[0]}]")
         if node.op in ("real", "imag"):
             if types[0][0] != "c":
                 return args[0] if node.op == "real" else f"({TYPES[node.code]})0"
@@ -954,7 +1002,7 @@ class _Generator:
                     continue
             else:
                 text = self._operation(tree, k)
-            guard = tree.guards.get(k) if node.op == "call" else None
+            guard = tree.guards.get(k) if node.op in ("call", "taken") else None
             if guard is None:
                 lines.append(f"const {TYPES[node.code]} {tree.letter}{k} = {text};")
                 continue
@@ -1203,7 +1251,7 @@ class _Generator:
         """What is read and written, by name."""
         lines = []
         for tree in self.trees:
-            lines += [self._pointer(tree, k) for k in tree.inputs]
+            lines += [self._pointer(tree, k) for k in (*tree.inputs, *tree.taken)]
         for n, short in enumerate(self.outs):
             slot = self.slots.at(("output", n))
             lines.append(f"{STORED[short]}* const q{n} = ({STORED[short]}*)S({slot});")

@@ -1,8 +1,7 @@
 """Index lists as a few slices: of `x[::3]`, of a month of each year, of a list in descending order,
 whatever wrote them as numbers. Slices need no copy and can be part of a kernel, and what they give
-is known before it is there.
-
-Not done: lists that are neither sorted nor regular. These stay what Dask makes of them.
+is known before it is there. Of other lists tasks are given the numbers themselves, as arrays beside
+their blocks, with which kernels of GPUs read just these elements.
 """
 
 from __future__ import annotations
@@ -18,12 +17,15 @@ from dask.array._shuffle import _getitem as take_block
 from dask.array._shuffle import concatenate_arrays
 from dask.array.dispatch import concatenate_lookup
 
-#: Slices of one list, at most: each is a case of its own in a kernel.
+#: Slices of one list, at most: to copy so many parts is as fast as to look up each number ...
 MOST_SLICES = 16
+#: ... and in a kernel each is a case of its own.
+FEW_SLICES = 3
 
 
-def slices_of(numbers: Any) -> tuple[slice, ...] | None:
-    """The slices that give these numbers one after the other, or None where there are too many.
+def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None:
+    """The slices that give these numbers one after the other, or None where there are more than
+    `most`.
 
     >>> slices_of([4, 5, 6, 7, 30, 20, 10, 0, 2])
     (slice(4, 8, 1), slice(30, None, -10), slice(2, 3, 1))
@@ -36,7 +38,7 @@ def slices_of(numbers: Any) -> tuple[slice, ...] | None:
     out: list[slice] = []
     begin = 0
     while begin < len(numbers):
-        if len(out) == MOST_SLICES:
+        if len(out) == most:
             return None
         first, last, step = int(numbers[begin]), begin, 1
         if begin < len(steps) and steps[begin]:
@@ -53,6 +55,16 @@ def taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
     return joined([x[(slice(None),) * axis + (s,)] for s in slices], axis)
 
 
+def picked(x: Any, axis: int, numbers: Any) -> Any:
+    """Elements of an array along an axis, by their numbers."""
+    return x[(*(slice(None),) * axis, numbers)]
+
+
+def reordered(arrays: list[Any], axis: int, numbers: Any) -> Any:
+    """Elements along an axis of arrays that lie one after the other."""
+    return picked(joined(arrays, axis), axis, numbers)
+
+
 def joined(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None) -> Any:
     """Arrays one after the other; parts of the whole in another order."""
     whole = arrays[0]
@@ -61,15 +73,17 @@ def joined(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None
     return whole if slices is None else taken(whole, axis, slices)
 
 
-def by_slices(dsk: dict[Any, Any]) -> None:
+def by_slices(dsk: dict[Any, Any], gpus: bool = False) -> None:
     """Tasks that take elements by their numbers take slices, where these are few. Changes the
     graph; lists that nobody reads any more are left in it."""
+    most = FEW_SLICES if gpus else MOST_SLICES
     lists = {key: node.value[1] for key, node in dsk.items() if _is_list(node)}
     if not lists:
         return
     for key, task in dsk.items():
         if type(task) is Task and not lists.keys().isdisjoint(task.dependencies):
-            dsk[key] = _fused(task, lists) if task.func is execute_subgraph else _one(task, lists)
+            change = _fused if task.func is execute_subgraph else _one
+            dsk[key] = change(task, lists, most)
 
 
 def _is_list(node: Any) -> bool:
@@ -82,28 +96,34 @@ def _is_list(node: Any) -> bool:
     return len(lists) == 1 and type(lists[0]) is np.ndarray and lists[0].dtype.kind in "iu"
 
 
-def _one(task: Task, lists: dict[Any, Any]) -> Task:
+def _one(task: Task, lists: dict[Any, Any], most: int) -> Task:
     """The same, without the list if it can be."""
     words = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
     if task.func is take_block and type(words) is tuple:
         (axis,) = [k for k, w in enumerate(words) if not isinstance(w, slice)]
-        slices = slices_of(words[axis])
+        slices = slices_of(words[axis], most)
         if slices is None:
-            return task
+            return Task(task.key, picked, task.args[0], axis, _small(words[axis]))
         if len(slices) == 1:
             part = (*words[:axis], slices[0], *words[axis + 1 :])
             return Task(task.key, operator.getitem, task.args[0], part)
         return Task(task.key, taken, task.args[0], axis, slices)
     if task.func is concatenate_arrays and type(words) is np.ndarray:
-        slices = slices_of(np.argsort(words))
+        order = np.argsort(words)
+        slices = slices_of(order, most)
         if slices is None:
-            return task
+            return Task(task.key, reordered, task.args[0], task.args[2], _small(order))
         in_order = slices == (slice(0, len(words), 1),)
         return Task(task.key, joined, task.args[0], task.args[2], None if in_order else slices)
     return task
 
 
-def _fused(task: Task, lists: dict[Any, Any]) -> Task:
+def _small(numbers: Any) -> Any:
+    """As int32 where that is enough: they are sent to the devices."""
+    return numbers.astype(np.int32 if numbers.max(initial=0) < 2**31 else np.int64)
+
+
+def _fused(task: Task, lists: dict[Any, Any], most: int) -> Task:
     """The same of a task that Dask has fused."""
     inner, outkey, inkeys, *given = task.args
     known = {
@@ -111,7 +131,7 @@ def _fused(task: Task, lists: dict[Any, Any]) -> Task:
         for name, d in zip(inkeys, given, strict=True)
         if type(d) is TaskRef and d.key in lists
     }
-    changed = {k: _one(t, known) if type(t) is Task else t for k, t in inner.items()}
+    changed = {k: _one(t, known, most) if type(t) is Task else t for k, t in inner.items()}
     if all(changed[k] is t for k, t in inner.items()):
         return task
     left = {d for t in changed.values() for d in t.dependencies}

@@ -41,6 +41,7 @@ from dask.utils import apply as dask_apply
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from . import takes
 from .bins import Bins, compared
 from .expr import (
     LEAVES,
@@ -2753,6 +2754,51 @@ def _getting(getter: Callable[..., Any]) -> Callable[..., Any]:
 for _getter in GETTERS:
     if "asarray" in _getter.__code__.co_varnames:
         KNOWN[_getter] = _getting(_getter)
+
+
+@_instead_of(takes.picked)
+def _picked(x: Any, axis: int, numbers: Any) -> Traced:
+    """Elements of an array along an axis, by their numbers, of which each is one of the axis."""
+    if not _current.get().products:
+        raise _refuse("it indexes with an array: NumPy's own is as fast")
+    x, numbers = _array(x), _array(numbers)
+    shape = (*x.shape[:axis], numbers.size, *x.shape[axis + 1 :])
+    if 0 in x.shape or 0 in shape:
+        return Traced(_constant(0, x.dtype), shape)
+    line = _look(numbers, lambda a: a.reshape((-1,) + (1,) * (x.ndim - axis - 1)))
+    number = _cast(_broadcast(line, shape)._expr, np.int64)
+
+    def scaled(step: int) -> Expr:
+        return number if step == 1 else _apply(np.multiply, number, step)
+
+    new: dict[int, Expr] = {}
+    for old in nodes((x._expr,)):
+        args = tuple([new[id(a)] for a in old.args])
+        view = view_of(old)
+        step = 0 if view is None or x.shape[axis] == 1 else view.strides[axis]
+        if view is not None:
+            still = View(view.offset, (*view.strides[:axis], 0, *view.strides[axis + 1 :]))
+            leaf = with_view(old, still)
+            found = _node(leaf.op, (), leaf.dtype, leaf.data)
+            if step and old.op == "index":
+                found = _apply(np.add, found, scaled(step))
+            elif step:
+                found = _node("taken", (found, scaled(step)), leaf.dtype, 1)
+        elif old.op == "taken" and args[0].op == "taken":
+            base, place = args[0].args
+            inner = args[1] if old.data == 1 else _apply(np.multiply, args[1], old.data)
+            found = _node("taken", (base, _apply(np.add, place, inner)), old.dtype, 1)
+        elif old.op in ("bits", "uniform", "normal"):
+            raise _refuse("it takes random numbers by a list")
+        else:
+            found = _node(old.op, args, old.dtype, old.data)
+        new[id(old)] = found
+    return Traced(new[id(x._expr)], shape)
+
+
+@_instead_of(takes.reordered)
+def _reordered(arrays: list[Any], axis: int, numbers: Any) -> Traced:
+    return _picked(takes.joined(arrays, axis), axis, numbers)
 
 
 #: What Dask makes ones, zeros and the like of: one element, seen as many.

@@ -14,7 +14,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
-from gpuscheduler.takes import MOST_SLICES, by_slices, joined, slices_of, taken
+from gpuscheduler.takes import MOST_SLICES, by_slices, joined, picked, slices_of, taken
 
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))
 FEW = settings(max_examples=EXAMPLES, deadline=None)
@@ -76,11 +76,25 @@ def test_what_only_looks_like_a_list_of_dasks_stays():
     dsk = {"pair": DataNode("pair", (1, np.arange(3))), "own": own}
     by_slices(dsk)
     assert dsk["own"] is own
-    far = Task("far", take_block, TaskRef("x"), TaskRef("list"))
+
+
+def test_numbers_without_an_order_are_given_to_the_task():
     irregular = np.random.default_rng(0).permutation(100)
-    dsk = {"list": DataNode("list", (1, (irregular, slice(None)))), "far": far}
+    far = Task("far", take_block, TaskRef("x"), TaskRef("list"))
+    dsk = {"list": DataNode("list", (1, (slice(None), irregular))), "far": far}
     by_slices(dsk)
-    assert dsk["far"] is far
+    assert dsk["far"].dependencies == {"x"}
+    x = np.arange(200.0).reshape(2, 100)
+    np.testing.assert_array_equal(dsk["far"]({"x": x}), x[:, irregular])
+
+
+def test_on_gpus_more_than_a_few_slices_are_numbers():
+    parts = np.r_[0:5, 10:15, 20:25, 30:35]
+    for gpus, function in ((False, taken), (True, picked)):
+        take = Task("take", take_block, TaskRef("x"), TaskRef("list"))
+        dsk = {"list": DataNode("list", (1, (parts, slice(None)))), "take": take}
+        by_slices(dsk, gpus)
+        assert dsk["take"].func is function
 
 
 def kernels(scheduler, z):

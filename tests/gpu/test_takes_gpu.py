@@ -1,0 +1,100 @@
+"""Elements that lists of numbers take, in kernels."""
+
+import os
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask.array as da  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+from tests.test_takes import LISTS  # noqa: E402
+
+from .test_cuda import DEVICES, host  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "40"))
+SOURCE = np.random.default_rng(0).random((60, 40))
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def scheduler(request):
+    with gpuscheduler.Scheduler(request.param, check=True, fuse_least=0) as s:
+        yield s
+
+
+@pytest.mark.real
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(LISTS, st.lists(st.integers(0, 39), min_size=1, max_size=30), st.data())
+def test_any_list_takes_what_numpy_takes(scheduler, rows, columns, data):
+    chunks = data.draw(st.sampled_from([(60, 40), (20, 40), (7, 13), (25, 10)]))
+    dtype = data.draw(st.sampled_from(["f4", "f8", "i2", "?", "c8", "u1", "f2"]))
+    source = (SOURCE * 9).astype(dtype)
+    x = da.from_array(source, chunks=chunks).to_backend("cupy")
+    kept = data.draw(st.booleans())
+    x = x.persist() if kept else x
+    which = data.draw(st.sampled_from(["rows", "columns", "both", "again"]))
+    z, want = x, source
+    if which in ("rows", "both"):
+        z, want = z[rows], want[rows]
+    if which in ("columns", "both"):
+        z, want = z[:, columns], want[:, columns]
+    if which == "again":
+        z, want = z[rows][:, columns][: len(rows) // 2 + 1, ::-1], want[rows][:, columns]
+        want = want[: len(rows) // 2 + 1, ::-1]
+    behind = data.draw(st.sampled_from(["nothing", "sum", "largest", "chain", "turned", "itself"]))
+    if behind == "sum":
+        z, want = z.sum(axis=0, dtype="c16"), want.sum(axis=0, dtype="c16")
+    elif behind == "largest" and dtype != "c8":
+        z, want = z.max(axis=1), want.max(axis=1)
+    elif behind == "chain":
+        z, want = da.where(z == z[:1], z, z[-1:]), np.where(want == want[:1], want, want[-1:])
+    elif behind == "turned":
+        z, want = z.T, want.T
+    elif behind == "itself":
+        z, want = da.concatenate([z, z[::-1]]), np.concatenate([want, want[::-1]])
+    for _ in range(2):  # the second time by what was learnt
+        got = z.compute()
+        assert isinstance(got, cupy.ndarray)
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        np.testing.assert_allclose(host(got), want, rtol=1e-6)
+
+
+def test_each_block_of_a_permutation_is_one_kernel(scheduler):
+    """Rows are read where they lie, once, by what sums them up."""
+    order = np.random.default_rng(1).permutation(60)
+    x = da.from_array(SOURCE, chunks=(20, 40)).to_backend("cupy").persist()
+    z = (x[order] * 2 + 1).sum(axis=1)
+    plan = scheduler.plan(z)
+    assert not any("not known before" in reason for reason in plan.reasons.values())
+    kinds = {type(s.task).__name__ for s in plan.steps}
+    assert "Fused" in kinds
+    np.testing.assert_allclose(host(z.compute()), (SOURCE[order] * 2 + 1).sum(axis=1))
+
+
+ORDER = np.random.default_rng(2).permutation(60)
+CASES = {
+    "permutation": lambda x: x[ORDER],
+    "sums": lambda x: (x[ORDER] * 2 + 1).sum(axis=0),
+    "columns": lambda x: x[:, ORDER[ORDER < 40]].max(axis=1),
+    "both": lambda x: x[ORDER][:, ORDER[ORDER < 40]].T - 1,
+    "of a list": lambda x: x[np.sort(ORDER[:30])][ORDER[ORDER < 30][:17]] + x[:17],
+    "again and again": lambda x: x[np.repeat(ORDER, 2)].mean(axis=1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*[(n, "f4") for n in CASES], ("permutation", "?"), ("sums", "c16")]
+)
+def test_lists_without_any_order(scheduler, name, dtype):
+    source = (SOURCE > 0.5) if dtype == "?" else SOURCE.astype(dtype)
+    x = da.from_array(source, chunks=(25, 17)).to_backend("cupy").persist()
+    want = CASES[name](source)
+    for _ in range(2):
+        got = CASES[name](x).compute()
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        np.testing.assert_allclose(host(got), want, rtol=1e-5)

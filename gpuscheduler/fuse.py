@@ -755,6 +755,9 @@ class Fuser:
         blocks = [self.graph.blocks.get(k) for k in (key, *recipe.parts)]
         kinds = [b.kind for b in blocks if b is not None and b.kind]
         kinds += recipe.kinds
+        if not kinds:  # as Dask's own steps between collections are: they keep what they get
+            near = [self.graph.blocks.get(k) for k in self.graph.needs[key]]
+            kinds = [b.kind for b in near if b is not None and b.kind]
         return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
 
     def _view(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,57 +74,71 @@ def joined(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None
     return whole if slices is None else taken(whole, axis, slices)
 
 
+@dataclass(frozen=True)
+class _List:
+    """What a list of Dask's is for the tasks that read it."""
+
+    axis: int  # -1 for an order
+    slices: tuple[slice, ...] | None
+    numbers: Any
+
+
 def by_slices(dsk: dict[Any, Any], gpus: bool = False) -> None:
     """Tasks that take elements by their numbers take slices, where these are few. Changes the
     graph; lists that nobody reads any more are left in it."""
     most = FEW_SLICES if gpus else MOST_SLICES
-    lists = {key: node.value[1] for key, node in dsk.items() if _is_list(node)}
+    lists = {k: found for k, node in dsk.items() if (found := _list_of(node, most)) is not None}
     if not lists:
         return
     for key, task in dsk.items():
         if type(task) is Task and not lists.keys().isdisjoint(task.dependencies):
             change = _fused if task.func is execute_subgraph else _one
-            dsk[key] = change(task, lists, most)
+            dsk[key] = change(task, lists)
 
 
-def _is_list(node: Any) -> bool:
+def _list_of(node: Any, most: int) -> _List | None:
     """As `dask.array._shuffle` has it: a 1, and an array, or slices with an array among them."""
     value = node.value if type(node) is DataNode else None
-    if type(value) is not tuple or len(value) != 2 or value[0] != 1:
-        return False
+    if type(value) is not tuple or len(value) != 2 or type(value[0]) is not int:
+        return None
     words = value[1] if type(value[1]) is tuple else (value[1],)
-    lists = [w for w in words if not isinstance(w, slice)]
-    return len(lists) == 1 and type(lists[0]) is np.ndarray and lists[0].dtype.kind in "iu"
+    places = [k for k, w in enumerate(words) if type(w) is not slice or w != slice(None)]
+    if len(places) != 1:
+        return None
+    (axis,) = places
+    numbers = words[axis]
+    if type(numbers) is not np.ndarray or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        return None
+    order = type(value[1]) is not tuple
+    numbers = np.argsort(numbers) if order else numbers
+    # they are sent to the devices
+    small = np.int32 if numbers.max(initial=0) < 2**31 else np.int64
+    return _List(-1 if order else axis, slices_of(numbers, most), numbers.astype(small))
 
 
-def _one(task: Task, lists: dict[Any, Any], most: int) -> Task:
-    """The same, without the list if it can be."""
-    words = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
-    if task.func is take_block and type(words) is tuple:
-        (axis,) = [k for k, w in enumerate(words) if not isinstance(w, slice)]
-        slices = slices_of(words[axis], most)
+def _one(task: Task, lists: dict[Any, _List]) -> Task:
+    """The same, without the list."""
+    found = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
+    if found is None or (found.axis < 0) is not (task.func is concatenate_arrays):
+        return task
+    slices = found.slices
+    if task.func is take_block:
         if slices is None:
-            return Task(task.key, picked, task.args[0], axis, _small(words[axis]))
+            return Task(task.key, picked, task.args[0], found.axis, found.numbers)
         if len(slices) == 1:
-            part = (*words[:axis], slices[0], *words[axis + 1 :])
+            part = (*(slice(None),) * found.axis, slices[0])
             return Task(task.key, operator.getitem, task.args[0], part)
-        return Task(task.key, taken, task.args[0], axis, slices)
-    if task.func is concatenate_arrays and type(words) is np.ndarray:
-        order = np.argsort(words)
-        slices = slices_of(order, most)
+        return Task(task.key, taken, task.args[0], found.axis, slices)
+    if task.func is concatenate_arrays:
+        parts, axis = task.args[0], task.args[2]
         if slices is None:
-            return Task(task.key, reordered, task.args[0], task.args[2], _small(order))
-        in_order = slices == (slice(0, len(words), 1),)
-        return Task(task.key, joined, task.args[0], task.args[2], None if in_order else slices)
+            return Task(task.key, reordered, parts, axis, found.numbers)
+        in_order = slices == (slice(0, len(found.numbers), 1),)
+        return Task(task.key, joined, parts, axis, None if in_order else slices)
     return task
 
 
-def _small(numbers: Any) -> Any:
-    """As int32 where that is enough: they are sent to the devices."""
-    return numbers.astype(np.int32 if numbers.max(initial=0) < 2**31 else np.int64)
-
-
-def _fused(task: Task, lists: dict[Any, Any], most: int) -> Task:
+def _fused(task: Task, lists: dict[Any, _List]) -> Task:
     """The same of a task that Dask has fused."""
     inner, outkey, inkeys, *given = task.args
     known = {
@@ -131,7 +146,7 @@ def _fused(task: Task, lists: dict[Any, Any], most: int) -> Task:
         for name, d in zip(inkeys, given, strict=True)
         if type(d) is TaskRef and d.key in lists
     }
-    changed = {k: _one(t, known, most) if type(t) is Task else t for k, t in inner.items()}
+    changed = {k: _one(t, known) if type(t) is Task else t for k, t in inner.items()}
     if all(changed[k] is t for k, t in inner.items()):
         return task
     left = {d for t in changed.values() for d in t.dependencies}

@@ -147,15 +147,14 @@ def _affordable(
 
 def _cost(root: Expr) -> int:
     """About how many additions it takes as long as."""
-    return sum(map(cost_of, nodes((root,))))
-
-
-def cost_of(node: Expr) -> int:
-    """The same of an operation alone."""
-    if node.op in CHEAP or not node.args:
-        return bool(node.args)
-    wide = node.dtype.kind in "fc" and node.dtype != np.float32
-    return COSTS.get(node.op, (20, 40))[wide]
+    total = 0
+    for node in nodes((root,)):
+        if node.op in CHEAP or not node.args:
+            total += bool(node.args)
+        else:
+            wide = node.dtype.kind in "fc" and node.dtype != np.float32
+            total += COSTS.get(node.op, (20, 40))[wide]
+    return total
 
 
 def _over(roots: list[Expr], axes: list[int]) -> list[Expr]:

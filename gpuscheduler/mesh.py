@@ -25,7 +25,6 @@ from dask.utils import parse_bytes
 from . import blocks, trace
 from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
 from .grid import Axis, Tile, Tiles
-from .hoist import LEAST_COST, MOST_ARRAYS, cost_of
 from .parts import by_parts
 from .scalar import NotCompiled, ScalarFunction, plain
 from .scheduler import kind_in_use
@@ -40,9 +39,6 @@ LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
 MOST_TILES = 4096
-#: Of what a function does at a point in a row, what takes about as long to compile as a loop by
-#: Numba (1.3 s): 150 sines in float64.
-MOST_WORK = 6000
 #: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
 #: several that have been made one, it is known which they were; and what it does with points one by
 #: one is the same both times.
@@ -219,7 +215,7 @@ def mesh(
         made: list[Any] = _as_written(f, len(every), given, numbers)
     else:
         whole = _whole(f, len(every) + len(numbers))
-        ends = [_ends_of(a) for a in every]
+        ends = [_ends_of(a) if given.kind == "f" else None for a in every]
         made = _expressions(whole, [given] * len(every), numbers, how, xp, ends)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
@@ -292,13 +288,12 @@ def _expressions(
 ) -> list[Any]:
     """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`."""
     name = getattr(f, "__name__", repr(f))
-    why, followed = "", None
+    why = ""
     if how != "numba":
         try:
             followed = _followed(f, types, args)
-            followed[:] = [by_parts(e, ends) for e in followed]
-            if how == "trace" or max(map(_work, followed), default=0) <= MOST_WORK:
-                return followed
+            followed[:] = [_by_parts(e, ends) for e in followed]
+            return followed
         except Unfollowed as error:
             why = str(error)
             if how == "trace":
@@ -306,26 +301,16 @@ def _expressions(
     try:
         return _compiled(f, types, args, xp)
     except NotCompiled as error:
-        if followed is not None:
-            return followed
         also = f" (nor can it be run on symbols: {why})" if why else ""
         raise NotCompiled(
             f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays"
         ) from error.__cause__
 
 
-def _work(expr: Expr) -> int:
-    """What is left to do at each point, as `hoist` counts it: what depends on fewer axes is done
-    once along these, if it is not too many arrays."""
-    along: dict[int, frozenset[int]] = {}
-    every = nodes((expr,))
-    for node in every:
-        inputs = [node.data[0]] if node.op == "input" else []
-        along[id(node)] = frozenset(inputs).union(*[along[id(a)] for a in node.args])
-    axes = along[id(expr)]
-    costs = [(cost_of(n), along[id(n)] == axes) for n in every]
-    before = sorted([c for c, at_all in costs if not at_all and c >= LEAST_COST], reverse=True)
-    return sum(c for c, at_all in costs if at_all) + sum(before[MOST_ARRAYS:])
+def _by_parts(expr: Expr, ends: Sequence[tuple[float, float] | None]) -> Expr:
+    """The same by the parts of complex numbers, if that is not too much for a kernel."""
+    new = by_parts(expr, ends)
+    return new if len(nodes((new,))) <= trace.MOST_NODES // 2 else expr
 
 
 def _whole(f: Any, count: int) -> Any:
@@ -357,7 +342,7 @@ def _followed_by(call: Callable[..., Any], types: list[DType], lengths: Sequence
     shapes = [tuple(lengths[k] if k == j else 1 for j in range(count)) for k in range(count)]
     probes = [Abstract(s, t) for s, t in zip(shapes, types, strict=True)]
     try:
-        program = trace.follow(call, probes)
+        program = trace.follow(call, probes, points=True)
         result = program.result
     except OnlyView as error:
         program, result = None, error.result

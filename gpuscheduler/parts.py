@@ -6,7 +6,8 @@ each of these is computed once per row or column. A real number times a complex 
 products, and not four and two sums. Both need numbers that are known to be finite: what the ends of
 axes say about them.
 
-Not done: products of two complex numbers, powers, and what is not exact but for the sign of a zero.
+What changes is the sign of a zero in the result, as between C and NumPy. Where it could become
+another value (the root or the logarithm of a negative number, a quotient), nothing changes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,44 @@ LARGE = {4: 1e30, 8: 1e250}
 EXPONENT = {4: 80.0, 8: 690.0}
 #: What a number must be larger than to be divided by.
 SMALL = 1e-30
+#: Numbers that may have become zero.
+TINY = {4: 1e-36, 8: 1e-300}
+#: What gives the same for both zeros, and what gives zeros of other signs and nothing else.
+ABSORBING = frozenset(
+    {
+        "absolute",
+        "less",
+        "less_equal",
+        "greater",
+        "greater_equal",
+        "equal",
+        "not_equal",
+        "isnan",
+        "isinf",
+        "isfinite",
+    }
+)
+PASSING = frozenset(
+    {
+        "add",
+        "subtract",
+        "multiply",
+        "negative",
+        "conjugate",
+        "exp",
+        "sin",
+        "cos",
+        "sinh",
+        "cosh",
+        "tanh",
+        "real",
+        "imag",
+        "complex",
+        "cast",
+        "where",
+        "square",
+    }
+)
 #: More than what a rounding adds to a number, relative to it.
 ROUNDING = 1e-6
 
@@ -53,6 +92,7 @@ class Rewriter:
         self.ends = ends
         self.made: dict[Any, Expr] = {}  # equal nodes are one
         self.ranges: dict[int, Range | None] = {}
+        self.exact: set[int] = set()  # nodes whose zeros must have the sign that they had
         #: What stands for each node of the old tree, and its parts if it is complex. Whether these
         #: are less work than the node.
         self.new: dict[int, Expr] = {}
@@ -60,7 +100,9 @@ class Rewriter:
         self.better: set[int] = set()
 
     def of(self, root: Expr) -> Expr:
-        for node in nodes((root,)):
+        every = nodes((root,))
+        self.exact = _exact(every)
+        for node in every:
             found = self._parts(node) if node.dtype.kind == "c" else None
             if found is not None:
                 parts, better = found
@@ -125,7 +167,8 @@ class Rewriter:
         return x if x.dtype == dtype else self.node("cast", (x,), dtype)
 
     def _product(self, node: Expr) -> tuple[Parts, bool] | None:
-        """Of a real number and a complex one: as C has it, and Python from 3.14 on."""
+        """Of a real number and a complex one: as C has it, and Python from 3.14 on. Where it must
+        be exact, only if what is left out, a zero, has a sign that is known or does not matter."""
         for n, factor in enumerate(map(self._real, node.args)):
             parts = self.parts[id(node.args[1 - n])]
             if factor is None or self._real(node.args[1 - n]) is not None:
@@ -134,8 +177,27 @@ class Rewriter:
                 return None
             pairs = [(p, factor) if n else (factor, p) for p in parts]
             first, second = [self.node("multiply", pair, factor.dtype) for pair in pairs]
-            return (first, second), True
+            if id(node) not in self.exact:
+                return (first, second), True
+            if np.signbit(self.parts[id(node.args[n])][1].value):
+                return None
+            # without the products by zero: first - 0 * y, and second + 0 * x
+            signs = [self._sign(p) for p in parts]
+            real = self._with_zero(first, -signs[1])
+            imag = self._with_zero(second, signs[0])
+            return None if real is None or imag is None else ((real, imag), True)
         return None
+
+    def _sign(self, x: Expr) -> int:
+        """1 or -1 of a number that has always this sign, else 0."""
+        low, high = self.range_of(x) or (0.0, 0.0)
+        return int(low > 0) - int(high < 0)
+
+    def _with_zero(self, x: Expr, sign: int) -> Expr | None:
+        """The sum of a number and a zero of this sign, where that is known."""
+        if self._sign(x) or sign < 0:
+            return x
+        return self.node("add", (x, self.constant(0, x.dtype)), x.dtype) if sign else None
 
     def _real(self, node: Expr) -> Expr | None:
         """What it was before it was made complex."""
@@ -179,8 +241,25 @@ class Rewriter:
             return None
         low, high = float(min(ends)), float(max(ends))
         low, high = low - abs(low) * ROUNDING, high + abs(high) * ROUNDING
+        tiny = TINY.get(node.dtype.itemsize, 0.0)
+        low, high = (0.0 if 0 < low < tiny else low), (0.0 if -tiny < high < 0 else high)
         most = LARGE.get(node.dtype.itemsize, 0.0)
         return (low, high) if -most <= low and high <= most else None
+
+
+def _exact(every: Sequence[Expr]) -> set[int]:
+    """The nodes of which the signs of zeros may decide on values."""
+    found: set[int] = set()
+    for node in reversed(every):
+        if node.op in ABSORBING:
+            continue
+        args = node.args
+        if node.op in PASSING and id(node) not in found:
+            continue
+        if node.op == "divide" and id(node) not in found:
+            args = args[1:]
+        found.update(map(id, args))
+    return found
 
 
 Ends = Callable[..., Iterable[float] | None]

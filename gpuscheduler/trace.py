@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from dask.array import chunk as dask_chunk
@@ -169,10 +169,12 @@ def follow(
     abstract: Sequence[Any],
     products: bool = False,
     beside: Beside | None = None,
+    points: bool = False,
 ) -> Program:
     """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only. With
     `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
     Arrays that it reads beside its arguments are put into `beside`; without that, it may not.
+    Of `points` each element is a number of Python's for the function.
 
     >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -181,7 +183,7 @@ def follow(
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
-    following = _Following(products, beside)
+    following = _Following(products, beside, points)
     token = _current.set(following)
     try:
         arguments = [following.argument(a) for a in abstract]
@@ -241,8 +243,10 @@ class _Result:
 class _Following:
     """The nodes of one run, each once, and the arrays made."""
 
-    def __init__(self, products: bool = False, beside: Beside | None = None) -> None:
-        self.products, self.operations = products, 0
+    def __init__(
+        self, products: bool = False, beside: Beside | None = None, points: bool = False
+    ) -> None:
+        self.products, self.points, self.operations = products, points, 0
         self.short = True  # whether short rows may be reduced one by one
         self.beside = beside
         self.known: dict[Any, Expr] = {}
@@ -951,9 +955,10 @@ def _write(x: Traced, value: Traced) -> None:
 
 
 def _written(x: Traced, value: Any) -> Any:
-    """`x` after an in-place operation; a scalar is replaced, as in NumPy."""
+    """`x` after an in-place operation; a scalar is replaced, as in NumPy, and so is a point of a
+    mesh, which is a number."""
     value = _array(value)
-    if x._scalar:
+    if x._scalar or _current.get().points:
         return value
     if not np.can_cast(value.dtype, x.dtype, "same_kind"):
         raise TypeError(f"Cannot cast ufunc output from {value.dtype} to {x.dtype}")
@@ -2925,14 +2930,16 @@ KNOWN[dask_apply] = _apply_adapted
 
 def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
     """`own` where an argument is an array, else Python's: its numbers change no type."""
+    where = f"{python.__module__}.{python.__name__}"
 
     @functools.wraps(python)
     def either(*args: Any, **kwargs: Any) -> Any:
         every = [v for a in args for v in (a if isinstance(a, (tuple, list)) else (a,))]
         known = [v for v in every if isinstance(v, Traced)]
+        if any(v.dtype.kind == "c" for v in known) and python.__module__ != "cmath":
+            raise _refuse(f"it calls {where} with a complex number")
         if known and _current.get().beside is not None:  # no mesh, whose points are numbers
             if python not in (min, max):  # which may be an error, and changes no type
-                where = f"{python.__module__}.{python.__name__}"
                 raise _refuse(f"it makes a number of Python's by {where}")
             if any(v.shape for v in known):
                 raise _refuse(f"it calls {python.__name__} with an array")
@@ -2954,7 +2961,8 @@ def _is_instance(value: Any, kinds: Any) -> bool:
         return isinstance(value, kinds)
     number, arrays = value.dtype.type, _array_classes()
     if _current.get().beside is None:  # a mesh: of points one by one, or of many at once
-        may_be = [number, *arrays]
+        python = {"f": np.float64, "c": np.complex128}.get(value.dtype.kind, number)
+        may_be = [python, *arrays]
     elif value.shape:
         may_be = arrays
     else:  # NumPy's scalars are 0-dimensional arrays of CuPy's, whose class is NumPy's by now
@@ -3009,7 +3017,8 @@ def _log(x: Any) -> Any:
     """Of a number of Python's it is one, and changes no type."""
     if isinstance(x, Traced):
         return np.log(x)
-    return cmath.log(x) if isinstance(x, complex) else math.log(x)
+    with np.errstate(all="ignore"):
+        return np.log(x if isinstance(x, complex) else float(x)).item()
 
 
 def _distance(*coordinates: Any) -> Any:
@@ -3058,7 +3067,9 @@ for _name, _own in _MATH_OWN.items():
 
 def _as_complex(x: Any) -> Any:
     """A number of `cmath`'s, as precise as `x`."""
-    return x.astype(np.result_type(x.dtype, np.complex64)) if isinstance(x, Traced) else complex(x)
+    if not isinstance(x, Traced):
+        return complex(x)
+    return x.astype(np.result_type(x.dtype, np.complex64 if x.dtype.kind in "fc" else complex))
 
 
 def _complex_logarithm(*args: Any) -> Any:
@@ -3075,7 +3086,7 @@ def _phase(z: Any) -> Any:
 
 
 def _polar(z: Any) -> tuple[Any, Any]:
-    return abs(z), _phase(z)
+    return abs(_as_complex(z)), _phase(z)
 
 
 def _rect(r: Any, phi: Any) -> Any:
@@ -3087,18 +3098,27 @@ def _number_of_parts(real: Any = 0, imag: Any = 0) -> Any:
     """What `complex` makes of two numbers: `real + imag * 1j`."""
     if isinstance(real, str):
         raise _refuse("it reads a number from text")
-    real, imag = (_array(v) for v in (real, imag))
-    for part in (real, imag):
-        if part.dtype.kind not in "biufc":
-            raise _refuse(f"it makes a complex number of {part.dtype}")
-    if imag.dtype.kind == "c":  # (a + bi) + (c + di) i
-        real, imag = real - imag.imag, imag.real
-    if real.dtype.kind == "c":
-        real, imag = real.real, real.imag + imag
-    types = {v.dtype for v in (real, imag) if v._expr.op != "constant"}
-    wide = np.float32 if types == {np.dtype("f4")} else np.float64
-    real, imag = np.broadcast_arrays(real.astype(wide), imag.astype(wide))
-    return _scalar_if_point(_complex(real, imag, np.result_type(wide, np.complex64)))
+    given = [v.dtype for v in (real, imag) if isinstance(v, Traced)]
+    for dtype in given:
+        if dtype.kind not in "biufc":
+            raise _refuse(f"it makes a complex number of {dtype}")
+    some = [t for t in given if t.kind != "b"]
+    single = bool(some) and all(t in (np.float32, np.complex64) for t in some)
+    wide = np.dtype(np.float32 if single else np.float64)
+
+    def parts(v: Any) -> tuple[Traced, Traced]:
+        v = _array(v)
+        both = (v.real, v.imag) if v.dtype.kind == "c" else (v, _array(0.0))
+        return both[0].astype(wide), both[1].astype(wide)
+
+    (a, b), (c, d) = parts(real), parts(imag)
+    whole, rest = a, c  # (a + bi) + (c + di) i
+    if _array(imag).dtype.kind == "c":
+        whole = a - d
+    if _array(real).dtype.kind == "c":
+        rest = b + c
+    a, c = cast(list[Traced], np.broadcast_arrays(whole, rest))
+    return _scalar_if_point(_complex(a, c, np.result_type(wide, np.complex64)))
 
 
 class _ComplexType(type(complex)):  # type: ignore[misc]
@@ -3221,7 +3241,7 @@ def _with_adapted(
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             return _in_numpy(value)
-        if value is complex and _current.get().beside is None and not asks:
+        if value is complex and _current.get().points and not asks:
             return _Complex
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))

@@ -210,24 +210,134 @@ def test_blocks_are_no_numbers_of_pythons(cpu):
     np.testing.assert_array_equal(z.compute(), np.full((4, 4), 4 + 1j))
 
 
-def series(n):
-    def sum_of_sines(x, y):
-        total = 0.0
-        for k in range(n):
-            total += math.sin(k * x + y)
-        return total
+def powers(x, y):
+    z = complex(x, y)
+    term = total = z
+    for k in range(1, 4):
+        term *= z / k
+        total += term
+    return total
 
-    return sum_of_sines
+
+def sine(x, y):
+    total = term = x
+    for k in range(1, 6):
+        term *= -x * x / (2 * k * (2 * k + 1))
+        total += term
+    return total * y
 
 
-def test_a_long_loop_is_compiled_as_a_loop(cpu):
-    """Followed, it would be that many sines one after the other: that takes longer to compile."""
-    for n, called in ((100, False), (200, True)):
-        z = mesh(series(n), AXES, chunks=5)
-        assert ("call" in repr(steps(cpu, z)[0].program)) is called
-        np.testing.assert_allclose(z.compute(), at_each_point(series(n), X, Y), rtol=1e-12)
-    z = mesh(lambda x, y: sum(map(math.sin, (k * x + y for k in range(200)))), AXES)
-    np.testing.assert_allclose(z.compute(), at_each_point(series(200), X, Y), rtol=1e-12)
+def steps_of(x, y):
+    out, s = [], x * y
+    for _ in range(3):
+        out.append(s)
+        s += x * y
+    return sum(out)
+
+
+def by_a_helper(x, y):
+    def more(v):
+        v += 1
+        return v
+
+    v = x * y
+    return more(v) - v
+
+
+def grown(x, y):
+    t = y**2
+    t += math.cos(x + y)
+    return t
+
+
+@pytest.mark.parametrize("how", ["trace", "auto"])
+@pytest.mark.parametrize("f", [powers, sine, steps_of, by_a_helper, grown])
+def test_points_are_numbers_also_for_operators_in_place(cpu, f, how):
+    """What has another name stays what it is, and a number may become a wider one."""
+    z = mesh(f, AXES, chunks=6, how=how)
+    np.testing.assert_allclose(z.compute(), at_each_point(f, X, Y), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: sum((k + 1) ** -2 * math.cos(k * x + y) for k in range(160)),
+        lambda x, y: sum(3**k / 4**k * math.sin(x + k) for k in range(160)) * y,
+        lambda x, y: sum(math.sin(k * x) for k in range(500)) * y,
+    ],
+)
+def test_long_loops_are_followed(cpu, f):
+    """Numba's integers would be others."""
+    z = mesh(f, AXES, chunks=5)
+    assert "call" not in repr(steps(cpu, z)[0].program)
+    np.testing.assert_allclose(z.compute(), at_each_point(f, X, Y), rtol=1e-11)
+
+
+CUTS = {
+    "root": lambda x, y: cmath.sqrt(-2 * complex(x, y)),
+    "of a wave": lambda x, y: cmath.sqrt(-1 * cmath.exp(1j * y)) * x,
+    "log": lambda x, y: cmath.log(-2 * (complex(x, y) + 5)),
+    "power": lambda x, y: (-2 * complex(x, y)) ** 0.5,
+    "real": lambda x, y: cmath.sqrt(x * complex(y + 3, 0)),
+    "constant": lambda x, y: cmath.sqrt(complex(x, y) * complex(-1, 0)),
+    "phase": lambda x, y: cmath.phase(-3 * complex(x + 9, y)),
+    "quotient": lambda x, y: abs(1 / (0.5 * complex(x + 3, y))),
+}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python's products have other zeros")
+@pytest.mark.parametrize("name", CUTS)
+def test_zeros_have_the_sign_that_decides(cpu, name):
+    """On which side of a cut a number lies. Points of both axes are zero."""
+    f = CUTS[name]
+    x, y = np.linspace(-1, 1, 5), np.linspace(-2, 2, 5)
+    z = mesh(f, (axis(-1, 1, 5), axis(-2, 2, 5)), how="trace")
+    np.testing.assert_allclose(z.compute(), at_each_point(f, x, y), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: math.sqrt(complex(x, y)), lambda x, y: math.log(complex(x, y)),
+        lambda x, y: math.floor(complex(x, y)), lambda x, y: max(complex(x, y), complex(y, x)),
+    ],
+)  # fmt: skip
+def test_functions_of_real_numbers_take_no_complex_ones(cpu, f):
+    with pytest.raises(NotCompiled, match="with a complex number"):
+        mesh(f, AXES)
+
+
+def test_complex_numbers_are_as_precise_as_their_parts(cpu):
+    single = [
+        lambda x, y: complex(complex(x, y)), lambda x, y: complex(complex(x, y), 1),
+        lambda x, y: complex(0, complex(x, y)), lambda x, y: complex(2j, x),
+        lambda x, y: complex(x, 2j), lambda x, y: complex(x > 0, y),
+        lambda x, y: cmath.exp(1j * x), lambda x, y: cmath.rect(2, y) * x,
+    ]  # fmt: skip
+    for f in single:
+        assert mesh(f, AXES, dtype="f4").dtype == np.complex64
+        np.testing.assert_allclose(
+            mesh(f, AXES, dtype="f4").compute(), at_each_point(f, X, Y), rtol=1e-5, atol=1e-6
+        )
+    assert mesh(lambda x, y: cmath.exp(x > y), AXES).dtype == np.complex128
+    assert mesh(lambda x, y: cmath.phase(x > y), AXES).dtype == np.float64
+    assert mesh(lambda x, y: cmath.polar(math.floor(x))[0], AXES).dtype == np.float64
+
+
+def test_whole_coordinates_are_not_what_the_ends_say(cpu):
+    """Of 0.5 there is 0, whose logarithm is infinite."""
+    axes = axis(0.5, 3.5, 4), axis(1, 3, 3)
+    z = mesh(lambda x, y: complex(math.log(x), y) * 2, axes, dtype="i8", how="trace")
+    with np.errstate(all="ignore"):
+        want = (np.log(np.array([0, 1, 2, 3.0]))[:, None] + 1j * np.array([1, 2, 3])) * 2
+    np.testing.assert_array_equal(np.isnan(z.compute()), np.isnan(want))
+
+
+def test_a_logarithm_of_zero_is_no_error(cpu):
+    z = mesh(lambda x, y: math.log(0, x + 3) + y, AXES, how="trace")
+    with np.errstate(all="ignore"):
+        want = -np.inf / np.log(X + 3)[:, None] + Y
+    np.testing.assert_array_equal(z.compute(), want)
 
 
 def test_tiles_that_are_alike_share_one_program(cpu):

@@ -108,10 +108,7 @@ class Expr:
     def __reduce__(self) -> Any:  # strings have other hashes in other processes
         if self._depth <= DEEP:
             return Expr, (self.op, self.args, self.dtype, self.data)
-        every = nodes((self,))
-        number = {id(n): k for k, n in enumerate(every)}
-        words = [(n.op, [number[id(a)] for a in n.args], n.dtype, n.data) for n in every]
-        return _restored, (words,)
+        return _restored, (_words((self,)),)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -155,11 +152,34 @@ class Expr:
         return f"{self.op}({', '.join(args)})"
 
 
-def _restored(words: list[tuple[str, list[int], DType, Any]]) -> Expr:
+Words = tuple[list[tuple[str, list[int], DType, Any]], list[int]]
+
+
+def _words(roots: Iterable[Expr]) -> Words:
+    """Trees without anything inside another: nodes, arguments by their numbers, and the roots."""
+    roots = list(roots)
+    every = nodes(roots)
+    number = {id(n): k for k, n in enumerate(every)}
+    words = [(n.op, [number[id(a)] for a in n.args], n.dtype, n.data) for n in every]
+    return words, [number[id(r)] for r in roots]
+
+
+def _trees(words: Words) -> list[Expr]:
     every: list[Expr] = []
-    for op, args, dtype, data in words:
+    for op, args, dtype, data in words[0]:
         every.append(Expr(op, tuple([every[n] for n in args]), dtype, data))
-    return every[-1]
+    return [every[n] for n in words[1]]
+
+
+def _restored(words: Words) -> Expr:
+    return _trees(words)[0]
+
+
+def _kernel(words: Words, reductions: list[tuple[str, tuple[DType, ...]]], *rest: Any) -> Kernel:
+    args, outputs = (trees := _trees(words))[: len(reductions)], trees[len(reductions) :]
+    found = [Reduction(op, a, dtypes) for (op, dtypes), a in zip(reductions, args, strict=True)]
+    shape, axes, strides = rest
+    return Kernel(shape, tuple(outputs), tuple(found), axes, strides)
 
 
 def constant(value: Any, dtype: Any) -> Expr:
@@ -265,6 +285,10 @@ class Kernel:
     reductions: tuple[Reduction, ...] = ()
     axes: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
+
+    def __reduce__(self) -> Any:  # what its trees share is there once
+        reductions = [(r.op, r.dtypes) for r in self.reductions]
+        return _kernel, (_words(self.roots), reductions, self.shape, self.axes, self.strides)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:

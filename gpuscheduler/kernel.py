@@ -61,7 +61,7 @@ MANY_COLUMNS = 2**15
 #: Blocks per processor: enough that it does not matter when the last ones end.
 WAVES, SHARED_WAVES = 128, 32
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
-#: Floats that are arguments, at most.
+#: Constants that are arguments, at most.
 MOST_CONSTANTS = 128
 #: Statements that a kernel may have: more take the compiler minutes.
 MOST_STATEMENTS = 20_000
@@ -421,7 +421,7 @@ class _Generator:
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.slots = _Slots()
-        self.constants = 0  # floats among them
+        self.constants = 0  # among them
         self.pointers: dict[int, tuple[int, int]] = {}  # slot -> array number and offset
         self.scratch: tuple[int, int] | None = None
         self.counters: tuple[int, int] | None = None
@@ -770,7 +770,7 @@ class _Generator:
         if node.code == "b1":
             return f"{self.slot(name, int(value[0]))} != 0"
         if node.code[0] in "iu":
-            return f"({TYPES[node.code]}){self.slot(name, int(value[0]))}"
+            return f"({TYPES[node.code]}){self._whole(name, int(value[0]))}"
         if node.code in ("f2", "f4"):
             return self._float(name, value.astype("f4"))
         if node.code == "f8":
@@ -778,6 +778,13 @@ class _Generator:
         parts = enumerate(value.view("f4" if node.code == "c8" else "f8"))
         words = [self._float((name, n), part) for n, part in parts]
         return f"{TYPES[node.code]}{{{', '.join(words)}}}"
+
+    def _whole(self, name: Any, value: int) -> str:
+        """The same; places that are filled in later are large and stay arguments."""
+        if name in self.slots or self.constants < MOST_CONSTANTS or abs(value) >= 2**31:
+            self.constants += name not in self.slots
+            return self.slot(name, value)
+        return f"({value})"
 
     def _float(self, name: Any, value: Any) -> str:
         """An argument, so that other numbers need no other kernel; of very many, part of the

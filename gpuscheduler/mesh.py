@@ -363,10 +363,14 @@ def _pointwise(part: Any, program: Any, lengths: Sequence[int]) -> Expr:
         return constant(part, np.asarray(part).dtype)
     if not isinstance(part, Out):
         raise Unfollowed(f"it gives a {type(part).__name__}")
-    if len(program.kernels) != 1 or program.kernels[0].reductions:
+    if any(k.reductions for k in program.kernels):
         raise Unfollowed("what it gives at one point depends on others")
-    (kernel,) = program.kernels
-    root = kernel.outputs[part.array - program.inputs]
+    if part.array < program.inputs:
+        raise Unfollowed("it gives what it was given in another form")
+    *_, (start, kernel) = [
+        (s, k) for s, k in zip(program.starts, program.kernels, strict=True) if s <= part.array
+    ]
+    root = kernel.outputs[part.array - start]
     (expr,) = rebuilt([root], lambda leaf: _element(leaf, kernel.shape, lengths))
     return expr
 
@@ -377,6 +381,8 @@ def _element(leaf: Expr, shape: tuple[int, ...], lengths: Sequence[int]) -> Expr
         return leaf
     if leaf.op == "input":
         n, view = leaf.data
+        if n >= len(lengths) or lengths[n] is None:
+            raise Unfollowed("what it gives at one point depends on others")
         along = [(m, s) for m, s in zip(shape, view.strides, strict=True) if s and m > 1]
         if view.offset == 0 and along == [(lengths[n], 1)]:
             return Expr("input", (), leaf.dtype, (n, View(0, ())))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 
-from gpuscheduler.expr import DEEP, LONG, Expr, constant, nodes, source
+import numpy as np
+
+from gpuscheduler.expr import DEEP, LONG, Expr, Kernel, Reduction, constant, nodes, source
 
 
 def chain(length):
@@ -32,6 +34,23 @@ def test_what_several_share_is_pickled_once():
     deep = Expr("add", (chain(2 * DEEP),) * 2, "f8")
     (left, right) = pickle.loads(pickle.dumps(deep)).args
     assert left is right
+
+
+def test_what_outputs_of_a_kernel_share_is_pickled_once():
+    """As many sums as there are operations, each of those before it."""
+    x, outputs = source(0, (3,), "f8"), []
+    for n in range(200):
+        x = Expr("add", (x, constant(n, "f8")), "f8")
+        outputs.append(x)
+    kernel = Kernel((3,), tuple(outputs))
+    again = pickle.loads(pickle.dumps(kernel))
+    assert again == kernel
+    assert len(nodes(again.roots)) == len(nodes(kernel.roots))
+    most = Reduction("sum", x, (np.dtype("f8"),))
+    reduced = Kernel((3,), (Expr("reduced", (), "f8", (0, 0)),), (most,), (0,))
+    assert pickle.loads(pickle.dumps(reduced)) == reduced
+    strided = Kernel((3,), (x,), strides=(2,))
+    assert pickle.loads(pickle.dumps(strided)) == strided
 
 
 def test_a_text_grows_no_more_than_its_expression():

@@ -456,15 +456,16 @@ SCANS_OF = {
 
 
 @host_only
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16", "i8", "u2"])
 def test_very_many_constants(host, dtype):
     """Some are arguments, so that others need no other kernel; all would be too many of these."""
     x = source(0, (33,), dtype)
     for n in range(600):
-        number = constant((n % 7 - 3) / 8 + n / 1024 + (0.25j if dtype[0] == "c" else 0), dtype)
+        value = 97 * n if dtype[0] in "iu" else (n % 7 - 3) / 8 + n / 1024
+        number = constant(value + (0.25j if dtype[0] == "c" else 0), dtype)
         x = Expr("subtract", (number, x), dtype)
     kernel = Kernel((33,), (x,))
-    assert "0x" in generate(kernel).source
+    assert len(generate(kernel).slots) < 200
     (values,) = k.filled([np.dtype(dtype)], [33], 1)
     arrays = [aligned(values)]
     with np.errstate(all="ignore"):

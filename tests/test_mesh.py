@@ -324,6 +324,18 @@ def test_complex_numbers_are_as_precise_as_their_parts(cpu):
     assert mesh(lambda x, y: cmath.polar(math.floor(x))[0], AXES).dtype == np.float64
 
 
+@pytest.mark.parametrize(
+    "f", [lambda x, y: (math.sin(x), math.cos(y)), lambda x, y: [math.sin(x), math.cos(y) * x]]
+)
+def test_results_along_different_axes(cpu, f):
+    both = da.compute(*mesh(f, AXES, chunks=6, how="trace"))
+    for k, z in enumerate(both):
+        wanted = at_each_point(lambda x, y, k=k: f(x, y)[k], X, Y)
+        np.testing.assert_allclose(z, wanted, rtol=1e-14)
+    with pytest.raises(NotCompiled, match="depends on others"):
+        mesh(lambda x, y: (x - x.sum(), y), AXES, how="trace")
+
+
 def test_whole_coordinates_are_not_what_the_ends_say(cpu):
     """Of 0.5 there is 0, whose logarithm is infinite."""
     axes = axis(0.5, 3.5, 4), axis(1, 3, 3)

@@ -810,7 +810,8 @@ def _taken(
     """Elements at places that are computed."""
     flat, first = run.memory[array]
     evenly: Any = _indices(view, run, origin, lengths) if any(view.strides) else view.offset
-    found: Array = flat[first + evenly + step * np.asarray(numbers)]
+    # what is not chosen may be anywhere
+    found: Array = flat.take(first + evenly + step * np.asarray(numbers), mode="clip")
     if out is None:
         return found
     out[...] = found
@@ -869,7 +870,8 @@ def _at(root: Expr, points: list[Array], count: int, run: _Run) -> Any:
         elif node.op == "taken":
             n, view = node.args[0].data
             flat, first = run.memory[n]
-            values[id(node)] = flat[numbers(view) + first + node.data * values[id(node.args[1])]]
+            where = numbers(view) + first + node.data * values[id(node.args[1])]
+            values[id(node)] = flat.take(where, mode="clip")
         elif branching:
             mask = values[id(node.args[0])]
             out: Array = np.empty(count, node.dtype)

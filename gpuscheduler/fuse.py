@@ -1045,15 +1045,21 @@ def _original(task: Any) -> Any:
 
 
 def _worth(program: Program, inlined: dict[int, Source]) -> dict[int, Source]:
-    """Those of which the reader does not compute each element many times over: of many that are put
-    together, it computes one at each point."""
+    """Those of which the reader does not compute each element many times over. Elements that are
+    taken by lists are put together: one is read for each of the reader's."""
     points = max((math.prod(k.shape) for k in program.kernels), default=0)
-    together = sum([math.prod(s.shape) for s in inlined.values() if s.little])
+    lists = [s for s in inlined.values() if s.little and _takes(s.expr)]
+    together = sum([math.prod(s.shape) for s in lists])
 
     def worth(s: Source) -> bool:
-        return s.free or 2 * (together if s.little else math.prod(s.shape)) >= points
+        return s.free or 2 * (together if s in lists else math.prod(s.shape)) >= points
 
     return {n: s for n, s in inlined.items() if worth(s)}
+
+
+@lru_cache(1024)
+def _takes(root: Expr) -> bool:
+    return any(n.op == "taken" for n in nodes((root,)))
 
 
 def _stores_a_scan(program: Program) -> bool:

@@ -268,7 +268,7 @@ class _Tree:
         needs = self._guards(lambda c: not self.values[c])
         self.guards = {k: needs[k] for k in (*self.inputs, *self.calls)}
         if self.taken:  # these are not read ahead: a condition may depend on what is
-            needs = self._guards(lambda c: not self._takes(c))
+            needs = self._guards(lambda c: True)
             self.guards.update({k: needs[k] for k in self.taken})
         if len(self.nodes) > MOST_STATEMENTS:
             raise NotGenerated(f"an expression of {len(self.nodes):,} operations")
@@ -308,9 +308,6 @@ class _Tree:
             number = self._add("add", "i8", (evenly, number))
         return self._add("taken", _code(expr), (number,), (array, View(view.offset, ())))
 
-    def _takes(self, k: int) -> bool:
-        return any(self.nodes[n].op in ("taken", "call") for n in self.below([k]))
-
     def _guards(self, known: Callable[[int], bool]) -> dict[int, int | None]:
         """The node that says whether each node is needed where it reads something; None for what
         always is. `known` are the conditions that count."""
@@ -328,6 +325,8 @@ class _Tree:
                     needs[a].append(guard)
                 continue
             c, a, b = node.args
+            if self.reads[c]:
+                needs[c].append(guard)
             if self.reads[a]:
                 needs[a].append(self._both(guard, c))
             if self.reads[b]:
@@ -977,12 +976,15 @@ class _Generator:
 
     def _statements(
         self, tree: _Tree, wanted: Iterable[int], site: _Site, inputs: dict[int, str],
-        element: str = "", drawn: dict[int, str] | None = None,
+        element: str = "", drawn: dict[int, str] | None = None, done: Iterable[int] = (),
     ) -> list[str]:  # fmt: skip
         """One statement for each node. `inputs` are the values in memory, `element` the number of
-        the element in its vector, `drawn` random numbers that there are already."""
+        the element in its vector, `drawn` random numbers that there are already, `done` nodes that
+        have their statements."""
         lines = []
+        done = set(done)
         for k in wanted:
+            done.add(k)
             node = tree.nodes[k]
             if node.op == "input":
                 text = loaded(node.code, inputs[k])
@@ -1013,7 +1015,8 @@ class _Generator:
             if guard is None:
                 lines.append(f"const {TYPES[node.code]} {tree.letter}{k} = {text};")
                 continue
-            before = self._statements(tree, tree.below([guard]), site, inputs, element, drawn)
+            others = [n for n in tree.below([guard]) if n not in done]
+            before = self._statements(tree, others, site, inputs, element, drawn, done)
             check = f"if ({tree.letter}{guard}) {tree.letter}{k} = {text};"
             lines += [f"{TYPES[node.code]} {tree.letter}{k} = {{}};", "{", *before, check, "}"]
         return lines

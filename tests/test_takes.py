@@ -14,7 +14,19 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
-from gpuscheduler.takes import MOST_SLICES, by_slices, joined, picked, slices_of, taken
+from gpuscheduler import blocks
+from gpuscheduler.fuse import computed
+from gpuscheduler.takes import (
+    MOST_SLICES,
+    by_slices,
+    joined,
+    picked,
+    reordered,
+    slices_of,
+    taken,
+)  # fmt: skip
+from gpuscheduler.trace import Abstract, follow
+from tests.cuda_on_host import COMPILER, Host, aligned
 
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))
 FEW = settings(max_examples=EXAMPLES, deadline=None)
@@ -142,3 +154,73 @@ def test_any_list_takes_what_numpy_takes(cpu, rows, columns, data):
     assert got.shape == want.shape
     assert got.dtype == want.dtype
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+# ---- kernels of lists of lists
+
+A, B = np.random.default_rng(1).random((12, 9)), np.random.default_rng(2).random((7, 9))
+
+
+@pytest.fixture(scope="module")
+def host(libraries):
+    return Host(libraries)
+
+
+@st.composite
+def nests(draw):
+    """Arrays (two with values, and lists), and what is taken out of them, as a function."""
+    lists = []
+
+    def listed(length):
+        numbers = draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=14))
+        lists.append(np.array(numbers, "i4"))
+        return len(lists) + 1, len(numbers)
+
+    def nest(depth):
+        kind = draw(st.sampled_from(["a", "b"] if depth == 0 else
+                                    ["pick", "join", "where", "slice", "columns"]))  # fmt: skip
+        if kind in "ab":
+            return (lambda v: v[kind == "b"]), (12, 9) if kind == "a" else (7, 9)
+        f, (rows, columns) = nest(depth - 1)
+        if kind == "pick":
+            n, count = listed(rows)
+            return (lambda v: picked(f(v), 0, v[n])), (count, columns)
+        if kind == "columns":
+            n, count = listed(columns)
+            return (lambda v: picked(f(v), 1, v[n])), (rows, count)
+        if kind == "slice":
+            return (lambda v: f(v)[::-1][: rows // 2 + 1] + 1), (rows // 2 + 1, columns)
+        g, (more, others) = nest(depth - 1)
+        narrow = min(columns, others)
+        if kind == "where":
+            few = min(rows, more)
+
+            def chosen(v):
+                x, y = f(v)[:few, :narrow], g(v)[-few:, :narrow]
+                return np.where(x > 0.5, x, y)
+
+            return chosen, (few, narrow)
+        n, count = listed(rows + more)
+        return (
+            lambda v: reordered([f(v)[:, :narrow], g(v)[:, :narrow]], 0, v[n]), (count, narrow)
+        )  # fmt: skip
+
+    f, _ = nest(draw(st.integers(1, 3)))
+    end = draw(st.sampled_from([lambda x: x, lambda x: x.sum(axis=0), lambda x: x.max(axis=1)]))
+    return (lambda *v: end(f(v))), [A, B, *lists]
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+@settings(max_examples=max(EXAMPLES // 3, 15), deadline=None)
+@given(nests())
+def test_kernels_read_what_numpy_takes(host, nest):
+    function, arrays = nest
+    want = function(*arrays)
+    made = follow(function, [Abstract(a.shape, a.dtype) for a in arrays], products=True)
+    np.testing.assert_allclose(computed(made, blocks.evaluate, arrays), want)
+
+    def on_host(kernel, every):
+        every = [aligned(np.ascontiguousarray(a)) for a in every]
+        return host.run([kernel], [every], processors=2)[0]
+
+    np.testing.assert_allclose(computed(made, on_host, arrays), want)

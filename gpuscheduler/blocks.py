@@ -410,6 +410,7 @@ class _Region:
             elif node.op == "taken":
                 n, view = node.args[0].data
                 each.append((partial(_taken, n, view, node.data), args[1:], slot, True))
+                varies = varies if any(varies) else everything
             elif node.op == GUARDED:
                 varies = everything
                 each.append((partial(_chosen, node), args, slot, True))
@@ -813,7 +814,7 @@ def _taken(
     # what is not chosen may be anywhere
     found: Array = flat.take(first + evenly + step * np.asarray(numbers), mode="clip")
     if out is None:
-        return found
+        return found if found.ndim else np.broadcast_to(found, lengths)
     out[...] = found
     return out
 

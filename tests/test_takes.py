@@ -206,7 +206,7 @@ def nests(draw):
         )  # fmt: skip
 
     f, _ = nest(draw(st.integers(1, 3)))
-    end = draw(st.sampled_from([lambda x: x, lambda x: x.sum(axis=0), lambda x: x.max(axis=1)]))
+    end = draw(st.sampled_from([lambda x: x * 2, lambda x: x.sum(axis=0), lambda x: x.max(axis=1)]))
     return (lambda *v: end(f(v))), [A, B, *lists]
 
 

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, product
 from numbers import Integral
 from types import CellType, FunctionType, MappingProxyType
@@ -301,7 +301,7 @@ def from_dask(
         started(lowered.dsk)
     else:
         picked_first(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
-        by_slices(lowered.dsk, send)
+        by_slices(lowered.dsk, partial(_shape_of, lowered.layers), send)
     if held is not None:
         _put_in(held, lowered.dsk)
     builder = _Builder(lowered, keys, cache or {}, home, started is None, front)
@@ -1397,6 +1397,14 @@ def _collection_block(layer: Layer | None, block: tuple[Any, ...]) -> Block | No
     except (ValueError, TypeError, IndexError, OverflowError):  # NaN, or not a block index
         return None
     return Block(shape, np.dtype(facts["dtype"]), facts.get("chunk_type"))
+
+
+def _shape_of(layers: Mapping[str, Layer], key: Any) -> tuple[int, ...] | None:
+    """The shape of a block, by its key, as its collection has it."""
+    if type(key) is not tuple:
+        return None
+    block = _collection_block(layers.get(key[0]), key[1:])
+    return None if block is None else block.shape
 
 
 def _selects(task: Any) -> bool:

@@ -6,8 +6,7 @@ their blocks, with which kernels of GPUs read just these elements.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,26 +51,42 @@ def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None
 
 
 def taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
-    """Parts of an array along an axis, one after the other."""
-    return joined([x[(slice(None),) * axis + (s,)] for s in slices], axis)
+    """Parts of an array along an axis, one after the other. A copy, as of any list: the reader may
+    write into it, and the array may go."""
+    return joined(parts_of(x, axis, slices), axis, copied=True)
 
 
-def picked(x: Any, axis: int, numbers: Any) -> Any:
-    """Elements of an array along an axis, by their numbers."""
+def parts_of(x: Any, axis: int, slices: Iterable[slice]) -> list[Any]:
+    """Views of parts; an error where a list would be one, where a slice would be shorter."""
+    length = x.shape[axis]
+    for s in slices:
+        # with a negative step they may end before the first
+        last = max(s.start, (-1 if s.stop is None else s.stop) - 1)
+        if last >= length:
+            raise IndexError(f"index {last} is out of bounds for axis {axis} with size {length}")
+    return [x[(slice(None),) * axis + (s,)] for s in slices]
+
+
+def picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
+    """Elements of an array along an axis, by their numbers, all of which are less than `length`."""
     return x[(*(slice(None),) * axis, numbers)]
 
 
 def reordered(arrays: list[Any], axis: int, numbers: Any) -> Any:
-    """Elements along an axis of arrays that lie one after the other."""
-    return picked(joined(arrays, axis), axis, numbers)
+    """All elements along an axis of arrays that lie one after the other, in another order."""
+    return picked(joined(arrays, axis), axis, numbers, len(numbers))
 
 
-def joined(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None) -> Any:
+def joined(
+    arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None, copied: bool = False
+) -> Any:
     """Arrays one after the other; parts of the whole in another order."""
     whole = arrays[0]
     if len(arrays) > 1:
         whole = concatenate_lookup.dispatch(type(whole))(arrays, axis=axis)
-    return whole if slices is None else taken(whole, axis, slices)
+    elif copied:
+        whole = whole.copy()
+    return whole if slices is None else joined(parts_of(whole, axis, slices), axis)
 
 
 @dataclass(frozen=True)
@@ -83,9 +98,13 @@ class _List:
     numbers: Any
 
 
-def by_slices(dsk: dict[Any, Any], gpus: bool = False) -> None:
+Shapes = Callable[[Any], "tuple[int, ...] | None"]
+
+
+def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None:
     """Tasks that take elements by their numbers take slices, where these are few. Changes the
-    graph; lists that nobody reads any more are left in it."""
+    graph; lists that nobody reads any more are left in it. `shape_of` says what is known of a
+    block."""
     most = FEW_SLICES if gpus else MOST_SLICES
     lists = {k: found for k, node in dsk.items() if (found := _list_of(node, most)) is not None}
     if not lists:
@@ -93,7 +112,7 @@ def by_slices(dsk: dict[Any, Any], gpus: bool = False) -> None:
     for key, task in dsk.items():
         if type(task) is Task and not lists.keys().isdisjoint(task.dependencies):
             change = _fused if task.func is execute_subgraph else _one
-            dsk[key] = change(task, lists)
+            dsk[key] = change(task, lists, shape_of)
 
 
 def _list_of(node: Any, most: int) -> _List | None:
@@ -116,19 +135,22 @@ def _list_of(node: Any, most: int) -> _List | None:
     return _List(-1 if order else axis, slices_of(numbers, most), numbers.astype(small))
 
 
-def _one(task: Task, lists: dict[Any, _List]) -> Task:
+def _one(task: Task, lists: dict[Any, _List], shape_of: Shapes) -> Task:
     """The same, without the list."""
     found = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
     if found is None or (found.axis < 0) is not (task.func is concatenate_arrays):
         return task
     slices = found.slices
     if task.func is take_block:
-        if slices is None:
-            return Task(task.key, picked, task.args[0], found.axis, found.numbers)
-        if len(slices) == 1:
-            part = (*(slice(None),) * found.axis, slices[0])
-            return Task(task.key, operator.getitem, task.args[0], part)
-        return Task(task.key, taken, task.args[0], found.axis, slices)
+        if slices is not None:
+            return Task(task.key, taken, task.args[0], found.axis, slices)
+        shape = shape_of(getattr(task.args[0], "key", None))
+        if shape is None or len(shape) <= found.axis:
+            return task
+        length, numbers = shape[found.axis], found.numbers
+        if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= length:
+            return task  # it will be an error
+        return Task(task.key, picked, task.args[0], found.axis, numbers, length)
     if task.func is concatenate_arrays:
         parts, axis = task.args[0], task.args[2]
         if slices is None:
@@ -138,7 +160,7 @@ def _one(task: Task, lists: dict[Any, _List]) -> Task:
     return task
 
 
-def _fused(task: Task, lists: dict[Any, _List]) -> Task:
+def _fused(task: Task, lists: dict[Any, _List], shape_of: Shapes) -> Task:
     """The same of a task that Dask has fused."""
     inner, outkey, inkeys, *given = task.args
     known = {
@@ -146,7 +168,7 @@ def _fused(task: Task, lists: dict[Any, _List]) -> Task:
         for name, d in zip(inkeys, given, strict=True)
         if type(d) is TaskRef and d.key in lists
     }
-    changed = {k: _one(t, known) if type(t) is Task else t for k, t in inner.items()}
+    changed = {k: _one(t, known, shape_of) if type(t) is Task else t for k, t in inner.items()}
     if all(changed[k] is t for k, t in inner.items()):
         return task
     left = {d for t in changed.values() for d in t.dependencies}

@@ -2761,12 +2761,20 @@ for _getter in GETTERS:
         KNOWN[_getter] = _getting(_getter)
 
 
+@_instead_of(takes.taken)
+def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
+    """A view: what makes it copies it, and readers that are kernels write into nothing."""
+    return takes.joined(takes.parts_of(_array(x), axis, slices), axis)
+
+
 @_instead_of(takes.picked)
-def _picked(x: Any, axis: int, numbers: Any) -> Traced:
-    """Elements of an array along an axis, by their numbers, of which each is one of the axis."""
+def _picked(x: Any, axis: int, numbers: Any, length: int) -> Traced:
+    """Elements of an array along an axis, by their numbers, of which each is less than `length`."""
     if not _current.get().products:
         raise _refuse("it indexes with an array: NumPy's own is as fast")
     x, numbers = _array(x), _array(numbers)
+    if x.shape[axis] != length:  # they are read without a look at how many there are
+        raise _refuse(f"it takes elements of {length}, and there are {x.shape[axis]}")
     shape = (*x.shape[:axis], numbers.size, *x.shape[axis + 1 :])
     if 0 in x.shape or 0 in shape:
         return Traced(_constant(0, x.dtype), shape)
@@ -2803,7 +2811,7 @@ def _picked(x: Any, axis: int, numbers: Any) -> Traced:
 
 @_instead_of(takes.reordered)
 def _reordered(arrays: list[Any], axis: int, numbers: Any) -> Traced:
-    return _picked(takes.joined(arrays, axis), axis, numbers)
+    return _picked(takes.joined(arrays, axis), axis, numbers, numbers.size)
 
 
 #: What Dask makes ones, zeros and the like of: one element, seen as many.

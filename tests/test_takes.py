@@ -86,7 +86,7 @@ def test_what_only_looks_like_a_list_of_dasks_stays():
     """Values of somebody's own, of the same form."""
     own = Task("own", operator.getitem, TaskRef("pair"), DataNode(None, 1))
     dsk = {"pair": DataNode("pair", (1, np.arange(3))), "own": own}
-    by_slices(dsk)
+    by_slices(dsk, lambda key: (100, 100))
     assert dsk["own"] is own
 
 
@@ -94,7 +94,7 @@ def test_numbers_without_an_order_are_given_to_the_task():
     irregular = np.random.default_rng(0).permutation(100)
     far = Task("far", take_block, TaskRef("x"), TaskRef("list"))
     dsk = {"list": DataNode("list", (1, (slice(None), irregular))), "far": far}
-    by_slices(dsk)
+    by_slices(dsk, lambda key: (100, 100))
     assert dsk["far"].dependencies == {"x"}
     x = np.arange(200.0).reshape(2, 100)
     np.testing.assert_array_equal(dsk["far"]({"x": x}), x[:, irregular])
@@ -105,7 +105,7 @@ def test_on_gpus_more_than_a_few_slices_are_numbers():
     for gpus, function in ((False, taken), (True, picked)):
         take = Task("take", take_block, TaskRef("x"), TaskRef("list"))
         dsk = {"list": DataNode("list", (1, (parts, slice(None)))), "take": take}
-        by_slices(dsk, gpus)
+        by_slices(dsk, lambda key: (100, 100), gpus)
         assert dsk["take"].func is function
 
 
@@ -156,6 +156,40 @@ def test_any_list_takes_what_numpy_takes(cpu, rows, columns, data):
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
+def test_numbers_that_are_none_of_a_block_stay_an_error():
+    for numbers in ([3, 1, 2, 0, 9, 100], [3, 1, -2, 0, 9, 5]):
+        take = Task("take", take_block, TaskRef("x"), TaskRef("list"))
+        dsk = {"list": DataNode("list", (1, (np.array(numbers * 9),))), "take": take}
+        for shape in ((100,), None, ()):
+            by_slices(dsk, lambda key, shape=shape: shape)
+            assert dsk["take"] is take
+    for slices in ((slice(0, 13, 1),), (slice(12, None, -2),), (slice(0, 3, 1), slice(9, 13, 1))):
+        with pytest.raises(IndexError, match="index 12 is out of bounds for axis 0 with size 12"):
+            taken(np.arange(12), 0, slices)
+        assert len(taken(np.arange(13), 0, slices))
+
+
+@pytest.mark.parametrize("numbers", [range(10, 20), [19, 3, 7, 18, 1, 2, 5]])
+def test_blocks_that_are_shorter_than_they_should_be_are_an_error(cpu, numbers):
+    x = da.from_array(SOURCE, chunks=20).map_blocks(lambda b: b[:15], dtype=float)
+    with pytest.raises(IndexError, match="out of bounds"):
+        (x[np.array(numbers)] * 2).compute(scheduler="gpu")
+
+
+def test_what_takes_slices_may_be_written_to(cpu):
+    """It is a copy, as what a list takes is."""
+
+    def more(b):
+        b += 1
+        return b
+
+    x = da.from_array(SOURCE.copy(), chunks=(20, 40)).persist()
+    z = x[np.arange(0, 60, 2)].map_blocks(more, dtype=float)
+    np.testing.assert_array_equal(z.compute(), SOURCE[::2] + 1)
+    np.testing.assert_array_equal(x.compute(), SOURCE)
+    assert taken(SOURCE, 0, (slice(0, 5, 1),)).base is None
+
+
 # ---- kernels of lists of lists
 
 A, B = np.random.default_rng(1).random((12, 9)), np.random.default_rng(2).random((7, 9))
@@ -176,6 +210,10 @@ def nests(draw):
         lists.append(np.array(numbers, "i4"))
         return len(lists) + 1, len(numbers)
 
+    def ordered(length):
+        lists.append(np.array(draw(st.permutations(range(length))), "i4"))
+        return len(lists) + 1, length
+
     def nest(depth):
         kind = draw(st.sampled_from(["a", "b"] if depth == 0 else
                                     ["pick", "join", "where", "slice", "columns"]))  # fmt: skip
@@ -184,10 +222,10 @@ def nests(draw):
         f, (rows, columns) = nest(depth - 1)
         if kind == "pick":
             n, count = listed(rows)
-            return (lambda v: picked(f(v), 0, v[n])), (count, columns)
+            return (lambda v: picked(f(v), 0, v[n], rows)), (count, columns)
         if kind == "columns":
             n, count = listed(columns)
-            return (lambda v: picked(f(v), 1, v[n])), (rows, count)
+            return (lambda v: picked(f(v), 1, v[n], columns)), (rows, count)
         if kind == "slice":
             return (lambda v: f(v)[::-1][: rows // 2 + 1] + 1), (rows // 2 + 1, columns)
         g, (more, others) = nest(depth - 1)
@@ -200,7 +238,7 @@ def nests(draw):
                 return np.where(x > 0.5, x, y)
 
             return chosen, (few, narrow)
-        n, count = listed(rows + more)
+        n, count = ordered(rows + more)
         return (
             lambda v: reordered([f(v)[:, :narrow], g(v)[:, :narrow]], 0, v[n]), (count, narrow)
         )  # fmt: skip

@@ -83,6 +83,7 @@ CASES = {
     "columns": lambda x: x[:, ORDER[ORDER < 40]].max(axis=1),
     "both": lambda x: x[ORDER][:, ORDER[ORDER < 40]].T - 1,
     "of a list": lambda x: x[np.sort(ORDER[:30])][ORDER[ORDER < 30][:17]] + x[:17],
+    "of a permutation": lambda x: x[ORDER][np.roll(ORDER, 7)][ORDER].sum(axis=0),
     "again and again": lambda x: x[np.repeat(ORDER, 2)].mean(axis=1),
 }
 

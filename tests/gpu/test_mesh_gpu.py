@@ -62,7 +62,7 @@ def scheduler(request, monkeypatch):
 def waves(x, y):
     """Of more than there are arguments for what is computed for each row and column."""
     total = 0j
-    for k in range(150):
+    for k in range(90):
         total += cmath.exp(complex(-k * x * x / 50, k * y)) / (k + 0.1)
     return total
 

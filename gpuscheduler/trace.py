@@ -2768,7 +2768,7 @@ def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
 
 
 @_instead_of(takes.picked)
-def _picked(x: Any, axis: int, numbers: Any, length: int) -> Traced:
+def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
     """Elements of an array along an axis, by their numbers, of which each is less than `length`."""
     if not _current.get().products:
         raise _refuse("it indexes with an array: NumPy's own is as fast")
@@ -2810,7 +2810,7 @@ def _picked(x: Any, axis: int, numbers: Any, length: int) -> Traced:
 
 
 @_instead_of(takes.reordered)
-def _reordered(arrays: list[Any], axis: int, numbers: Any) -> Traced:
+def _reordered(arrays: list[Any], axis: int, numbers: Any) -> Any:
     return _picked(takes.joined(arrays, axis), axis, numbers, numbers.size)
 
 

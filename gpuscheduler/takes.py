@@ -1,6 +1,6 @@
 """Index lists as a few slices: of `x[::3]`, of a month of each year, of a list in descending order,
-whatever wrote them as numbers. Slices need no copy and can be part of a kernel, and what they give
-is known before it is there. Of other lists tasks are given the numbers themselves, as arrays beside
+whatever wrote them as numbers. A kernel reads slices in place, and what they give is known before it
+is there. Of other lists tasks are given the numbers themselves, as arrays beside
 their blocks, with which kernels of GPUs read just these elements.
 """
 

@@ -1,7 +1,7 @@
 """Index lists as a few slices: of `x[::3]`, of a month of each year, of a list in descending order,
-whatever wrote them as numbers. A kernel reads slices in place, and what they give is known before it
-is there. Of other lists tasks are given the numbers themselves, as arrays beside
-their blocks, with which kernels of GPUs read just these elements.
+whatever wrote them as numbers. A kernel reads slices in place, and what they give is known before
+it is there. Of other lists tasks are given the numbers themselves, as arrays beside their blocks,
+with which kernels of GPUs read just these elements.
 """
 
 from __future__ import annotations

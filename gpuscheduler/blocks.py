@@ -21,6 +21,7 @@ import numpy as np
 
 from . import host_code, philox
 from .expr import (
+    RANDOM,
     SCANS,
     DType,
     Expr,
@@ -48,7 +49,6 @@ BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 #: What no ufunc computes.
 STRUCTURAL = frozenset({"taken", "cast", "where", "real", "imag", "complex", "bin"})
-RANDOM = frozenset({"bits", "uniform", "normal"})
 #: A `where` of which only the chosen points may be read; only inside this module.
 GUARDED = "guarded"
 
@@ -409,7 +409,7 @@ class _Region:
                     each.append((partial(_indices, node.data), (), slot, True))
             elif node.op == "taken":
                 n, view = node.args[0].data
-                each.append((partial(_taken, n, view, node.data), args[1:], slot, True))
+                each.append((partial(_taken, n, view), args[1:], slot, True))
                 varies = varies if any(varies) else everything
             elif node.op == GUARDED:
                 varies = everything
@@ -805,14 +805,14 @@ def _indices(
 
 
 def _taken(
-    array: int, view: View, step: int, run: _Run, origin: tuple[int, ...],
-    lengths: tuple[int, ...], numbers: Any, out: Array | None = None,
+    array: int, view: View, run: _Run, origin: tuple[int, ...], lengths: tuple[int, ...],
+    numbers: Any, out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Elements at places that are computed."""
     flat, first = run.memory[array]
     evenly: Any = _indices(view, run, origin, lengths) if any(view.strides) else view.offset
     # what is not chosen may be anywhere
-    found: Array = flat.take(first + evenly + step * np.asarray(numbers), mode="clip")
+    found: Array = flat.take(first + evenly + np.asarray(numbers), mode="clip")
     if out is None:
         return found if found.ndim else np.broadcast_to(found, lengths)
     out[...] = found
@@ -871,7 +871,7 @@ def _at(root: Expr, points: list[Array], count: int, run: _Run) -> Any:
         elif node.op == "taken":
             n, view = node.args[0].data
             flat, first = run.memory[n]
-            where = numbers(view) + first + node.data * values[id(node.args[1])]
+            where = numbers(view) + first + values[id(node.args[1])]
             values[id(node)] = flat.take(where, mode="clip")
         elif branching:
             mask = values[id(node.args[0])]

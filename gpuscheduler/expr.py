@@ -15,7 +15,7 @@ Nodes (`op`; `args`; `data`):
 - ``where``: `args[1]` where `args[0]` (bool) holds, else `args[2]`; only the chosen one may be
   read.
 - ``taken``: an element of the array that `args[0]`, an ``input``, reads: the one that lies
-  `args[1]` (int64) times `data` elements behind. Whoever makes it knows that there is one.
+  `args[1]` (int64) elements behind. Whoever makes it knows that there is one.
 - ``real``, ``imag``, ``complex``: parts of a complex number, and one made of two parts.
 - ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
@@ -44,6 +44,8 @@ DType = np.dtype[Any]
 
 #: Operations that read nothing from other nodes.
 LEAVES = frozenset({"input", "index", "constant", "reduced"})
+#: Random numbers.
+RANDOM = frozenset({"bits", "uniform", "normal"})
 #: Reductions, and how many results each has. The second result of argmin and argmax is the value
 #: itself; `moment` gives the mean and the sum of squared deviations from it. `histogram` counts
 #: points by their value, a ``bin``, which does not depend on the first axis: this is kept, with a
@@ -332,10 +334,11 @@ class Kernel:
         for roots, shape in (([r.arg for r in self.reductions], self.shape),
                              (self.outputs, self.kept)):  # fmt: skip
             every = set(nodes(roots))
-            of_lists = {n.args[0]: n for n in every if n.op == "taken"}
+            of_lists = [n for n in every if n.op == "taken"]
             for node in every:
                 if node.op == "input":
-                    along = _along(of_lists.get(node, node))
+                    readers = [n for n in of_lists if n.args[0] == node]
+                    along = _along([node, *readers])
                     touched = math.prod(n for k, n in enumerate(shape) if k in along)
                     total += touched * node.dtype.itemsize
         return total
@@ -352,9 +355,9 @@ class Kernel:
         return self.points * inner + math.prod(self.kept) * outer
 
 
-def _along(root: Expr) -> set[int]:
+def _along(roots: Iterable[Expr]) -> set[int]:
     """The axes along which what is read may differ."""
-    views = [v for n in nodes((root,)) if (v := view_of(n)) is not None]
+    views = [v for n in nodes(roots) if (v := view_of(n)) is not None]
     return {k for v in views for k, s in enumerate(v.strides) if s}
 
 

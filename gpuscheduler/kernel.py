@@ -49,7 +49,7 @@ from .cuda_math import (
     results,
     stored,
 )
-from .expr import LEAVES, SCANS, Expr, Kernel, View, constant, nodes, substituted
+from .expr import LEAVES, RANDOM, SCANS, Expr, Kernel, View, constant, nodes, substituted
 from .regions import interior
 
 THREADS = 256
@@ -75,7 +75,6 @@ TILES = 40 * 1024
 MOST_BINS, COUNTERS = TILES // 4, 4096
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
-RANDOM = frozenset({"bits", "uniform", "normal"})
 #: What takes about as long as this many additions, in float32 and float64.
 COSTS = {"add": (1, 1), "subtract": (1, 1), "multiply": (1, 1), "divide": (8, 15),
          "reciprocal": (8, 15), "sqrt": (8, 15), "power": (60, 150), "gammaln": (100, 200),
@@ -300,9 +299,6 @@ class _Tree:
         """An element of an array at a place that is computed. The place is counted from where the
         array's view begins: that is part of the pointer."""
         array, view = expr.args[0].data
-        if expr.data != 1:
-            step = self._add("constant", "i8", (), np.int64(expr.data).tobytes())
-            number = self._add("multiply", "i8", (number, step))
         if any(view.strides):
             evenly = self._add("index", "i8", (), View(0, view.strides))
             number = self._add("add", "i8", (evenly, number))
@@ -590,7 +586,7 @@ class _Generator:
             if covered > most:
                 dominant, most = strides, covered
         for tree_node in self.tree.taken:
-            strides = self._evenly(tree_node)
+            strides = self._strides_beside(tree_node)
             for k, s in enumerate(strides):
                 if abs(s) == 1:
                     weights[k] += int(self.tree.nodes[tree_node].code[1:]) * math.prod(shape)
@@ -607,17 +603,13 @@ class _Generator:
             over = [*[k for k in over if k != last], last]
         return last, over
 
-    def _evenly(self, k: int) -> tuple[int, ...]:
+    def _strides_beside(self, k: int) -> tuple[int, ...]:
         """The strides of an element that is taken, but for what its number is computed of."""
         place = self.tree.nodes[self.tree.nodes[k].args[0]]
         first = place.args[0] if place.op == "add" else self.tree.nodes[k].args[0]
-        found = self.layout_of.get((self.tree.letter, first))
-        index = self.tree.nodes[first].op == "index"
-        return (
-            list(self.layouts)[found]
-            if found is not None and index
-            else (0,) * len(self.kernel.shape)
-        )
+        if self.tree.nodes[first].op != "index":
+            return (0,) * len(self.kernel.shape)
+        return list(self.layouts)[self.layout_of[self.tree.letter, first]]
 
     def _strides(self, layout: int, group: str) -> list[int]:
         return [a.strides[layout] for a in self.axes[group]]

@@ -339,6 +339,7 @@ def _followed(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) 
 
 def _followed_by(call: Callable[..., Any], types: list[DType], lengths: Sequence[int]) -> list[Any]:
     count = len(types)
+    lengths = lengths[:count]
     shapes = [tuple(lengths[k] if k == j else 1 for j in range(count)) for k in range(count)]
     probes = [Abstract(s, t) for s, t in zip(shapes, types, strict=True)]
     try:
@@ -381,7 +382,7 @@ def _element(leaf: Expr, shape: tuple[int, ...], lengths: Sequence[int]) -> Expr
         return leaf
     if leaf.op == "input":
         n, view = leaf.data
-        if n >= len(lengths) or lengths[n] is None:
+        if n >= len(lengths):  # another kernel's
             raise Unfollowed("what it gives at one point depends on others")
         along = [(m, s) for m, s in zip(shape, view.strides, strict=True) if s and m > 1]
         if view.offset == 0 and along == [(lengths[n], 1)]:

@@ -32,41 +32,14 @@ SMALL = 1e-30
 #: Numbers that may have become zero.
 TINY = {4: 1e-36, 8: 1e-300}
 #: What gives the same for both zeros, and what gives zeros of other signs and nothing else.
-ABSORBING = frozenset(
-    {
-        "absolute",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "equal",
-        "not_equal",
-        "isnan",
-        "isinf",
-        "isfinite",
-    }
-)
-PASSING = frozenset(
-    {
-        "add",
-        "subtract",
-        "multiply",
-        "negative",
-        "conjugate",
-        "exp",
-        "sin",
-        "cos",
-        "sinh",
-        "cosh",
-        "tanh",
-        "real",
-        "imag",
-        "complex",
-        "cast",
-        "where",
-        "square",
-    }
-)
+ABSORBING = frozenset({
+    "absolute", "less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "isnan",
+    "isinf", "isfinite",
+})  # fmt: skip
+PASSING = frozenset({
+    "add", "subtract", "multiply", "negative", "conjugate", "exp", "sin", "cos", "sinh", "cosh",
+    "tanh", "real", "imag", "complex", "cast", "where", "square",
+})  # fmt: skip
 #: More than what a rounding adds to a number, relative to it.
 ROUNDING = 1e-6
 

@@ -53,7 +53,8 @@ def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None
 def taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
     """Parts of an array along an axis, one after the other. A copy, as of any list: the reader may
     write into it, and the array may go."""
-    return joined(parts_of(x, axis, slices), axis, copied=True)
+    parts = parts_of(x, axis, slices)
+    return joined(parts, axis) if len(parts) > 1 else parts[0].copy()
 
 
 def parts_of(x: Any, axis: int, slices: Iterable[slice]) -> list[Any]:
@@ -77,15 +78,11 @@ def reordered(arrays: list[Any], axis: int, numbers: Any) -> Any:
     return picked(joined(arrays, axis), axis, numbers, len(numbers))
 
 
-def joined(
-    arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None, copied: bool = False
-) -> Any:
+def joined(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None) -> Any:
     """Arrays one after the other; parts of the whole in another order."""
     whole = arrays[0]
     if len(arrays) > 1:
         whole = concatenate_lookup.dispatch(type(whole))(arrays, axis=axis)
-    elif copied:
-        whole = whole.copy()
     return whole if slices is None else joined(parts_of(whole, axis, slices), axis)
 
 
@@ -142,7 +139,7 @@ def _one(task: Task, lists: dict[Any, _List], shape_of: Shapes) -> Task:
         return task
     slices = found.slices
     if task.func is take_block:
-        if slices is not None:
+        if slices:
             return Task(task.key, taken, task.args[0], found.axis, slices)
         shape = shape_of(getattr(task.args[0], "key", None))
         if shape is None or len(shape) <= found.axis:

@@ -45,6 +45,7 @@ from . import takes
 from .bins import Bins, compared
 from .expr import (
     LEAVES,
+    RANDOM,
     REDUCTIONS,
     SCANS,
     DType,
@@ -2796,12 +2797,11 @@ def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
             if step and old.op == "index":
                 found = _apply(np.add, found, scaled(step))
             elif step:
-                found = _node("taken", (found, scaled(step)), leaf.dtype, 1)
+                found = _node("taken", (found, scaled(step)), leaf.dtype)
         elif old.op == "taken" and args[0].op == "taken":
             base, place = args[0].args
-            inner = args[1] if old.data == 1 else _apply(np.multiply, args[1], old.data)
-            found = _node("taken", (base, _apply(np.add, place, inner)), old.dtype, 1)
-        elif old.op in ("bits", "uniform", "normal"):
+            found = _node("taken", (base, _apply(np.add, place, args[1])), old.dtype)
+        elif old.op in RANDOM:
             raise _refuse("it takes random numbers by a list")
         else:
             found = _node(old.op, args, old.dtype, old.data)
@@ -3066,11 +3066,6 @@ _MATH_OWN: dict[str, Callable[..., Any]] = {
     "gamma": _special_of("gamma"), "lgamma": _special_of("gammaln"),
     "erf": _special_of("erf"), "erfc": _special_of("erfc"),
 }  # fmt: skip
-_MATH = types.SimpleNamespace(**vars(math))
-for _name, _own in _MATH_OWN.items():
-    if hasattr(math, _name):
-        KNOWN[getattr(math, _name)] = _of_numbers(getattr(math, _name), _own)
-        setattr(_MATH, _name, KNOWN[getattr(math, _name)])
 
 
 def _as_complex(x: Any) -> Any:
@@ -3160,13 +3155,15 @@ _CMATH_OWN: dict[str, Callable[..., Any]] = {
     "log": _complex_logarithm,
     "phase": _phase, "polar": _polar, "rect": _rect,
 }  # fmt: skip
-_CMATH = types.SimpleNamespace(**vars(cmath))
-for _name, _own in _CMATH_OWN.items():
-    KNOWN[getattr(cmath, _name)] = _of_numbers(getattr(cmath, _name), _own)
-    setattr(_CMATH, _name, KNOWN[getattr(cmath, _name)])
+_OF_NUMBERS: dict[types.ModuleType, SimpleNamespace] = {}
+for _module, _functions in ((math, _MATH_OWN), (cmath, _CMATH_OWN)):
+    _OF_NUMBERS[_module] = SimpleNamespace(**vars(_module))
+    for _name, _own in _functions.items():
+        if hasattr(_module, _name):  # not in every version of Python
+            KNOWN[getattr(_module, _name)] = _of_numbers(getattr(_module, _name), _own)
+            setattr(_OF_NUMBERS[_module], _name, KNOWN[getattr(_module, _name)])
 KNOWN[min] = _of_numbers(min, _best_of(_lesser))
 KNOWN[max] = _of_numbers(max, _best_of(_greater))
-_OF_NUMBERS = {math: _MATH, cmath: _CMATH}
 
 
 def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:

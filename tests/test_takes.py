@@ -44,6 +44,17 @@ LISTS = st.one_of(
 )
 
 
+#: Of an array of 60 rows and 40 columns, and lists of some of each.
+TAKES = {
+    "rows": lambda x, rows, columns: x[rows],
+    "columns": lambda x, rows, columns: x[:, columns],
+    "both": lambda x, rows, columns: x[rows][:, columns],
+    "again": lambda x, rows, columns: x[rows][[n % len(rows) for n in columns]],
+    "a part": lambda x, rows, columns: x[rows][:, columns][: len(rows) // 2 + 1, ::-1],
+    "negative": lambda x, rows, columns: x[[n - 60 for n in rows]],
+}
+
+
 @pytest.fixture(scope="module")
 def cpu():
     with gpuscheduler.Scheduler("cpu:2", check=True, fuse_least=0) as scheduler:
@@ -131,17 +142,9 @@ def test_any_list_takes_what_numpy_takes(cpu, rows, columns, data):
     x = da.from_array(SOURCE, chunks=chunks)
     if data.draw(st.booleans()):
         x = x * 2 - 2 * x + x
-    which = data.draw(st.sampled_from(["rows", "columns", "both", "again", "negative"]))
+    take = TAKES[data.draw(st.sampled_from(sorted(TAKES)))]
     behind = data.draw(st.sampled_from(["nothing", "sum", "mean", "chain", "turned"]))
-    z, want = x, SOURCE
-    if which in ("rows", "both"):
-        z, want = z[rows], want[rows]
-    if which in ("columns", "both"):
-        z, want = z[:, columns], want[:, columns]
-    if which == "again":
-        z, want = z[rows][: len(rows) // 2 + 1][::-1], want[rows][: len(rows) // 2 + 1][::-1]
-    if which == "negative":
-        z, want = z[[n - 60 for n in rows]], want[rows]
+    z, want = take(x, rows, columns), take(SOURCE, rows, columns)
     if behind == "sum":
         z, want = z.sum(axis=0), want.sum(axis=0)
     elif behind == "mean":

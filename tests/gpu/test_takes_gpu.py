@@ -12,7 +12,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from tests.test_takes import LISTS  # noqa: E402
+from tests.test_takes import LISTS, TAKES  # noqa: E402
 
 from .test_cuda import DEVICES, host  # noqa: E402
 
@@ -37,15 +37,8 @@ def test_any_list_takes_what_numpy_takes(scheduler, rows, columns, data):
     x = da.from_array(source, chunks=chunks).to_backend("cupy")
     kept = data.draw(st.booleans())
     x = x.persist() if kept else x
-    which = data.draw(st.sampled_from(["rows", "columns", "both", "again"]))
-    z, want = x, source
-    if which in ("rows", "both"):
-        z, want = z[rows], want[rows]
-    if which in ("columns", "both"):
-        z, want = z[:, columns], want[:, columns]
-    if which == "again":
-        z, want = z[rows][:, columns][: len(rows) // 2 + 1, ::-1], want[rows][:, columns]
-        want = want[: len(rows) // 2 + 1, ::-1]
+    take = TAKES[data.draw(st.sampled_from(sorted(TAKES)))]
+    z, want = take(x, rows, columns), take(source, rows, columns)
     behind = data.draw(st.sampled_from(["nothing", "sum", "largest", "chain", "turned", "itself"]))
     if behind == "sum":
         z, want = z.sum(axis=0, dtype="c16"), want.sum(axis=0, dtype="c16")
@@ -64,16 +57,16 @@ def test_any_list_takes_what_numpy_takes(scheduler, rows, columns, data):
         np.testing.assert_allclose(host(got), want, rtol=1e-6)
 
 
-def test_each_block_of_a_permutation_is_one_kernel(scheduler):
+def test_each_block_of_a_permutation_is_one_kernel():
     """Rows are read where they lie, once, by what sums them up."""
-    order = np.random.default_rng(1).permutation(60)
-    x = da.from_array(SOURCE, chunks=(20, 40)).to_backend("cupy").persist()
-    z = (x[order] * 2 + 1).sum(axis=1)
-    plan = scheduler.plan(z)
-    assert not any("not known before" in reason for reason in plan.reasons.values())
-    kinds = {type(s.task).__name__ for s in plan.steps}
-    assert "Fused" in kinds
-    np.testing.assert_allclose(host(z.compute()), (SOURCE[order] * 2 + 1).sum(axis=1))
+    source, order = np.arange(2.0**18).reshape(512, 512), np.random.default_rng(1).permutation(512)
+    with gpuscheduler.Scheduler("cuda:0", check=True) as scheduler:
+        x = da.from_array(source, chunks=(128, 256)).to_backend("cupy").persist()
+        z = (x[order] * 2 + 1).sum(axis=1)
+        plan = scheduler.plan(z)
+        assert not any("shuffle" in str(s.key) for s in plan.steps)
+        assert not plan.reasons
+        np.testing.assert_allclose(host(z.compute()), (source[order] * 2 + 1).sum(axis=1))
 
 
 ORDER = np.random.default_rng(2).permutation(60)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from dask import config
 
 import gpuscheduler.scheduler
 from gpuscheduler import taken
@@ -53,3 +54,16 @@ def _nothing_was_seen_before():
         patch.setattr(taken, "kept", lambda kind: files.get(kind, {}))
         patch.setattr(taken, "keep", files.__setitem__)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _dask_says_no_other_scheduler(request, _before=[]):  # noqa: B006
+    """A client that was closed may leave itself in Dask's configuration, for tests that know
+    nothing of it. Whose it was is the test before."""
+    last, _before[:] = (_before or ["none"])[0], [request.node.nodeid]
+    if config.get("scheduler", None) == "dask.distributed":
+        from distributed.client import _get_global_client
+
+        if _get_global_client() is None:
+            config.set(scheduler=None)
+            pytest.fail(f"there is no client, but Dask's configuration has one: see {last}")

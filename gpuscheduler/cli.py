@@ -41,7 +41,7 @@ from . import __version__
 from .batches import Batch
 from .cpu import available_memory
 from .expr import Kernel
-from .fuse import Fused
+from .fuse import Fused, program_of
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received
 from .kernel import NotGenerated, generate
@@ -744,10 +744,10 @@ def predicted(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
 def members(planned: Plan) -> Iterator[Fused]:
     """The fused tasks of a plan, those of a batch one by one."""
     for step in planned.steps:
-        if isinstance(step.task, Fused):
-            yield step.task
-        elif isinstance(step.task, Batch):
+        if isinstance(step.task, Batch):
             yield from step.task.members
+        elif (fused := program_of(step.task)) is not None:
+            yield fused
 
 
 def kernels(planned: Plan) -> Iterator[Kernel]:

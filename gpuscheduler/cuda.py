@@ -47,7 +47,7 @@ from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
-from .fuse import Fused
+from .fuse import Fused, OrNone
 from .gather import WIDEST, Gathering, strips
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
@@ -2001,6 +2001,8 @@ class CudaDevices:
                 value = kernels.run(task, values, lane.device, lane.work, into)
             elif type(task) is Batch:
                 value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
+            elif type(task) is OrNone:  # which waits for it
+                value = task.found(kernels.run(task.fused, values, lane.device, lane.work))
             else:
                 value = task(values)
         finally:

@@ -45,6 +45,9 @@ from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 from .trace import (
     Abstract,
     Generated,
+    Masked,
+    OneOrNone,
+    OnlySelects,
     OnlyView,
     Scanned,
     Seen,
@@ -176,6 +179,27 @@ class Fused:
         return f"<Fused {self.key!r}: {n} kernel{'s'[: n != 1]}>"
 
 
+class OrNone:
+    """A task whose value is an array of one element, or of none: `fused` makes that element, and
+    whether there is one."""
+
+    __slots__ = ("fused", "key")
+
+    def __init__(self, fused: Fused):
+        self.fused, self.key = fused, fused.key
+
+    def __call__(self, values: Values) -> Any:
+        return self.found(self.fused(values))
+
+    @staticmethod
+    def found(made: Any) -> Any:
+        """The value, given what `fused` made, or the value that was made in another way."""
+        if type(made) is not tuple:
+            return made
+        value, there = made
+        return value if bool(there[0]) else value[:0]
+
+
 def _laid_out(array: Any, foreseen: Abstract) -> bool:
     """Whether an array's elements lie in memory as foreseen."""
     if foreseen.strides is None:
@@ -280,8 +304,10 @@ class Source:
     number: int  # among all structures that were foreseen
     little: bool = False  # computing it is little work
     #: Of a value that is several arrays, all of them, in its containers; `expr` is one. Of a scan,
-    #: the scan of `expr`.
+    #: the scan of `expr`. Of what a mask selects, `Masked`.
     parts: Any = None
+    #: Where the task that makes it stays: what that would be if it read what `expr` reads.
+    apart: Apart | None = None
 
     def of(self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None) -> Source:
         """The same of another block."""
@@ -290,6 +316,21 @@ class Source:
             self.shape, self.expr, names, self.expects, self.leaves, positions, kind, free,
             self.far, self.number, self.little, self.parts,
         )  # fmt: skip
+
+    @property
+    def selects(self) -> bool:
+        """Whether it is what a mask selects."""
+        return isinstance(self.parts, Masked)
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A task's inputs and constants, and its function for them."""
+
+    names: tuple[Key, ...]
+    needs: tuple[Key, ...]
+    constants: dict[Key, Any]
+    function: Callable[[Values], Any]
 
 
 @dataclass(slots=True)
@@ -307,6 +348,7 @@ class Followed:
     offer: Source | None = None  # its value as readers may compute it, but for where a block lies
     operations: int = 0  # in products of matrices
     culprit: int = -1  # which of a task's steps was not followed, if one
+    or_none: bool = False  # whether its value is one element, or none
     beside: tuple[Any, ...] = ()  # arrays that its functions read beside what it is given
 
 
@@ -528,16 +570,17 @@ class Fuser:
                 if source and read + more <= MOST_READ and self._may_inline(target, key):
                     inlined[n] = source
                     read += more
-            if known is None:
+            if known is None and n not in inlined:
                 self.reasons[key] = (
                     f"what {key_split(name)} will be like is not known before it is there"
                 )
                 self._blame(key, recipe)
                 return False
-            plain.append(known)
+            plain.append(known or (-1, None))
+        unknown = {n: s for n, s in inlined.items() if plain[n][1] is None}
         found = self._follow(recipe, plain, inlined)
         if inlined and found.program is not None:
-            worth = _worth(found.program, inlined)
+            worth = _worth(found.program, inlined) | unknown
             if _stores_a_scan(found.program):  # and so would each of its readers
                 shared = [n for n, s in worth.items() if isinstance(s.parts, Scanned)]
                 shared = [n for n in shared if self.readers[targets[recipe.names[n]]] > 1]
@@ -545,13 +588,16 @@ class Fuser:
             if len(worth) < len(inlined):
                 inlined = worth
                 found = self._follow(recipe, plain, inlined)
-        if inlined and found.program is None:
+        if inlined and found.program is None and found.offer is None and not unknown:
             inlined = {}
             found = self._follow(recipe, plain, inlined)
         if found.program is None:
             self.reasons[key] = found.reason
             if found.operations:
                 self.operations[key] = found.operations
+            if found.offer is not None and not recipe.draws:
+                self._selects(key, task, recipe, found.offer, inlined, targets)
+                return True
             if found.view is None:
                 self._blame(key, recipe, {found.culprit})
                 return False
@@ -570,6 +616,8 @@ class Fuser:
     def _touched(self, key: Key, targets: dict[Key, Key], constants: dict[Key, Any]) -> int:
         sizes = self.graph.sizes
         total = sizes.get(key, 0) + sum([sizes.get(t, 0) for t in targets.values()])
+        selected = [s for t in targets.values() if (s := self.sources.get(t)) and s.selects]
+        total += sum([e.nbytes for s in selected for e in s.expects])
         return total + sum([getattr(c, "nbytes", 0) for c in constants.values()])
 
     def _may_inline(self, target: Key, reader: Key) -> bool:
@@ -589,7 +637,8 @@ class Fuser:
         numbers = [number for number, _ in plain]
         for n, source in inlined.items():
             numbers[n] = -1 - source.number
-        words = (recipe.key, tuple(numbers), tuple([d.number for d in recipe.draws]))
+        draws = tuple([d.number for d in recipe.draws])
+        words = (recipe.key, tuple(numbers), draws, _shared(inlined.values()))
         found = self.structures.get(words)
         if found is None:
             if len(self.structures) >= MOST_STRUCTURES:
@@ -602,7 +651,7 @@ class Fuser:
         self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
     ) -> Followed:
         """Run a task on symbolic arrays."""
-        draws, arrays = 0, 0
+        draws, arrays, shared = 0, 0, _shared(inlined.values())
         arguments: list[Any] = []
         borrowed: list[Source] = []
         generated: list[Any] = []
@@ -612,7 +661,7 @@ class Fuser:
         for n, (_, structure) in enumerate(plain):
             if n in inlined:
                 source = inlined[n]
-                arguments.append(_lent(source, draws, arrays))
+                arguments.append(_lent(source, draws, arrays, shared))
                 draws += len(source.positions)
                 arrays += len(source.expects)
                 borrowed.append(source)
@@ -623,12 +672,13 @@ class Fuser:
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
 
-        copies, beside = False, trace.Beside(dense=self.on_gpus)
+        copies, or_none, beside = False, False, trace.Beside(dense=self.on_gpus)
         try:
             try:
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
             except Unfollowed as error:
-                if isinstance(error, OnlyView) or not (beside.left or beside.wanted):
+                known = isinstance(error, (OnlyView, OnlySelects, OneOrNone))
+                if known or not (beside.left or beside.wanted):
                     raise
                 beside = trace.Beside(dense=self.on_gpus, every=True)
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
@@ -639,6 +689,17 @@ class Fuser:
                 makes = map_leaves(_laid, error.result)
                 return Followed(None, str(error), makes, self._number(makes), view=error.result)
             program, copies = error.program, True
+        except OnlySelects as error:
+            every = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
+            expects = sum([list(s.expects) for s in borrowed], sum(every, []))
+            sizes = sum([list(s.leaves) for s in borrowed], list(map(len, every)))
+            offer = None
+            if self.merge and not beside.arrays and None not in expects:
+                self._note(beside.left)
+                offer = self._offered_selection(error.masked, expects, sizes, len(expects) - arrays)
+            return Followed(None, str(error), offer=offer)
+        except OneOrNone as error:
+            program, or_none = error.program, True
         except Unfollowed as error:
             culprit = recipe.step_of(error)
             return Followed(None, str(error), operations=error.operations, culprit=culprit)
@@ -667,9 +728,9 @@ class Fuser:
         sizes = sum([list(s.leaves) for s in borrowed], list(map(len, each)))
         found = Followed(
             program, "", makes, self._number(makes), tuple(expects), tuple(sizes),
-            pairs=self._pairs(recipe.task), beside=tuple(beside.arrays),
+            pairs=self._pairs(recipe.task), beside=tuple(beside.arrays), or_none=or_none,
         )  # fmt: skip
-        found.offer = self._offered(found)
+        found.offer = None if or_none else self._offered(found)
         if found.offer is not None and copies:  # each reader may as well read the whole
             found.offer.free = True
         return found
@@ -715,6 +776,9 @@ class Fuser:
             key, program, tuple(names), found.expects, found.leaves, tuple(positions), kind,
             original,
         )  # fmt: skip
+        if found.or_none:
+            graph.tasks[key] = OrNone(fused)
+            return
         self.foreseen[key] = found.number, found.makes
         if found.offer is not None and key not in graph.pins and key not in self.outputs:
             self.sources[key] = found.offer.of(fused.names, fused.positions, kind)
@@ -789,8 +853,34 @@ class Fuser:
         self, task: Any, recipe: _Recipe, inlined: dict[int, Source], targets: dict[Key, Key]
     ) -> Callable[[Values], Any]:
         """The task as it was, behind those that it now replaces."""
-        before = [(recipe.names[n], self.graph.tasks[targets[recipe.names[n]]]) for n in inlined]
-        return _Behind(task, [(name, _original(t)) for name, t in before])
+        before = []
+        for n, source in inlined.items():
+            task_before = self.graph.tasks[targets[recipe.names[n]]]
+            original = source.apart.function if source.apart else _original(task_before)
+            before.append((recipe.names[n], original))
+        return _Behind(task, before)
+
+    def _facts_with(
+        self,
+        key: Key,
+        recipe: _Recipe,
+        inlined: dict[int, Source],
+        targets: dict[Key, Key],
+    ) -> tuple[tuple[Key, ...], tuple[Key, ...], dict[Key, Any]]:
+        """Names, inputs and constants of a task that does what it reads from others itself."""
+        graph = self.graph
+        constants = dict(graph.constants.get(key, {}))
+        kept = [name for n, name in enumerate(recipe.names) if n not in inlined]
+        new = {name: targets[name] for name in kept if name in targets}
+        for n, source in inlined.items():
+            target = targets[recipe.names[n]]
+            if source.apart:
+                constants.update(source.apart.constants)
+                new.update(zip(source.apart.names, source.apart.needs, strict=True))
+            else:
+                constants.update(graph.constants.get(target, {}))
+                new.update(zip(graph.names[target], graph.needs[target], strict=True))
+        return tuple(new), tuple(new.values()), constants
 
     def _rewire(
         self,
@@ -800,19 +890,13 @@ class Fuser:
         targets: dict[Key, Key],
     ) -> None:
         graph = self.graph
-        constants = dict(graph.constants.get(key, {}))
-        kept = [name for n, name in enumerate(recipe.names) if n not in inlined]
-        new = {name: targets[name] for name in kept if name in targets}
-        for n in inlined:
-            target = targets[recipe.names[n]]
-            constants.update(graph.constants.get(target, {}))
-            new.update(zip(graph.names[target], graph.needs[target], strict=True))
-        graph.names[key], graph.needs[key] = tuple(new), tuple(new.values())
+        facts = self._facts_with(key, recipe, inlined, targets)
+        graph.names[key], graph.needs[key], constants = facts
         if constants:
             graph.constants[key] = constants
-        for n in inlined:
+        for n, source in inlined.items():
             target = targets[recipe.names[n]]
-            for d in graph.needs[target]:
+            for d in source.apart.needs if source.apart else graph.needs[target]:
                 self.readers[d] += 1
             self.readers[target] -= 1
             if not self.readers[target] and target not in self.outputs:
@@ -820,10 +904,13 @@ class Fuser:
 
     def _drop(self, key: Key) -> None:
         graph = self.graph
-        for d in graph.needs[key]:
-            self.readers[d] -= 1
+        needs = graph.needs[key]
         for facts in (graph.tasks, graph.needs, graph.names, graph.constants, graph.pins):
             facts.pop(key, None)
+        for d in needs:
+            self.readers[d] -= 1
+            if not self.readers[d] and d not in self.outputs:  # its readers do without
+                self._drop(d)
 
     def _offered(self, found: Followed) -> Source | None:
         """What a task makes as an expression for its readers, where that may save its memory."""
@@ -884,6 +971,48 @@ class Fuser:
             kernel.shape, scan.arg, (), expects, found.leaves, (), None, False, far, number,
             _work(scan.arg) <= LITTLE_WORK, part,
         )  # fmt: skip
+
+    def _offered_selection(
+        self, masked: Masked, expects: list[Any], sizes: list[int], own: int
+    ) -> Source:
+        """What a mask selects, for readers that reduce it: then nobody has to find out how many
+        elements that is. `own` of the arrays are not borrowed."""
+
+        def change(leaf: Expr) -> Expr:
+            return _numbered(leaf, lambda n: own + n - BORROWED if n >= BORROWED else n)
+
+        expr, mask = rebuilt([masked.expr, masked.mask], change)
+        masked = replace(masked, expr=expr, mask=mask)
+        words = ("selection", masked, tuple(expects), tuple(sizes))
+        number = self.numbers.setdefault(words, len(self.numbers))
+        little = _work(expr) + _work(mask) <= LITTLE_WORK
+        return Source(
+            masked.shape, expr, (), tuple(expects), tuple(sizes), (), None, False, False, number,
+            little, masked,
+        )  # fmt: skip
+
+    def _selects(
+        self,
+        key: Key,
+        task: Any,
+        recipe: _Recipe,
+        offer: Source,
+        inlined: dict[int, Source],
+        targets: dict[Key, Key],
+    ) -> None:
+        """A task that selects by a mask stays; its readers may do that for themselves."""
+        if key in self.graph.pins or key in self.outputs:
+            return
+        names = [name for n, name in enumerate(recipe.names) if n not in inlined]
+        positions: list[int] = []
+        for source in inlined.values():
+            names += source.names
+            positions += source.positions
+        source = offer.of(tuple(names), tuple(positions), self._kind(key, recipe, inlined))
+        source.free = source.little and not positions
+        function = self._with_sources(task, recipe, inlined, targets) if inlined else task
+        source.apart = Apart(*self._facts_with(key, recipe, inlined, targets), function)
+        self.sources[key] = source
 
     # ---- blocks that depend on where they lie
 
@@ -1040,6 +1169,13 @@ class _Behind:
         return self.task({**values, **{name: t(values) for name, t in self.before}})
 
 
+def program_of(task: Any) -> Fused | None:
+    """What a task is as a program, if it is one."""
+    if isinstance(task, OrNone):
+        return task.fused
+    return task if isinstance(task, Fused) else None
+
+
 def _original(task: Any) -> Any:
     return task.original if isinstance(task, Fused) else task
 
@@ -1100,16 +1236,38 @@ def _work_of(node: Expr) -> int:
     return 8 if node.op in _FUNCTIONS and wide <= 4 else LITTLE_WORK + 1
 
 
-def _lent(source: Source, draws: int, arrays: int) -> Any:
-    """A source with numbers of its own, among the reader's others."""
+def _shared(sources: Iterable[Source]) -> tuple[int, ...]:
+    """Of each array that sources read, which one is the same, if several select by masks: else
+    nobody would know that two select by one mask. Empty where there is nothing to know."""
+    sources = list(sources)
+    if sum([s.selects for s in sources]) < 2:
+        return ()
+    first: dict[Any, int] = {}
+    out: list[int] = []
+    for number, source in enumerate(sources):
+        for name, count in zip(source.names, source.leaves, strict=True):
+            owner = None if source.selects else number
+            out += [first.setdefault((owner, name, k), len(out) + k) for k in range(count)]
+    return tuple(out) if len(set(out)) < len(out) else ()
+
+
+def _lent(source: Source, draws: int, arrays: int, shared: Sequence[int] = ()) -> Any:
+    """A source with numbers of its own, among the reader's others; those that are the same have
+    one."""
     words = {_placeholder(n): _placeholder(draws + n) for n in range(len(source.positions))}
 
+    def number(n: int) -> int:
+        return BORROWED + (shared[arrays + n] if shared else arrays + n)
+
     def change(leaf: Expr) -> Expr:
-        return words.get(leaf) or _numbered(leaf, lambda n: BORROWED + arrays + n)
+        return words.get(leaf) or _numbered(leaf, number)
 
     if source.parts is None:
         (expr,) = rebuilt([source.expr], change)
         return Generated(source.shape, expr.dtype, expr)
+    if isinstance(source.parts, Masked):
+        expr, mask = rebuilt([source.expr, source.parts.mask], change)
+        return replace(source.parts, expr=expr, mask=mask)
     every = iter(rebuilt([part.expr for part in leaves(source.parts)], change))
     return map_leaves(lambda part: replace(part, expr=next(every)), source.parts)
 

@@ -25,7 +25,7 @@ from cupy.cuda.function import Module
 from . import device_code, shelf
 from .batches import SMALL, Batch
 from .expr import Out, Program
-from .fuse import PLACEHOLDER, Fused, computed, filled
+from .fuse import PLACEHOLDER, Fused, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Call, Generated, NotGenerated, generate
 from .scans import divided
@@ -315,11 +315,10 @@ class Kernels:
         seen: set[tuple[int, bool]] = set()
         missing: dict[tuple[str, bool], Generated] = {}
         for task in tasks:
-            if type(task) is Fused:
-                first, single = task, True
-            elif type(task) is Batch:
+            first, single = program_of(task), True
+            if type(task) is Batch:
                 first, single = task.members[0], False
-            else:
+            if first is None:
                 continue
             if (id(first.program), single) in seen or (
                 not first.names and first.kind != "cupy.ndarray"

@@ -31,7 +31,7 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, 
 
 from .batches import Batch
 from .expr import Expr
-from .fuse import Fused
+from .fuse import Fused, OrNone
 from .graph import FRESH, Graph, Variable, is_chunk, made_of, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
@@ -57,7 +57,7 @@ COMPILERS = ("cupy", "numba")
 TOOLS = ("toolz", "tlz", "cytoolz")
 
 #: Our own kinds of tasks, which have others in them.
-TASKS = ("Call", "Chain", "Fused", "Batch", "_Each", "_Pairs", "_Behind")
+TASKS = ("Call", "Chain", "Fused", "Batch", "OrNone", "_Each", "_Pairs", "_Behind")
 #: Tasks that send an array to a device.
 SENDERS = (unchanged, np.ascontiguousarray)
 _ATOMS = (type(Ellipsis), Expr)
@@ -667,6 +667,8 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
             task.key, task.program, task.names, task.expects, task.leaves, task.positions,
             task.kind, _Filled(task.original, data),
         )  # fmt: skip
+    if type(task) is OrNone:
+        return OrNone(_with_arrays(task.fused, data, known))
     return _filled(task, data, known)
 
 

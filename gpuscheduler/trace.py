@@ -106,6 +106,23 @@ class OnlyView(Unfollowed):
         self.result, self.program = result, program
 
 
+class OnlySelects(Unfollowed):
+    """How many elements its value has depends on values: it is `masked`, over its inputs."""
+
+    def __init__(self, masked: Masked):
+        super().__init__("how many elements it selects by a mask is known when it has run")
+        self.masked = masked
+
+
+class OneOrNone(Unfollowed):
+    """Its value is an array of one element, or of none: `program` makes that element, and whether
+    there is one."""
+
+    def __init__(self, program: Program):
+        super().__init__("whether it has an element is known when it has run")
+        self.program = program
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A view of an input, or what it shows in memory of its own (`copied`)."""
@@ -144,6 +161,16 @@ class Scanned(Generated):
     """What a scan makes of `expr`, along an axis."""
 
     op: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Masked(Generated):
+    """Those points of `expr` at which `mask` holds, over axes of `shape` from `axis` on, as
+    `x[mask]` gives them: along one axis in place of these. How many is not known."""
+
+    mask: Expr
+    over: Shape  # the shape of the mask
     axis: int
 
 
@@ -288,6 +315,9 @@ class _Following:
             array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
             if isinstance(value, Scanned):
                 return _scan(value.op, array, value.axis, value.dtype)
+            if isinstance(value, Masked):
+                mask = Traced(_changed(value.mask, lambda leaf: leaf), tuple(value.over))
+                return Selected(array, mask, value.axis)
             return array
         if isinstance(value, dict | list | tuple) and not _is_plain(value):
             return map_leaves(self.argument, value)
@@ -685,6 +715,8 @@ class Traced(NDArrayOperatorsMixin):
     # protocols
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(i, Selected) for i in inputs):  # which knows what to do with arrays
+            return NotImplemented
         if method == "__call__":
             return _ufunc(ufunc, inputs, **kwargs)
         name = ufunc.__name__
@@ -698,6 +730,8 @@ class Traced(NDArrayOperatorsMixin):
         raise _refuse(f"numpy.{name}.{method} is not element-wise or a reduction")
 
     def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        if any(issubclass(t, Selected) for t in _types):
+            return NotImplemented
         known = FUNCTIONS.get(func)
         if known is None:
             module = getattr(func, "__module__", None) or "numpy"
@@ -721,6 +755,8 @@ class Traced(NDArrayOperatorsMixin):
     # elements
 
     def __getitem__(self, index: Any) -> Traced:
+        if (selected := _selected(self, index)) is not None:
+            return cast(Traced, selected)  # it stands for an array, too
         index = _basic(index)
         # with an Ellipsis NumPy gives a view always, and never reads
         out = _look(self, lambda a: a[index if ... in index else (*index, ...)])
@@ -736,6 +772,9 @@ class Traced(NDArrayOperatorsMixin):
             whole, place = value._part_of
             if whole is self and not isinstance(index, Traced) and place == _basic(index):
                 return  # written already
+        if isinstance(value, Selected):
+            _write(self, _put_back(self, index, value))
+            return
         # as NumPy says: a number of Python's that the type cannot hold is an error
         new = _array(value, self.dtype if type(value) in (int, float, complex) else None)
         part = Traced(_cast(new._expr, self.dtype), new.shape)
@@ -923,6 +962,8 @@ def _basic(index: Any) -> tuple[Any, ...]:
             return slice(*[None if v is None else operator.index(v) for v in _ends(i)])
         if isinstance(i, bool | np.bool_):
             raise _refuse("it indexes with True or False")
+        if isinstance(i, str):
+            raise _refuse("it reads a field of records")
         if isinstance(i, Traced) and i._expr.op != "constant":
             raise _refuse("it indexes with an array")
         if isinstance(i, list | tuple | np.ndarray) and np.ndim(i):
@@ -1812,6 +1853,8 @@ def _border(x: Traced, axis: int, n: int, mode: str, behind: bool) -> Traced:
 # NumPy's functions.
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+#: What is called in place of a function, wherever a task calls it.
+KNOWN: dict[Any, Callable[..., Any]] = {}
 
 
 def _implements(*names: str) -> Callable[[Any], Any]:
@@ -1879,7 +1922,7 @@ def _histogram(
 ) -> tuple[Traced, np.ndarray[Any, Any]]:
     if density or weights is not None:
         raise _refuse("it weighs a histogram")
-    x = _array(a)
+    x = _nan_elsewhere(a) if isinstance(a, Selected) else _array(a)
     if any(isinstance(v, Traced) for v in (bins, range)) or isinstance(bins, str):
         raise _refuse("the bins of its histogram depend on values")
     if range is None and np.ndim(bins) == 0:
@@ -2020,15 +2063,22 @@ def _nanvar(
     x, ddof = _array(a), correction if correction is not _nothing else ddof
     if x.dtype.kind not in "fc":
         return _var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
-    there = ~np.isnan(x)
-    count = _sum(there, axis, np.intp, keepdims=True)
-    mean = _divided(_sum(_without_nan(x, 0), axis, dtype, keepdims=True), count)
-    away = _where(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))
-    squares = np.square(away.real) + np.square(away.imag) if x.dtype.kind == "c" else away * away
-    total = _sum(squares, axis, dtype, keepdims=keepdims)
+    total, count = _squares(x, cast(Traced, ~np.isnan(x)), axis, dtype, keepdims)
     degrees = _reshape(count, total.shape) - ddof
     variance = _where(degrees <= 0, total.dtype.type(np.nan), _divided(total, degrees))
     return _scalar_if_point(variance)
+
+
+def _squares(
+    x: Traced, there: Traced, axis: Any, dtype: Any, keepdims: Any
+) -> tuple[Traced, Traced]:  # fmt: skip
+    """The sum of squared deviations of those that are there from their mean, and how many these
+    are."""
+    count = _sum(there, axis, np.intp, keepdims=True)
+    mean = _divided(_sum(x, axis, dtype, keepdims=True, where=there), count)
+    away = _where(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))
+    squares = np.square(away.real) + np.square(away.imag) if x.dtype.kind == "c" else away * away
+    return _sum(squares, axis, dtype, keepdims=keepdims), count
 
 
 @_implements("nanstd")
@@ -2545,10 +2595,427 @@ def _size(a: Any, axis: Any = None) -> int:
 
 
 # ------------------------------------------------------------------------------------------------
-# Dask's functions that are better said in other words.
+# What a mask selects.
 
-#: What is called in place of a function, wherever a task calls it.
-KNOWN: dict[Any, Callable[..., Any]] = {}
+
+class Selected(NDArrayOperatorsMixin):
+    """`values[mask]`, of which it is not known how many elements it has: the values at all points,
+    and where they count. The axes of the mask, from `axis` on, are one axis of it. What is computed
+    element by element is computed at all points; a reduction along that axis is one over those
+    points at which the mask holds."""
+
+    __array_priority__ = 2e6
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, values: Traced, mask: Traced, axis: int):
+        self._values, self._mask, self._axis = values, mask, axis
+
+    @property
+    def dtype(self) -> DType:
+        return self._values.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self._values.ndim - self._mask.ndim + 1
+
+    @property
+    def flags(self) -> SimpleNamespace:
+        return SimpleNamespace(owndata=True)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        if _current.get(None) is not None:
+            raise _refuse("it needs the values of an array (as text)")
+        return f"<Selected {self.dtype} of {self._values.shape}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and any(hasattr(k, name) for k in _array_classes()):
+            raise _refuse(f"it reads .{name} of what a mask selects")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _unknown(self, *_: Any, **__: Any) -> Any:
+        raise _refuse("it needs to know how many elements a mask selects")
+
+    __len__ = __iter__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = _unknown
+    __array__ = _unknown
+    size = shape = nbytes = property(_unknown)
+
+    def __getitem__(self, index: Any) -> Selected:
+        mask: Any = np.logical_and(self._mask, self._points(index))
+        return Selected(self._values, mask, self._axis)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if index is ... and value is self:
+            return  # written already
+        new: Any = np.where(_with_values(self, self._points(index)), value, self)
+        if np.ndim(value) or new.dtype != self.dtype:
+            raise _refuse("it assigns an array through a mask")
+        self._values = new._values
+
+    def _points(self, index: Any) -> Any:
+        """Where another mask holds that has an element for each of this one's."""
+        if not isinstance(index, Selected) or index.dtype != bool or self.ndim > 1:
+            return self._unknown()
+        if not _alike(self, index) or index._values.shape != self._values.shape:
+            return self._unknown()
+        return index._values
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "reduce":
+            axis = () if inputs[1:] or "axis" in kwargs else (0,)
+            return _reduce_selected(ufunc.reduce, *inputs, *axis, **kwargs)
+        if method != "__call__":
+            raise _refuse(f"numpy.{ufunc.__name__}.{method} of what a mask selects")
+        out = kwargs.pop("out", None)
+        (out,) = out if isinstance(out, tuple) else (out,)
+        result = _at_all_points(ufunc, inputs, kwargs)
+        if out is None:
+            return result
+        if not isinstance(out, Selected) or not _alike(out, result):
+            raise _refuse("it writes into an array that it is given (out=)")
+        return out._written(result, kwargs.get("casting", "same_kind"))
+
+    def _written(self, result: Selected, casting: str = "same_kind") -> Selected:
+        if self._values.shape != result._values.shape:
+            self._unknown()
+        self._values = result._values.astype(self.dtype, casting=casting)
+        return self
+
+    def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
+        if func in _POINTWISE:
+            return _at_all_points(func, args, kwargs)
+        if func in _REDUCING:
+            return _reduce_selected(func, *args, **kwargs)
+        if func is np.histogram and _current.get().products:
+            return _histogram(*args, **kwargs)
+        module = getattr(func, "__module__", None) or "numpy"
+        raise _refuse(f"{module}.{func.__name__} of what a mask selects")
+
+    _scalar = False
+
+    def __pow__(self, other: Any) -> Any:
+        return Traced.__pow__(cast(Traced, self), other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._written(self**other)
+
+    def astype(self, dtype: Any, *args: Any, copy: bool = True, **kwargs: Any) -> Selected:
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        return _with_values(self, self._values.astype(dtype, *args, **kwargs))
+
+    def copy(self, order: str = "C") -> Selected:
+        return _with_values(self, self._values)
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: Any) -> Selected:
+        return self.copy()
+
+    def ravel(self, order: str = "C") -> Selected:
+        return self if self.ndim == 1 else self._unknown()
+
+    def flatten(self, order: str = "C") -> Selected:
+        return self.ravel().copy()
+
+    def conj(self) -> Any:
+        return np.conjugate(self) if self.dtype.kind == "c" else self
+
+    conjugate = conj
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        _no_out(out)
+        return np.round(self, decimals)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
+        _no_out(out, kwargs)
+        return np.clip(self, min, max)
+
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        return np.sum(self, *args, **kwargs)
+
+    def prod(self, *args: Any, **kwargs: Any) -> Any:
+        return np.prod(self, *args, **kwargs)
+
+    def mean(self, *args: Any, **kwargs: Any) -> Any:
+        return np.mean(self, *args, **kwargs)
+
+    def var(self, *args: Any, **kwargs: Any) -> Any:
+        return np.var(self, *args, **kwargs)
+
+    def std(self, *args: Any, **kwargs: Any) -> Any:
+        return np.std(self, *args, **kwargs)
+
+    def min(self, *args: Any, **kwargs: Any) -> Any:
+        return np.min(self, *args, **kwargs)
+
+    def max(self, *args: Any, **kwargs: Any) -> Any:
+        return np.max(self, *args, **kwargs)
+
+    def any(self, *args: Any, **kwargs: Any) -> Any:
+        return np.any(self, *args, **kwargs)
+
+    def all(self, *args: Any, **kwargs: Any) -> Any:
+        return np.all(self, *args, **kwargs)
+
+
+def _selected(x: Traced, index: Any) -> Selected | None:
+    """What an index selects in which there is a mask, beside slices; None of any other index."""
+    entries = index if isinstance(index, tuple) else (index,)
+    masks = [i for i in entries if isinstance(i, Traced) and i.dtype == bool and i.shape]
+    if not masks:
+        return None
+    others = [i for i in entries if i is not masks[0]]
+    if len(others) < len(entries) - 1 or not all(i is ... or type(i) is slice for i in others):
+        raise _refuse("it indexes with an array")
+    (mask,) = masks
+    here = [i is mask for i in entries].index(True)
+    whole = (slice(None),) * mask.ndim
+    basic = (*entries[:here], *whole, *entries[here + 1 :])
+    axis = here
+    if ... in entries[:here]:
+        axis += x.ndim - len(basic)  # the Ellipsis is one entry, for that many axes and one
+    seen = x[basic]
+    if seen.shape[axis : axis + mask.ndim] != mask.shape:
+        raise IndexError(f"a mask of shape {mask.shape} for an array of shape {x.shape}")
+    if mask.ndim < x.ndim and not _current.get().products:
+        raise _refuse("it selects along an axis by a mask: NumPy reads no more than that")
+    return Selected(seen.copy(), mask.copy(), axis)
+
+
+def _put_back(x: Traced, index: Any, value: Selected) -> Traced:
+    """`x` after `x[mask] = value`, where that is of the same elements."""
+    before = _selected(x, index) if isinstance(index, Traced) else None
+    if before is None or not _alike(before, value) or before._values.shape != value._values.shape:
+        raise _refuse("it assigns an array through a mask")
+    return _where(_mask_over(value), value._values.astype(x.dtype), x)
+
+
+def _with_values(like: Selected, values: Traced) -> Selected:
+    return Selected(values, like._mask, like._axis)
+
+
+def _mask_over(x: Selected) -> Traced:
+    """The mask, with axes of length one in place of the other axes of the values."""
+    own = range(x._axis, x._axis + x._mask.ndim)
+    around = tuple([k for k in range(x._values.ndim) if k not in own])
+    return _expand(x._mask, around) if around else x._mask
+
+
+def _nan_elsewhere(x: Selected) -> Traced:
+    """The values at all points, NaN at those that are not selected."""
+    if x.dtype.kind in "iu" and x.itemsize <= 4:
+        x = x.astype(np.float64)
+    if x.dtype.kind != "f":
+        raise _refuse(f"it makes a histogram of {x.dtype} that a mask selects")
+    return _where(_mask_over(x), x._values, x.dtype.type(np.nan))
+
+
+def _alike(a: Selected, b: Selected) -> bool:
+    """Whether both have the same axes, of which the same points are selected."""
+    same = a._axis == b._axis and a.ndim == b.ndim and a._mask.shape == b._mask.shape
+    return same and a._mask._expr == b._mask._expr
+
+
+def _at_all_points(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {}) -> Selected:
+    """A function that goes element by element."""
+    first = next(v for v in (*args, *kwargs.values()) if isinstance(v, Selected))
+
+    if not _current.get().products and function.__name__ not in _CHEAP:
+        raise _refuse(f"it computes {function.__name__} of what a mask selects: of fewer elements")
+
+    def values(v: Any) -> Any:
+        if isinstance(v, Selected):
+            return v._values if _alike(v, first) else first._unknown()
+        if isinstance(v, np.ndarray):
+            v = _array(v)
+        if not isinstance(v, Traced) or not v.shape:
+            return v
+        # which of its axes meets the one of the selected elements
+        at = v.ndim - (first.ndim - first._axis)
+        if v.ndim > first.ndim or (at >= 0 and v.shape[at] != 1):
+            first._unknown()
+        more = first._mask.ndim - 1
+        return v if at < 0 or not more else _expand(v, tuple(range(at, at + more)))
+
+    result = function(*map(values, args), **{k: values(v) for k, v in kwargs.items()})
+    if not isinstance(result, Traced) or result.ndim != first._values.ndim:
+        raise _refuse(f"{getattr(function, '__name__', 'it')} of what a mask selects")
+    return _with_values(first, result)
+
+
+#: What processors compute of all elements as soon as NumPy picks out those that are wanted.
+_CHEAP = _words(
+    "add subtract multiply divide negative positive absolute square sqrt maximum minimum where "
+    "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_not "
+    "bitwise_and bitwise_or invert conjugate isnan isfinite clip copy"
+)
+#: Functions of NumPy's that go element by element, beyond ufuncs.
+_POINTWISE = frozenset({
+    np.where, np.clip, np.round, np.around, np.nan_to_num, np.isclose, np.angle, np.sinc, np.fix,
+    np.isposinf, np.isneginf, np.copy,
+})  # fmt: skip
+
+
+def _reduce_selected(function: Any, a: Any, *args: Any, **given: Any) -> Any:
+    """One of NumPy's reductions, or `ufunc.reduce`."""
+    name = _REDUCING.get(function)
+    if name is None or not isinstance(a, Selected):
+        raise _refuse(f"{function.__name__} of what a mask selects")
+    names = ["axis", "dtype", "out"] if name in _WITH_TYPE else ["axis"]
+    names = ["ord", "axis"] if name == "norm" else names
+    if len(args) > len(names):
+        raise _refuse(f"it gives {name} many arguments")
+    given = {**dict(zip(names, args, strict=False)), **given}
+    keep, axis = given.pop("keepdims", False), given.pop("axis", None)
+    _no_out(given.pop("out", None))
+    where = given.pop("where", True)
+    if where is not True and where is not _nothing:
+        raise _refuse("it uses where= with what a mask selects")
+    keep = keep is not _nothing and bool(keep)
+    axes = _axes(a, axis)  # type: ignore[arg-type]
+    first, more = a._axis, a._mask.ndim - 1
+    others = tuple([k if k < first else k + more for k in axes if k != first])
+    if first not in axes:
+        if not axes:
+            raise _refuse("it reduces what a mask selects along no axis")
+        values = function(a._values, axis=others, keepdims=keep, **given)
+        return Selected(values, a._mask, first if keep else first - sum(k < first for k in axes))
+    every = tuple(sorted((*others, *range(first, first + more + 1))))
+    total = _OVER_POINTS[name](a._values, _mask_over(a), every, **given)
+    return _expand(total, axes) if keep else total
+
+
+#: Reductions of what a mask selects, by their functions; and those whose second argument is a type.
+_REDUCING = {
+    **{getattr(np, name): name for name in _words(
+        "sum prod mean var std any all count_nonzero min max average nansum nanprod nanmean nanvar "
+        "nanstd"
+    )},
+    np.amin: "min", np.amax: "max", np.linalg.norm: "norm",
+    np.add.reduce: "sum", np.multiply.reduce: "prod", np.minimum.reduce: "min",
+    np.maximum.reduce: "max", np.logical_or.reduce: "any", np.logical_and.reduce: "all",
+}  # fmt: skip
+_WITH_TYPE = _words("sum prod mean var std nansum nanprod nanmean nanvar nanstd")
+
+
+def _with_where(function: Any, change: Any = None) -> Callable[..., Any]:
+    """A reduction that takes `where=`, of what `change` makes of the values."""
+
+    def reduced(x: Traced, mask: Traced, axes: Shape, **given: Any) -> Any:
+        return function(change(x) if change else x, axes, where=mask, **given)
+
+    return reduced
+
+
+def _count_where(x: Traced, mask: Traced, axes: Shape) -> Any:
+    return _sum(np.logical_and(x, mask), axes, np.intp)
+
+
+def _extreme_where(op: str, x: Traced, mask: Traced, axes: Shape, initial: Any = _nothing) -> Any:
+    if initial is _nothing:
+        raise _refuse(f"the {op} of what a mask selects is an error where that is nothing")
+    return _extreme(op, x, axes, initial=initial, where=mask)
+
+
+def _norm_where(x: Traced, mask: Traced, axes: Shape, ord: Any = None) -> Any:
+    if ord not in (None, 2) or len(axes) > mask.ndim:
+        raise _refuse("a norm of what a mask selects")
+    x = x if x.dtype.kind in "fc" else x.astype(np.float64)
+    square = np.square(x.real) + np.square(x.imag) if x.dtype.kind == "c" else np.square(x)
+    return np.sqrt(_sum(square, axes, where=mask))
+
+
+def _nanmean_where(x: Traced, mask: Traced, axes: Shape, dtype: Any = None) -> Any:
+    if x.dtype.kind not in "fc":
+        return _mean(x, axes, dtype, where=mask)
+    count = _sum(np.logical_and(~np.isnan(x), mask), axes, np.intp)
+    return _divided(_sum(_without_nan(x, 0), axes, dtype, where=mask), count)
+
+
+def _var_where(
+    x: Traced, mask: Traced, axes: Shape, dtype: Any = None, ddof: Any = 0,
+    correction: Any = _nothing, nan: bool = False, **others: Any,
+) -> Any:  # fmt: skip
+    _no_out(None, {"dtype": dtype, **others})
+    ddof, half = correction if correction is not _nothing else ddof, x.dtype == np.float16
+    if x.dtype.kind not in "fc":
+        x, nan = x.astype(np.float64), False
+    x = x.astype(np.float32) if half else x
+    there: Any = np.logical_and(mask, ~np.isnan(x)) if nan else _broadcast(mask, x.shape)
+    total, count = _squares(x, there, axes, None, False)
+    degrees = _reshape(count, total.shape) - ddof
+    if not nan:
+        degrees = np.maximum(degrees, 0)
+    variance = _divided(total, degrees)
+    if nan:
+        variance = _where(degrees <= 0, total.dtype.type(np.nan), variance)
+    variance = variance.astype(np.float16) if half else variance
+    return _scalar_if_point(variance)
+
+
+def _std_where(*args: Any, **kwargs: Any) -> Any:
+    return np.sqrt(_var_where(*args, **kwargs))
+
+
+_OVER_POINTS: dict[str, Callable[..., Any]] = {
+    "sum": _with_where(_sum), "prod": _with_where(_prod), "mean": _with_where(_mean),
+    "average": _with_where(_mean), "count_nonzero": _count_where, "norm": _norm_where,
+    "any": _with_where(functools.partial(_truth, "any")),
+    "all": _with_where(functools.partial(_truth, "all")),
+    "min": functools.partial(_extreme_where, "min"),
+    "max": functools.partial(_extreme_where, "max"),
+    "nansum": _with_where(_sum, functools.partial(_without_nan, value=0)),
+    "nanprod": _with_where(_prod, functools.partial(_without_nan, value=1)),
+    "nanmean": _nanmean_where, "var": _var_where, "std": _std_where,
+    "nanvar": functools.partial(_var_where, nan=True),
+    "nanstd": functools.partial(_std_where, nan=True),
+}  # fmt: skip
+
+
+def _chunk_extreme(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Dask's `chunk_min` or `chunk_max`, which of nothing make nothing."""
+
+    def extreme(x: Any, axis: Any = None, keepdims: Any = None) -> Any:
+        if not isinstance(x, Selected):
+            return function(x, axis=axis, keepdims=keepdims)
+        if x.ndim > 1 or not keepdims or x.dtype.kind == "c":
+            return x._unknown()
+        worst = _furthest(x.dtype, op == "min")
+        value = _extreme(op, _where(x._mask, x._values, _array(worst)))
+        return Selected(value.reshape(1), _truth("any", x._mask).reshape(1), 0)
+
+    return extreme
+
+
+def _furthest(dtype: DType, up: bool) -> Any:
+    """The greatest or the least value of a type."""
+    if dtype.kind == "b":
+        return np.bool_(up)
+    if dtype.kind == "f":
+        return dtype.type(np.inf if up else -np.inf)
+    return dtype.type(np.iinfo(dtype).max if up else np.iinfo(dtype).min)
+
+
+for _op, _function in (("min", dask_reductions.chunk_min), ("max", dask_reductions.chunk_max)):
+    KNOWN[_function] = _chunk_extreme(_op, _function)
+
+
+@numel_lookup.register(Selected)  # type: ignore[untyped-decorator]
+def _numel_selected(x: Selected, **kwargs: Any) -> Any:
+    """How many elements a reduction over `axis` adds up: the points that are selected, and as many
+    as the other axes are long."""
+    axis, dtype = kwargs.get("axis"), kwargs.get("dtype", np.float64)
+    ones = _with_values(x, Traced(_constant(1, dtype), x._values.shape))
+    axis = tuple(axis) if isinstance(axis, list) else axis
+    return np.sum(ones, axis=axis, dtype=dtype, keepdims=kwargs.get("keepdims", False))
+
+
+# ------------------------------------------------------------------------------------------------
+# Dask's functions that are better said in other words.
 
 
 def _instead_of(function: Any) -> Callable[[Any], Any]:
@@ -2965,13 +3432,13 @@ def _array_classes() -> list[type]:
 
 def _is_instance(value: Any, kinds: Any) -> bool:
     """Where all that the array may be when the task runs agrees on it."""
-    if type(value) is not Traced:
+    if type(value) not in (Traced, Selected):
         return isinstance(value, kinds)
     number, arrays = value.dtype.type, _array_classes()
     if _current.get().beside is None:  # a mesh: of points one by one, or of many at once
         python = {"f": np.float64, "c": np.complex128}.get(value.dtype.kind, number)
         may_be = [python, *arrays]
-    elif value.shape:
+    elif value.ndim:
         may_be = arrays
     else:  # NumPy's scalars are 0-dimensional arrays of CuPy's, whose class is NumPy's by now
         may_be = [number] if value._scalar and len(arrays) == 1 else [number, *arrays]
@@ -2982,7 +3449,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 
 def _has(value: Any, name: str) -> bool:
-    if type(value) is not Traced:
+    if type(value) not in (Traced, Selected):
         return hasattr(value, name)
     answers = {hasattr(k, name) for k in _array_classes()}
     if len(answers) > 1:
@@ -3942,8 +4409,12 @@ class _Assembly:
 
     def program(self, result: Any) -> Program:
         outputs: list[Traced] = []
+        if isinstance(result, Selected):
+            raise self._only_selects(result)
 
         def noted(value: Any) -> Any:
+            if isinstance(value, Selected):
+                raise Unfollowed("it gives what a mask selects among other values")
             if isinstance(value, np.ndarray):
                 value = _array(value)
             if isinstance(value, Traced):
@@ -3972,6 +4443,15 @@ class _Assembly:
             return value
 
         return Program(self.inputs, kernels, map_leaves(named, result))
+
+    def _only_selects(self, result: Selected) -> Unfollowed:
+        values, mask = result._values, result._mask
+        if values.shape == mask.shape == (1,) and _made(mask._expr):
+            return OneOrNone(self._program((values, mask), [values, mask]))
+        if _made(values._expr) or _made(mask._expr):
+            return Unfollowed("it selects by a mask from what it has reduced or copied")
+        shape, dtype, over = values.shape, values.dtype, mask.shape
+        return OnlySelects(Masked(shape, dtype, values._expr, mask._expr, over, result._axis))
 
     def _as_seen(self, value: Any) -> Any:
         if not isinstance(value, Traced):

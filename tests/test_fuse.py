@@ -181,7 +181,7 @@ def test_what_the_caller_wants_is_not_swallowed(scheduler):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda b: b[b > 3].sum(keepdims=True) + b, "indexes with an array"),
+        (lambda b: b[b > 3].max(keepdims=True) + b, "an error where that is nothing"),
         (lambda b: b + np.random.default_rng(0).random(b.shape), "random"),
         (lambda b: (print(end=""), b + 1)[1], "print"),
         (lambda b: b + int(b[0, 0]), "value"),

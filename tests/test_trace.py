@@ -816,7 +816,7 @@ REFUSED = {
     "numpy.sort is not element-wise": lambda x: np.sort(x),
     "it multiplies matrices": lambda x: x @ x.T,
     "numpy.add.accumulate": lambda x: np.add.accumulate(x),
-    "it indexes with an array": lambda x: x[x > 0],
+    "how many elements it selects": lambda x: x[x > 0],
     "indexes with an array": lambda x: x[[0, 1]],
     "needs the values of an array (bool or if)": lambda x: x if x.sum() > 0 else -x,
     "needs the values of an array (float)": lambda x: x * float(x.sum()),

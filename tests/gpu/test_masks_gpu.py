@@ -1,0 +1,96 @@
+"""What masks select, reduced by kernels."""
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask.array as da  # noqa: E402
+
+import gpuscheduler  # noqa: E402
+from gpuscheduler.fuse import OrNone, program_of  # noqa: E402
+from tests.test_masks import EXTREME, REDUCED, arrays_of  # noqa: E402
+
+from .test_cuda import DEVICES, host  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def scheduler(request):
+    with gpuscheduler.Scheduler(request.param, check=True, fuse_least=0) as s:
+        yield s
+
+
+def collections(chunks, dtype):
+    given = arrays_of(dtype)
+    each = zip(given, (chunks, chunks, 11), strict=True)
+    return given, [da.from_array(cupy.asarray(a), chunks=c).persist() for a, c in each]
+
+
+def tasks_of(plan):
+    return [t for s in plan.steps for t in getattr(s.task, "members", [s.task])]
+
+
+@pytest.mark.parametrize(("chunks", "dtype"), [((6, 30), "f4"), ((7, 11), "i4")])
+@pytest.mark.parametrize("name", [*REDUCED, *EXTREME])
+def test_dask_gives_what_numpy_gives(scheduler, name, chunks, dtype):
+    expression = (REDUCED | EXTREME)[name]
+    given, arrays = collections(chunks, dtype)
+    want = expression(np, *given)
+    z = expression(da, *arrays)
+    for _ in range(3):  # the third time by heart
+        got = z.compute()
+        assert got.shape == np.shape(want)
+        assert got.dtype == np.asarray(want).dtype
+        np.testing.assert_allclose(host(got), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_all_of_it_is_kernels(scheduler, name):
+    _, arrays = collections((6, 30), "f8")
+    tasks = tasks_of(scheduler.plan(REDUCED[name](da, *arrays)))
+    assert [t for t in tasks if program_of(t)]
+    left = [t for t in tasks if not program_of(t)]
+    assert not [t for t in left if "getitem" in repr(getattr(t, "key", ""))]
+
+
+def test_only_the_last_step_of_an_extreme_is_none(scheduler):
+    x = da.from_array(cupy.arange(40.0), chunks=10).persist()
+    tasks = tasks_of(scheduler.plan(x[x > 25].max()))
+    assert len([t for t in tasks if type(t) is OrNone]) == 4
+    assert float(x[x > 25].min().compute()) == 26
+    with pytest.raises(ValueError, match="zero-size array to reduction operation"):
+        x[x > 99].max().compute()
+    assert float(x[x > 25].max().compute()) == 39
+
+
+def test_a_function_that_writes_to_what_it_selects_is_a_kernel(scheduler):
+    def clean(b):
+        b = b.copy()
+        b[b > 0.9] = cupy.sqrt(b[b > 0.9])
+        b[b < 0.1] -= 1
+        v = b[b < 0.2]
+        v -= v.mean()
+        return b + (v**2).sum()
+
+    x = np.random.default_rng(0).random((300, 40))
+    y = da.from_array(cupy.asarray(x), chunks=(300, 40)).map_blocks(clean)
+    assert [t for t in tasks_of(scheduler.plan(y)) if program_of(t)]
+    want = np.where(x > 0.9, np.sqrt(x), x)
+    want = np.where(want < 0.1, want - 1, want)
+    picked = want[want < 0.2]
+    np.testing.assert_allclose(host(y.compute()), want + ((picked - picked.mean()) ** 2).sum())
+
+
+def test_more_than_fits():
+    """Blocks that are away while others are reduced."""
+    x = np.random.default_rng(0).normal(size=(400, 1000))
+    with gpuscheduler.Scheduler("cuda:0,0", memory_limit="1 MB") as s:
+        y = da.from_array(x, chunks=(20, 1000)).map_blocks(cupy.asarray)
+        assert "cuda" in repr(s)
+        for z, want in [
+            (y[y > 0.5].mean(), x[x > 0.5].mean()), (y[y > 3].max(), x[x > 3].max()),
+            (y[y > 0.5].std(), x[x > 0.5].std()),
+        ]:  # fmt: skip
+            assert np.isclose(float(z.compute()), want)

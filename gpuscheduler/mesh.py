@@ -485,7 +485,32 @@ def _sides(
         sides = normalize_chunks(chunks, shape, limit=limit, dtype=dtype)
     if not all(map(all, sides)):
         raise ValueError(f"chunks={chunks!r}: a tile has at least one point")
-    return tuple(tuple(map(int, s)) for s in sides)
+    given = chunks if isinstance(chunks, dict) else dict(enumerate(every))
+    out = []
+    for k, side in enumerate(sides):
+        free = words == "auto" or given.get(k) == "auto"
+        lengths = tuple(map(int, side))
+        out.append(_equal(lengths) if free else lengths)
+    return tuple(out)
+
+
+def _equal(side: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths of tiles that are all the same, if such are near: then all of them have one kernel,
+    not one for each edge and corner. A multiple of four, so that vectors of elements lie in rows.
+
+    >>> _equal((4096,) * 24 + (1696,)) == (4000,) * 25, _equal((4, 4, 1))
+    (True, (4, 4, 1))
+    """
+    whole, most = sum(side), side[0]
+    if side[-1] == most:
+        return side
+    lengths: Iterable[int] = range(most - most % 4, most // 2, -4)
+    if len(side) < len(range(most // 8)):  # fewer to try
+        lengths = (whole // n for n in range(len(side), 2 * len(side)))
+    for length in lengths:
+        if length % 4 == 0 and whole % length == 0:
+            return (length,) * (whole // length)
+    return side
 
 
 class MeshTile:

@@ -263,6 +263,8 @@ def jitted(function: types.FunctionType, how: dict[str, Any] = HOW) -> Any:
 
     def other(value: Any) -> Any:
         kind = type(value).__name__
+        if isinstance(value, types.ModuleType) and not _is_library(vars(value)):
+            return narrowed(value, {*vars(value)}, lambda part, _: other(part))
         if kind == "CUDADispatcher":  # of `cuda.jit(device=True)`
             return compiled(value.py_func)
         again = kind == "CPUDispatcher" and how is not HOW  # of `njit`, to be compiled another way

@@ -3701,6 +3701,23 @@ def _beside(value: Any) -> Any:
     return value
 
 
+class _Within:
+    """A module as a function that is followed finds it."""
+
+    def __init__(self, module: types.ModuleType, other: Callable[[Any], Any]):
+        self._module, self._other = module, other
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._other(getattr(self._module, name))
+        setattr(self, name, value)
+        return value
+
+
+def _is_theirs_alone(module: types.ModuleType) -> bool:
+    """Whether a module is of a library whose functions do not call what users have made."""
+    return _root_of(module) in {*_TRUSTED, "dask", "scipy"}
+
+
 def _with_adapted(
     function: types.FunctionType,
     inside: tuple[Any, ...],
@@ -3712,7 +3729,8 @@ def _with_adapted(
 
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
-            return _in_numpy(value)
+            known = _in_numpy(value)
+            return known if known is not value or _is_theirs_alone(value) else _Within(value, other)
         if value is complex and _current.get().points and not asks:
             return _Complex
         if callable(value) and not isinstance(value, type):
@@ -4153,8 +4171,13 @@ class _Reading:
                 break  # a method or attribute of a constant
             known = value.__name__ in _MODULES or _root_of(value) in ("numpy", "cupy", "cupyx")
             known = known or (value.__name__ == "scipy" and attribute == "special")
-            if not known or value.__name__.startswith("cupy.cuda"):  # which device, which stream
+            if value.__name__.startswith("cupy.cuda"):  # which device, which stream
                 return f"it uses the module {value.__name__}"
+            if not known:  # of which all is looked at as what a global name stands for is
+                if attribute not in vars(value):
+                    return f"it uses the module {value.__name__}"
+                where = vars(value)
+                self.reads.append((where, attribute, where[attribute]))
             if attribute in _NUMPY_DENIED and _root_of(value) in ("numpy", "cupy"):
                 return f"it reads {value.__name__}.{attribute}"
             if not hasattr(value, attribute):

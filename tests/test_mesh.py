@@ -11,6 +11,7 @@ import pickle
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import dask
@@ -423,6 +424,40 @@ def test_device_functions_of_cuda_are_plain_functions_elsewhere(cpu):
 def test_complex_axes(cpu):
     z = mesh(lambda x, y: x * y, ([1j, 2], [1.0, 3]))
     np.testing.assert_array_equal(z.compute(), [[1j, 3j], [2, 6]])
+
+
+def test_functions_of_a_users_module(cpu):
+    """Followed, and compiled where they decide by values."""
+    mine = types.ModuleType("mine")
+    mine.SCALE, mine.helper, mine.gain = 2.5, branchy_helper, plain_helper
+    for f in (lambda x, y: mine.gain(x) * mine.SCALE + y, lambda x, y: mine.helper(x) * y):
+        want = [[f(x, y) for y in Y] for x in X]
+        np.testing.assert_allclose(mesh(f, AXES, chunks=5).compute(), want)
+
+
+def branchy_helper(x):
+    return x if x > 0.5 else -x
+
+
+def plain_helper(x):
+    return math.sin(x) + 1
+
+
+def test_tiles_are_alike_where_nothing_is_said_and_such_are_near():
+    for n in (50_000, 100_000, 10**7, 2**20 + 2**18):
+        sides = mesh(distance, (axis(0, 1, n), axis(0, 1, 99_991))).chunks
+        before = da.core.normalize_chunks("auto", (n, 99_991), dtype="f8")
+        assert len(set(sides[0])) == 1
+        assert sides[0][0] % 4 == 0
+        assert sum(sides[0]) == n
+        assert sides[0][0] * 2 > before[0][0] or n == 10**7  # where tiles are larger
+        assert sum(sides[1]) == 99_991  # a prime
+        assert len(set(sides[1])) == 2
+    (line,) = mesh(lambda x: x, (axis(0, 1, 10**12),)).chunks
+    assert len(set(line)) == 1
+    free = mesh(distance, (axis(0, 1, 50_000),) * 2, chunks={0: 3000, 1: "auto"}).chunks
+    assert free[0][-1] == 50_000 % 3000
+    assert len(set(free[1])) == 1
 
 
 def test_chunks_by_their_bytes(cpu):

@@ -1010,6 +1010,22 @@ def test_pure_functions(function):
     assert impure(function) is None
 
 
+def mine():
+    """A module of a user's."""
+    module = types.ModuleType("mine")
+    exec(  # as a file would be
+        "import math\nimport numpy as np\n"
+        "SCALE, LIST, ARRAY = 2.5, [1], np.arange(4.0)\n"
+        "def gain(b): return np.sqrt(b) * SCALE + math.sqrt(4)\n"
+        "def loud(b): print(b)\n",
+        vars(module),
+    )
+    return module
+
+
+MINE = mine()
+
+
 @pytest.mark.parametrize(
     ("why", "function"),
     [
@@ -1017,7 +1033,10 @@ def test_pure_functions(function):
         ("reads TABLE, a list, which can change", lambda x: x * TABLE[0]),
         ("numpy.random", lambda x: x + np.random.random(3)),
         ("numpy.load", lambda x: x + np.load("f")),
-        ("uses the module time", lambda x: x * time.time()),
+        ("calls time.time", lambda x: x * time.time()),
+        ("calls print", lambda x: MINE.loud(x)),
+        ("uses the module mine", lambda x: x * MINE.missing),
+        ("reads MINE.LIST, a list", lambda x: x * MINE.LIST[0]),
         ("writes a global", writes),
         ("imports", imports),
         ("generator", generator),
@@ -1051,6 +1070,27 @@ def test_names_that_a_function_depends_on():
     assert reads["helper"] is helper
     ((where, name, value),) = globals_read(around(5))
     assert (name, value, where["k"]) == ("k", 5, 5)
+
+
+def test_functions_of_a_users_module(monkeypatch):
+    """What it holds may change, as a global may."""
+    x = da.from_array(np.arange(16.0), chunks=4)
+    z = x.map_blocks(lambda b: MINE.gain(b) * b + MINE.SCALE + MINE.ARRAY)
+
+    def want(scale):
+        return (
+            (np.sqrt(np.arange(16.0)) * scale + 2) * np.arange(16.0)
+            + scale
+            + np.tile(np.arange(4.0), 4)
+        )
+
+    with Scheduler("cpu:2", fuse_least=0) as scheduler:
+        assert all(isinstance(s.task, fuse.Fused) for s in scheduler.plan(z).steps if s.inputs)
+        np.testing.assert_allclose(z.compute(), want(2.5))
+        monkeypatch.setattr(MINE, "SCALE", 4.0)
+        np.testing.assert_allclose(z.compute(), want(4.0))
+        monkeypatch.setattr(MINE, "gain", lambda b: 0 * b)
+        np.testing.assert_allclose(z.compute(), 4.0 + np.tile(np.arange(4.0), 4))
 
 
 def test_a_changed_global_is_seen():

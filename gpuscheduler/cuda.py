@@ -751,6 +751,7 @@ class CudaHardware:
         self.store = Store(spill_directory, compression=spill_compression)
         self.direct = Direct(direct_storage)
         self.kernels = Kernels(fast_math)
+        self._kept: dict[int, dict[int, Any]] = {}  # by the array's id: its copies on devices
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
         peer = tuple(
@@ -761,6 +762,19 @@ class CudaHardware:
         self.machine = Machine(memory, peer, (55e9,) * len(ids), host - passing)
         self._teams: dict[int, Teams] = {}
         self._lock = threading.Lock()
+
+    def kept(self, array: Any, place: int) -> Any:
+        """What a host array that nobody changes is on a device, where it stays as long as that
+        lives. It is sent on the caller's stream."""
+        copies = self._kept.get(id(array))
+        if copies is None:
+            copies = self._kept[id(array)] = {}
+            weakref.finalize(array, self._kept.pop, id(array), None).atexit = False
+        device = self.ids[place]
+        if device not in copies:
+            with Device(device):
+                copies[device] = cupy.asarray(array)
+        return copies[device]
 
     def home(self, value: Any) -> int | None:
         found = next((v for v in leaves(value) if isinstance(v, cupy.ndarray)), None)
@@ -1256,6 +1270,8 @@ class CudaDevices:
                     continue
                 step = plan.steps[i]
                 value = step.task({})
+                if step.sent:
+                    value = hardware.kept(value, step.place)
                 self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
         #: Kernels that are compiled are launched by the caller's thread: that takes it less time
         #: than to wake others, which could only do it one after the other.

@@ -22,7 +22,7 @@ from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, T
 from dask.array import reductions as dask_reductions
 from dask.utils import key_split
 
-from . import blocks, philox, trace
+from . import blocks, philox, takes, trace
 from .expr import (
     Expr,
     Kernel,
@@ -67,6 +67,8 @@ PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 BORROWED = 1_000_000
 #: First part of the names of arrays that functions read beside what they are given.
 BESIDE = "beside"
+#: Bytes of a list that stays on its device as long as its plan; larger ones are sent in each run.
+MOST_KEPT = 2**20
 #: Dask's functions that give records of a value and its place, where they are given NumPy arrays.
 PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 #: Followed structures per graph, beyond which the rest stays as it is: following takes a
@@ -441,6 +443,8 @@ class Fuser:
         graph = self.graph
         graph.put_in_front(nodes)
         for key, node in nodes.items():
+            if type(node) is DataNode and type(node.value) is np.ndarray:
+                graph.sent.add(key)
             if type(node) is Task:
                 (array,) = node.args
                 graph.blocks[key] = Block(array.shape, array.dtype, "cupy.ndarray")
@@ -785,14 +789,17 @@ class Fuser:
 
     def _beside(self, array: Any, kind: str | None) -> Key:
         """The name of an array that functions read beside what they are given, which are of this
-        kind. One of NumPy's is sent to the GPUs, for CuPy's."""
+        kind. One of NumPy's is sent to the GPUs, for CuPy's; of what nobody changes that is
+        done once."""
         sent = kind == "cupy.ndarray" and type(array) is np.ndarray
         known = self.beside.get((id(array), sent))
         if known is None:
             known = self.beside[id(array), sent] = (BESIDE, len(self.beside)), array
             name = known[0]
             self.graph.beside.add(name)
-            if sent:
+            if sent and array.nbytes <= MOST_KEPT and takes.is_list(array):
+                self.nodes[name] = DataNode(name, array)
+            elif sent:
                 self.nodes[name] = Task(name, np.ascontiguousarray, array)
             elif self.home is not None and self.home(array) is not None:
                 self.nodes[name] = DataNode(name, array)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from dask._task_spec import DataNode, Task, TaskRef
@@ -95,6 +96,15 @@ class _List:
     numbers: Any
 
 
+#: Lists that were made here: nobody changes these.
+_LISTS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def is_list(array: Any) -> bool:
+    """Whether it is a list of `by_slices`, which nobody changes."""
+    return _LISTS.get(id(array)) is array
+
+
 Shapes = Callable[[Any], "tuple[int, ...] | None"]
 
 
@@ -129,7 +139,9 @@ def _list_of(node: Any, most: int) -> _List | None:
     numbers = np.argsort(numbers) if order else numbers
     # they are sent to the devices
     small = np.int32 if numbers.max(initial=0) < 2**31 else np.int64
-    return _List(-1 if order else axis, slices_of(numbers, most), numbers.astype(small))
+    own = numbers.astype(small)
+    _LISTS[id(own)] = own
+    return _List(-1 if order else axis, slices_of(numbers, most), own)
 
 
 def _one(task: Task, lists: dict[Any, _List], shape_of: Shapes) -> Task:

@@ -344,3 +344,37 @@ def test_the_footprint_is_that_of_a_run(runs):
     assert runs.last.spilled == first.spilled
     for device, nbytes in first.peak.items():
         assert runs.last.peak.get(device, 0) >= nbytes or device < 0
+
+
+def test_runs_with_lists_and_masks_are_repeated_by_heart(runs, count):
+    """Lists are sent once, and stay on the devices as long as their plan; masks are made anew."""
+    source = np.random.default_rng(0).random((120, 40))
+    order = np.random.default_rng(1).permutation(120)
+    x = da.from_array(source, chunks=(30, 40)).to_backend("cupy").persist()
+    cases = {
+        "list": ((x[order] * 2).sum(axis=1), (source[order] * 2).sum(axis=1)),
+        "some": (x[order[:50]].mean(axis=0), source[order[:50]].mean(axis=0)),
+        "mask": (x[x > 0.5].sum(), source[source > 0.5].sum()),
+    }
+    for z, want in cases.values():
+        before = count["addresses"]
+        for _ in range(4):
+            np.testing.assert_allclose(host(z.compute()), want)
+        assert count["addresses"] > before
+    # another list of as many is another collection, and the same plan
+    other = np.roll(order, 17)
+    for _ in range(3):
+        got = host((x[other] * 2).sum(axis=1).compute())
+        np.testing.assert_allclose(got, (source[other] * 2).sum(axis=1))
+
+
+def test_a_list_is_on_the_devices_as_long_as_it_lives():
+    with gpuscheduler.Scheduler(devices="cuda:0,0") as s:
+        array = np.arange(10)
+        first, second = s.hardware.kept(array, 0), s.hardware.kept(array, 1)
+        np.testing.assert_array_equal(host(first), array)
+        assert first is second  # one device
+        assert s.hardware.kept(array.copy(), 0) is not first
+        assert len(s.hardware._kept) == 1
+        del array
+        assert not s.hardware._kept

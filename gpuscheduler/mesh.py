@@ -39,6 +39,9 @@ LEAST_POINTS = {"numpy": 2**16, "cupy": 2**20}
 TILES = 64
 #: ... and about so many at most: scheduling one costs as much as ten thousand points.
 MOST_TILES = 4096
+#: How many times more points a tile may have than is asked for, and how many times shorter it may
+#: be, if all are alike then: small tiles have more of what is done once per row and column.
+LARGER, NEAR = 1.5, 4 / 3
 #: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
 #: several that have been made one, it is known which they were; and what it does with points one by
 #: one is the same both times.
@@ -486,31 +489,33 @@ def _sides(
     if not all(map(all, sides)):
         raise ValueError(f"chunks={chunks!r}: a tile has at least one point")
     given = chunks if isinstance(chunks, dict) else dict(enumerate(every))
-    out = []
-    for k, side in enumerate(sides):
-        free = words == "auto" or given.get(k) == "auto"
-        lengths = tuple(map(int, side))
-        out.append(_equal(lengths) if free else lengths)
-    return tuple(out)
+    free = [words == "auto" or given.get(k) == "auto" for k in range(len(sides))]
+    lengths = [tuple(map(int, side)) for side in sides]
+    more = LARGER ** (1 / max(sum(free), 1))
+    return tuple([_equal(s, more) if f else s for s, f in zip(lengths, free, strict=True)])
 
 
-def _equal(side: tuple[int, ...]) -> tuple[int, ...]:
-    """Lengths of tiles that are all the same, if such are near: then all of them have one kernel,
-    not one for each edge and corner. A multiple of four, so that vectors of elements lie in rows.
+def _equal(side: tuple[int, ...], more: float) -> tuple[int, ...]:
+    """Lengths of tiles that are all the same, if such are near, at most so many times as long: then
+    all tiles have one kernel, not one for each edge and corner. A multiple of four, so that vectors
+    of elements lie in rows.
 
-    >>> _equal((4096,) * 24 + (1696,)) == (4000,) * 25, _equal((4, 4, 1))
+    >>> _equal((4096,) * 12 + (848,), 1.23) == (5000,) * 10, _equal((4, 4, 1), 2)
     (True, (4, 4, 1))
     """
-    whole, most = sum(side), side[0]
-    if side[-1] == most:
+    whole, length = sum(side), side[0]
+    if side[-1] == length:
         return side
-    lengths: Iterable[int] = range(most - most % 4, most // 2, -4)
-    if len(side) < len(range(most // 8)):  # fewer to try
-        lengths = (whole // n for n in range(len(side), 2 * len(side)))
-    for length in lengths:
-        if length % 4 == 0 and whole % length == 0:
-            return (length,) * (whole // length)
-    return side
+    least, most = math.ceil(length / NEAR), min(int(length * more), whole)
+    lengths: Iterable[int] = range(-(-least // 4) * 4, most + 1, 4)
+    fewest, all_ = math.ceil(whole / most), whole // least
+    if all_ - fewest < (most - least) // 4:  # fewer to try
+        lengths = (whole // n for n in range(fewest, all_ + 1) if whole % n == 0)
+    equal = [n for n in lengths if n % 4 == 0 and whole % n == 0]
+    if not equal:
+        return side
+    best = min(equal, key=lambda n: max(n / length, length / n))
+    return (best,) * (whole // best)
 
 
 class MeshTile:

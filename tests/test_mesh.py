@@ -443,21 +443,24 @@ def plain_helper(x):
     return math.sin(x) + 1
 
 
-def test_tiles_are_alike_where_nothing_is_said_and_such_are_near():
-    for n in (50_000, 100_000, 10**7, 2**20 + 2**18):
-        sides = mesh(distance, (axis(0, 1, n), axis(0, 1, 99_991))).chunks
-        before = da.core.normalize_chunks("auto", (n, 99_991), dtype="f8")
-        assert len(set(sides[0])) == 1
-        assert sides[0][0] % 4 == 0
-        assert sum(sides[0]) == n
-        assert sides[0][0] * 2 > before[0][0] or n == 10**7  # where tiles are larger
-        assert sum(sides[1]) == 99_991  # a prime
-        assert len(set(sides[1])) == 2
+@pytest.mark.parametrize("n", [50_000, 100_000, 10**7, 2**20 + 2**18])
+def test_tiles_are_alike_where_nothing_is_said_and_such_are_near(n):
+    sides, primes = mesh(distance, (axis(0, 1, n), axis(0, 1, 99_991))).chunks
+    assert len(set(sides)) == 1
+    assert sides[0] % 4 == 0
+    assert sum(sides) == n
+    assert len(set(primes)) == 2
+    assert sum(primes) == 99_991
+    assert sides[0] * primes[0] <= max(1.5 * 2**24, 1.5 * n * 99_991 / MOST_TILES)
+    free = mesh(distance, (axis(0, 1, n),) * 2, chunks={0: 3000, 1: "auto"}).chunks
+    assert set(free[0]) == {3000, n % 3000}
+    assert len(set(free[1])) == 1
+
+
+def test_tiles_of_a_very_long_axis_are_alike():
     (line,) = mesh(lambda x: x, (axis(0, 1, 10**12),)).chunks
     assert len(set(line)) == 1
-    free = mesh(distance, (axis(0, 1, 50_000),) * 2, chunks={0: 3000, 1: "auto"}).chunks
-    assert free[0][-1] == 50_000 % 3000
-    assert len(set(free[1])) == 1
+    assert sum(line) == 10**12
 
 
 def test_chunks_by_their_bytes(cpu):

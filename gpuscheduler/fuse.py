@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
 from dask.array import reductions as dask_reductions
+from dask.array.core import concatenate_shaped
 from dask.utils import key_split
 
 from . import blocks, philox, takes, trace
@@ -35,7 +36,7 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import FRESH, RANDOM, Block, Draw, Graph, layer_of, referred
+from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referred
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
@@ -44,6 +45,7 @@ from .sizes import leaves, map_leaves
 from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 from .trace import (
     Abstract,
+    Flat,
     Generated,
     Masked,
     OneOrNone,
@@ -584,7 +586,7 @@ class Fuser:
         unknown = {n: s for n, s in inlined.items() if plain[n][1] is None}
         found = self._follow(recipe, plain, inlined)
         if inlined and found.program is not None:
-            worth = _worth(found.program, inlined) | unknown
+            worth = _worth(found.program, inlined, recipe.joins) | unknown
             if _stores_a_scan(found.program):  # and so would each of its readers
                 shared = [n for n, s in worth.items() if isinstance(s.parts, Scanned)]
                 shared = [n for n in shared if self.readers[targets[recipe.names[n]]] > 1]
@@ -592,6 +594,13 @@ class Fuser:
             if len(worth) < len(inlined):
                 inlined = worth
                 found = self._follow(recipe, plain, inlined)
+            rows = {n: s for n, s in inlined.items() if isinstance(s.parts, Flat)}
+            if rows and found.program is not None:
+                less = {n: s for n, s in inlined.items() if n not in rows}
+                without = self._follow(recipe, plain, less)
+                stores = len(found.program.kernels) > len(getattr(without.program, "kernels", ()))
+                if without.program is not None and stores:  # its rows, to have them on one axis
+                    inlined, found = less, without
         if inlined and found.program is None and found.offer is None and not unknown:
             inlined = {}
             found = self._follow(recipe, plain, inlined)
@@ -626,8 +635,10 @@ class Fuser:
 
     def _may_inline(self, target: Key, reader: Key) -> bool:
         source, readers = self.sources[target], self.readers[target]
-        if not (source.free or readers == 1 or _sooner_computed(source, readers)):
-            return False
+        if not (source.free or readers == 1):
+            times = readers * _part_taken(self.graph.tasks[reader], source.shape)
+            if not _sooner_computed(source, times):
+                return False
         if not source.far:
             return True
         # a small part of something large: if that is elsewhere, only the part should come
@@ -928,6 +939,8 @@ class Fuser:
         (kernel,), result = program.kernels, program.result
         if kernel.scans:
             return self._offered_scan(found, kernel)
+        if type(result) is Out and len(result.shape) == 1 < len(kernel.shape):
+            return self._offered_rows(found, kernel)
         outs = [out for out in leaves(result) if isinstance(out, Out) and not out.scalar]
         if kernel.reductions or len(outs) < max(len(list(leaves(result))), len(kernel.outputs)):
             return None
@@ -959,6 +972,21 @@ class Fuser:
         return Source(
             kernel.shape, root, (), expects, found.leaves, (), None, False, far, number, little,
             parts,
+        )  # fmt: skip
+
+    def _offered_rows(self, found: Followed, kernel: Kernel) -> Source | None:
+        """An array of several axes, of which a task makes one: a reader that is not interested in
+        their order may take it as it is."""
+        made, expects = found.makes, tuple([e for e in found.expects if e is not None])
+        if kernel.reductions or len(kernel.outputs) > 1 or len(expects) < len(found.expects):
+            return None
+        (root,) = kernel.outputs
+        words = ("rows", root, kernel.shape, expects, found.leaves)
+        number = self.numbers.setdefault(words, len(self.numbers))
+        far = sum(e.nbytes for e in expects) > 2 * made.nbytes
+        return Source(
+            made.shape, root, (), expects, found.leaves, (), None, False, far, number,
+            self.on_gpus and _work(root) <= LITTLE_WORK, Flat(kernel.shape, root.dtype, root),
         )  # fmt: skip
 
     def _offered_scan(self, found: Followed, kernel: Kernel) -> Source | None:
@@ -1187,11 +1215,12 @@ def _original(task: Any) -> Any:
     return task.original if isinstance(task, Fused) else task
 
 
-def _worth(program: Program, inlined: dict[int, Source]) -> dict[int, Source]:
+def _worth(program: Program, inlined: dict[int, Source], joins: bool) -> dict[int, Source]:
     """Those of which the reader does not compute each element many times over. Elements that are
-    taken by lists are put together: one is read for each of the reader's."""
+    taken by lists are put together: one is read for each of the reader's; and so are all, where it
+    joins them."""
     points = max((math.prod(k.shape) for k in program.kernels), default=0)
-    lists = [s for s in inlined.values() if s.little and _takes(s.expr)]
+    lists = [s for s in inlined.values() if s.little and (joins or _takes(s.expr))]
     together = sum([math.prod(s.shape) for s in lists])
 
     def worth(s: Source) -> bool:
@@ -1220,13 +1249,25 @@ def _moved(expr: Expr, shape: tuple[int, ...]) -> int:
     return Kernel(shape, (expr,)).bytes_moved()
 
 
-def _sooner_computed(source: Source, readers: int) -> bool:
-    """Whether so many readers compute a value sooner than one task writes it and they read it."""
-    if not source.little or readers > FEW_READERS or source.positions:
+def _sooner_computed(source: Source, times: float) -> bool:
+    """Whether to compute a value so many times is sooner done than that one task writes it, and as
+    much is read."""
+    if not source.little or times > FEW_READERS or source.positions:
         return False
     made = math.prod(source.shape) * source.expr.dtype.itemsize
-    read = _moved(source.expr, source.shape) - made
-    return readers * read < read + (1 + readers) * made
+    over = source.parts.shape if isinstance(source.parts, Flat) else source.shape
+    read = _moved(source.expr, over) - made
+    return times * read < read + (1 + times) * made
+
+
+def _part_taken(task: Any, shape: tuple[int, ...]) -> float:
+    """How much of a block a task reads: all of it, but where it only takes a slice."""
+    index = task.args[1] if type(task) is Task and len(task.args) == 2 else None
+    if getattr(task, "func", None) not in SLICERS or task.kwargs or type(index) is not tuple:
+        return 1
+    if len(index) != len(shape) or any(type(i) is not slice for i in index) or 0 in shape:
+        return 1
+    return math.prod(len(range(n)[i]) / n for n, i in zip(shape, index, strict=True))
 
 
 def _work(root: Expr) -> int:
@@ -1404,6 +1445,13 @@ class _Recipe:
                 words.append(self._walk(part))
             self._numbers[name] = -len(words)
         self.key = tuple(words)
+
+    @property
+    def joins(self) -> bool:
+        """Whether all that it reads is put side by side."""
+        _, first = self._parts[0]
+        joined = getattr(first, "func", None) is concatenate_shaped
+        return joined and first.dependencies >= set(self.names)
 
     @property
     def parts(self) -> list[Key]:

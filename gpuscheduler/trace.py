@@ -165,6 +165,11 @@ class Scanned(Generated):
 
 
 @dataclass(frozen=True, slots=True)
+class Flat(Generated):
+    """The elements of `expr` over `shape`, in order, as an array of one axis."""
+
+
+@dataclass(frozen=True, slots=True)
 class Masked(Generated):
     """Those points of `expr` at which `mask` holds, over axes of `shape` from `axis` on, as
     `x[mask]` gives them: along one axis in place of these. How many is not known."""
@@ -315,6 +320,8 @@ class _Following:
             array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
             if isinstance(value, Scanned):
                 return _scan(value.op, array, value.axis, value.dtype)
+            if isinstance(value, Flat):
+                return array.reshape(-1)
             if isinstance(value, Masked):
                 mask = Traced(_changed(value.mask, lambda leaf: leaf), tuple(value.over))
                 return Selected(array, mask, value.axis)
@@ -593,7 +600,10 @@ def _reshape(x: Traced, shape: Any, order: str = "C") -> Traced:
     except ValueError:  # NumPy would copy; so does a kernel
         if order == "F":
             return _kept(x.T).reshape(full[::-1]).T
-        return _look(_kept(x), how)
+        out = _look(_kept(x), how)
+        if out.ndim == 1:
+            out._rows = Traced(x._expr, x.shape), out._expr
+        return out
 
 
 def _canonical(view: View, shape: Shape) -> View:
@@ -629,6 +639,9 @@ class Traced(NDArrayOperatorsMixin):
         self._family.append(weakref.ref(self))
         #: What this is a part of, and by which index: `y[1:] += 1` writes through it.
         self._part_of: tuple[Traced, tuple[Any, ...]] | None = None
+        #: Of one axis: the array, as it was, whose elements these are in order, and what this is
+        #: as long as nobody writes to it.
+        self._rows: tuple[Traced, Expr] | None = None
 
     # what it is
 
@@ -2772,9 +2785,13 @@ def _selected(x: Traced, index: Any) -> Selected | None:
     if len(others) < len(entries) - 1 or not all(i is ... or type(i) is slice for i in others):
         raise _refuse("it indexes with an array")
     (mask,) = masks
+    if mask.ndim == x.ndim == 1 and len(entries) == 1 and mask.shape == x.shape:
+        whole, where = _rows(x), _rows(mask)  # which have to be copied to have one axis
+        if whole is not None and where is not None and whole.shape == where.shape:
+            return Selected(whole.copy(), where.copy(), 0)
     here = [i is mask for i in entries].index(True)
-    whole = (slice(None),) * mask.ndim
-    basic = (*entries[:here], *whole, *entries[here + 1 :])
+    every = (slice(None),) * mask.ndim
+    basic = (*entries[:here], *every, *entries[here + 1 :])
     axis = here
     if ... in entries[:here]:
         axis += x.ndim - len(basic)  # the Ellipsis is one entry, for that many axes and one
@@ -2786,10 +2803,15 @@ def _selected(x: Traced, index: Any) -> Selected | None:
     return Selected(seen.copy(), mask.copy(), axis)
 
 
+def _rows(x: Traced) -> Traced | None:
+    """The array whose elements these are one after the other, if there is one."""
+    return x._rows[0] if x._rows is not None and x._rows[1] is x._expr else None
+
+
 def _put_back(x: Traced, index: Any, value: Selected) -> Traced:
     """`x` after `x[mask] = value`, where that is of the same elements."""
     before = _selected(x, index) if isinstance(index, Traced) else None
-    if before is None or not _alike(before, value) or before._values.shape != value._values.shape:
+    if before is None or not _alike(before, value) or value._values.shape != x.shape:
         raise _refuse("it assigns an array through a mask")
     return _where(_mask_over(value), value._values.astype(x.dtype), x)
 

@@ -69,6 +69,11 @@ MOST_STATEMENTS = 20_000
 #: elements (thirty functions of complex numbers eight times: 41 s, once: 1.6 s), and where there is
 #: as much to do it does not matter how the little is loaded.
 MOST_COST = 1024
+#: Bytes of columns that a multiprocessor's cache has room for beside what else goes through it, and
+#: columns that a warp goes along at a time.
+KEPT_BYTES, LEAST_COLUMNS = 96 * 1024, 64
+#: Bytes of inputs of one thread at a time, beyond which it has no registers for them all: of 255.
+LATE_BYTES = 1000
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
@@ -564,6 +569,7 @@ class _Generator:
         self.along = "r" if self.reducing and self.rows else "k"
         self._tiles()
         self._width()
+        self._panels()
         self._small()
 
     def _fastest(self, kept: list[int], over: list[int]) -> tuple[int, list[int]]:
@@ -695,6 +701,38 @@ class _Generator:
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
+        #: Whether inputs are loaded where they are used, and not all of them before.
+        self.late = each > LATE_BYTES and self.core is None and self.across < 0
+        self.late = self.late and not (columns or self.scanning)
+        self.late = self.late and all(tree.guards[k] is None for k in tree.inputs)
+        if self.late:
+            self.width = self.times = 1
+
+    def _panels(self) -> None:
+        """Go through all rows of a part of the columns, then of the next part, where each row reads
+        what is the same in all: of so many columns that this stays in a multiprocessor's cache."""
+        axes, tree = self.axes["r"], self.tree
+        whole = self.reducing and self.points == 1 and not (self.scanning or self.kernel.counts)
+        if not whole or self.across >= 0 or len(axes) < 2 or axes[0].length == 0:
+            return
+        odd = any(n.op in (*RANDOM, "taken") for n in tree.nodes)
+        if odd or any(tree.guards[k] is not None for k in tree.inputs):
+            return
+        each = 0  # bytes of a column that all rows read
+        for k in tree.inputs:
+            *others, last = self._strides(self.layout_of[tree.letter, k], "r")
+            each += _size(tree.nodes[k].code) * bool(last and not any(others))
+        columns = axes[-1].length
+        if each * columns <= KEPT_BYTES:
+            return
+        unit = max(self.width, 2)
+        most = KEPT_BYTES // each // unit * unit
+        for part in range(most, LEAST_COLUMNS - 1, -unit):
+            if columns % part == 0:
+                last = axes[-1]
+                far = Axis(columns // part, tuple([s * part for s in last.strides]))
+                self.axes["r"] = [far, *axes[:-1], Axis(part, last.strides)]
+                return
 
     def _varies(self, tree: _Tree, condition: int | None) -> bool:
         """Whether a condition on indices may differ between neighbours along the fastest axis."""
@@ -1127,6 +1165,10 @@ class _Generator:
         inner, x = set(self._inner(tree)), self._register(tree)
         out = {}
         for k in tree.inputs:
+            if k in inner and self.late and tree is self.tree:
+                offset = f"o{self.layout_of[tree.letter, k]}"
+                out[k] = f"*(const {self._kind(tree, k)}*)(p{tree.letter}{k} + {offset})"
+                continue
             name = f"{x}{k}[{which}]" if k in inner and which else f"{x}{k}"
             out[k] = f"{name}.x[{element}]" if self._vector(tree, k) else name
         return out
@@ -1147,6 +1189,10 @@ class _Generator:
         one vector. Where it is not in the core, it is loaded when it is used."""
         tree = self.tree if self.core is None else self.core
         inner, loads, uses = self._inner(tree), [], use(tree, "u")
+        if self.late and inner:
+            layouts = dict.fromkeys(self.layout_of[tree.letter, k] for k in inner)
+            offsets = [f"const {self.int} o{n} = {self._offset(n, site)};" for n in layouts]
+            return self._each(condition, at, [*coords, *offsets, *uses])
         if inner:
             loads = self._loads(tree, inner, site, f"{self._register(tree)}#[u]")
         if self.core is not None:

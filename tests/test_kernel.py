@@ -232,6 +232,28 @@ def test_a_transposed_array_is_turned_around_in_tiles(host, shape):
 
 
 @host_only
+@pytest.mark.parametrize("shape", [(50, 96), (33, 5, 80), (70, 97)])
+def test_what_all_rows_read_stays_in_the_cache(host, shape, monkeypatch):
+    """Of so many columns at a time that it has room there, where equal parts of them share all."""
+    monkeypatch.setattr("gpuscheduler.kernel.KEPT_BYTES", 200)
+    monkeypatch.setattr("gpuscheduler.kernel.LEAST_COLUMNS", 8)
+    columns = Expr("input", (), "f8", (0, View(0, (*[0] * (len(shape) - 1), 1))))
+    rows = Expr("input", (), "f8", (1, View(0, (1, *[0] * (len(shape) - 1)))))
+    body = k.call("add", k.call("multiply", columns, rows), source(2, shape, "f8"))
+    everywhere = tuple(range(len(shape)))
+    kernel = k.reduced(body, shape, everywhere, "sum", "argmin", "argmax", "moment")
+    parts = re.search(r"const int r2 ", generate(kernel).source)
+    assert (parts is None) is (shape[-1] == 97)
+    sizes = [shape[-1], shape[0], x_size(shape)]
+    arrays = [aligned(a) for a in k.filled([np.dtype("f8")] * 3, sizes, 0)]
+    for where in (arrays, [np.zeros_like(a) for a in arrays]):  # of equals the first one
+        want = blocks.evaluate(kernel, where)
+        for processors in (1, 3):
+            got = host.run([kernel], [[aligned(a) for a in where]], processors=processors)[0]
+            k.same(got, want, kernel)
+
+
+@host_only
 def test_a_launch_carries_blocks_of_several_shapes(host):
     def of(rows, columns, value):
         shape = rows, columns
@@ -395,6 +417,41 @@ def test_a_few_points_are_no_interior():
 
 
 # ---- any kernel
+
+
+def wave_sum(terms, shape):
+    """A sum of products of rows and columns: twice as many inputs as terms."""
+    body = constant(0, "f8")
+    for n in range(terms):
+        row = Expr("input", (), "f8", (2 * n, View(0, (1, 0))))
+        column = Expr("input", (), "f8", (2 * n + 1, View(0, (0, 1))))
+        body = k.call("add", body, k.call("multiply", row, column))
+    return k.reduced(body, shape, (0, 1), "sum")
+
+
+@host_only
+def test_more_inputs_than_there_are_registers_are_loaded_one_by_one(host):
+    few, many = wave_sum(30, (70, 128)), wave_sum(60, (70, 128))
+    assert "Vec<double, 2> x" in generate(few).source
+    assert "Vec<double, 2> x" not in generate(many).source
+    arrays = [aligned(a) for a in k.filled([np.dtype("f8")] * 120, [70, 128] * 60, 0)]
+    for processors in (1, 3):
+        got = host.run([many], [arrays], processors=processors)[0]
+        k.same(got, blocks.evaluate(many, arrays), many)
+
+
+@host_only
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(k.kernels())
+def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(host, case):
+    kernel, arrays = case
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr("gpuscheduler.kernel.LATE_BYTES", 0)
+        patch.setattr("gpuscheduler.kernel.KEPT_BYTES", 16)
+        patch.setattr("gpuscheduler.kernel.LEAST_COLUMNS", 2)
+        want = blocks.evaluate(kernel, arrays)
+        got = host.run([kernel], [[aligned(a) for a in arrays]], processors=2)[0]
+    k.same(got, want, kernel)
 
 
 @host_only
@@ -681,6 +738,16 @@ def disassembler():
         roots = Path(sysconfig.get_path("purelib")).glob("nvidia/*/bin/nvdisasm")
         found = next((str(p) for p in roots), None)
     return found
+
+
+@pytest.mark.skipif(disassembler() is None, reason="there is no nvdisasm")
+def test_very_many_inputs_spill_nothing(tmp_path):
+    made = generate(wave_sum(60, (4000, 4000)))
+    (tmp_path / "k.cubin").write_bytes(compiled("#define ONLY_ONE\n" + made.source))
+    text = subprocess.run([disassembler(), tmp_path / "k.cubin"], capture_output=True, text=True,
+                          check=True).stdout  # fmt: skip
+    assert "LDG.E.64" in text
+    assert not re.findall(r"\b(?:LDL|STL)\b", text)
 
 
 @pytest.mark.skipif(disassembler() is None, reason="there is no nvdisasm")

@@ -165,6 +165,8 @@ class Fused:
         """Its value; written to `out` where that is given, which is like its `array`, and where it
         is computed as a program."""
         arrays = self.arrays(values, copy=True)
+        if arrays is not None:  # what NumPy computed without axes, it gives as a scalar
+            arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in arrays]
         if arrays is None or not all(type(a) is np.ndarray for a in arrays):
             return self.original(values)
         if not arrays and self.kind != "numpy.ndarray":

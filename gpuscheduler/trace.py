@@ -2680,13 +2680,17 @@ class Selected(NDArrayOperatorsMixin):
         if method == "reduce":
             axis = () if inputs[1:] or "axis" in kwargs else (0,)
             return _reduce_selected(ufunc.reduce, *inputs, *axis, **kwargs)
-        if method != "__call__":
+        if method != "__call__" or ufunc.signature is not None:
             raise _refuse(f"numpy.{ufunc.__name__}.{method} of what a mask selects")
-        out = kwargs.pop("out", None)
+        out, where = kwargs.pop("out", None), kwargs.pop("where", True)
         (out,) = out if isinstance(out, tuple) else (out,)
+        if not any(isinstance(i, Selected) for i in inputs) or (where is not True and out is None):
+            raise _refuse("it uses out= or where= with what a mask selects")
         result = _at_all_points(ufunc, inputs, kwargs)
         if out is None:
             return result
+        if where is not True:
+            result = _at_all_points(np.where, (where, result, out))
         if not isinstance(out, Selected) or not _alike(out, result):
             raise _refuse("it writes into an array that it is given (out=)")
         return out._written(result, kwargs.get("casting", "same_kind"))
@@ -2757,9 +2761,11 @@ class Selected(NDArrayOperatorsMixin):
         return np.mean(self, *args, **kwargs)
 
     def var(self, *args: Any, **kwargs: Any) -> Any:
+        _no_out(None, {"correction": kwargs.get("correction")})  # which the function has alone
         return np.var(self, *args, **kwargs)
 
     def std(self, *args: Any, **kwargs: Any) -> Any:
+        _no_out(None, {"correction": kwargs.get("correction")})
         return np.std(self, *args, **kwargs)
 
     def min(self, *args: Any, **kwargs: Any) -> Any:
@@ -2844,7 +2850,10 @@ def _alike(a: Selected, b: Selected) -> bool:
 
 def _at_all_points(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {}) -> Selected:
     """A function that goes element by element."""
-    first = next(v for v in (*args, *kwargs.values()) if isinstance(v, Selected))
+    every = (*args, *kwargs.values())
+    first = next(v for v in every if isinstance(v, Selected))
+    if any(isinstance(v, (list, tuple)) for v in every):
+        raise _refuse("it computes with a list and what a mask selects")
 
     if not _current.get().products and function.__name__ not in _CHEAP:
         raise _refuse(f"it computes {function.__name__} of what a mask selects: of fewer elements")
@@ -2899,6 +2908,8 @@ def _reduce_selected(function: Any, a: Any, *args: Any, **given: Any) -> Any:
         raise _refuse("it uses where= with what a mask selects")
     keep = keep is not _nothing and bool(keep)
     axes = _axes(a, axis)  # type: ignore[arg-type]
+    if name == "norm" and a.ndim > 1:
+        raise _refuse("a norm of what a mask selects along an axis")
     first, more = a._axis, a._mask.ndim - 1
     others = tuple([k if k < first else k + more for k in axes if k != first])
     if first not in axes:
@@ -2954,6 +2965,8 @@ def _norm_where(x: Traced, mask: Traced, axes: Shape, ord: Any = None) -> Any:
 def _nanmean_where(x: Traced, mask: Traced, axes: Shape, dtype: Any = None) -> Any:
     if x.dtype.kind not in "fc":
         return _mean(x, axes, dtype, where=mask)
+    if dtype is not None and np.dtype(dtype).kind not in "fc":
+        raise TypeError("If a is inexact, then dtype must be inexact")
     count = _sum(np.logical_and(~np.isnan(x), mask), axes, np.intp)
     return _divided(_sum(_without_nan(x, 0), axes, dtype, where=mask), count)
 
@@ -3723,16 +3736,16 @@ def _beside(value: Any) -> Any:
     return value
 
 
-class _Within:
-    """A module as a function that is followed finds it."""
+def _within(module: types.ModuleType, other: Callable[[Any], Any]) -> Any:
+    """A module as a function that is followed finds it: with no name of its own."""
 
-    def __init__(self, module: types.ModuleType, other: Callable[[Any], Any]):
-        self._module, self._other = module, other
+    class Within:
+        def __getattr__(self, name: str) -> Any:
+            value = other(getattr(module, name))
+            setattr(self, name, value)
+            return value
 
-    def __getattr__(self, name: str) -> Any:
-        value = self._other(getattr(self._module, name))
-        setattr(self, name, value)
-        return value
+    return Within()
 
 
 def _is_theirs_alone(module: types.ModuleType) -> bool:
@@ -3752,7 +3765,7 @@ def _with_adapted(
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             known = _in_numpy(value)
-            return known if known is not value or _is_theirs_alone(value) else _Within(value, other)
+            return known if known is not value or _is_theirs_alone(value) else _within(value, other)
         if value is complex and _current.get().points and not asks:
             return _Complex
         if callable(value) and not isinstance(value, type):

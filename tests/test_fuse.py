@@ -585,3 +585,15 @@ def test_the_last_of_a_scan_is_there_for_readers_of_what_it_was_added_to(schedul
     graph = Fuser(graph_of(da.cumsum(x, axis=0)), 0, 0, on_gpus=True).fused()
     order = {key: n for n, key in enumerate(graph.tasks)}
     assert all(order[d] < order[key] for key in order for d in graph.needs.get(key, ()))
+
+
+@pytest.mark.parametrize("devices", ["cpu:2", "cpu:1"])
+def test_a_scalar_of_numpys_is_what_an_array_without_axes_is(devices):
+    """Else a block that is drawn by its position would be drawn by its chunk."""
+    with Scheduler(devices):
+        x = da.random.default_rng(5).normal(size=(1000, 1000), chunks=500)
+        ones = da.ones((1000, 1000), chunks=500)
+        drawn = x.compute()
+        np.testing.assert_allclose((x - ones.mean()).compute(), drawn - 1)
+        np.testing.assert_allclose((x * ones.max()).compute(), drawn)
+        assert (x > ones.mean()).sum().compute() == (drawn > 1).sum()

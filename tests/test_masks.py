@@ -191,7 +191,14 @@ def halves(x):
     return x[:, x[0] > 0].sum(axis=1, keepdims=True) + x[:, :1]
 
 
-@pytest.mark.parametrize("function", [centred, trimmed, roots, halves])
+def partly(x):
+    v, w = x[x > 0], np.zeros_like(x)[x > 0] + 7
+    np.add(v, 100, out=v, where=v > 1)
+    np.divide(v, v, out=w, where=v > 1)
+    return v.sum() + w.sum()
+
+
+@pytest.mark.parametrize("function", [centred, trimmed, roots, halves, partly])
 def test_functions_that_write_to_what_they_select(function):
     same(function, SOURCE)
 
@@ -225,6 +232,11 @@ def test_a_second_name_of_a_selection_sees_what_is_written():
         (lambda x: sum(x[x > 0]), "how many elements a mask selects"),
         (lambda x: np.sum(x[x > 0], where=x > 1), "where="),
         (lambda x: np.linalg.norm(x[x > 0], 1), "norm"),
+        (lambda x: x[:, x[0] > 0] @ x[:, x[0] > 0], "matmul"),
+        (lambda x: np.sqrt(x[x > 0], where=x[x > 0] > 1), "where="),
+        (lambda x: np.add(1, 2, out=x[x > 0]), "out="),
+        (lambda x: np.nanmean(x[x > 0], dtype="i8"), "inexact"),
+        (lambda x: np.where(x[x > 0] > 1, [1, 2], 0), "a list"),
     ],
 )
 def test_what_needs_the_elements_says_so(function, reason):

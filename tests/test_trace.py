@@ -1017,7 +1017,9 @@ def mine():
         "import math\nimport numpy as np\n"
         "SCALE, LIST, ARRAY = 2.5, [1], np.arange(4.0)\n"
         "def gain(b): return np.sqrt(b) * SCALE + math.sqrt(4)\n"
-        "def loud(b): print(b)\n",
+        "def loud(b): print(b)\n"
+        "def _other(b): return b * 100\n"
+        "def _module(b): return b * 1000\n",
         vars(module),
     )
     return module
@@ -1087,6 +1089,8 @@ def test_functions_of_a_users_module(monkeypatch):
     with Scheduler("cpu:2", fuse_least=0) as scheduler:
         assert all(isinstance(s.task, fuse.Fused) for s in scheduler.plan(z).steps if s.inputs)
         np.testing.assert_allclose(z.compute(), want(2.5))
+        named = x.map_blocks(lambda b: MINE._other(b) + MINE._module(b))
+        np.testing.assert_allclose(named.compute(), 1100 * np.arange(16.0))
         monkeypatch.setattr(MINE, "SCALE", 4.0)
         np.testing.assert_allclose(z.compute(), want(4.0))
         monkeypatch.setattr(MINE, "gain", lambda b: 0 * b)

@@ -149,7 +149,8 @@ def mesh(
     args
         Numbers that `f` gets after the coordinates.
     chunks
-        As for other Dask arrays. ``"auto"`` makes tiles of up to `array.chunk-size` bytes.
+        As for other Dask arrays. ``"auto"`` makes tiles of up to `array.chunk-size` bytes, or up to
+        half as much more where all tiles are alike then.
     dtype
         Of the coordinates that `f` gets: float64 by default, complex128 where an axis is complex.
         With float32, what `f` makes of them is float32, too.

@@ -729,9 +729,9 @@ class _Generator:
         most = KEPT_BYTES // each // unit * unit
         for part in range(most, LEAST_COLUMNS - 1, -unit):
             if columns % part == 0:
-                last = axes[-1]
-                far = Axis(columns // part, tuple([s * part for s in last.strides]))
-                self.axes["r"] = [far, *axes[:-1], Axis(part, last.strides)]
+                fast = axes[-1].strides
+                far = Axis(columns // part, tuple([s * part for s in fast]))
+                self.axes["r"] = [far, *axes[:-1], Axis(part, fast)]
                 return
 
     def _varies(self, tree: _Tree, condition: int | None) -> bool:

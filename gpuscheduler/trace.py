@@ -79,6 +79,8 @@ MOST_NODES = 4000  # in a program; compiling more takes longer than running them
 MOST_PARTS = 64  # of a concatenation
 SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
 FEW = 64  # elements that are put side by side, to be reduced one by one
+#: Scans, by the function of two that does what they do.
+ACCUMULATED = {BOTH[op]: scan for scan, op in SCANS.items()}
 #: What reduces two elements.
 ADDED_UP = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -214,7 +216,7 @@ def follow(
     following = _Following(products, beside, points)
     token = _current.set(following)
     try:
-        arguments = [following.argument(a) for a in abstract]
+        arguments = [_argument(a) for a in abstract]
         result = adapted(call)(*arguments)
         if beside and any(a._expr is not before for a, before in beside.known.values()):
             raise following.refuse("it writes into an array that is not its own")
@@ -230,6 +232,104 @@ def follow(
         raise Unfollowed(f"{type(error).__name__}: {error}") from error
     finally:
         _current.reset(token)
+
+
+# ------------------------------------------------------------------------------------------------
+# What is called in place of other functions.
+
+#: What is called in place of a function, wherever a task calls it.
+KNOWN: dict[Any, Callable[..., Any]] = {}
+#: In place of functions that toolz has given some of their arguments; it gets these, too.
+KNOWN_CURRIED: dict[Any, Callable[..., Any]] = {}
+
+
+def _instead_of(function: Any) -> Callable[[Any], Any]:
+    def enter(own: Any) -> Any:
+        KNOWN[function] = own
+        return own
+
+    return enter
+
+
+class _Numpy:
+    """NumPy as a function that is followed finds it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+_NUMPY, _CUPY = _Numpy(), _Numpy()
+_CONVERTING = _words("array asarray asanyarray ascontiguousarray asfortranarray")
+#: Python's modules of functions of numbers, as a function that is followed finds them.
+_OF_NUMBERS: dict[types.ModuleType, SimpleNamespace] = {}
+
+
+def _known(function: Any) -> Any:
+    try:
+        if type(function).__name__ == "curry" and function.func in KNOWN_CURRIED:
+            return functools.partial(KNOWN_CURRIED[function.func], *function.args)
+        known = KNOWN.get(function)
+    except TypeError:  # not hashable
+        return None
+    if known is None and (getattr(function, "__module__", None) or "").startswith("cupy"):
+        known = _in_numpy(function)
+    if known is None and type(function).__module__.startswith("cupy"):
+        known = _in_numpy(function)
+    return None if known is function else known
+
+
+def _in_numpy(value: Any) -> Any:
+    """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
+    none."""
+    if isinstance(value, types.ModuleType):
+        name = value.__name__
+        if name in ("cupy", "numpy"):
+            return _CUPY if name == "cupy" else _NUMPY
+        if value in _OF_NUMBERS:
+            return _OF_NUMBERS[value]
+        if name == "cupyx.scipy.special":
+            return _scipy_special() or value
+        return value
+    name = str(getattr(value, "__name__", ""))
+    if name.startswith("cupyx_scipy_special_"):
+        return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
+    found = getattr(np, name.removeprefix("cupy_"), value)
+    return getattr(_CUPY, name) if name in _CONVERTING else KNOWN.get(found, found)
+
+
+def _scipy_special() -> Any:
+    try:
+        return importlib.import_module("scipy.special")
+    except ImportError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------
+# What it is given.
+
+
+def _argument(value: Any) -> Any:
+    """What a function that is followed gets for an argument."""
+    if isinstance(value, Abstract):
+        return _input(value)
+    if isinstance(value, Generated):
+        array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
+        if isinstance(value, Scanned):
+            return _scan(value.op, array, value.axis, value.dtype)
+        if isinstance(value, Masked):
+            mask = Traced(_changed(value.mask, lambda leaf: leaf), tuple(value.over))
+            return Selected(array, mask, value.axis)
+        return array
+    if isinstance(value, dict | list | tuple) and not _is_plain(value):
+        return map_leaves(_argument, value)
+    if callable(value) and not isinstance(value, type):
+        reason = impure(value, arrays=_current.get().beside is not None)
+        if reason:
+            raise Unfollowed(reason)
+        return adapted(value)
+    if not _is_plain(value):
+        raise Unfollowed(f"it reads a {type(value).__module__}.{type(value).__qualname__}")
+    return value
 
 
 # ------------------------------------------------------------------------------------------------
@@ -301,35 +401,6 @@ class _Following:
         self.refused = self.refused or reason
         return Unfollowed(reason)
 
-    def argument(self, value: Any) -> Any:
-        if isinstance(value, Abstract):
-            number, self.inputs = self.inputs, self.inputs + 1
-            dtype = _checked(value.dtype)
-            view = View.contiguous(value.shape)
-            if value.strides is not None:
-                view = View(0, tuple(value.strides))
-            array = Traced(self.node("input", (), dtype, (number, view)), tuple(value.shape))
-            self.given.append(array._family)
-            return array
-        if isinstance(value, Generated):
-            array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
-            if isinstance(value, Scanned):
-                return _scan(value.op, array, value.axis, value.dtype)
-            if isinstance(value, Masked):
-                mask = Traced(_changed(value.mask, lambda leaf: leaf), tuple(value.over))
-                return Selected(array, mask, value.axis)
-            return array
-        if isinstance(value, dict | list | tuple) and not _is_plain(value):
-            return map_leaves(self.argument, value)
-        if callable(value) and not isinstance(value, type):
-            reason = impure(value, arrays=self.beside is not None)
-            if reason:
-                raise Unfollowed(reason)
-            return adapted(value)
-        if not _is_plain(value):
-            raise Unfollowed(f"it reads a {type(value).__module__}.{type(value).__qualname__}")
-        return value
-
     def remember(self, copy: Any) -> None:
         """What a copy of a constant holds, which the function should leave as it is."""
         if type(copy) in CHANGEABLE:
@@ -337,27 +408,6 @@ class _Following:
         if type(copy) in (*CHANGEABLE, tuple):
             for value in copy.values() if type(copy) is dict else copy:
                 self.remember(value)
-
-    def read_beside(self, array: Any, own: bool = False) -> Traced:
-        """What stands for an array that is no argument. It is read when the task runs, but for the
-        function's `own`, which is now as it will be then."""
-        assert self.beside is not None
-        word: Any = id(array)
-        if own and array.nbytes > MOST_OWN:
-            raise self.refuse(f"it makes an array of {array.nbytes:,} bytes")
-        if own:
-            word = array.dtype, array.shape, array.tobytes()
-        if word not in self.beside.known:
-            like = abstract_of(array)
-            if like is None:
-                raise self.refuse(f"it reads an array of {array.dtype}")
-            if own or (self.beside.dense and type(array) is np.ndarray):
-                like = Abstract(array.shape, array.dtype)
-            made = self.argument(like)
-            self.beside.known[word] = made, made._expr
-            self.beside.arrays.append(array)
-            self.beside.expected.append(like)
-        return self.beside.known[word][0]
 
     def is_beside(self, array: Traced) -> bool:
         """Whether it is such an array, or a view of one."""
@@ -446,7 +496,7 @@ def constant_of_task(value: Any) -> Any:
         seen = value.view()
         seen.flags.writeable = False  # it is the caller's
         return seen
-    return _current.get().read_beside(value)
+    return _read_beside(value)
 
 
 def _node(op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
@@ -612,6 +662,25 @@ def is_contiguous(view: View, shape: Shape) -> bool:
 # ------------------------------------------------------------------------------------------------
 # The arrays.
 
+#: What is called for NumPy's functions of arrays, and for methods of its ufuncs.
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+METHODS: dict[str, Callable[..., Any]] = {}
+
+
+def _implements(*names: str) -> Callable[[Any], Any]:
+    """Enters a function under NumPy's names, as far as this NumPy has them."""
+
+    def enter(function: Any) -> Any:
+        for name in names:
+            place: Any = np
+            for word in name.split("."):
+                place = getattr(place, word, None)
+            if place is not None:
+                FUNCTIONS[place] = function
+        return function
+
+    return enter
+
 
 class Traced(NDArrayOperatorsMixin):
     """An array known by the expression of its elements. It behaves as a NumPy array does, as far
@@ -720,10 +789,8 @@ class Traced(NDArrayOperatorsMixin):
         if method == "__call__":
             return _ufunc(ufunc, inputs, **kwargs)
         name = ufunc.__name__
-        if method == "reduce":
-            return _ufunc_reduce(ufunc, *inputs, **kwargs)
-        if method == "accumulate" and name in ACCUMULATED:
-            return _accumulated(ufunc, *inputs, **kwargs)
+        if method == "reduce" or (method == "accumulate" and name in ACCUMULATED):
+            return METHODS[method](ufunc, *inputs, **kwargs)
         if method == "outer" and len(inputs) == 2 and not kwargs:
             a, b = (_array(i) for i in inputs)
             return _ufunc(ufunc, (a.reshape(a.shape + (1,) * b.ndim), b))
@@ -862,44 +929,44 @@ class Traced(NDArrayOperatorsMixin):
 
     # reductions
 
-    def sum(self, *args: Any, **kwargs: Any) -> Traced:
-        return _sum(self, *args, **kwargs)
+    def sum(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.sum](self, *args, **kwargs)
 
-    def prod(self, *args: Any, **kwargs: Any) -> Traced:
-        return _prod(self, *args, **kwargs)
+    def prod(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.prod](self, *args, **kwargs)
 
-    def min(self, *args: Any, **kwargs: Any) -> Traced:
-        return _extreme("min", self, *args, **kwargs)
+    def min(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.min](self, *args, **kwargs)
 
-    def max(self, *args: Any, **kwargs: Any) -> Traced:
-        return _extreme("max", self, *args, **kwargs)
+    def max(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.max](self, *args, **kwargs)
 
-    def any(self, *args: Any, **kwargs: Any) -> Traced:
-        return _truth("any", self, *args, **kwargs)
+    def any(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.any](self, *args, **kwargs)
 
-    def all(self, *args: Any, **kwargs: Any) -> Traced:
-        return _truth("all", self, *args, **kwargs)
+    def all(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.all](self, *args, **kwargs)
 
-    def argmin(self, *args: Any, **kwargs: Any) -> Traced:
-        return _arg("argmin", self, *args, **kwargs)
+    def argmin(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.argmin](self, *args, **kwargs)
 
-    def argmax(self, *args: Any, **kwargs: Any) -> Traced:
-        return _arg("argmax", self, *args, **kwargs)
+    def argmax(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.argmax](self, *args, **kwargs)
 
-    def cumsum(self, *args: Any, **kwargs: Any) -> Traced:
-        return _cumulated(np.add, self, *args, **kwargs)
+    def cumsum(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.cumsum](self, *args, **kwargs)
 
-    def cumprod(self, *args: Any, **kwargs: Any) -> Traced:
-        return _cumulated(np.multiply, self, *args, **kwargs)
+    def cumprod(self, *args: Any, **kwargs: Any) -> Any:
+        return FUNCTIONS[np.cumprod](self, *args, **kwargs)
 
     def mean(self, *args: Any, **kwargs: Any) -> Any:
-        return _mean(self, *args, **kwargs)
+        return FUNCTIONS[np.mean](self, *args, **kwargs)
 
     def var(self, *args: Any, **kwargs: Any) -> Any:
-        return _var(self, *args, **kwargs)
+        return FUNCTIONS[np.var](self, *args, **kwargs)
 
     def std(self, *args: Any, **kwargs: Any) -> Any:
-        return np.sqrt(_var(self, *args, **kwargs))
+        return np.sqrt(FUNCTIONS[np.var](self, *args, **kwargs))
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
         _no_out(out)
@@ -909,11 +976,51 @@ class Traced(NDArrayOperatorsMixin):
         _no_out(out, kwargs)
         return _clip(self, min, max)
 
-    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Traced:
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
         return self.diagonal(offset, axis1, axis2).sum(-1, dtype=dtype)
 
     def dot(self, other: Any) -> Any:
-        return _dot(self, other)
+        return FUNCTIONS[np.dot](self, other)
+
+
+#: Bytes of an array that a function makes from nothing and computes with.
+MOST_OWN = 2**20
+
+
+def _input(known: Abstract) -> Traced:
+    """The next input of the function."""
+    following = _current.get()
+    number, following.inputs = following.inputs, following.inputs + 1
+    dtype = _checked(known.dtype)
+    view = View.contiguous(known.shape)
+    if known.strides is not None:
+        view = View(0, tuple(known.strides))
+    array = Traced(_node("input", (), dtype, (number, view)), tuple(known.shape))
+    following.given.append(array._family)
+    return array
+
+
+def _read_beside(array: Any, own: bool = False) -> Traced:
+    """What stands for an array that is no argument. It is read when the task runs, but for the
+    function's `own`, which is now as it will be then."""
+    beside = _current.get().beside
+    assert beside is not None
+    word: Any = id(array)
+    if own and array.nbytes > MOST_OWN:
+        raise _refuse(f"it makes an array of {array.nbytes:,} bytes")
+    if own:
+        word = array.dtype, array.shape, array.tobytes()
+    if word not in beside.known:
+        like = abstract_of(array)
+        if like is None:
+            raise _refuse(f"it reads an array of {array.dtype}")
+        if own or (beside.dense and type(array) is np.ndarray):
+            like = Abstract(array.shape, array.dtype)
+        made = _input(like)
+        beside.known[word] = made, made._expr
+        beside.arrays.append(array)
+        beside.expected.append(like)
+    return beside.known[word][0]
 
 
 def _no_out(out: Any, others: Mapping[str, Any] | None = None) -> None:
@@ -941,7 +1048,7 @@ def _array(value: Any, dtype: Any = None) -> Traced:
             beside.wanted = True
         raise _refuse("it uses an array that is neither an input nor computed from one")
     if isinstance(value, list | tuple) and value and all(isinstance(v, Traced) for v in value):
-        return _concatenate([_look(v, lambda a: a[None]) for v in value])
+        return cast(Traced, FUNCTIONS[np.concatenate]([_look(v, lambda a: a[None]) for v in value]))
     raise _refuse(f"it computes with a {type(value).__module__}.{type(value).__qualname__}")
 
 
@@ -1104,7 +1211,7 @@ def _ufunc(
         raise _refuse(f"it gives {name} a signature")
     if ufunc is np.matmul:
         _no_out(out, {"dtype": dtype})
-        return _matmul(*inputs)
+        return FUNCTIONS[np.matmul](*inputs)
     if name in ("divmod", "modf"):
         _no_out(out, {"dtype": dtype, "where": where if where is not True else None})
         return _divmod(*inputs) if name == "divmod" else _modf(*inputs)
@@ -1419,6 +1526,37 @@ def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Tr
     return _scalar_if_point(_reshape(out, [n for k, n in enumerate(out.shape) if k not in axes]))
 
 
+def _scan(op: str, x: Traced, axis: int, dtype: DType) -> Traced:
+    result = _Result(x.shape, (axis,), Reduction(op, x._expr, (dtype,)), 0)
+    return Traced(_current.get().keep(result, dtype), x.shape)
+
+
+def _last_of_scan(x: Traced, out: Traced) -> Expr | None:
+    """What comes together along all of an axis, where `out` is the last of a scan `x`; None for
+    any other part of it: all but that one need the scan."""
+    if x._expr.op != "input" or x._expr.data[0] < MADE or not out.size:
+        return None
+    scan, view = _current.get().made[x._expr.data[0] - MADE], x._expr.data[1]
+    if not isinstance(scan, _Result) or scan.reduction.op not in SCANS:
+        return None
+    ((axis,), shape) = scan.axes, scan.over
+    if shape != x.shape or not is_contiguous(view, shape):
+        return None
+    kept = tuple(1 if k == axis else n for k, n in enumerate(shape))
+    last = View.contiguous(shape)
+    last = View((shape[axis] - 1) * last.strides[axis], last.strides)
+    without = tuple(n for k, n in enumerate(shape) if k != axis)
+    found = next((s for s in (kept, without) if s == out.shape), None)
+    if found is None:
+        return None
+    strides = last.strides if found is kept else last.strides[:axis] + last.strides[axis + 1 :]
+    if _canonical(out._expr.data[1], found) != _canonical(View(last.offset, strides), found):
+        return None
+    ((value,), op) = scan.reduction.dtypes, SCANS[scan.reduction.op]
+    whole = Traced(scan.reduction.arg, shape)
+    return _reduce(op, whole, scan.axes, (value,), found is kept)[0]._expr
+
+
 @functools.cache
 def _sum_dtype(dtype: DType, ufunc: Any) -> DType:
     return ufunc.reduce(np.zeros(0, dtype)).dtype  # type: ignore[no-any-return]
@@ -1588,10 +1726,6 @@ def _ufunc_reduce(
     raise _refuse(f"numpy.{name}.reduce has no expression")
 
 
-#: Scans, by the function of two that does what they do.
-ACCUMULATED = {BOTH[op]: scan for scan, op in SCANS.items()}
-
-
 def _accumulated(
     ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None
 ) -> Traced:  # fmt: skip
@@ -1608,11 +1742,6 @@ def _accumulated(
     if x.shape[axis] == 1 or not x.size:
         return value
     return _scan(ACCUMULATED[name], value, axis, value.dtype)
-
-
-def _scan(op: str, x: Traced, axis: int, dtype: DType) -> Traced:
-    result = _Result(x.shape, (axis,), Reduction(op, x._expr, (dtype,)), 0)
-    return Traced(_current.get().keep(result, dtype), x.shape)
 
 
 @functools.cache
@@ -1637,30 +1766,20 @@ def _cumulated(
     return _accumulated(ufunc, x, axis, dtype, out)
 
 
-def _last_of_scan(x: Traced, out: Traced) -> Expr | None:
-    """What comes together along all of an axis, where `out` is the last of a scan `x`; None for
-    any other part of it: all but that one need the scan."""
-    if x._expr.op != "input" or x._expr.data[0] < MADE or not out.size:
-        return None
-    scan, view = _current.get().made[x._expr.data[0] - MADE], x._expr.data[1]
-    if not isinstance(scan, _Result) or scan.reduction.op not in SCANS:
-        return None
-    ((axis,), shape) = scan.axes, scan.over
-    if shape != x.shape or not is_contiguous(view, shape):
-        return None
-    kept = tuple(1 if k == axis else n for k, n in enumerate(shape))
-    last = View.contiguous(shape)
-    last = View((shape[axis] - 1) * last.strides[axis], last.strides)
-    without = tuple(n for k, n in enumerate(shape) if k != axis)
-    found = next((s for s in (kept, without) if s == out.shape), None)
-    if found is None:
-        return None
-    strides = last.strides if found is kept else last.strides[:axis] + last.strides[axis + 1 :]
-    if _canonical(out._expr.data[1], found) != _canonical(View(last.offset, strides), found):
-        return None
-    ((value,), op) = scan.reduction.dtypes, SCANS[scan.reduction.op]
-    whole = Traced(scan.reduction.arg, shape)
-    return _reduce(op, whole, scan.axes, (value,), found is kept)[0]._expr
+for _name, _function in {
+    "sum": _sum, "prod": _prod, "mean": _mean, "var": _var,
+    "any": functools.partial(_truth, "any"), "all": functools.partial(_truth, "all"),
+    "argmin": functools.partial(_arg, "argmin"), "argmax": functools.partial(_arg, "argmax"),
+}.items():  # fmt: skip
+    _implements(_name)(_function)
+for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
+                   "nanmin": "fmin", "nanmax": "fmax"}.items():  # fmt: skip
+    _implements(_name)(functools.partial(_extreme, _op))
+
+
+for _name, _ufunc_of in {"cumsum": np.add, "cumprod": np.multiply}.items():
+    _implements(_name)(functools.partial(_cumulated, _ufunc_of))
+METHODS["reduce"], METHODS["accumulate"] = _ufunc_reduce, _accumulated
 
 
 # ------------------------------------------------------------------------------------------------
@@ -1852,25 +1971,6 @@ def _border(x: Traced, axis: int, n: int, mode: str, behind: bool) -> Traced:
 # ------------------------------------------------------------------------------------------------
 # NumPy's functions.
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-#: What is called in place of a function, wherever a task calls it.
-KNOWN: dict[Any, Callable[..., Any]] = {}
-
-
-def _implements(*names: str) -> Callable[[Any], Any]:
-    """Enters a function under NumPy's names, as far as this NumPy has them."""
-
-    def enter(function: Any) -> Any:
-        for name in names:
-            place: Any = np
-            for word in name.split("."):
-                place = getattr(place, word, None)
-            if place is not None:
-                FUNCTIONS[place] = function
-        return function
-
-    return enter
-
 
 _VIEWS = (
     "transpose matrix_transpose permute_dims moveaxis swapaxes rollaxis expand_dims "
@@ -1896,9 +1996,6 @@ for _name in _VIEWS.split():
     _as_view(_name)
 
 for _name, _function in {
-    "sum": _sum, "prod": _prod, "mean": _mean, "var": _var,
-    "any": functools.partial(_truth, "any"), "all": functools.partial(_truth, "all"),
-    "argmin": functools.partial(_arg, "argmin"), "argmax": functools.partial(_arg, "argmax"),
     "concatenate": _concatenate, "concat": _concatenate, "stack": _stack, "block": _block,
     "vstack": functools.partial(_stacked, 2, 0), "row_stack": functools.partial(_stacked, 2, 0),
     "hstack": functools.partial(_stacked, 1, 1), "dstack": functools.partial(_stacked, 3, 2),
@@ -1907,13 +2004,6 @@ for _name, _function in {
     "split": _even_split, "pad": _pad,
 }.items():  # fmt: skip
     _implements(_name)(_function)
-for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
-                   "nanmin": "fmin", "nanmax": "fmax"}.items():  # fmt: skip
-    _implements(_name)(functools.partial(_extreme, _op))
-
-
-for _name, _ufunc_of in {"cumsum": np.add, "cumprod": np.multiply}.items():
-    _implements(_name)(functools.partial(_cumulated, _ufunc_of))
 
 
 @_implements("histogram")
@@ -2238,7 +2328,7 @@ def _full_like(
 
 @_implements("trace")
 def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
-           out: Any = None) -> Traced:  # fmt: skip
+           out: Any = None) -> Any:  # fmt: skip
     _no_out(out)
     return _array(a).trace(offset, axis1, axis2, dtype)
 
@@ -2690,7 +2780,7 @@ class Selected(NDArrayOperatorsMixin):
         if func in _REDUCING:
             return _reduce_selected(func, *args, **kwargs)
         if func is np.histogram and _current.get().products:
-            return _histogram(*args, **kwargs)
+            return FUNCTIONS[np.histogram](*args, **kwargs)
         module = getattr(func, "__module__", None) or "numpy"
         raise _refuse(f"{module}.{func.__name__} of what a mask selects")
 
@@ -2885,10 +2975,12 @@ def _reduce_selected(function: Any, a: Any, *args: Any, **given: Any) -> Any:
         values = function(a._values, axis=others, keepdims=keep, **given)
         return Selected(values, a._mask, first if keep else first - sum(k < first for k in axes))
     every = tuple(sorted((*others, *range(first, first + more + 1))))
-    total = _OVER_POINTS[name](a._values, _mask_over(a), every, **given)
+    total = OVER_POINTS[name](a._values, _mask_over(a), every, **given)
     return _expand(total, axes) if keep else total
 
 
+#: What reduces over those points at which a mask holds.
+OVER_POINTS: dict[str, Callable[..., Any]] = {}
 #: Reductions of what a mask selects, by their functions; and those whose second argument is a type.
 _REDUCING = {
     **{getattr(np, name): name for name in _words(
@@ -2961,7 +3053,7 @@ def _std_where(*args: Any, **kwargs: Any) -> Any:
     return np.sqrt(_var_where(*args, **kwargs))
 
 
-_OVER_POINTS: dict[str, Callable[..., Any]] = {
+OVER_POINTS |= {
     "sum": _with_where(_sum), "prod": _with_where(_prod), "mean": _with_where(_mean),
     "average": _with_where(_mean), "count_nonzero": _count_where, "norm": _norm_where,
     "any": _with_where(functools.partial(_truth, "any")),
@@ -3016,14 +3108,6 @@ def _numel_selected(x: Selected, **kwargs: Any) -> Any:
 
 # ------------------------------------------------------------------------------------------------
 # Dask's functions that are better said in other words.
-
-
-def _instead_of(function: Any) -> Callable[[Any], Any]:
-    def enter(own: Any) -> Any:
-        KNOWN[function] = own
-        return own
-
-    return enter
 
 
 @numel_lookup.register(Traced)  # type: ignore[untyped-decorator]
@@ -3294,6 +3378,9 @@ def _uniform(
         like = np.zeros_like
     value = like(np.empty((), kwargs["dtype"]), *args, shape=(), **kwargs)
     return Traced(_constant(value, value.dtype), _shape_of(shape))
+
+
+KNOWN_CURRIED[_UNIFORM] = _uniform
 
 
 def _shape_of(shape: Any) -> Shape:
@@ -3622,7 +3709,6 @@ _CMATH_OWN: dict[str, Callable[..., Any]] = {
     "log": _complex_logarithm,
     "phase": _phase, "polar": _polar, "rect": _rect,
 }  # fmt: skip
-_OF_NUMBERS: dict[types.ModuleType, SimpleNamespace] = {}
 for _module, _functions in ((math, _MATH_OWN), (cmath, _CMATH_OWN)):
     _OF_NUMBERS[_module] = SimpleNamespace(**vars(_module))
     for _name, _own in _functions.items():
@@ -3696,8 +3782,8 @@ def _noted(value: Any) -> Any:
 
 def _beside(value: Any) -> Any:
     """What a function that is followed finds in a variable outside itself."""
-    if is_array(value) and (following := _current.get()).beside is not None:
-        return following.read_beside(value)
+    if is_array(value) and _current.get().beside is not None:
+        return _read_beside(value)
     return value
 
 
@@ -3766,22 +3852,6 @@ def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types
     return copy
 
 
-def _known(function: Any) -> Any:
-    if type(function).__name__ == "curry" and function.func is _UNIFORM:
-        return functools.partial(_uniform, *function.args)
-    try:
-        known = KNOWN.get(function)
-    except TypeError:  # not hashable
-        return None
-    if known is None and (getattr(function, "__module__", None) or "").startswith("cupy"):
-        known = _in_numpy(function)
-    if known is None and type(function).__module__.startswith("cupy"):
-        known = _in_numpy(function)
-    return None if known is function else known
-
-
-#: Bytes of an array that a function makes from nothing and computes with.
-MOST_OWN = 2**20
 #: Elements of an array that is made while a function is followed, at most: it is made on the host,
 #: where a large one takes its time.
 MOST_MADE = 2**20
@@ -3828,17 +3898,10 @@ def _little(name: str) -> Callable[..., Any]:
         value = make(*args, **kwargs)
         beside = _current.get().beside
         if beside is not None and beside.every and is_array(value) and value.size > 1:
-            return _current.get().read_beside(value, own=True).copy()
+            return _read_beside(value, own=True).copy()
         return value
 
     return made
-
-
-class _Numpy:
-    """NumPy as a function that is followed finds it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
 
 
 def _converted(name: str) -> Callable[..., Any]:
@@ -3880,8 +3943,6 @@ def _sent(name: str) -> Callable[..., Any]:
     return made
 
 
-_NUMPY, _CUPY = _Numpy(), _Numpy()
-_CONVERTING = _words("array asarray asanyarray ascontiguousarray asfortranarray")
 for _name in _MAKERS:
     setattr(_NUMPY, _name, _little(_name))
     setattr(_CUPY, _name, getattr(_NUMPY, _name))
@@ -3891,32 +3952,6 @@ for _name in _CONVERTING:
     setattr(_CUPY, _name, _sent(_name))
 for _name in vars(_NUMPY):
     KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
-
-
-def _in_numpy(value: Any) -> Any:
-    """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
-    none."""
-    if isinstance(value, types.ModuleType):
-        name = value.__name__
-        if name in ("cupy", "numpy"):
-            return _CUPY if name == "cupy" else _NUMPY
-        if value in _OF_NUMBERS:
-            return _OF_NUMBERS[value]
-        if name == "cupyx.scipy.special":
-            return _scipy_special() or value
-        return value
-    name = str(getattr(value, "__name__", ""))
-    if name.startswith("cupyx_scipy_special_"):
-        return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
-    found = getattr(np, name.removeprefix("cupy_"), value)
-    return getattr(_CUPY, name) if name in _CONVERTING else KNOWN.get(found, found)
-
-
-def _scipy_special() -> Any:
-    try:
-        return importlib.import_module("scipy.special")
-    except ImportError:
-        return None
 
 
 # ------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, T
 from dask.array import reductions as dask_reductions
 from dask.utils import key_split
 
-from . import blocks, philox, takes, trace
+from . import blocks, philox, reading, takes, trace
 from .expr import (
     Expr,
     Kernel,
@@ -1083,7 +1083,7 @@ class Fuser:
         known = self.pairing.get(id(function))
         if known is None:
             self.alive.append(function)
-            within = any(f in PAIRING for f in trace.functions_in(function))
+            within = any(f in PAIRING for f in reading.functions_in(function))
             known = self.pairing[id(function)] = within
         return known
 
@@ -1099,21 +1099,21 @@ class Fuser:
         found = self.impure.get(id(function), False)
         if found is False:
             self.alive.append(function)
-            found = self.impure[id(function)] = trace.impure(function, arrays=True)
+            found = self.impure[id(function)] = reading.impure(function, arrays=True)
             if found is None:
-                self.globals += trace.globals_read(function)
-                self.graph.around += trace.functions_read(function)
-                self._watch(trace.containers_read(function))
+                self.globals += reading.globals_read(function)
+                self.graph.around += reading.functions_read(function)
+                self._watch(reading.containers_read(function))
         return found  # type: ignore[return-value]
 
     def why_unfit(self, constant: Any) -> str | None:
         """Why no function is followed that a task gives this constant to."""
-        if trace.is_fixed(constant):
+        if reading.is_fixed(constant):
             return None
         found = self.unfit.get(id(constant), False)
         if found is False:
             self.alive.append(constant)
-            found, containers = trace.unfit(constant)
+            found, containers = reading.unfit(constant)
             self.unfit[id(constant)] = found
             self._watch(containers)
         return found  # type: ignore[return-value]
@@ -1485,9 +1485,9 @@ class _Recipe:
     def _look_at(self, value: Any) -> None:
         """At functions among a task's constants, which its own may call, and at arrays."""
         for part in leaves(value):
-            if trace.is_nothing(part):
+            if reading.is_nothing(part):
                 self.kinds.append(f"{type(part).__module__.partition('.')[0]}.ndarray")
-        if isinstance(value, trace.CALLED):
+        if isinstance(value, reading.CALLED):
             self.given = True
             self._check(value)
         elif self.reason is None and not self._fresh:
@@ -1622,7 +1622,7 @@ def _evaluated(node: Any, env: dict[Key, Any], tiles: dict[Tile, Somewhere]) -> 
     if isinstance(node, Task):
         args = [_evaluated(a, env, tiles) for a in node.args]
         kwargs = {
-            k: _plain(v) if k in trace.LIKE else _evaluated(v, env, tiles)
+            k: _plain(v) if k in reading.LIKE else _evaluated(v, env, tiles)
             for k, v in node.kwargs.items()
         }
         return trace.adapted(node.func)(*args, **kwargs)

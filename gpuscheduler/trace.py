@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import builtins
 import cmath
-import dis
 import functools
-import importlib
 import itertools
 import math
 import operator
 import sys
 import types
 import weakref
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -59,20 +56,38 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import Variable, made_of
-from .grid import Axis
+from .reading import (
+    CALLED,
+    CHANGEABLE,
+    CONVERTING,
+    CUPY,
+    KNOWN,
+    KNOWN_CURRIED,
+    LIKE,
+    NUMPY,
+    OF_NUMBERS,
+    TRUSTED,
+    impure,
+    in_numpy,
+    in_place_of,
+    instead_of,
+    is_array,
+    is_curried,
+    is_nothing,
+    is_plain,
+    is_users,
+    looked_up,
+    replaced,
+    root_of,
+    scipy_special,
+    words,
+)
 from .regions import settled
 from .scans import BOTH, parts
 from .sizes import map_leaves
 from .subgraph import COMPILED
 
 Shape = tuple[int, ...]
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 #: Numbers of arrays that the function itself makes; below are the program's inputs.
 MADE = 1 << 40
 MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
@@ -87,7 +102,7 @@ ADDED_UP = {
     "any": np.logical_or, "all": np.logical_and,
 }  # fmt: skip
 #: SciPy's functions that have a name in an expression.
-SPECIAL = _words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
+SPECIAL = words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
 NUMPY_ALSO = frozenset({"exp2", "expm1", "log1p", "cbrt"})  # SciPy's ufuncs that are NumPy's too
 _KINDS = frozenset("?bhilqBHILQefdFD")  # the type characters that an expression can hold
 _nothing: Any = getattr(np, "_NoValue", None)
@@ -235,76 +250,6 @@ def follow(
 
 
 # ------------------------------------------------------------------------------------------------
-# What is called in place of other functions.
-
-#: What is called in place of a function, wherever a task calls it.
-KNOWN: dict[Any, Callable[..., Any]] = {}
-#: In place of functions that toolz has given some of their arguments; it gets these, too.
-KNOWN_CURRIED: dict[Any, Callable[..., Any]] = {}
-
-
-def _instead_of(function: Any) -> Callable[[Any], Any]:
-    def enter(own: Any) -> Any:
-        KNOWN[function] = own
-        return own
-
-    return enter
-
-
-class _Numpy:
-    """NumPy as a function that is followed finds it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-
-_NUMPY, _CUPY = _Numpy(), _Numpy()
-_CONVERTING = _words("array asarray asanyarray ascontiguousarray asfortranarray")
-#: Python's modules of functions of numbers, as a function that is followed finds them.
-_OF_NUMBERS: dict[types.ModuleType, SimpleNamespace] = {}
-
-
-def _known(function: Any) -> Any:
-    try:
-        if type(function).__name__ == "curry" and function.func in KNOWN_CURRIED:
-            return functools.partial(KNOWN_CURRIED[function.func], *function.args)
-        known = KNOWN.get(function)
-    except TypeError:  # not hashable
-        return None
-    if known is None and (getattr(function, "__module__", None) or "").startswith("cupy"):
-        known = _in_numpy(function)
-    if known is None and type(function).__module__.startswith("cupy"):
-        known = _in_numpy(function)
-    return None if known is function else known
-
-
-def _in_numpy(value: Any) -> Any:
-    """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
-    none."""
-    if isinstance(value, types.ModuleType):
-        name = value.__name__
-        if name in ("cupy", "numpy"):
-            return _CUPY if name == "cupy" else _NUMPY
-        if value in _OF_NUMBERS:
-            return _OF_NUMBERS[value]
-        if name == "cupyx.scipy.special":
-            return _scipy_special() or value
-        return value
-    name = str(getattr(value, "__name__", ""))
-    if name.startswith("cupyx_scipy_special_"):
-        return getattr(_scipy_special(), name.removeprefix("cupyx_scipy_special_"), value)
-    found = getattr(np, name.removeprefix("cupy_"), value)
-    return getattr(_CUPY, name) if name in _CONVERTING else KNOWN.get(found, found)
-
-
-def _scipy_special() -> Any:
-    try:
-        return importlib.import_module("scipy.special")
-    except ImportError:
-        return None
-
-
-# ------------------------------------------------------------------------------------------------
 # What it is given.
 
 
@@ -320,14 +265,14 @@ def _argument(value: Any) -> Any:
             mask = Traced(_changed(value.mask, lambda leaf: leaf), tuple(value.over))
             return Selected(array, mask, value.axis)
         return array
-    if isinstance(value, dict | list | tuple) and not _is_plain(value):
+    if isinstance(value, dict | list | tuple) and not is_plain(value):
         return map_leaves(_argument, value)
     if callable(value) and not isinstance(value, type):
         reason = impure(value, arrays=_current.get().beside is not None)
         if reason:
             raise Unfollowed(reason)
         return adapted(value)
-    if not _is_plain(value):
+    if not is_plain(value):
         raise Unfollowed(f"it reads a {type(value).__module__}.{type(value).__qualname__}")
     return value
 
@@ -425,9 +370,6 @@ class _Following:
 
 _current: ContextVar[_Following] = ContextVar("following")
 
-#: What tasks may be given although it can be changed: functions get copies when they are followed.
-CHANGEABLE = (list, dict)
-
 
 def _held(container: Any) -> list[Any]:
     """What a list or a dictionary holds, in order."""
@@ -439,30 +381,6 @@ def _held(container: Any) -> list[Any]:
 def _is_other(container: Any, before: list[Any]) -> bool:
     now = _held(container)
     return len(now) != len(before) or any(map(operator.is_not, now, before))
-
-
-#: What a task may be given to call.
-CALLED = (types.FunctionType, functools.partial)
-
-
-def _is_curried(function: Any) -> bool:
-    """Whether it is what toolz makes of a function and some of its arguments."""
-    return type(function).__name__ == "curry" and hasattr(function, "func")
-
-
-def is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy's or CuPy's with elements, and of no class of its own."""
-    return _is_theirs(value) and bool(value.size)
-
-
-def is_nothing(value: Any) -> bool:
-    """Whether it is such an array without elements, as Dask has them to say what to make."""
-    return _is_theirs(value) and not value.size
-
-
-def _is_theirs(value: Any) -> bool:
-    kind = type(value)
-    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] in ("numpy", "cupy")
 
 
 def abstract_of(array: Any) -> Abstract | None:
@@ -484,7 +402,7 @@ def constant_of_task(value: Any) -> Any:
         copy = map_leaves(lambda v: v if v is value else constant_of_task(v), value)
         _current.get().remember(copy)
         return copy
-    if isinstance(value, CALLED) or _is_curried(value):
+    if isinstance(value, CALLED) or is_curried(value):
         return adapted(value)
     if is_nothing(value):  # no device is asked to make something of it
         return np.empty(value.shape, value.dtype)
@@ -1775,12 +1693,9 @@ for _name, _function in {
 for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
                    "nanmin": "fmin", "nanmax": "fmax"}.items():  # fmt: skip
     _implements(_name)(functools.partial(_extreme, _op))
-
-
 for _name, _ufunc_of in {"cumsum": np.add, "cumprod": np.multiply}.items():
     _implements(_name)(functools.partial(_cumulated, _ufunc_of))
 METHODS["reduce"], METHODS["accumulate"] = _ufunc_reduce, _accumulated
-
 
 # ------------------------------------------------------------------------------------------------
 # Parts put together.
@@ -1971,7 +1886,6 @@ def _border(x: Traced, axis: int, n: int, mode: str, behind: bool) -> Traced:
 # ------------------------------------------------------------------------------------------------
 # NumPy's functions.
 
-
 _VIEWS = (
     "transpose matrix_transpose permute_dims moveaxis swapaxes rollaxis expand_dims "
     "fliplr flipud rot90 diagonal lib.stride_tricks.sliding_window_view linalg.diagonal "
@@ -1994,7 +1908,6 @@ def _as_view(name: str) -> None:
 
 for _name in _VIEWS.split():
     _as_view(_name)
-
 for _name, _function in {
     "concatenate": _concatenate, "concat": _concatenate, "stack": _stack, "block": _block,
     "vstack": functools.partial(_stacked, 2, 0), "row_stack": functools.partial(_stacked, 2, 0),
@@ -2938,7 +2851,7 @@ def _at_all_points(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 #: What processors compute of all elements as soon as NumPy picks out those that are wanted.
-_CHEAP = _words(
+_CHEAP = words(
     "add subtract multiply divide negative positive absolute square sqrt maximum minimum where "
     "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_not "
     "bitwise_and bitwise_or invert conjugate isnan isfinite clip copy"
@@ -2983,7 +2896,7 @@ def _reduce_selected(function: Any, a: Any, *args: Any, **given: Any) -> Any:
 OVER_POINTS: dict[str, Callable[..., Any]] = {}
 #: Reductions of what a mask selects, by their functions; and those whose second argument is a type.
 _REDUCING = {
-    **{getattr(np, name): name for name in _words(
+    **{getattr(np, name): name for name in words(
         "sum prod mean var std any all count_nonzero min max average nansum nanprod nanmean nanvar "
         "nanstd"
     )},
@@ -2991,7 +2904,7 @@ _REDUCING = {
     np.add.reduce: "sum", np.multiply.reduce: "prod", np.minimum.reduce: "min",
     np.maximum.reduce: "max", np.logical_or.reduce: "any", np.logical_and.reduce: "all",
 }  # fmt: skip
-_WITH_TYPE = _words("sum prod mean var std nansum nanprod nanmean nanvar nanstd")
+_WITH_TYPE = words("sum prod mean var std nansum nanprod nanmean nanvar nanstd")
 
 
 def _with_where(function: Any, change: Any = None) -> Callable[..., Any]:
@@ -3122,7 +3035,7 @@ def _numel(x: Traced, **kwargs: Any) -> Any:
     return Traced(_constant(count, dtype), _reduced_shape(x, axes, keepdims))
 
 
-@_instead_of(dask_reductions.moment_chunk)
+@instead_of(dask_reductions.moment_chunk)
 def _moment_chunk(
     A: Any, order: int = 2, sum: Any = dask_chunk.sum, numel: Any = dask_reductions.numel,
     dtype: Any = "f8", computing_meta: bool = False, implicit_complex_dtype: bool = False,
@@ -3186,7 +3099,7 @@ def _beside_each_other(
     return {"total": total, "n": n, "M": functools.reduce(np.add, away)}
 
 
-@_instead_of(dask_reductions.moment_combine)
+@instead_of(dask_reductions.moment_combine)
 def _moment_combine(
     pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
     axis: Any = None, **kwargs: Any,
@@ -3200,7 +3113,7 @@ def _moment_combine(
     return {"total": total, "n": count, "M": _expand(few["M"].astype(first["M"].dtype), -1)}
 
 
-@_instead_of(dask_reductions.moment_agg)
+@instead_of(dask_reductions.moment_agg)
 def _moment_agg(
     pairs: Any, order: int = 2, ddof: Any = 0, dtype: Any = "f8", sum: Any = np.sum,
     axis: Any = None, **kwargs: Any,
@@ -3214,12 +3127,12 @@ def _moment_agg(
     return _scalar_if_point(_reshape(variance.astype(dtype), shape))
 
 
-@_instead_of(dask_reductions._nanargmin)
+@instead_of(dask_reductions._nanargmin)
 def _nanargmin(x: Any, axis: Any, **kwargs: Any) -> Traced:
     return dask_chunk.argmin(_without_nan(_array(x), np.inf), axis, **kwargs)  # type: ignore[no-any-return]
 
 
-@_instead_of(dask_reductions._nanargmax)
+@instead_of(dask_reductions._nanargmax)
 def _nanargmax(x: Any, axis: Any, **kwargs: Any) -> Traced:
     return dask_chunk.argmax(_without_nan(_array(x), -np.inf), axis, **kwargs)  # type: ignore[no-any-return]
 
@@ -3243,7 +3156,7 @@ def _first_best(argfunc: Any, x: Traced, axis: int | None) -> tuple[Traced, Trac
     return at, value
 
 
-@_instead_of(dask_reductions.arg_chunk)
+@instead_of(dask_reductions.arg_chunk)
 def _arg_chunk(func: Any, argfunc: Any, x: Any, axis: Any, offset_info: Any) -> Any:
     along = None if len(axis) == x.ndim or x.ndim == 1 else axis[0]
     _not_empty(x, _axes(x, along), "reduction operation " + _ARGS[argfunc][0])
@@ -3281,20 +3194,20 @@ def _arg_merge(data: Any, axis: Any, argfunc: Any, keepdims: bool) -> tuple[Trac
     return place, value if keepdims else _reshape(value, place.shape)
 
 
-@_instead_of(dask_reductions.arg_combine)
+@instead_of(dask_reductions.arg_combine)
 def _arg_combine(argfunc: Any, data: Any, axis: Any = None, **kwargs: Any) -> Any:
     place, value = _arg_merge(data, axis, argfunc, True)
     return {"vals": value, "arg": place}
 
 
-@_instead_of(dask_reductions.arg_agg)
+@instead_of(dask_reductions.arg_agg)
 def _arg_agg(
     argfunc: Any, data: Any, axis: Any = None, keepdims: bool = False, **kwargs: Any
 ) -> Any:
     return _arg_merge(data, axis, argfunc, keepdims)[0]
 
 
-@_instead_of(dask_reductions.nanarg_agg)
+@instead_of(dask_reductions.nanarg_agg)
 def _nanarg_agg(*args: Any, **kwargs: Any) -> Any:
     raise _refuse("numpy.nanargmin is an error where all values are NaN")
 
@@ -3313,13 +3226,13 @@ for _getter in GETTERS:
         KNOWN[_getter] = _getting(_getter)
 
 
-@_instead_of(takes.taken)
+@instead_of(takes.taken)
 def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
     """A view: what makes it copies it, and readers that are kernels write into nothing."""
     return takes.joined(takes.parts_of(_array(x), axis, slices), axis)
 
 
-@_instead_of(takes.picked)
+@instead_of(takes.picked)
 def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
     """Elements of an array along an axis, by their numbers, of which each is less than `length`."""
     if not _current.get().products:
@@ -3360,7 +3273,7 @@ def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
     return Traced(new[id(x._expr)], shape)
 
 
-@_instead_of(takes.reordered)
+@instead_of(takes.reordered)
 def _reordered(arrays: list[Any], axis: int, numbers: Any) -> Any:
     return _picked(takes.joined(arrays, axis), axis, numbers, numbers.size)
 
@@ -3387,7 +3300,7 @@ def _shape_of(shape: Any) -> Shape:
     return tuple(map(int, shape)) if isinstance(shape, Iterable) else (int(shape),)
 
 
-@_instead_of(dask_chunk.arange)
+@instead_of(dask_chunk.arange)
 def _arange(start: Any, stop: Any, step: Any, length: int, dtype: Any, like: Any = None) -> Any:
     """`start + i * step` as `numpy.arange` computes it: from its first two elements."""
     dtype = _checked(dtype)
@@ -3407,7 +3320,7 @@ def _arange_length(start: Any, stop: Any, step: Any) -> int:
     return max(0, int(math.ceil((stop - start) / step)))
 
 
-@_instead_of(dask_chunk.linspace)
+@instead_of(dask_chunk.linspace)
 def _linspace(start: Any, stop: Any, num: int, endpoint: bool = True, dtype: Any = None) -> Any:
     """`numpy.linspace`: its last point is `stop` itself."""
     parts = num - 1 if endpoint else num
@@ -3427,17 +3340,17 @@ def _linspace(start: Any, stop: Any, num: int, endpoint: bool = True, dtype: Any
     return np.floor(points).astype(dtype) if dtype.kind in "iu" else points.astype(dtype)
 
 
-@_instead_of(np.zeros)
+@instead_of(np.zeros)
 def _zeros(shape: Any, dtype: Any = float, order: str = "C", **kwargs: Any) -> Any:
     return _filled(shape, 0, dtype)
 
 
-@_instead_of(np.ones)
+@instead_of(np.ones)
 def _ones(shape: Any, dtype: Any = float, order: str = "C", **kwargs: Any) -> Any:
     return _filled(shape, 1, dtype)
 
 
-@_instead_of(np.full)
+@instead_of(np.full)
 def _full_of(
     shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **kwargs: Any
 ) -> Any:
@@ -3452,7 +3365,7 @@ def _filled(shape: Any, value: Any, dtype: Any) -> Traced:
     return Traced(_broadcast(fill, shape)._expr, shape)
 
 
-@_instead_of(np.eye)
+@instead_of(np.eye)
 def _eye(
     N: int, M: int | None = None, k: int = 0, dtype: Any = float, order: str = "C", **kwargs: Any
 ) -> Any:
@@ -3595,7 +3508,7 @@ def _between(p: Sequence[Any], q: Sequence[Any]) -> Any:
 
 def _special_of(name: str) -> Callable[..., Any]:
     def special(*args: Any) -> Any:
-        library = _scipy_special()
+        library = scipy_special()
         if library is None:
             raise _refuse(f"it calls math.{name}, which SciPy would be needed for")
         return getattr(library, name)(*args)
@@ -3608,7 +3521,7 @@ _MATH_NAMES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
     "atan2": "arctan2", "atanh": "arctanh", "pow": "power", "degrees": "degrees",
     "radians": "radians", "gcd": "gcd", "lcm": "lcm",
-    **{name: name for name in _words(
+    **{name: name for name in words(
         "cbrt copysign cos cosh exp exp2 expm1 fabs fmod isfinite isinf isnan ldexp log10 "
         "log1p log2 nextafter sin sinh sqrt tan tanh"
     )},
@@ -3700,7 +3613,7 @@ class _Complex(complex, metaclass=_ComplexType):
 _CMATH_NAMES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
     "atanh": "arctanh",
-    **{name: name for name in _words(
+    **{name: name for name in words(
         "cos cosh exp isfinite isinf isnan log10 sin sinh sqrt tan tanh"
     )},
 }  # fmt: skip
@@ -3710,11 +3623,11 @@ _CMATH_OWN: dict[str, Callable[..., Any]] = {
     "phase": _phase, "polar": _polar, "rect": _rect,
 }  # fmt: skip
 for _module, _functions in ((math, _MATH_OWN), (cmath, _CMATH_OWN)):
-    _OF_NUMBERS[_module] = SimpleNamespace(**vars(_module))
+    OF_NUMBERS[_module] = SimpleNamespace(**vars(_module))
     for _name, _own in _functions.items():
         if hasattr(_module, _name):  # not in every version of Python
             KNOWN[getattr(_module, _name)] = _of_numbers(getattr(_module, _name), _own)
-            setattr(_OF_NUMBERS[_module], _name, KNOWN[getattr(_module, _name)])
+            setattr(OF_NUMBERS[_module], _name, KNOWN[getattr(_module, _name)])
 KNOWN[min] = _of_numbers(min, _best_of(_lesser))
 KNOWN[max] = _of_numbers(max, _best_of(_greater))
 
@@ -3734,19 +3647,12 @@ def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
     return Traced(new[id(expr)], shape)
 
 
-# ------------------------------------------------------------------------------------------------
-# The same function with those in place of the ones it calls.
-
-#: Keywords of arrays that only say which library's they are.
-LIKE = ("like", "meta")
-
-
 def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
     """`function`, calling what is in `KNOWN`, and NumPy where it calls CuPy."""
-    known = _known(function)
+    known = in_place_of(function)
     if known is not None:
         return known
-    if isinstance(function, functools.partial) or _is_curried(function):
+    if isinstance(function, functools.partial) or is_curried(function):
 
         def given(value: Any) -> Any:
             return adapted(value, inside) if callable(value) else constant_of_task(value)
@@ -3768,7 +3674,7 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
     # a user's globals can change, and arrays are of one run: nothing of them is kept
     if function.__code__.co_filename == COMPILED:
         return _with_adapted(function, inside, constant_of_task)
-    return _with_adapted(function, inside) if _is_users(function) else function
+    return _with_adapted(function, inside) if is_users(function) else function
 
 
 def _noted(value: Any) -> Any:
@@ -3801,7 +3707,7 @@ class _Within:
 
 def _is_theirs_alone(module: types.ModuleType) -> bool:
     """Whether a module is of a library whose functions do not call what users have made."""
-    return _root_of(module) in {*_TRUSTED, "dask", "scipy"}
+    return root_of(module) in {*TRUSTED, "dask", "scipy"}
 
 
 def _with_adapted(
@@ -3811,11 +3717,11 @@ def _with_adapted(
 ) -> Any:
     """A copy that finds adapted functions under its global names, and what stands for arrays."""
 
-    asks = "type" in _looked_up(function.__code__)  # whether it may ask what is of just this type
+    asks = "type" in looked_up(function.__code__)  # whether it may ask what is of just this type
 
     def other(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
-            known = _in_numpy(value)
+            known = in_numpy(value)
             return known if known is not value or _is_theirs_alone(value) else _Within(value, other)
         if value is complex and _current.get().points and not asks:
             return _Complex
@@ -3830,25 +3736,6 @@ def _with_adapted(
         copy.__defaults__ = tuple(map(other, copy.__defaults__))
     if copy.__kwdefaults__:
         copy.__kwdefaults__ = {k: other(v) for k, v in copy.__kwdefaults__.items()}
-    return copy
-
-
-def replaced(function: types.FunctionType, other: Callable[[Any], Any]) -> types.FunctionType:
-    """A copy that finds `other(value)` under each of its global names and those of functions around
-    it, whatever is assigned to these later."""
-    outside = ChainMap(function.__globals__, _BUILTINS)  # type: ignore[arg-type]
-    names = _looked_up(function.__code__) & outside.keys()
-    space = {n: other(outside[n]) for n in sorted(names)}
-    space["__name__"] = function.__globals__.get("__name__")
-    space["__builtins__"] = builtins  # for NumPy's C code, which imports with them
-    cells = Cells.of(function)
-    around = {n: types.CellType(other(v)) for n, v in cells.items()}
-    copy = types.FunctionType(
-        function.__code__, space, function.__name__, function.__defaults__,
-        tuple([around.get(n, cell) for n, cell in cells.cells.items()]),
-    )  # fmt: skip
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return copy
 
 
@@ -3876,13 +3763,13 @@ def _of_points(start: Any, stop: Any, num: int = 50, *_: Any, **__: Any) -> int:
 
 #: NumPy's functions that make arrays of nothing, and how many elements.
 _MAKERS: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(_words("empty zeros ones full"), _of_shape),
+    **dict.fromkeys(words("empty zeros ones full"), _of_shape),
     "indices": lambda dimensions, *_, **__: _of_shape(dimensions) * len(dimensions),
     "fromfunction": lambda function, shape, **_: _of_shape(shape),
     "broadcast_to": lambda array, shape, **_: _of_shape(shape),
     "eye": _of_rows, "tri": _of_rows, "identity": lambda n, *_, **__: int(n) ** 2,
     "arange": _of_range,
-    **dict.fromkeys(_words("linspace logspace geomspace"), _of_points),
+    **dict.fromkeys(words("linspace logspace geomspace"), _of_points),
 }  # fmt: skip
 
 
@@ -3944,481 +3831,14 @@ def _sent(name: str) -> Callable[..., Any]:
 
 
 for _name in _MAKERS:
-    setattr(_NUMPY, _name, _little(_name))
-    setattr(_CUPY, _name, getattr(_NUMPY, _name))
-for _name in _CONVERTING - {"asfortranarray"}:
-    setattr(_NUMPY, _name, _converted(_name))
-for _name in _CONVERTING:
-    setattr(_CUPY, _name, _sent(_name))
-for _name in vars(_NUMPY):
-    KNOWN.setdefault(getattr(np, _name), getattr(_NUMPY, _name))  # under a name of its own
-
-
-# ------------------------------------------------------------------------------------------------
-# Whose code may be run on arrays without values, and once for many chunks.
-
-_SAFE_BUILTINS = _words(
-    "abs all any bool bytes callable complex dict divmod enumerate filter float frozenset getattr "
-    "hasattr int isinstance issubclass iter len list map max min next pow range repr reversed "
-    "round set slice sorted str sum tuple zip"
-)
-_NUMPY_DENIED = _words(
-    "random load save savez savez_compressed fromfile memmap genfromtxt loadtxt savetxt seterr "
-    "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize "
-    "isscalar"
-)
-_MODULES = frozenset(
-    {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
-     "cupyx.scipy.special", "numpy.lib.stride_tricks", "functools"}
-)  # fmt: skip
-_TRUSTED = _words(
-    "numpy scipy cupy cupyx cupy_backends operator _operator math cmath functools _functools "
-    "itertools toolz tlz cytoolz gpuscheduler builtins"
-)
-_DASK_TRUSTED = ("dask.array", "dask.utils", "dask.core", "dask.blockwise", "dask._task_spec")
-_DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_apply_random",
-                          "_apply_random_func", "_choice_rng", "_choice_rs"})  # fmt: skip
-Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
-
-
-def impure(function: Any, arrays: bool = False) -> str | None:
-    """Why a function cannot be run once for all chunks: it reads or changes what is not given to
-    it. None for one that can. It may read `arrays` where these are looked at again in each run.
-
-    >>> impure(lambda x: abs(x) + 1)
-    >>> impure(lambda x: print(x))
-    'it calls print'
-    """
-    return _Reading(arrays).callable(function)
-
-
-def globals_read(function: Any) -> list[Read]:
-    """Names that a pure function and those it calls look up outside themselves, which decide what
-    it does: `(where, name, value)`. A plan made from it holds while `where[name] is value`."""
-    reading = _Reading(arrays=True)
-    reading.callable(function)
-    return reading.reads
-
-
-def functions_read(function: Any) -> tuple[Variable, ...]:
-    """Users' functions and partials that a pure function is made of, and what these were."""
-    reading = _Reading(arrays=True)
-    reading.callable(function)
-    return tuple(reading.functions)
-
-
-def containers_read(function: Any) -> list[Any]:
-    """Lists and dictionaries that a pure function was made with, which anybody may change: those of
-    partials and of compiled sub-graphs. A function of a user may read no others."""
-    reading = _Reading(arrays=True)
-    reading.callable(function)
-    return reading.containers
-
-
-def unfit(constant: Any) -> tuple[str | None, list[Any]]:
-    """Why a constant of a task is none to follow a function with: it may do and become what it
-    likes. Also the lists and dictionaries in it.
-
-    >>> unfit((1, [2, 3]))
-    (None, [[2, 3]])
-    >>> unfit(np.random.default_rng(0))[0]
-    'it reads a numpy.random._generator.Generator'
-    """
-    reading = _Reading(arrays=True)
-    return reading.first([constant]), reading.containers
-
-
-class Cells(Mapping[str, Any]):
-    """The variables that a function has from the one around it, now."""
-
-    def __init__(self, cells: Mapping[str, types.CellType]):
-        self.cells = cells
-
-    @classmethod
-    def of(cls, function: types.FunctionType) -> Cells:
-        names = function.__code__.co_freevars
-        return cls(dict(zip(names, function.__closure__ or (), strict=True)))
-
-    def only(self, name: str) -> Cells:
-        """This one alone: what is kept of it keeps no other."""
-        return Cells({name: self.cells[name]} if name in self.cells else {})
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self.cells[name].cell_contents
-        except ValueError:  # still empty
-            raise KeyError(name) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self.cells if name in self)
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-class _Reading:
-    """One look through a function and what it calls."""
-
-    def __init__(self, arrays: bool = False) -> None:
-        self.arrays = arrays  # whether functions may read some
-        self.reads: list[Read] = []
-        self.containers: list[Any] = []
-        self.functions: list[Variable] = []
-        self.seen: set[int] = set()
-
-    def callable(self, f: Any) -> str | None:
-        """Why not, for anything that can be called."""
-        if id(f) in self.seen or _known(f) is not None:
-            return None
-        self.seen.add(id(f))
-        if isinstance(f, functools.partial):
-            self.functions.append((f, made_of(f)))
-            words = [v for k, v in f.keywords.items() if k not in LIKE]
-            return self.first([f.func, *f.args, *words])
-        if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
-            return self.first([f.first, *f.funcs])
-        if _is_curried(f):
-            self.functions.append((f, made_of(f)))
-            return self.first([f.func, *f.args, *f.keywords.values()])
-        if isinstance(f, np.ufunc):
-            return None
-        if isinstance(f, types.FunctionType):
-            if f.__code__.co_filename == COMPILED:
-                return self.first([v for k, v in f.__globals__.items() if k != "__builtins__"])
-            return self._function(f) if _is_users(f) else self._trusted(f) or self._around(f)
-        if isinstance(f, types.MethodType):
-            return f"it calls a method of a {_type_name(f.__self__)}"
-        if isinstance(f, types.BuiltinFunctionType):
-            owner = f.__self__
-            if owner is not None and not isinstance(owner, types.ModuleType):
-                return f"it calls a method of a {_type_name(owner)}"
-        if isinstance(f, type):
-            return None if _root(f) in _TRUSTED else f"it calls {_type_name(f)}"
-        module = type(f).__module__
-        if module.partition(".")[0] in _TRUSTED or module.startswith(_DASK_TRUSTED):
-            return self._trusted(f)
-        return f"it calls an object of type {module}.{type(f).__qualname__}"
-
-    def first(self, values: Sequence[Any]) -> str | None:
-        """Why not, for the first of several constants or functions."""
-        for value in values:
-            if type(value) in CHANGEABLE:
-                self.containers.append(value)
-            if _is_tuple(value) or type(value) is list:
-                reason = self.first(value)
-            elif type(value) is dict:
-                reason = self.first(list(value.values()))
-            elif isinstance(value, np.ndarray) and value.dtype.hasobject:
-                reason = "it reads an array of objects"
-            elif (
-                is_fixed(value)
-                or (isinstance(value, type) and _is_plain(value))
-                or type(value) is np.ndarray
-                or type(value).__module__ == "dask._task_spec"
-                or (self.arrays and (is_array(value) or is_nothing(value)))
-            ):
-                reason = None
-            elif callable(value):
-                reason = self.callable(value)
-            else:
-                reason = f"it reads a {type(value).__module__}.{type(value).__qualname__}"
-            if reason:
-                return reason
-        return None
-
-    def _trusted(self, f: Any) -> str | None:
-        name = str(getattr(f, "__name__", ""))
-        module = str(getattr(f, "__module__", None) or type(f).__module__)
-        root = module.partition(".")[0]
-        if module.startswith(("numpy.random", "cupy.random", "dask.array.random")):
-            return f"it calls {module}.{name}, which draws random numbers"
-        if module.startswith(("cupy.cuda", "cupy_backends")):
-            return f"it calls {module}.{name}, which looks at the device"
-        if name in _DASK_DENIED:
-            return f"it calls {module}.{name}"
-        if root in ("numpy", "cupy") and name in _NUMPY_DENIED:
-            return f"it calls {root}.{name}"
-        if root == "builtins" and not _is_safe(name):
-            return f"it calls {name}"
-        if root not in {*_TRUSTED, "dask"}:
-            return f"it calls {module}.{name}"
-        if root == "dask" and not module.startswith(_DASK_TRUSTED):
-            return f"it calls {module}.{name}"
-        return None
-
-    def _around(self, f: types.FunctionType) -> str | None:
-        """Why not, for what a library's function was made to call."""
-        inner = [v for v in Cells.of(f).values() if callable(v)]
-        own = f.__globals__["__name__"].startswith("gpuscheduler.")
-        return None if own else self.first(inner)
-
-    def _function(self, f: types.FunctionType) -> str | None:
-        """Why not, for a function of a user: by what its code names."""
-        self.functions.append((f, made_of(f)))
-        defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-        for value in defaults:
-            reason = self._constant(value, "a default")
-            if reason:
-                return reason
-        if f.__code__.co_flags & _GENERATOR:
-            return "it is a generator"
-        return self._code(f.__code__, f, Cells.of(f))
-
-    def _code(self, code: types.CodeType, f: types.FunctionType, cells: Cells) -> str | None:
-        steps = _steps(code)
-        for kind, names in steps:
-            if kind == "stop":
-                return names[0]
-            if kind == "cell":
-                where: Mapping[str, Any] = cells.only(names[0])
-            elif names[0] in f.__globals__:
-                where = f.__globals__
-            else:
-                where = _BUILTINS
-                self.reads.append((f.__globals__, names[0], None))  # as long as there is no such
-            if names[0] not in where:
-                if kind == "cell":
-                    continue  # a variable of a function around this one, inside f
-                return f"it reads {names[0]}, which is not defined"
-            value = where[names[0]]
-            reason = self._named(names, value, where)
-            if reason:
-                return reason
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                if constant.co_flags & _GENERATOR and constant.co_name != "<genexpr>":
-                    return "it defines a generator"
-                reason = self._code(constant, f, cells)
-                if reason:
-                    return reason
-        return None
-
-    def _named(self, names: tuple[str, ...], value: Any, where: Mapping[str, Any]) -> str | None:
-        """Why not, for `a.b.c` that the code reads, `a` being `value`."""
-        name = names[0]
-        self.reads.append((where, name, value))
-        for attribute in names[1:]:
-            if attribute.startswith("__"):
-                return f"it reads {name}.{attribute}"
-            if not isinstance(value, types.ModuleType):
-                if isinstance(value, types.FunctionType):
-                    return f"it reads an attribute of the function {name}"
-                break  # a method or attribute of a constant
-            known = value.__name__ in _MODULES or _root_of(value) in ("numpy", "cupy", "cupyx")
-            known = known or (value.__name__ == "scipy" and attribute == "special")
-            if value.__name__.startswith("cupy.cuda"):  # which device, which stream
-                return f"it uses the module {value.__name__}"
-            if not known:  # of which all is looked at as what a global name stands for is
-                if attribute not in vars(value):
-                    return f"it uses the module {value.__name__}"
-                where = vars(value)
-                self.reads.append((where, attribute, where[attribute]))
-            if attribute in _NUMPY_DENIED and _root_of(value) in ("numpy", "cupy"):
-                return f"it reads {value.__name__}.{attribute}"
-            if not hasattr(value, attribute):
-                return f"it reads {value.__name__}.{attribute}, which is not there"
-            value = getattr(value, attribute)
-            name = f"{name}.{attribute}"
-        if isinstance(value, types.ModuleType):
-            return f"it passes on the module {value.__name__}"
-        if callable(value):
-            if where is not _BUILTINS:
-                return self.callable(value)
-            return None if _is_safe(name) else f"it calls {name}"
-        return self._constant(value, name)
-
-    def _constant(self, value: Any, name: str) -> str | None:
-        if is_fixed(value) or (self.arrays and is_array(value)):
-            return None
-        if type(value) is tuple:
-            if any(map(is_array, value)):
-                return f"it reads {name}, a tuple with an array, which can change"
-            return next(filter(None, (self._constant(v, name) for v in value)), None)
-        if callable(value):
-            return self.callable(value)
-        return f"it reads {name}, a {type(value).__qualname__}, which can change"
-
-
-_GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
-_BUILTINS: Mapping[str, Any] = types.MappingProxyType(vars(builtins))
-
-
-@functools.lru_cache(maxsize=4096)
-def _steps(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """What a code object looks up outside itself: dotted names, or what it may not do."""
-    out: list[tuple[str, tuple[str, ...]]] = []
-    chain: tuple[str, list[str]] | None = None
-    free = set(code.co_freevars)
-    for step in dis.get_instructions(code):
-        op, name = step.opname, step.argval
-        if op in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP"):
-            continue
-        if op in ("LOAD_ATTR", "LOAD_METHOD") and name in _OF_TYPES:
-            out.append(("stop", (f"it reads {name}",)))
-        if chain is not None and op in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain[1].append(name)
-            continue
-        if chain is not None:
-            out.append((chain[0], tuple(chain[1])))
-            chain = None
-        if op in ("LOAD_GLOBAL", "LOAD_NAME"):
-            chain = ("global", [name])
-        elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
-            chain = ("cell", [name])
-        elif op in _FORBIDDEN_STEPS or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
-            out.append(("stop", (_FORBIDDEN_STEPS.get(op, "it writes a variable outside itself"),)))
-    if chain is not None:
-        out.append((chain[0], tuple(chain[1])))
-    return tuple(out)
-
-
-#: Attributes that say what is not so of arrays that have no values.
-_OF_TYPES = ("__class__", "__dict__", "__sizeof__", "__array_interface__",
-             "__cuda_array_interface__")  # fmt: skip
-_FORBIDDEN_STEPS = {
-    "MATCH_CLASS": "it matches a class",
-    "STORE_GLOBAL": "it writes a global", "DELETE_GLOBAL": "it writes a global",
-    "STORE_NAME": "it writes a global", "STORE_ATTR": "it sets an attribute",
-    "DELETE_ATTR": "it sets an attribute", "IMPORT_NAME": "it imports a module",
-    "LOAD_BUILD_CLASS": "it defines a class", "IMPORT_STAR": "it imports a module",
-}  # fmt: skip
-
-
-def _is_safe(name: str) -> bool:
-    """A builtin that only looks at what it is given."""
-    value = _BUILTINS.get(name)
-    return name in _SAFE_BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
-
-
-def functions_in(function: Any) -> Iterator[Any]:
-    """A function, and those that it is put together from: of a partial, of a composition, of what
-    `subgraph` compiled."""
-    yield function
-    if isinstance(function, functools.partial):
-        inner = [function.func, *function.args, *function.keywords.values()]
-    elif type(function).__name__ == "Compose" and hasattr(function, "funcs"):
-        inner = [function.first, *function.funcs]
-    elif isinstance(function, types.FunctionType) and function.__code__.co_filename == COMPILED:
-        inner = [v for k, v in function.__globals__.items() if k != "__builtins__"]
-    else:
-        return
-    for value in inner:
-        if callable(value):
-            yield from functions_in(value)
-
-
-def narrowed(
-    module: types.ModuleType, names: set[str], other: Callable[[Any, set[str]], Any]
-) -> types.ModuleType:
-    """A module that has what code with these names may ask of another, `other(value, names)` for
-    each of its values: the names are those that may be asked of the value."""
-    copy = types.ModuleType(module.__name__)
-    for name in sorted(names & vars(module).keys()):
-        setattr(copy, name, other(vars(module)[name], names - {name}))
-    return copy
-
-
-def names_read(code: types.CodeType) -> set[str]:
-    """Every name that a code object, or one inside it, may look up as a global, and those of
-    attributes: what to compare, to know whether a function still does what it did."""
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*[names_read(c) for c in inner])
-
-
-_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-
-
-@functools.lru_cache(1024)
-def _looked_up(code: types.CodeType) -> frozenset[str]:
-    """The names that it does look up as globals, and no others: what to replace."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(names).union(*[_looked_up(c) for c in inner])
-
-
-@functools.lru_cache(4096)
-def variables_written(code: types.CodeType) -> frozenset[str]:
-    """The variables around a function that it, or a function in it, writes."""
-    steps = dis.get_instructions(code)
-    own = {i.argval for i in steps if i.opname in ("STORE_DEREF", "DELETE_DEREF")}
-    inner = [variables_written(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(own.union(*inner) & set(code.co_freevars))
-
-
-def _is_users(f: types.FunctionType) -> bool:
-    """Not of one of the libraries whose functions are known to be pure."""
-    module = str(f.__globals__.get("__name__"))
-    if module.partition(".")[0] not in {*_TRUSTED, "dask"} or ".tests." in module:
-        return True
-    if module.startswith("gpuscheduler.graphs."):  # workloads are as users write them
-        return True
-    home = sys.modules.get(module)
-    return home is None or vars(home) is not f.__globals__
-
-
-def _root(f: Any) -> str:
-    return str(getattr(f, "__module__", "") or "").partition(".")[0]
-
-
-def _root_of(module: types.ModuleType) -> str:
-    return module.__name__.partition(".")[0]
-
-
-def _type_name(value: Any) -> str:
-    kind = value if isinstance(value, type) else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-_PLAIN = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(...),
-    slice,
-    np.dtype,
-    np.generic,
-    range,
-    Axis,
-)
-
-
-def is_fixed(value: Any) -> bool:
-    """A constant that nobody can change.
-
-    >>> class Named(float):
-    ...     pass
-    >>> is_fixed((1, 2.5)), is_fixed(Named(1)), is_fixed(np.zeros(1, "i4, i4")[0])
-    (True, False, False)
-    """
-    if type(value) is frozenset or _is_tuple(value):
-        return all(is_fixed(v) for v in value)
-    if isinstance(value, np.void) or (hasattr(value, "__dict__") and type(value) is not Axis):
-        return False  # a record is a part of its array
-    return isinstance(value, _PLAIN)
-
-
-def _is_tuple(value: Any) -> bool:
-    """Whether it is a tuple, maybe with names for its items, and no methods or more of its own."""
-    kind = type(value)
-    if kind is tuple or not isinstance(value, tuple):
-        return kind is tuple
-    own = {name for name in vars(kind) if not name.startswith("_")}
-    return own == set(getattr(kind, "_fields", ())) and not hasattr(value, "__dict__")
-
-
-def _is_plain(value: Any) -> bool:
-    """A constant that a task may hold."""
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(_is_plain(v) for v in value)
-    if isinstance(value, dict):
-        return all(_is_plain(v) for v in value.values())
-    if isinstance(value, type):
-        return _root(value) in _TRUSTED or issubclass(value, Exception)
-    return isinstance(value, (*_PLAIN, np.ndarray))
-
+    setattr(NUMPY, _name, _little(_name))
+    setattr(CUPY, _name, getattr(NUMPY, _name))
+for _name in CONVERTING - {"asfortranarray"}:
+    setattr(NUMPY, _name, _converted(_name))
+for _name in CONVERTING:
+    setattr(CUPY, _name, _sent(_name))
+for _name in vars(NUMPY):
+    KNOWN.setdefault(getattr(np, _name), getattr(NUMPY, _name))  # under a name of its own
 
 # ------------------------------------------------------------------------------------------------
 # Kernels.

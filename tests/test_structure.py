@@ -40,6 +40,7 @@ ORDER = [
     "blocks",
     "cuda_math",
     "kernel",
+    "reading",
     "trace",
     "garbage",
     "scalar",

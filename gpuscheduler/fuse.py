@@ -22,7 +22,7 @@ from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, T
 from dask.array import reductions as dask_reductions
 from dask.utils import key_split
 
-from . import blocks, philox, reading, takes, trace
+from . import blocks, following, philox, reading, takes, trace
 from .expr import (
     Expr,
     Kernel,
@@ -35,14 +35,7 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import FRESH, RANDOM, Block, Draw, Graph, layer_of, referred
-from .grid import Tile
-from .kernel import unwritten
-from .persisted import Chunk
-from .regions import interior
-from .sizes import leaves, map_leaves
-from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
-from .trace import (
+from .following import (
     Abstract,
     Generated,
     Masked,
@@ -55,6 +48,13 @@ from .trace import (
     squeezed,
     view_over,
 )
+from .graph import FRESH, RANDOM, Block, Draw, Graph, layer_of, referred
+from .grid import Tile
+from .kernel import unwritten
+from .persisted import Chunk
+from .regions import interior
+from .sizes import leaves, map_leaves
+from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 
 Key = Any
 Values = dict[Any, Any]
@@ -676,7 +676,7 @@ class Fuser:
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
 
-        copies, or_none, beside = False, False, trace.Beside(dense=self.on_gpus)
+        copies, or_none, beside = False, False, following.Beside(dense=self.on_gpus)
         try:
             try:
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
@@ -684,7 +684,7 @@ class Fuser:
                 known = isinstance(error, (OnlyView, OnlySelects, OneOrNone))
                 if known or not (beside.left or beside.wanted):
                     raise
-                beside = trace.Beside(dense=self.on_gpus, every=True)
+                beside = following.Beside(dense=self.on_gpus, every=True)
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
         except OnlyView as error:
             if beside.arrays:
@@ -1341,7 +1341,7 @@ def _abstract(value: Any) -> Any:
     flags = getattr(value, "flags", None)
     if not isinstance(dtype, np.dtype) or not isinstance(shape, tuple) or flags is None:
         return None
-    return None if isinstance(value, np.ma.MaskedArray) else trace.abstract_of(value)
+    return None if isinstance(value, np.ma.MaskedArray) else following.abstract_of(value)
 
 
 def _is_copy(seen: Any, arguments: list[Any]) -> bool:
@@ -1359,7 +1359,7 @@ def _laid(v: Any) -> Any:
     """What is known of a view, or of a copy of it."""
     if not isinstance(v, Seen):
         return v
-    same = v.copied or trace.is_contiguous(View(0, v.view.strides), v.shape)
+    same = v.copied or following.is_contiguous(View(0, v.view.strides), v.shape)
     return Abstract(v.shape, v.dtype, None if same else v.view.strides)
 
 

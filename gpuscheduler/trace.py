@@ -22,7 +22,6 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -56,9 +55,44 @@ from .expr import (
     view_of,
     with_view,
 )
+from .following import (
+    MADE,
+    MOST_NODES,
+    Abstract,
+    Beside,
+    Following,
+    Generated,
+    Masked,
+    OneOrNone,
+    OnlySelects,
+    OnlyView,
+    Result,
+    Scanned,
+    Seen,
+    Shape,
+    Stage,
+    Unfollowed,
+    abstract_of,
+    canonical,
+    cast_to,
+    checked,
+    constant,
+    current,
+    is_contiguous,
+    is_other,
+    made_in,
+    no_out,
+    node_of,
+    nothing,
+    refuse,
+    reviewed,
+    squeezed,
+    view_over,
+    viewed,
+    with_leaves,
+)
 from .reading import (
     CALLED,
-    CHANGEABLE,
     CONVERTING,
     CUPY,
     KNOWN,
@@ -87,10 +121,6 @@ from .scans import BOTH, parts
 from .sizes import map_leaves
 from .subgraph import COMPILED
 
-Shape = tuple[int, ...]
-#: Numbers of arrays that the function itself makes; below are the program's inputs.
-MADE = 1 << 40
-MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
 MOST_PARTS = 64  # of a concatenation
 SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
 FEW = 64  # elements that are put side by side, to be reduced one by one
@@ -104,109 +134,6 @@ ADDED_UP = {
 #: SciPy's functions that have a name in an expression.
 SPECIAL = words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0 i1 j0 j1 y0 y1")
 NUMPY_ALSO = frozenset({"exp2", "expm1", "log1p", "cbrt"})  # SciPy's ufuncs that are NumPy's too
-_KINDS = frozenset("?bhilqBHILQefdFD")  # the type characters that an expression can hold
-_nothing: Any = getattr(np, "_NoValue", None)
-
-
-class Unfollowed(Exception):
-    """The function did something that has no expression; `str(error)` says what, and `operations`
-    how much of it there is in a product of matrices."""
-
-    operations = 0
-
-
-class OnlyView(Unfollowed):
-    """It computes nothing: `result` is its value, with `Seen`s for arrays; `program` copies it."""
-
-    def __init__(self, result: Any, program: Program):
-        super().__init__("it only takes a view")
-        self.result, self.program = result, program
-
-
-class OnlySelects(Unfollowed):
-    """How many elements its value has depends on values: it is `masked`, over its inputs."""
-
-    def __init__(self, masked: Masked):
-        super().__init__("how many elements it selects by a mask is known when it has run")
-        self.masked = masked
-
-
-class OneOrNone(Unfollowed):
-    """Its value is an array of one element, or of none: `program` makes that element, and whether
-    there is one."""
-
-    def __init__(self, program: Program):
-        super().__init__("whether it has an element is known when it has run")
-        self.program = program
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A view of an input, or what it shows in memory of its own (`copied`)."""
-
-    array: int
-    view: View
-    shape: Shape
-    dtype: DType
-    copied: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Abstract:
-    """What is known of an array that is an input."""
-
-    shape: Shape
-    dtype: DType
-    strides: Shape | None = None  # in elements; None: C-contiguous
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """An array that needs no memory: `expr` over `shape`. It takes no input number."""
-
-    shape: Shape
-    dtype: DType
-    expr: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned(Generated):
-    """What a scan makes of `expr`, along an axis."""
-
-    op: str
-    axis: int
-
-
-@dataclass(frozen=True, slots=True)
-class Masked(Generated):
-    """Those points of `expr` at which `mask` holds, over axes of `shape` from `axis` on, as
-    `x[mask]` gives them: along one axis in place of these. How many is not known."""
-
-    mask: Expr
-    over: Shape  # the shape of the mask
-    axis: int
-
-
-class Beside:
-    """Arrays that functions read beside their arguments: in a variable outside, as a constant of
-    the task, or made by themselves from nothing. They become inputs behind the arguments, in the
-    order of `arrays`; with `dense`, those of NumPy's as if they lay in memory without gaps.
-
-    A constant of the task that is NumPy's, and what is made from nothing, stays what it is unless
-    `every` one is to be an input: some functions want their values (of indices, of bins). Such
-    constants are in `left`; `wanted` says that a function computed with an array that was none.
-    """
-
-    def __init__(self, dense: bool = False, every: bool = False):
-        self.dense, self.every, self.wanted = dense, every, False
-        self.left: list[Any] = []
-        self.arrays: list[Any] = []
-        self.expected: list[Abstract] = []  # what programs take them for
-        self.known: dict[Any, tuple[Traced, Expr]] = {}
 
 
 def follow(
@@ -228,14 +155,14 @@ def follow(
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
-    following = _Following(products, beside, points)
-    token = _current.set(following)
+    following = Following(products, beside, points)
+    token = current.set(following)
     try:
         arguments = [_argument(a) for a in abstract]
         result = adapted(call)(*arguments)
         if beside and any(a._expr is not before for a, before in beside.known.values()):
             raise following.refuse("it writes into an array that is not its own")
-        if any(_is_other(copy, before) for copy, before in following.copied):
+        if any(is_other(copy, before) for copy, before in following.copied):
             raise following.refuse("it changes a list or a dictionary that it is given")
         if following.refused is not None:  # and the function caught it
             raise Unfollowed(following.refused)
@@ -246,7 +173,7 @@ def follow(
     except Exception as error:
         raise Unfollowed(f"{type(error).__name__}: {error}") from error
     finally:
-        _current.reset(token)
+        current.reset(token)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -258,17 +185,17 @@ def _argument(value: Any) -> Any:
     if isinstance(value, Abstract):
         return _input(value)
     if isinstance(value, Generated):
-        array = Traced(_changed(value.expr, lambda leaf: leaf), tuple(value.shape))
+        array = Traced(with_leaves(value.expr, lambda leaf: leaf), tuple(value.shape))
         if isinstance(value, Scanned):
             return _scan(value.op, array, value.axis, value.dtype)
         if isinstance(value, Masked):
-            mask = Traced(_changed(value.mask, lambda leaf: leaf), tuple(value.over))
+            mask = Traced(with_leaves(value.mask, lambda leaf: leaf), tuple(value.over))
             return Selected(array, mask, value.axis)
         return array
     if isinstance(value, dict | list | tuple) and not is_plain(value):
         return map_leaves(_argument, value)
     if callable(value) and not isinstance(value, type):
-        reason = impure(value, arrays=_current.get().beside is not None)
+        reason = impure(value, arrays=current.get().beside is not None)
         if reason:
             raise Unfollowed(reason)
         return adapted(value)
@@ -277,136 +204,18 @@ def _argument(value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------------------------------
-# One run of one function: its nodes, and the arrays that it makes on the way.
-
-
-@dataclass(frozen=True)
-class _Stage:
-    """An array that is computed from others, element by element, and kept."""
-
-    shape: Shape
-    expr: Expr
-
-    @property
-    def roots(self) -> tuple[Expr, ...]:
-        return (self.expr,)
-
-
-@dataclass(frozen=True)
-class _Result:
-    """Result `which` of a reduction over `axes` of `over`, or of a scan along them."""
-
-    over: Shape
-    axes: Shape
-    reduction: Reduction
-    which: int
-
-    @property
-    def shape(self) -> Shape:
-        if self.reduction.op in SCANS:
-            return self.over
-        return tuple(n for k, n in enumerate(self.over) if k not in self.axes)
-
-    @property
-    def roots(self) -> tuple[Expr, ...]:
-        return (self.reduction.arg,)
-
-
-class _Following:
-    """The nodes of one run, each once, and the arrays made."""
-
-    def __init__(
-        self, products: bool = False, beside: Beside | None = None, points: bool = False
-    ) -> None:
-        self.products, self.points, self.operations = products, points, 0
-        self.short = True  # whether short rows may be reduced one by one
-        self.beside = beside
-        self.known: dict[Any, Expr] = {}
-        self.made: list[_Stage | _Result] = []
-        self.numbers: dict[_Stage | _Result, int] = {}
-        self.inputs = 0
-        self.given: list[list[weakref.ref[Traced]]] = []  # the families of arguments
-        #: Copies of lists and dictionaries that the function is given, and what they hold.
-        self.copied: list[tuple[Any, list[Any]]] = []
-        self.refused: str | None = None  # why: the error itself would hold the caller's frames
-
-    def node(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
-        dtype = np.dtype(dtype)
-        key = (op, dtype, data, tuple([id(a) for a in args]))
-        found = self.known.get(key)
-        if found is None:
-            if len(self.known) > 10 * MOST_NODES:
-                raise self.refuse("it does too many operations")
-            found = self.known[key] = Expr(op, args, dtype, data)
-        return found
-
-    def refuse(self, reason: str) -> Unfollowed:
-        """The error to raise; it is remembered, should the function catch it."""
-        self.refused = self.refused or reason
-        return Unfollowed(reason)
-
-    def remember(self, copy: Any) -> None:
-        """What a copy of a constant holds, which the function should leave as it is."""
-        if type(copy) in CHANGEABLE:
-            self.copied.append((copy, _held(copy)))
-        if type(copy) in (*CHANGEABLE, tuple):
-            for value in copy.values() if type(copy) is dict else copy:
-                self.remember(value)
-
-    def is_beside(self, array: Traced) -> bool:
-        """Whether it is such an array, or a view of one."""
-        known = self.beside.known.values() if self.beside else ()
-        return any(array._family is made._family for made, _ in known)
-
-    def keep(self, array: _Stage | _Result, dtype: DType) -> Expr:
-        """The leaf that reads an array made here, over its own shape."""
-        number = self.numbers.get(array)
-        if number is None:
-            number = self.numbers[array] = MADE + len(self.made)
-            self.made.append(array)
-        return self.node("input", (), dtype, (number, View.contiguous(array.shape)))
-
-
-_current: ContextVar[_Following] = ContextVar("following")
-
-
-def _held(container: Any) -> list[Any]:
-    """What a list or a dictionary holds, in order."""
-    if type(container) is list:
-        return list(container)
-    return [*container.keys(), *container.values()]
-
-
-def _is_other(container: Any, before: list[Any]) -> bool:
-    now = _held(container)
-    return len(now) != len(before) or any(map(operator.is_not, now, before))
-
-
-def abstract_of(array: Any) -> Abstract | None:
-    """What a program knows of an array; None of one that it cannot read."""
-    if array.dtype.hasobject:
-        return None
-    if array.flags.c_contiguous:
-        return Abstract(array.shape, array.dtype)
-    itemsize = array.dtype.itemsize
-    if any(s % itemsize for s in array.strides):
-        return None
-    return Abstract(array.shape, array.dtype, tuple([s // itemsize for s in array.strides]))
-
-
 def constant_of_task(value: Any) -> Any:
     """What a function that is followed gets for a constant of its task."""
     if isinstance(value, dict | list | tuple):
         # what is of a derived class is a leaf of its own
         copy = map_leaves(lambda v: v if v is value else constant_of_task(v), value)
-        _current.get().remember(copy)
+        current.get().remember(copy)
         return copy
     if isinstance(value, CALLED) or is_curried(value):
         return adapted(value)
     if is_nothing(value):  # no device is asked to make something of it
         return np.empty(value.shape, value.dtype)
-    beside = _current.get().beside
+    beside = current.get().beside
     if beside is None or not is_array(value):
         return value
     if type(value) is np.ndarray and not beside.every:
@@ -417,111 +226,16 @@ def constant_of_task(value: Any) -> Any:
     return _read_beside(value)
 
 
-def _node(op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
-    return _current.get().node(op, args, dtype, data)
-
-
-def _refuse(reason: str) -> Unfollowed:
-    return _current.get().refuse(reason)
-
-
-def _checked(dtype: Any) -> DType:
-    dtype = np.dtype(dtype)
-    if dtype.char not in _KINDS or not dtype.isnative:
-        raise _refuse(f"its arrays are of type {dtype}")
-    return dtype  # type: ignore[no-any-return]
-
-
-def _constant(value: Any, dtype: Any) -> Expr:
-    dtype = _checked(dtype)
-    with np.errstate(all="ignore"):
-        return _node("constant", (), dtype, np.asarray(value, dtype).tobytes())
-
-
-def _cast(expr: Expr, dtype: Any) -> Expr:
-    dtype = _checked(dtype)
-    if expr.dtype == dtype:
-        return expr
-    if expr.op == "constant":
-        value = expr.value
-        if dtype.kind not in "cb" and expr.dtype.kind == "c":
-            value = value.real
-        with np.errstate(all="ignore"):
-            return _constant(np.asarray(value).astype(dtype), dtype)
-    return _node("cast", (expr,), dtype)
-
-
-def _changed(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The same tree with other leaves, among the nodes of this run."""
-    new: dict[int, Expr] = {}
-    for old in nodes((expr,)):
-        if old.op in LEAVES:
-            leaf = change(old)
-            new[id(old)] = _node(leaf.op, (), leaf.dtype, leaf.data)
-        else:
-            args = tuple([new[id(a)] for a in old.args])
-            new[id(old)] = _node(old.op, args, old.dtype, old.data)
-    return new[id(expr)]
-
-
-def _made(expr: Expr) -> list[int]:
-    """The numbers of the arrays made here that an expression reads, ascending."""
-    return sorted({n.data[0] for n in nodes((expr,)) if n.op == "input" and n.data[0] >= MADE})
-
-
-# ------------------------------------------------------------------------------------------------
-# Views.
-
-_HERE = 1 << 61  # an address; nothing is ever read there
-
-
-class _Nowhere:
-    """Gives NumPy an array of bytes with these strides and no memory."""
-
-    def __init__(self, shape: Shape, strides: Shape):
-        self.__array_interface__ = {
-            "version": 3, "typestr": "|i1", "data": (_HERE, False), "shape": shape,
-            "strides": strides,
-        }  # fmt: skip
-
-
-def _seen(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[View, Shape]:
-    """What a NumPy view operation makes of a view of `shape`.
-
-    >>> _seen(View(0, (4, 1)), (3, 4), lambda a: a[1:, ::-2])
-    (View(offset=7, strides=(4, -2)), (2, 2))
-    """
-    seen = how(np.asarray(_Nowhere(shape, view.strides)))
-    moved = seen.__array_interface__["data"][0] - _HERE if seen.size else 0
-    moved = (moved + (1 << 63)) % (1 << 64) - (1 << 63)
-    return View(view.offset + moved, tuple(seen.strides)), tuple(seen.shape)
-
-
-def _reviewed(expr: Expr, change: Callable[[View], View]) -> Expr:
-    """The expression with `change` done to each leaf's view."""
-    memo: dict[View, View] = {}
-
-    def changed(leaf: Expr) -> Expr:
-        view = view_of(leaf)
-        if view is None:
-            return leaf
-        if view not in memo:
-            memo[view] = change(view)
-        return with_view(leaf, memo[view])
-
-    return _changed(expr, changed)
-
-
 def _look(x: Traced, how: Callable[[Any], Any]) -> Traced:
     """`how(x)` for a NumPy function `how` that gives a view."""
-    _, shape = _seen(View(0, (0,) * x.ndim), x.shape, how)
-    expr = _reviewed(x._expr, lambda view: _seen(view, x.shape, how)[0])
+    _, shape = viewed(View(0, (0,) * x.ndim), x.shape, how)
+    expr = reviewed(x._expr, lambda view: viewed(view, x.shape, how)[0])
     return Traced(expr, shape, of=x)
 
 
 def _kept(x: Traced) -> Traced:
     """The same values, as an array that a kernel writes. To NumPy it is still the same array."""
-    return Traced(_current.get().keep(_Stage(x.shape, x._expr), x.dtype), x.shape, of=x)
+    return Traced(current.get().keep(Stage(x.shape, x._expr), x.dtype), x.shape, of=x)
 
 
 def _broadcast(x: Traced, shape: Shape) -> Traced:
@@ -530,7 +244,7 @@ def _broadcast(x: Traced, shape: Shape) -> Traced:
         return x
     if np.broadcast_shapes(x.shape, shape) != shape:
         raise ValueError(f"shape {x.shape} cannot be broadcast to {shape}")
-    if x._expr.op not in LEAVES and math.prod(shape) > x.size and _made(x._expr):
+    if x._expr.op not in LEAVES and math.prod(shape) > x.size and made_in(x._expr):
         x = _kept(x)  # computed once for each of its own elements
     before = (0,) * (len(shape) - x.ndim)
     spread = [n == 1 and m != 1 for n, m in zip(x.shape, shape[len(before) :], strict=True)]
@@ -539,7 +253,7 @@ def _broadcast(x: Traced, shape: Shape) -> Traced:
         own = (0 if s else stride for s, stride in zip(spread, view.strides, strict=True))
         return View(view.offset, (*before, *own))
 
-    return Traced(_reviewed(x._expr, change), shape, of=x)
+    return Traced(reviewed(x._expr, change), shape, of=x)
 
 
 def _reshape(x: Traced, shape: Any, order: str = "C") -> Traced:
@@ -547,9 +261,9 @@ def _reshape(x: Traced, shape: Any, order: str = "C") -> Traced:
         if order in ("A", "K") and x.ndim < 2:
             order = "C"
         else:
-            raise _refuse(f"it reshapes in order {order!r}")
+            raise refuse(f"it reshapes in order {order!r}")
     wanted = shape if isinstance(shape, tuple | list) else (shape,)
-    _, full = _seen(View.contiguous(x.shape), x.shape, lambda a: a.reshape(wanted, copy=False))
+    _, full = viewed(View.contiguous(x.shape), x.shape, lambda a: a.reshape(wanted, copy=False))
     if full == x.shape:
         return Traced(x._expr, x.shape, of=x)
 
@@ -562,19 +276,6 @@ def _reshape(x: Traced, shape: Any, order: str = "C") -> Traced:
         if order == "F":
             return _kept(x.T).reshape(full[::-1]).T
         return _look(_kept(x), how)
-
-
-def _canonical(view: View, shape: Shape) -> View:
-    """Equal for equal numberings: an axis of length 1 has stride 0."""
-    if 0 in shape:
-        return View(0, (0,) * len(shape))
-    strides = tuple(s if n > 1 else 0 for n, s in zip(shape, view.strides, strict=True))
-    return View(view.offset, strides)
-
-
-def is_contiguous(view: View, shape: Shape) -> bool:
-    """Whether a view numbers the points of its space in C order, from 0."""
-    return _canonical(view, shape) == _canonical(View.contiguous(shape), shape)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -645,15 +346,15 @@ class Traced(NDArrayOperatorsMixin):
         return self.size * self.itemsize
 
     def __repr__(self) -> str:
-        if _current.get(None) is not None:
-            raise _refuse("it needs the values of an array (as text)")
+        if current.get(None) is not None:
+            raise refuse("it needs the values of an array (as text)")
         return f"<Traced {self.dtype} {self.shape}>"
 
     def __getattr__(self, name: str) -> Any:
         """Of what arrays have and this has not: whoever asks for it would be told that they have
         not, too."""
         if not name.startswith("_") and any(hasattr(k, name) for k in _array_classes()):
-            raise _refuse(f"it reads .{name} of an array")
+            raise refuse(f"it reads .{name} of an array")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __len__(self) -> int:
@@ -665,7 +366,7 @@ class Traced(NDArrayOperatorsMixin):
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
         if len(self) > MOST_PARTS:
-            raise _refuse(f"it iterates over {len(self)} elements of an array")
+            raise refuse(f"it iterates over {len(self)} elements of an array")
         return iter([self[i] for i in range(len(self))])
 
     # values, which it has not
@@ -673,7 +374,7 @@ class Traced(NDArrayOperatorsMixin):
     def _value(self, what: str) -> Any:
         if self._expr.op == "constant" and self.size == 1:
             return self._expr.value
-        raise _refuse(f"it needs the values of an array ({what})")
+        raise refuse(f"it needs the values of an array ({what})")
 
     def __bool__(self) -> bool:
         return bool(self._value("bool or if"))
@@ -694,10 +395,10 @@ class Traced(NDArrayOperatorsMixin):
         return self._value("item").item()
 
     def tolist(self) -> Any:
-        raise _refuse("it needs the values of an array (tolist)")
+        raise refuse("it needs the values of an array (tolist)")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise _refuse("it needs the values of an array (as a NumPy array)")
+        raise refuse("it needs the values of an array (as a NumPy array)")
 
     # protocols
 
@@ -712,7 +413,7 @@ class Traced(NDArrayOperatorsMixin):
         if method == "outer" and len(inputs) == 2 and not kwargs:
             a, b = (_array(i) for i in inputs)
             return _ufunc(ufunc, (a.reshape(a.shape + (1,) * b.ndim), b))
-        raise _refuse(f"numpy.{name}.{method} is not element-wise or a reduction")
+        raise refuse(f"numpy.{name}.{method} is not element-wise or a reduction")
 
     def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         if any(issubclass(t, Selected) for t in _types):
@@ -720,7 +421,7 @@ class Traced(NDArrayOperatorsMixin):
         known = FUNCTIONS.get(func)
         if known is None:
             module = getattr(func, "__module__", None) or "numpy"
-            raise _refuse(f"{module}.{func.__name__} is not element-wise or a reduction")
+            raise refuse(f"{module}.{func.__name__} is not element-wise or a reduction")
         return known(*args, **kwargs)
 
     # operators that NumPy treats apart
@@ -762,10 +463,10 @@ class Traced(NDArrayOperatorsMixin):
             return
         # as NumPy says: a number of Python's that the type cannot hold is an error
         new = _array(value, self.dtype if type(value) in (int, float, complex) else None)
-        part = Traced(_cast(new._expr, self.dtype), new.shape)
+        part = Traced(cast_to(new._expr, self.dtype), new.shape)
         if isinstance(index, Traced) and index.dtype == bool:
             if part.size != 1 or index.shape != self.shape[: index.ndim]:
-                raise _refuse("it assigns an array through a mask")
+                raise refuse("it assigns an array through a mask")
             mask = index.reshape(index.shape + (1,) * (self.ndim - index.ndim))
             part = _reshape(part, ())
             _write(self, _where(mask, part, self))
@@ -789,19 +490,19 @@ class Traced(NDArrayOperatorsMixin):
     @property
     def imag(self) -> Traced:
         if self.dtype.kind != "c":
-            return Traced(_constant(0, self.dtype), self.shape)
+            return Traced(constant(0, self.dtype), self.shape)
         return _part("imag", self)
 
     def astype(
         self, dtype: Any, order: str = "K", casting: Any = "unsafe", subok: bool = True,
         copy: bool = True,
     ) -> Traced:  # fmt: skip
-        dtype = _checked(dtype)
+        dtype = checked(dtype)
         if not np.can_cast(self.dtype, dtype, casting):
             raise TypeError(f"Cannot cast array data from {self.dtype} to {dtype}")
         if not copy and dtype == self.dtype:
             return self
-        return Traced(_cast(self._expr, dtype), self.shape, self._scalar)
+        return Traced(cast_to(self._expr, dtype), self.shape, self._scalar)
 
     def copy(self, order: str = "C") -> Traced:
         return Traced(self._expr, self.shape, self._scalar)
@@ -887,11 +588,11 @@ class Traced(NDArrayOperatorsMixin):
         return np.sqrt(FUNCTIONS[np.var](self, *args, **kwargs))
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
-        _no_out(out)
+        no_out(out)
         return _round(self, decimals)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        _no_out(out, kwargs)
+        no_out(out, kwargs)
         return _clip(self, min, max)
 
     def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
@@ -907,13 +608,13 @@ MOST_OWN = 2**20
 
 def _input(known: Abstract) -> Traced:
     """The next input of the function."""
-    following = _current.get()
+    following = current.get()
     number, following.inputs = following.inputs, following.inputs + 1
-    dtype = _checked(known.dtype)
+    dtype = checked(known.dtype)
     view = View.contiguous(known.shape)
     if known.strides is not None:
         view = View(0, tuple(known.strides))
-    array = Traced(_node("input", (), dtype, (number, view)), tuple(known.shape))
+    array = Traced(node_of("input", (), dtype, (number, view)), tuple(known.shape))
     following.given.append(array._family)
     return array
 
@@ -921,17 +622,17 @@ def _input(known: Abstract) -> Traced:
 def _read_beside(array: Any, own: bool = False) -> Traced:
     """What stands for an array that is no argument. It is read when the task runs, but for the
     function's `own`, which is now as it will be then."""
-    beside = _current.get().beside
+    beside = current.get().beside
     assert beside is not None
     word: Any = id(array)
     if own and array.nbytes > MOST_OWN:
-        raise _refuse(f"it makes an array of {array.nbytes:,} bytes")
+        raise refuse(f"it makes an array of {array.nbytes:,} bytes")
     if own:
         word = array.dtype, array.shape, array.tobytes()
     if word not in beside.known:
         like = abstract_of(array)
         if like is None:
-            raise _refuse(f"it reads an array of {array.dtype}")
+            raise refuse(f"it reads an array of {array.dtype}")
         if own or (beside.dense and type(array) is np.ndarray):
             like = Abstract(array.shape, array.dtype)
         made = _input(like)
@@ -941,33 +642,25 @@ def _read_beside(array: Any, own: bool = False) -> Traced:
     return beside.known[word][0]
 
 
-def _no_out(out: Any, others: Mapping[str, Any] | None = None) -> None:
-    if out is not None and out is not _nothing:
-        raise _refuse("it writes into an array that it is given (out=)")
-    for name, value in (others or {}).items():
-        if value is not _nothing and value is not None:
-            raise _refuse(f"it uses {name}=")
-
-
 def _array(value: Any, dtype: Any = None) -> Traced:
     """An operand as a traced array: constants become one, an array with values cannot."""
     if isinstance(value, Traced):
         return value
     if isinstance(value, np.generic | bool | int | float | complex):
         dtype = dtype or np.asarray(value).dtype
-        return Traced(_constant(value, dtype), (), True)
+        return Traced(constant(value, dtype), (), True)
     if isinstance(value, np.ndarray):
         if value.size == 0:
-            return Traced(_constant(0, value.dtype), value.shape)
+            return Traced(constant(0, value.dtype), value.shape)
         first = value[(0,) * value.ndim]
         if all(n == 1 or s == 0 for n, s in zip(value.shape, value.strides, strict=True)):
-            return Traced(_constant(first, value.dtype), value.shape)
-        if (beside := _current.get().beside) is not None:
+            return Traced(constant(first, value.dtype), value.shape)
+        if (beside := current.get().beside) is not None:
             beside.wanted = True
-        raise _refuse("it uses an array that is neither an input nor computed from one")
+        raise refuse("it uses an array that is neither an input nor computed from one")
     if isinstance(value, list | tuple) and value and all(isinstance(v, Traced) for v in value):
         return cast(Traced, FUNCTIONS[np.concatenate]([_look(v, lambda a: a[None]) for v in value]))
-    raise _refuse(f"it computes with a {type(value).__module__}.{type(value).__qualname__}")
+    raise refuse(f"it computes with a {type(value).__module__}.{type(value).__qualname__}")
 
 
 def _lifted(value: Any, like: DType) -> Traced:
@@ -986,13 +679,13 @@ def _basic(index: Any) -> tuple[Any, ...]:
         if isinstance(i, slice):
             return slice(*[None if v is None else operator.index(v) for v in _ends(i)])
         if isinstance(i, bool | np.bool_):
-            raise _refuse("it indexes with True or False")
+            raise refuse("it indexes with True or False")
         if isinstance(i, str):
-            raise _refuse("it reads a field of records")
+            raise refuse("it reads a field of records")
         if isinstance(i, Traced) and i._expr.op != "constant":
-            raise _refuse("it indexes with an array")
+            raise refuse("it indexes with an array")
         if isinstance(i, list | tuple | np.ndarray) and np.ndim(i):
-            raise _refuse("it indexes with an array")
+            raise refuse("it indexes with an array")
         return operator.index(i)
 
     return tuple(one(i) for i in (index if isinstance(index, tuple) else (index,)))
@@ -1010,13 +703,13 @@ def _write(x: Traced, value: Traced) -> None:
     whole, place = x._part_of or (None, ())
     others = [r() for r in x._family]
     if any(o is not None and o is not x and o is not whole for o in others):
-        raise _refuse("it writes into an array of which there are views")
+        raise refuse("it writes into an array of which there are views")
     if value.shape != x.shape:
         value = _broadcast(value, x.shape)
-    value = Traced(_cast(value._expr, x.dtype), x.shape)
+    value = Traced(cast_to(value._expr, x.dtype), x.shape)
     if whole is not None:
         if whole._part_of is not None:
-            raise _refuse("it writes into a view of a view")
+            raise refuse("it writes into a view of a view")
         whole._expr = _assigned(whole, place, value)._expr
     x._expr = value._expr
 
@@ -1025,7 +718,7 @@ def _written(x: Traced, value: Any) -> Any:
     """`x` after an in-place operation; a scalar is replaced, as in NumPy, and so is a point of a
     mesh, which is a number."""
     value = _array(value)
-    if x._scalar or _current.get().points:
+    if x._scalar or current.get().points:
         return value
     if not np.can_cast(value.dtype, x.dtype, "same_kind"):
         raise TypeError(f"Cannot cast ufunc output from {value.dtype} to {x.dtype}")
@@ -1038,14 +731,14 @@ def _written(x: Traced, value: Any) -> Any:
 def _axis_index(shape: Shape, axis: int) -> Expr:
     """The position along one axis, over `shape`."""
     strides = tuple(int(k == axis) for k in range(len(shape)))
-    return _node("index", (), np.int64, View(0, strides))
+    return node_of("index", (), np.int64, View(0, strides))
 
 
 def _apply(ufunc: Any, *args: Any) -> Expr:
     """A node of a ufunc for int64 or bool arguments that need no promotion."""
-    exprs = tuple(a if isinstance(a, Expr) else _constant(a, np.int64) for a in args)
+    exprs = tuple(a if isinstance(a, Expr) else constant(a, np.int64) for a in args)
     dtypes = ufunc.resolve_dtypes((*[e.dtype for e in exprs], None))
-    return _node(ufunc.__name__, exprs, dtypes[-1])
+    return node_of(ufunc.__name__, exprs, dtypes[-1])
 
 
 def _assigned(x: Traced, index: tuple[Any, ...], value: Traced) -> Traced:
@@ -1053,13 +746,13 @@ def _assigned(x: Traced, index: tuple[Any, ...], value: Traced) -> Traced:
     # the index, with one entry for each axis of x
     given = [i for i in index if i is not None and i is not ...]
     if any(i is None for i in index):
-        raise _refuse("it assigns through an index with None")
+        raise refuse("it assigns through an index with None")
     here = index.index(...) if ... in index else len(index)
     rest = [slice(None)] * (x.ndim - len(given))
     entries = [*index[:here], *rest, *index[here + 1 :]]
     if len(entries) != x.ndim:
         raise IndexError(f"too many indices for an array of {x.ndim} dimensions")
-    _, target = _seen(
+    _, target = viewed(
         View(0, (0,) * x.ndim),
         x.shape,
         lambda a: a[(*index, ...)[: len(index) + (... not in index)]],
@@ -1105,12 +798,12 @@ def _assigned(x: Traced, index: tuple[Any, ...], value: Traced) -> Traced:
                 continue
             stride, (start, step) = next(own), move
             if stride % step:
-                raise _refuse("it assigns to every n-th element")
+                raise refuse("it assigns to every n-th element")
             strides.append(stride // step)
             offset -= stride // step * start
         return View(offset, tuple(strides))
 
-    placed = Traced(_reviewed(value._expr, change), x.shape)
+    placed = Traced(reviewed(value._expr, change), x.shape)
     if condition is None:
         return placed
     return _where(Traced(condition, x.shape), placed, x)
@@ -1126,25 +819,25 @@ def _ufunc(
 ) -> Any:  # fmt: skip
     name = "matmul" if ufunc is np.matmul else _name_of(ufunc)
     if signature is not None:
-        raise _refuse(f"it gives {name} a signature")
+        raise refuse(f"it gives {name} a signature")
     if ufunc is np.matmul:
-        _no_out(out, {"dtype": dtype})
+        no_out(out, {"dtype": dtype})
         return FUNCTIONS[np.matmul](*inputs)
     if name in ("divmod", "modf"):
-        _no_out(out, {"dtype": dtype, "where": where if where is not True else None})
+        no_out(out, {"dtype": dtype, "where": where if where is not True else None})
         return _divmod(*inputs) if name == "divmod" else _modf(*inputs)
     if ufunc.nout != 1:
-        raise _refuse(f"numpy.{name} has more than one result")
+        raise refuse(f"numpy.{name} has more than one result")
     value = _elementwise(ufunc, name, inputs, dtype, casting)
     if isinstance(out, tuple):
         (out,) = out
     if out is ...:
         out, value = None, Traced(value._expr, value.shape)
     if out is not None and not isinstance(out, Traced):
-        raise _refuse("it writes into an array that it is given (out=)")
+        raise refuse("it writes into an array that it is given (out=)")
     if where is not True:
         if out is None:
-            out = Traced(_constant(0, value.dtype), value.shape)
+            out = Traced(constant(0, value.dtype), value.shape)
         elif not np.can_cast(value.dtype, out.dtype, "same_kind"):
             raise TypeError(f"Cannot cast ufunc output from {value.dtype} to {out.dtype}")
         value = _where(where, value.astype(out.dtype), out)
@@ -1159,14 +852,14 @@ def _name_of(ufunc: Any) -> str:
     """The name that an expression has for a ufunc of NumPy or SciPy."""
     name = str(ufunc.__name__)
     if getattr(ufunc, "signature", None) is not None:
-        raise _refuse(f"numpy.{name} is not element-wise or a reduction")
+        raise refuse(f"numpy.{name} is not element-wise or a reduction")
     if getattr(np, name, None) is ufunc:
         return name
     if ufunc is _CLIP:
         return "clip"
     if name in SPECIAL | NUMPY_ALSO and isinstance(ufunc, np.ufunc) and _is_scipy(ufunc, name):
         return name
-    raise _refuse(f"{name} is not one of NumPy's element-wise functions")
+    raise refuse(f"{name} is not one of NumPy's element-wise functions")
 
 
 def _is_scipy(ufunc: Any, name: str) -> bool:
@@ -1187,26 +880,26 @@ def _elementwise(
     signature = (*[None] * len(kinds), None if dtype is None else np.dtype(dtype))
     dtypes = ufunc.resolve_dtypes((*kinds, None), signature=signature, casting=casting)
     for d in dtypes:
-        _checked(d)
+        checked(d)
     shape = np.broadcast_shapes(*[a.shape for a in arrays if a is not None])
     exprs: list[Expr] = []
     for array, value, d in zip(arrays, inputs, dtypes, strict=False):
         if array is not None:
-            exprs.append(_cast(_broadcast(array, shape)._expr, d))
+            exprs.append(cast_to(_broadcast(array, shape)._expr, d))
             continue
         try:
-            exprs.append(_constant(value, d))
+            exprs.append(constant(value, d))
         except OverflowError:
             if name not in _COMPARE or len(inputs) != 2:
                 raise
             # an int that the type cannot hold: every comparison with it has one answer
             probe = [np.zeros((), a.dtype) if a is not None else v
                      for a, v in zip(arrays, inputs, strict=True)]  # fmt: skip
-            return Traced(_constant(ufunc(*probe), bool), shape, not shape)
+            return Traced(constant(ufunc(*probe), bool), shape, not shape)
     if all(e.op == "constant" for e in exprs):
         with np.errstate(all="ignore"):
             folded = ufunc(*[e.value for e in exprs], dtype=dtypes[-1] if dtype else None)
-        return Traced(_constant(folded, dtypes[-1]), shape, not shape)
+        return Traced(constant(folded, dtypes[-1]), shape, not shape)
     return Traced(_operation(name, exprs, dtypes[-1]), shape, not shape)
 
 
@@ -1220,27 +913,27 @@ def _operation(name: str, exprs: list[Expr], dtype: Any) -> Expr:
         if low.op == high.op == "constant" and low.value == low.value and high.value == high.value:
             # bounds that are the same for all keep the sign of zero
             for bound, beyond in ((low, "less"), (high, "greater")):
-                over = _node(beyond, (x, bound), bool)
-                x = _node("where", (over, bound, x), dtype)
+                over = node_of(beyond, (x, bound), bool)
+                x = node_of("where", (over, bound, x), dtype)
             return x
-        return _node("minimum", (_node("maximum", (x, low), dtype), high), dtype)
+        return node_of("minimum", (node_of("maximum", (x, low), dtype), high), dtype)
     if name == "power":
         base, exponent = exprs
         if exponent.op == "constant":
             if exponent.dtype.kind == "i" and exponent.value < 0:
                 raise ValueError("Integers to negative integer powers are not allowed.")
             if exponent.value == 2 and base.dtype == dtype:
-                return _node("square", (base,), dtype)
+                return node_of("square", (base,), dtype)
         elif exponent.dtype.kind == "i":
-            raise _refuse("it raises integers to integer powers that may be negative")
+            raise refuse("it raises integers to integer powers that may be negative")
     if name == "divide" and _has_exact_inverse(exprs[1]):  # the same bits, and far faster on a GPU
-        inverse = _constant(1 / exprs[1].value, exprs[1].dtype)
-        return _node("multiply", (exprs[0], inverse), dtype)
+        inverse = constant(1 / exprs[1].value, exprs[1].dtype)
+        return node_of("multiply", (exprs[0], inverse), dtype)
     if name == "divide" and _is_one(exprs[0]):
-        return _node("reciprocal", (exprs[1],), dtype)  # the same bits as well
+        return node_of("reciprocal", (exprs[1],), dtype)  # the same bits as well
     if name == "positive" or (name == "conjugate" and exprs[0].dtype.kind != "c"):
         return exprs[0]
-    return _node(name, tuple(exprs), dtype)
+    return node_of(name, tuple(exprs), dtype)
 
 
 def _scalar_if_point(x: Traced) -> Traced:
@@ -1277,14 +970,14 @@ def _part(name: str, x: Traced) -> Traced:
     """The real or the imaginary parts of complex numbers: in NumPy a view, so one of the family."""
     dtype = np.zeros((), x.dtype).real.dtype
     if x._expr.op == "constant":
-        expr = _constant(getattr(x._expr.value, name), dtype)
+        expr = constant(getattr(x._expr.value, name), dtype)
     else:
-        expr = _node(name, (x._expr,), dtype)
+        expr = node_of(name, (x._expr,), dtype)
     return Traced(expr, x.shape, x._scalar, of=x)
 
 
 def _complex(real: Traced, imag: Traced, dtype: DType) -> Traced:
-    return Traced(_node("complex", (real._expr, imag._expr), dtype), real.shape, real._scalar)
+    return Traced(node_of("complex", (real._expr, imag._expr), dtype), real.shape, real._scalar)
 
 
 def _where(condition: Any, a: Any, b: Any) -> Traced:
@@ -1293,19 +986,19 @@ def _where(condition: Any, a: Any, b: Any) -> Traced:
     condition = _array(condition)
     arrays = [_array(v, dtype) if not isinstance(v, Traced) else v for v in (a, b)]
     shape = np.broadcast_shapes(condition.shape, *[v.shape for v in arrays])
-    chosen = _cast(_broadcast(condition, shape)._expr, bool)
-    left, right = (_cast(_broadcast(v, shape)._expr, dtype) for v in arrays)
+    chosen = cast_to(_broadcast(condition, shape)._expr, bool)
+    left, right = (cast_to(_broadcast(v, shape)._expr, dtype) for v in arrays)
     if chosen.op == "constant":
         return Traced(left if chosen.value else right, shape)
     if left is right:
         return Traced(left, shape)
-    return Traced(_node("where", (chosen, left, right), dtype), shape)
+    return Traced(node_of("where", (chosen, left, right), dtype), shape)
 
 
 def _clip(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Any:
-    low, high = (None if v is _nothing else v for v in (low, high))
-    low = min if low is None and min is not _nothing else low
-    high = max if high is None and max is not _nothing else high
+    low, high = (None if v is nothing else v for v in (low, high))
+    low = min if low is None and min is not nothing else low
+    high = max if high is None and max is not nothing else high
     if x.dtype.kind in "iu":  # a Python int that the type cannot hold is no bound
         limits = np.iinfo(x.dtype)
         low = None if type(low) is int and low <= limits.min else low
@@ -1325,7 +1018,7 @@ def _round(x: Traced, decimals: int = 0) -> Any:
         return _complex(_round(x.real, decimals), _round(x.imag, decimals), x.dtype)
     if x.dtype.kind == "b":
         if decimals:
-            raise _refuse("it rounds what is true or false to decimals")
+            raise refuse("it rounds what is true or false to decimals")
         return _scalar_if_point(x.astype(np.float16))
     if x.dtype.kind in "iu":
         if decimals >= 0:
@@ -1345,7 +1038,7 @@ def _round(x: Traced, decimals: int = 0) -> Any:
 
 
 def _axes(x: Traced, axis: Any) -> Shape:
-    if axis is None or axis is _nothing:
+    if axis is None or axis is nothing:
         return tuple(range(x.ndim))
     return tuple(sorted(normalize_axis_tuple(axis, x.ndim)))
 
@@ -1354,18 +1047,18 @@ def _reduce(
     op: str, x: Traced, axes: Shape, dtypes: Sequence[Any], keepdims: Any = False
 ) -> list[Traced]:
     """The results of one reduction."""
-    keep = keepdims is not _nothing and bool(keepdims)
+    keep = keepdims is not nothing and bool(keepdims)
     types = tuple(np.dtype(d) for d in dtypes)
     if not axes and op == "prod" and x.dtype.kind == "c":
-        raise _refuse("it multiplies complex numbers along no axis")  # NumPy's infinities are odd
+        raise refuse("it multiplies complex numbers along no axis")  # NumPy's infinities are odd
     if not axes:  # nothing to reduce: each element is its own result
-        zero = Traced(_constant(0, types[0]), x.shape)
+        zero = Traced(constant(0, types[0]), x.shape)
         own = {"argmin": (zero, x), "argmax": (zero, x)}.get(op, (x,))
         if op == "moment":
             own = (x, x - x)  # NaN where x is none that has a distance
         return [_scalar_if_point(v.astype(t)) for v, t in zip(own, types, strict=True)]
     # elsewhere it would be fewer tasks for many threads
-    short = _current.get().products and _current.get().short
+    short = current.get().products and current.get().short
     one = short and x.size and op not in ("prod", "histogram")
     if one and all(x.shape[k] == 1 for k in axes):
         # each row is one element
@@ -1381,8 +1074,8 @@ def _reduce(
         return [_one_by_one(op, x, axes, types[0], keep)]
     results = []
     for which in range(REDUCTIONS[op]):
-        result = _Result(x.shape, axes, Reduction(op, x._expr, types), which)
-        leaf = _current.get().keep(result, types[which])
+        result = Result(x.shape, axes, Reduction(op, x._expr, types), which)
+        leaf = current.get().keep(result, types[which])
         out = Traced(leaf, result.shape, not result.shape)
         if keep:
             out = _look(out, lambda a: np.expand_dims(a, axes))
@@ -1409,7 +1102,7 @@ def _counted(x: Traced, axes: Shape, dtype: DType) -> Traced | None:
         return None
     total = int(value) * math.prod(x.shape[k] for k in axes)
     most = np.iinfo(dtype).max if dtype.kind in "iu" else 2 ** (np.finfo(dtype).nmant + 1)
-    return Traced(_constant(total, dtype), ()) if 0 <= total <= most else None
+    return Traced(constant(total, dtype), ()) if 0 <= total <= most else None
 
 
 def _is_short(x: Traced, axes: Shape) -> bool:
@@ -1434,19 +1127,19 @@ def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Tr
             index[k] = slice(i, i + 1)
         part = _look(x, lambda a, index=tuple(index): a[index])  # type: ignore[misc]
         (expr,) = settled([part._expr], tuple([(0, n) for n in part.shape]))
-        part = Traced(_cast(_changed(expr, lambda leaf: leaf), wide), part.shape)
+        part = Traced(cast_to(with_leaves(expr, lambda leaf: leaf), wide), part.shape)
         both = ADDED_UP[op]
         out = part if out is None else _elementwise(both, both.__name__, (out, part))
     assert out is not None
-    out = Traced(_cast(out._expr, dtype), out.shape)
+    out = Traced(cast_to(out._expr, dtype), out.shape)
     if keep:
         return out
     return _scalar_if_point(_reshape(out, [n for k, n in enumerate(out.shape) if k not in axes]))
 
 
 def _scan(op: str, x: Traced, axis: int, dtype: DType) -> Traced:
-    result = _Result(x.shape, (axis,), Reduction(op, x._expr, (dtype,)), 0)
-    return Traced(_current.get().keep(result, dtype), x.shape)
+    result = Result(x.shape, (axis,), Reduction(op, x._expr, (dtype,)), 0)
+    return Traced(current.get().keep(result, dtype), x.shape)
 
 
 def _last_of_scan(x: Traced, out: Traced) -> Expr | None:
@@ -1454,8 +1147,8 @@ def _last_of_scan(x: Traced, out: Traced) -> Expr | None:
     any other part of it: all but that one need the scan."""
     if x._expr.op != "input" or x._expr.data[0] < MADE or not out.size:
         return None
-    scan, view = _current.get().made[x._expr.data[0] - MADE], x._expr.data[1]
-    if not isinstance(scan, _Result) or scan.reduction.op not in SCANS:
+    scan, view = current.get().made[x._expr.data[0] - MADE], x._expr.data[1]
+    if not isinstance(scan, Result) or scan.reduction.op not in SCANS:
         return None
     ((axis,), shape) = scan.axes, scan.over
     if shape != x.shape or not is_contiguous(view, shape):
@@ -1468,7 +1161,7 @@ def _last_of_scan(x: Traced, out: Traced) -> Expr | None:
     if found is None:
         return None
     strides = last.strides if found is kept else last.strides[:axis] + last.strides[axis + 1 :]
-    if _canonical(out._expr.data[1], found) != _canonical(View(last.offset, strides), found):
+    if canonical(out._expr.data[1], found) != canonical(View(last.offset, strides), found):
         return None
     ((value,), op) = scan.reduction.dtypes, SCANS[scan.reduction.op]
     whole = Traced(scan.reduction.arg, shape)
@@ -1483,31 +1176,31 @@ def _sum_dtype(dtype: DType, ufunc: Any) -> DType:
 def _add_up(
     op: str, ufunc: Any, x: Traced, axis: Any, dtype: Any, keepdims: Any, initial: Any, where: Any
 ) -> Traced:
-    none = dtype is None or dtype is _nothing  # not `==`: a float64 equals None
-    dtype = _checked(_sum_dtype(x.dtype, ufunc) if none else dtype)
-    value = Traced(_cast(x._expr, dtype), x.shape)
+    none = dtype is None or dtype is nothing  # not `==`: a float64 equals None
+    dtype = checked(_sum_dtype(x.dtype, ufunc) if none else dtype)
+    value = Traced(cast_to(x._expr, dtype), x.shape)
     neutral = 0 if op == "sum" else 1
-    if where is not True and where is not _nothing:
+    if where is not True and where is not nothing:
         value = _where(where, value, dtype.type(neutral))
     (out,) = _reduce(op, value, _axes(x, axis), (dtype,), keepdims)
-    if initial is not _nothing and initial != neutral:
+    if initial is not nothing and initial != neutral:
         out = _elementwise(ufunc, ufunc.__name__, (_array(initial, dtype), out))
     return out
 
 
 def _sum(
     x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = _nothing, where: Any = True,
+    initial: Any = nothing, where: Any = True,
 ) -> Traced:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     return _add_up("sum", np.add, _array(x), axis, dtype, keepdims, initial, where)
 
 
 def _prod(
     x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = _nothing, where: Any = True,
+    initial: Any = nothing, where: Any = True,
 ) -> Traced:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     return _add_up("prod", np.multiply, _array(x), axis, dtype, keepdims, initial, where)
 
 
@@ -1518,29 +1211,29 @@ def _not_empty(x: Traced, axes: Shape, what: str) -> None:
 
 def _extreme(
     op: str, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = _nothing, where: Any = True,
+    initial: Any = nothing, where: Any = True,
 ) -> Traced:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     x, axes = _array(x), _axes(x, axis)
     ufunc = {"min": np.minimum, "max": np.maximum, "fmin": np.fmin, "fmax": np.fmax}[op]
     if op in ("fmin", "fmax") and x.dtype.kind not in "fc":
         op = op[1:]
-    if initial is _nothing:
+    if initial is nothing:
         _not_empty(x, axes, f"reduction operation {ufunc.__name__}")
-    if where is not True and where is not _nothing:
-        if initial is _nothing:
+    if where is not True and where is not nothing:
+        if initial is nothing:
             raise ValueError("a reduction with a mask needs an initial value")
         x = _where(where, x, _array(initial, x.dtype).astype(x.dtype))
-    if initial is not _nothing and 0 in [x.shape[k] for k in axes]:
+    if initial is not nothing and 0 in [x.shape[k] for k in axes]:
         return _broadcast(_array(initial, x.dtype), _reduced_shape(x, axes, keepdims))
     (value,) = _reduce(op, x, axes, (x.dtype,), keepdims)
-    if initial is not _nothing:
+    if initial is not nothing:
         value = _elementwise(ufunc, ufunc.__name__, (_array(initial, x.dtype), value))
     return value
 
 
 def _reduced_shape(x: Traced, axes: Shape, keepdims: Any) -> Shape:
-    if keepdims is not _nothing and keepdims:
+    if keepdims is not nothing and keepdims:
         return tuple(1 if k in axes else n for k, n in enumerate(x.shape))
     return tuple(n for k, n in enumerate(x.shape) if k not in axes)
 
@@ -1549,16 +1242,16 @@ def _truth(
     op: str, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
     where: Any = True,
 ) -> Traced:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     x = _array(x)
-    value = Traced(_cast(x._expr, bool), x.shape)
-    if where is not True and where is not _nothing:
+    value = Traced(cast_to(x._expr, bool), x.shape)
+    if where is not True and where is not nothing:
         value = _where(where, value, np.bool_(op == "all"))
     return _reduce(op, value, _axes(x, axis), (bool,), keepdims)[0]
 
 
 def _arg(op: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Traced:
-    _no_out(out)
+    no_out(out)
     x, axes = _array(x), _axes(x, None if axis is None else operator.index(axis))
     if 0 in [x.shape[k] for k in axes]:
         raise ValueError(f"attempt to get {op} of an empty sequence")
@@ -1578,16 +1271,16 @@ def _mean(
     x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
     where: Any = True,
 ) -> Any:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     x = _array(x)
     axes, half = _axes(x, axis), False
-    if dtype is None or dtype is _nothing:
+    if dtype is None or dtype is nothing:
         half = x.dtype == np.float16
         dtype = {"b": np.float64, "i": np.float64, "u": np.float64}.get(x.dtype.kind, x.dtype)
         dtype = np.float32 if half else dtype
     count: Any = _count(x, axes)
     total = _sum(x, axes, dtype, keepdims=keepdims, where=where)
-    if where is not True and where is not _nothing:
+    if where is not True and where is not nothing:
         count = _sum(_broadcast(_array(where), x.shape), axes, np.intp, keepdims=keepdims)
     mean = _divided(total, count)
     return mean.astype(np.float16) if half else mean
@@ -1595,18 +1288,18 @@ def _mean(
 
 def _var(
     x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
-    keepdims: Any = False, *, where: Any = True, mean: Any = _nothing, correction: Any = _nothing,
+    keepdims: Any = False, *, where: Any = True, mean: Any = nothing, correction: Any = nothing,
 ) -> Any:  # fmt: skip
-    _no_out(out, {"mean": mean})
-    if where is not True and where is not _nothing:
-        raise _refuse("it computes a variance with where=")
-    x, ddof = _array(x), correction if correction is not _nothing else ddof
+    no_out(out, {"mean": mean})
+    if where is not True and where is not nothing:
+        raise refuse("it computes a variance with where=")
+    x, ddof = _array(x), correction if correction is not nothing else ddof
     axes = _axes(x, axis)
-    if dtype is None or dtype is _nothing:
+    if dtype is None or dtype is nothing:
         dtype = np.float64 if x.dtype.kind in "biu" else x.dtype
     dtype = np.dtype(dtype)
     if dtype.kind not in "fc" or (dtype.kind == "f" and x.dtype.kind == "c"):
-        raise _refuse(f"it computes a variance of {x.dtype} in {dtype}")
+        raise refuse(f"it computes a variance of {x.dtype} in {dtype}")
     divisor = np.maximum(_count(x, axes) - ddof, 0)
     if dtype.kind == "c":
         mean = _divided(_sum(x, axes, dtype, keepdims=True), _count(x, axes))
@@ -1625,7 +1318,7 @@ def _moment(x: Traced, axes: Shape, dtype: DType, keepdims: Any) -> list[Traced]
 
 def _ufunc_reduce(
     ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = _nothing, where: Any = True,
+    initial: Any = nothing, where: Any = True,
 ) -> Traced:  # fmt: skip
     name = ufunc.__name__
     if isinstance(out, tuple):
@@ -1639,24 +1332,24 @@ def _ufunc_reduce(
     if name in ("minimum", "maximum", "fmin", "fmax") and dtype is None:
         op = {"minimum": "min", "maximum": "max"}.get(name, name)
         return _extreme(op, x, axis, out, keepdims, initial, where)
-    if name in ("logical_or", "logical_and") and initial is _nothing:
+    if name in ("logical_or", "logical_and") and initial is nothing:
         return _truth("any" if name == "logical_or" else "all", x, axis, out, keepdims, where=where)
-    raise _refuse(f"numpy.{name}.reduce has no expression")
+    raise refuse(f"numpy.{name}.reduce has no expression")
 
 
 def _accumulated(
     ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None
 ) -> Traced:  # fmt: skip
     """What `ufunc.accumulate` gives, along one axis."""
-    _no_out(out[0] if isinstance(out, tuple) else out)
+    no_out(out[0] if isinstance(out, tuple) else out)
     x, name = _array(x), ufunc.__name__
     _only_on_gpus(f"{name}.accumulate")
-    if dtype is None or dtype is _nothing:
+    if dtype is None or dtype is nothing:
         dtype = _accumulated_dtype(x.dtype, ufunc)
-    value: Traced = x.astype(_checked(dtype))
+    value: Traced = x.astype(checked(dtype))
     axis = normalize_axis_index(axis, x.ndim)
     if parts(x.shape, axis) is None:
-        raise _refuse(f"it accumulates along {x.shape[axis]:,} elements: no equal parts share that")
+        raise refuse(f"it accumulates along {x.shape[axis]:,} elements: no equal parts share that")
     if x.shape[axis] == 1 or not x.size:
         return value
     return _scan(ACCUMULATED[name], value, axis, value.dtype)
@@ -1669,8 +1362,8 @@ def _accumulated_dtype(dtype: DType, ufunc: Any) -> DType:
 
 def _only_on_gpus(name: str) -> None:
     """NumPy's own scans go through an array once, too."""
-    if not _current.get().products:
-        raise _refuse(f"numpy.{name} is not element-wise or a reduction")
+    if not current.get().products:
+        raise refuse(f"numpy.{name} is not element-wise or a reduction")
 
 
 def _cumulated(
@@ -1679,7 +1372,7 @@ def _cumulated(
     """`cumsum` and its like: along an axis, or of all elements in order."""
     _only_on_gpus(ACCUMULATED[ufunc.__name__])
     x = _array(x)
-    if axis is None or axis is _nothing:
+    if axis is None or axis is nothing:
         x, axis = x.reshape(-1), 0
     return _accumulated(ufunc, x, axis, dtype, out)
 
@@ -1705,7 +1398,7 @@ def _concatenate(
     parts: Sequence[Any], axis: Any = 0, out: Any = None, *, dtype: Any = None,
     casting: Any = "same_kind",
 ) -> Traced:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     arrays = [_array(p) for p in parts]
     if axis is None:
         arrays, axis = [a.ravel() for a in arrays], 0
@@ -1713,8 +1406,8 @@ def _concatenate(
         raise ValueError("need at least one array to concatenate")
     axis = normalize_axis_index(axis, arrays[0].ndim)
     if len(arrays) > MOST_PARTS:
-        raise _refuse(f"it concatenates {len(arrays)} arrays")
-    dtype = _checked(dtype or np.result_type(*[a.dtype for a in arrays]))
+        raise refuse(f"it concatenates {len(arrays)} arrays")
+    dtype = checked(dtype or np.result_type(*[a.dtype for a in arrays]))
     for a in arrays:
         if not np.can_cast(a.dtype, dtype, casting):
             raise TypeError(f"Cannot cast array data from {a.dtype} to {dtype}")
@@ -1730,12 +1423,12 @@ def _concatenate(
     for a in arrays:
         length = a.shape[axis]
         if length:
-            whole = _cast(_reviewed(a._expr, _shifted(axis, start, length)), dtype)
+            whole = cast_to(reviewed(a._expr, _shifted(axis, start, length)), dtype)
             if not pieces or pieces[-1][1] is not whole:
                 pieces.append((start, whole))
         start += length
     if not pieces:
-        return Traced(_constant(0, dtype), tuple(shape))
+        return Traced(constant(0, dtype), tuple(shape))
     return Traced(_choice(pieces, _axis_index(tuple(shape), axis)), tuple(shape))
 
 
@@ -1757,7 +1450,7 @@ def _choice(pieces: list[tuple[int, Expr]], at: Expr) -> Expr:
         return pieces[0][1]
     half = len(pieces) // 2
     left, right = _choice(pieces[:half], at), _choice(pieces[half:], at)
-    return _node("where", (_apply(np.less, at, pieces[half][0]), left, right), left.dtype)
+    return node_of("where", (_apply(np.less, at, pieces[half][0]), left, right), left.dtype)
 
 
 def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **kwargs: Any) -> Traced:
@@ -1842,10 +1535,10 @@ def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     x = _array(x)
     values = kwargs.pop("constant_values", 0)
     if kwargs or mode not in ("constant", "edge", "wrap", "reflect", "symmetric"):
-        raise _refuse(f"it pads with mode {mode!r}")
+        raise refuse(f"it pads with mode {mode!r}")
     widths = np.broadcast_to(np.asarray(width), (x.ndim, 2)).tolist()
     if any(n < 0 for pair in widths for n in pair):
-        raise _refuse("it pads an axis by less than nothing")
+        raise refuse("it pads an axis by less than nothing")
     fills = np.broadcast_to(np.asarray(values), (x.ndim, 2))
     for axis, (before, after) in enumerate(widths):
         ends = []
@@ -1856,7 +1549,7 @@ def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
             shape[axis] = n
             if mode == "constant":
                 value = fills[axis, side].item()  # one that the type cannot hold is an error
-                part = Traced(_constant(value, x.dtype), tuple(shape))
+                part = Traced(constant(value, x.dtype), tuple(shape))
             else:
                 part = _border(x, axis, n, mode, bool(side))
             ends.append((side, part))
@@ -1875,7 +1568,7 @@ def _border(x: Traced, axis: int, n: int, mode: str, behind: bool) -> Traced:
         return _broadcast(end, tuple(shape))
     skip = int(mode == "reflect")
     if n > length - skip:
-        raise _refuse("it pads an axis by more than its length")
+        raise refuse("it pads an axis by more than its length")
     if mode == "wrap":
         return x[(*all_before, slice(0, n) if behind else slice(length - n, length))]
     points = range(length - n - skip, length - skip) if behind else range(skip, n + skip)
@@ -1924,18 +1617,18 @@ def _histogram(
     a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
 ) -> tuple[Traced, np.ndarray[Any, Any]]:
     if density or weights is not None:
-        raise _refuse("it weighs a histogram")
+        raise refuse("it weighs a histogram")
     x = _nan_elsewhere(a) if isinstance(a, Selected) else _array(a)
     if any(isinstance(v, Traced) for v in (bins, range)) or isinstance(bins, str):
-        raise _refuse("the bins of its histogram depend on values")
+        raise refuse("the bins of its histogram depend on values")
     if range is None and np.ndim(bins) == 0:
-        raise _refuse("its histogram has no range")
+        raise refuse("its histogram has no range")
     if x.dtype.kind not in "iuf":
-        raise _refuse(f"it makes a histogram of {x.dtype}")
+        raise refuse(f"it makes a histogram of {x.dtype}")
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
     x = x if x.ndim else x.reshape(1)
     # along a first axis, for the bins: a kernel finds the bin of each value once all the same
-    expr = _reviewed(_bin(x, edges)._expr, lambda view: View(view.offset, (0, *view.strides)))
+    expr = reviewed(_bin(x, edges)._expr, lambda view: View(view.offset, (0, *view.strides)))
     spread = Traced(expr, (len(edges) - 1, *x.shape))
     axes = tuple([k + 1 for k in _axes(x, None)])
     (found,) = _reduce("histogram", spread, axes, (np.intp,))
@@ -1946,9 +1639,9 @@ def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:
     """Which bin each value is in; their count for what is in none."""
     kind = compared(x.dtype, edges.dtype)
     if kind is None:
-        raise _refuse(f"it makes a histogram of {x.dtype} with edges of {edges.dtype}")
+        raise refuse(f"it makes a histogram of {x.dtype} with edges of {edges.dtype}")
     ours = Bins.of(edges.astype(kind))
-    return Traced(_node("bin", (_cast(x._expr, kind),), np.int64, ours), x.shape)
+    return Traced(node_of("bin", (cast_to(x._expr, kind),), np.int64, ours), x.shape)
 
 
 @_implements("std")
@@ -1959,7 +1652,7 @@ def _std(*args: Any, **kwargs: Any) -> Any:
 @_implements("where")
 def _where_function(condition: Any, *choices: Any) -> Traced:
     if len(choices) != 2:
-        raise _refuse("numpy.where with one argument asks for positions")
+        raise refuse("numpy.where with one argument asks for positions")
     return _where(condition, *choices)
 
 
@@ -1968,19 +1661,19 @@ def _clip_function(
     a: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
     max: Any = None, **kwargs: Any,
 ) -> Any:  # fmt: skip
-    _no_out(out, kwargs)
+    no_out(out, kwargs)
     return _clip(_array(a), a_min, a_max, min=min, max=max)
 
 
 @_implements("round", "around")
 def _round_function(a: Any, decimals: int = 0, out: Any = None) -> Any:
-    _no_out(out)
+    no_out(out)
     return _round(_array(a), decimals)
 
 
 @_implements("ptp")
 def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    _no_out(out)
+    no_out(out)
     x = _array(a)
     return np.subtract(x.max(axis, keepdims=keepdims), x.min(axis, keepdims=keepdims))
 
@@ -1995,7 +1688,7 @@ def _average(
     a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False
 ) -> Any:
     if weights is not None or returned:
-        raise _refuse("it computes a weighted average, which is an error where weights add to 0")
+        raise refuse("it computes a weighted average, which is an error where weights add to 0")
     return _mean(a, axis, keepdims=keepdims)
 
 
@@ -2049,7 +1742,7 @@ def _nanmean(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
     where: Any = True,
 ) -> Any:  # fmt: skip
-    _no_out(out, None if where in (True, _nothing) else {"where": where})
+    no_out(out, None if where in (True, nothing) else {"where": where})
     x = _array(a)
     if x.dtype.kind not in "fc":
         return _mean(x, axis, dtype, keepdims=keepdims)
@@ -2060,10 +1753,10 @@ def _nanmean(
 @_implements("nanvar")
 def _nanvar(
     a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
-    keepdims: Any = False, *, where: Any = True, mean: Any = _nothing, correction: Any = _nothing,
+    keepdims: Any = False, *, where: Any = True, mean: Any = nothing, correction: Any = nothing,
 ) -> Any:  # fmt: skip
-    _no_out(out, {"mean": mean} | ({} if where in (True, _nothing) else {"where": where}))
-    x, ddof = _array(a), correction if correction is not _nothing else ddof
+    no_out(out, {"mean": mean} | ({} if where in (True, nothing) else {"where": where}))
+    x, ddof = _array(a), correction if correction is not nothing else ddof
     if x.dtype.kind not in "fc":
         return _var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
     total, count = _squares(x, cast(Traced, ~np.isnan(x)), axis, dtype, keepdims)
@@ -2091,7 +1784,7 @@ def _nanstd(*args: Any, **kwargs: Any) -> Any:
 
 @_implements("nanargmin", "nanargmax")
 def _nanarg(*args: Any, **kwargs: Any) -> Traced:
-    raise _refuse("numpy.nanargmin is an error where all values are NaN")
+    raise refuse("numpy.nanargmin is an error where all values are NaN")
 
 
 @_implements("linalg.norm")
@@ -2119,7 +1812,7 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
             sums = np.abs(x).sum(first, keepdims=True)
             worst = sums.max(second, keepdims=True) if ord > 0 else sums.min(second, keepdims=True)
             return worst if keepdims else _scalar_if_point(worst.squeeze(pair))
-        raise _refuse(f"the matrix norm {ord!r} needs singular values")
+        raise refuse(f"the matrix norm {ord!r} needs singular values")
     if len(axes) != 1 or isinstance(ord, str):
         raise ValueError("Improper number of dimensions to norm.")
     if ord == math.inf:
@@ -2196,9 +1889,9 @@ def _flip(m: Any, axis: Any = None) -> Traced:
 
 @_implements("take")
 def _take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Traced:
-    _no_out(out)
+    no_out(out)
     if not isinstance(indices, int | np.integer) or mode != "raise":
-        raise _refuse("it indexes with an array")
+        raise refuse("it indexes with an array")
     x = _array(a)
     x, axis = (x.ravel(), 0) if axis is None else (x, normalize_axis_index(axis, x.ndim))
     return x[(*(slice(None),) * axis, indices)]
@@ -2242,7 +1935,7 @@ def _full_like(
 @_implements("trace")
 def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
            out: Any = None) -> Any:  # fmt: skip
-    _no_out(out)
+    no_out(out)
     return _array(a).trace(offset, axis1, axis2, dtype)
 
 
@@ -2258,7 +1951,7 @@ def _below(shape: Shape, k: int) -> Traced:
 def _tril(m: Any, k: int = 0) -> Traced:
     x = _array(m)
     if x.ndim < 2:
-        raise _refuse("it makes a triangle of a vector")
+        raise refuse("it makes a triangle of a vector")
     return _where(_below(x.shape, k), x, x.dtype.type(0))
 
 
@@ -2266,22 +1959,22 @@ def _tril(m: Any, k: int = 0) -> Traced:
 def _triu(m: Any, k: int = 0) -> Traced:
     x = _array(m)
     if x.ndim < 2:
-        raise _refuse("it makes a triangle of a vector")
+        raise refuse("it makes a triangle of a vector")
     return _where(_below(x.shape, k - 1), x.dtype.type(0), x)
 
 
 @_implements("diff")
 def _diff(
-    a: Any, n: int = 1, axis: int = -1, prepend: Any = _nothing, append: Any = _nothing
+    a: Any, n: int = 1, axis: int = -1, prepend: Any = nothing, append: Any = nothing
 ) -> Traced:
     if n < 0:
-        raise _refuse("it takes differences of an order below zero")
+        raise refuse("it takes differences of an order below zero")
     x = _array(a)
     axis = normalize_axis_index(axis, x.ndim)
     before = (slice(None),) * axis
 
     def end(v: Any) -> list[Traced]:
-        if v is _nothing or v is None:
+        if v is nothing or v is None:
             return []
         v = _array(v)
         return [v if v.ndim else _broadcast(v, x.shape[:axis] + (1,) + x.shape[axis + 1 :])]
@@ -2301,7 +1994,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
     axes = _axes(x, axis) if axis is None else normalize_axis_tuple(axis, x.ndim)
     steps = list(spacing) * (len(axes) if len(spacing) == 1 else 1) or [1.0] * len(axes)
     if len(steps) != len(axes) or edge_order != 1 or any(np.ndim(s) for s in steps):
-        raise _refuse("it takes a gradient over points that are not evenly spaced")
+        raise refuse("it takes a gradient over points that are not evenly spaced")
     if x.dtype.kind in "iu":
         x = x.astype(np.float64)
     out = []
@@ -2320,7 +2013,7 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
 
 @_implements("fix")
 def _fix(x: Any, out: Any = None) -> Any:
-    _no_out(out)
+    no_out(out)
     return np.trunc(_array(x))
 
 
@@ -2352,13 +2045,13 @@ def _sinc(x: Any) -> Any:
 
 @_implements("isposinf")
 def _isposinf(x: Any, out: Any = None) -> Any:
-    _no_out(out)
+    no_out(out)
     return np.logical_and(np.isinf(x), ~np.signbit(x))
 
 
 @_implements("isneginf")
 def _isneginf(x: Any, out: Any = None) -> Any:
-    _no_out(out)
+    no_out(out)
     return np.logical_and(np.isinf(x), np.signbit(x))
 
 
@@ -2368,7 +2061,7 @@ def _nan_to_num(
 ) -> Any:
     x = _array(x)
     if not copy:
-        raise _refuse("it writes into an array that it is given (copy=False)")
+        raise refuse("it writes into an array that it is given (copy=False)")
     if x.dtype.kind not in "fc":
         return _scalar_if_point(x)
     if x.dtype.kind == "c":
@@ -2412,7 +2105,7 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
 
 @_implements("outer")
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
-    _no_out(out)
+    no_out(out)
     return np.multiply(_array(a).ravel()[:, None], _array(b).ravel()[None, :])
 
 
@@ -2427,11 +2120,11 @@ def _contracted(
     Only where one operand has them all: it is read once, and the others beside it. What else there
     is, as the product of two matrices, does more with each element than a kernel here would.
     """
-    following = _current.get()
+    following = current.get()
     lengths: dict[Any, int] = {}
     for x, names in zip(operands, labels, strict=True):
         if len(set(names)) < len(names):
-            raise _refuse("it takes a diagonal in a product")
+            raise refuse("it takes a diagonal in a product")
         for name, n in zip(names, x.shape, strict=True):
             if lengths.setdefault(name, n) == 1:
                 lengths[name] = n
@@ -2441,7 +2134,7 @@ def _contracted(
     whole = next((n for n in labels if set(long) <= set(n)), None)
     if whole is None or not following.products:
         following.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
-        raise _refuse("it multiplies matrices")
+        raise refuse("it multiplies matrices")
     left = iter([name for name in out if name in long])
     order = [next(left) if name in out else name for name in whole if name in long]
     product: Any = None
@@ -2465,7 +2158,7 @@ def _contracted(
 
 @_implements("matmul")
 def _matmul(a: Any, b: Any, out: Any = None, **kwargs: Any) -> Traced:
-    _no_out(out, kwargs)
+    no_out(out, kwargs)
     a, b = _array(a), _array(b)
     if not a.ndim or not b.ndim:
         raise ValueError("matmul: Input operand does not have enough dimensions")
@@ -2501,7 +2194,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Traced:
 
 @_implements("dot")
 def _dot(a: Any, b: Any, out: Any = None) -> Any:
-    _no_out(out)
+    no_out(out)
     a, b = _array(a), _array(b)
     if not a.ndim or not b.ndim:
         return np.multiply(a, b)
@@ -2528,9 +2221,9 @@ def _einsum(
     **kwargs: Any,
 ) -> Traced:  # fmt: skip
     kwargs = {k: v for k, v in kwargs.items() if (k, v) not in _USUAL}
-    _no_out(out, kwargs)
+    no_out(out, kwargs)
     if not isinstance(subscripts, str) or "." in subscripts:
-        raise _refuse("its einsum is not a plain one")
+        raise refuse("its einsum is not a plain one")
     given, arrow, wanted = subscripts.replace(" ", "").partition("->")
     if not arrow:
         letters = given.replace(",", "")
@@ -2630,17 +2323,17 @@ class Selected(NDArrayOperatorsMixin):
         return self.dtype.itemsize
 
     def __repr__(self) -> str:
-        if _current.get(None) is not None:
-            raise _refuse("it needs the values of an array (as text)")
+        if current.get(None) is not None:
+            raise refuse("it needs the values of an array (as text)")
         return f"<Selected {self.dtype} of {self._values.shape}>"
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and any(hasattr(k, name) for k in _array_classes()):
-            raise _refuse(f"it reads .{name} of what a mask selects")
+            raise refuse(f"it reads .{name} of what a mask selects")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
-        raise _refuse("it needs to know how many elements a mask selects")
+        raise refuse("it needs to know how many elements a mask selects")
 
     __len__ = __iter__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = _unknown
     __array__ = _unknown
@@ -2655,7 +2348,7 @@ class Selected(NDArrayOperatorsMixin):
             return  # written already
         new: Any = np.where(_with_values(self, self._points(index)), value, self)
         if np.ndim(value) or new.dtype != self.dtype:
-            raise _refuse("it assigns an array through a mask")
+            raise refuse("it assigns an array through a mask")
         self._values = new._values
 
     def _points(self, index: Any) -> Any:
@@ -2671,14 +2364,14 @@ class Selected(NDArrayOperatorsMixin):
             axis = () if inputs[1:] or "axis" in kwargs else (0,)
             return _reduce_selected(ufunc.reduce, *inputs, *axis, **kwargs)
         if method != "__call__":
-            raise _refuse(f"numpy.{ufunc.__name__}.{method} of what a mask selects")
+            raise refuse(f"numpy.{ufunc.__name__}.{method} of what a mask selects")
         out = kwargs.pop("out", None)
         (out,) = out if isinstance(out, tuple) else (out,)
         result = _at_all_points(ufunc, inputs, kwargs)
         if out is None:
             return result
         if not isinstance(out, Selected) or not _alike(out, result):
-            raise _refuse("it writes into an array that it is given (out=)")
+            raise refuse("it writes into an array that it is given (out=)")
         return out._written(result, kwargs.get("casting", "same_kind"))
 
     def _written(self, result: Selected, casting: str = "same_kind") -> Selected:
@@ -2692,10 +2385,10 @@ class Selected(NDArrayOperatorsMixin):
             return _at_all_points(func, args, kwargs)
         if func in _REDUCING:
             return _reduce_selected(func, *args, **kwargs)
-        if func is np.histogram and _current.get().products:
+        if func is np.histogram and current.get().products:
             return FUNCTIONS[np.histogram](*args, **kwargs)
         module = getattr(func, "__module__", None) or "numpy"
-        raise _refuse(f"{module}.{func.__name__} of what a mask selects")
+        raise refuse(f"{module}.{func.__name__} of what a mask selects")
 
     _scalar = False
 
@@ -2730,11 +2423,11 @@ class Selected(NDArrayOperatorsMixin):
     conjugate = conj
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
-        _no_out(out)
+        no_out(out)
         return np.round(self, decimals)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:
-        _no_out(out, kwargs)
+        no_out(out, kwargs)
         return np.clip(self, min, max)
 
     def sum(self, *args: Any, **kwargs: Any) -> Any:
@@ -2773,7 +2466,7 @@ def _selected(x: Traced, index: Any) -> Selected | None:
         return None
     others = [i for i in entries if i is not masks[0]]
     if len(others) < len(entries) - 1 or not all(i is ... or type(i) is slice for i in others):
-        raise _refuse("it indexes with an array")
+        raise refuse("it indexes with an array")
     (mask,) = masks
     here = [i is mask for i in entries].index(True)
     whole = (slice(None),) * mask.ndim
@@ -2784,8 +2477,8 @@ def _selected(x: Traced, index: Any) -> Selected | None:
     seen = x[basic]
     if seen.shape[axis : axis + mask.ndim] != mask.shape:
         raise IndexError(f"a mask of shape {mask.shape} for an array of shape {x.shape}")
-    if mask.ndim < x.ndim and not _current.get().products:
-        raise _refuse("it selects along an axis by a mask: NumPy reads no more than that")
+    if mask.ndim < x.ndim and not current.get().products:
+        raise refuse("it selects along an axis by a mask: NumPy reads no more than that")
     return Selected(seen.copy(), mask.copy(), axis)
 
 
@@ -2793,7 +2486,7 @@ def _put_back(x: Traced, index: Any, value: Selected) -> Traced:
     """`x` after `x[mask] = value`, where that is of the same elements."""
     before = _selected(x, index) if isinstance(index, Traced) else None
     if before is None or not _alike(before, value) or before._values.shape != value._values.shape:
-        raise _refuse("it assigns an array through a mask")
+        raise refuse("it assigns an array through a mask")
     return _where(_mask_over(value), value._values.astype(x.dtype), x)
 
 
@@ -2813,7 +2506,7 @@ def _nan_elsewhere(x: Selected) -> Traced:
     if x.dtype.kind in "iu" and x.itemsize <= 4:
         x = x.astype(np.float64)
     if x.dtype.kind != "f":
-        raise _refuse(f"it makes a histogram of {x.dtype} that a mask selects")
+        raise refuse(f"it makes a histogram of {x.dtype} that a mask selects")
     return _where(_mask_over(x), x._values, x.dtype.type(np.nan))
 
 
@@ -2827,8 +2520,8 @@ def _at_all_points(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     """A function that goes element by element."""
     first = next(v for v in (*args, *kwargs.values()) if isinstance(v, Selected))
 
-    if not _current.get().products and function.__name__ not in _CHEAP:
-        raise _refuse(f"it computes {function.__name__} of what a mask selects: of fewer elements")
+    if not current.get().products and function.__name__ not in _CHEAP:
+        raise refuse(f"it computes {function.__name__} of what a mask selects: of fewer elements")
 
     def values(v: Any) -> Any:
         if isinstance(v, Selected):
@@ -2846,7 +2539,7 @@ def _at_all_points(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
     result = function(*map(values, args), **{k: values(v) for k, v in kwargs.items()})
     if not isinstance(result, Traced) or result.ndim != first._values.ndim:
-        raise _refuse(f"{getattr(function, '__name__', 'it')} of what a mask selects")
+        raise refuse(f"{getattr(function, '__name__', 'it')} of what a mask selects")
     return _with_values(first, result)
 
 
@@ -2867,24 +2560,24 @@ def _reduce_selected(function: Any, a: Any, *args: Any, **given: Any) -> Any:
     """One of NumPy's reductions, or `ufunc.reduce`."""
     name = _REDUCING.get(function)
     if name is None or not isinstance(a, Selected):
-        raise _refuse(f"{function.__name__} of what a mask selects")
+        raise refuse(f"{function.__name__} of what a mask selects")
     names = ["axis", "dtype", "out"] if name in _WITH_TYPE else ["axis"]
     names = ["ord", "axis"] if name == "norm" else names
     if len(args) > len(names):
-        raise _refuse(f"it gives {name} many arguments")
+        raise refuse(f"it gives {name} many arguments")
     given = {**dict(zip(names, args, strict=False)), **given}
     keep, axis = given.pop("keepdims", False), given.pop("axis", None)
-    _no_out(given.pop("out", None))
+    no_out(given.pop("out", None))
     where = given.pop("where", True)
-    if where is not True and where is not _nothing:
-        raise _refuse("it uses where= with what a mask selects")
-    keep = keep is not _nothing and bool(keep)
+    if where is not True and where is not nothing:
+        raise refuse("it uses where= with what a mask selects")
+    keep = keep is not nothing and bool(keep)
     axes = _axes(a, axis)  # type: ignore[arg-type]
     first, more = a._axis, a._mask.ndim - 1
     others = tuple([k if k < first else k + more for k in axes if k != first])
     if first not in axes:
         if not axes:
-            raise _refuse("it reduces what a mask selects along no axis")
+            raise refuse("it reduces what a mask selects along no axis")
         values = function(a._values, axis=others, keepdims=keep, **given)
         return Selected(values, a._mask, first if keep else first - sum(k < first for k in axes))
     every = tuple(sorted((*others, *range(first, first + more + 1))))
@@ -2920,15 +2613,15 @@ def _count_where(x: Traced, mask: Traced, axes: Shape) -> Any:
     return _sum(np.logical_and(x, mask), axes, np.intp)
 
 
-def _extreme_where(op: str, x: Traced, mask: Traced, axes: Shape, initial: Any = _nothing) -> Any:
-    if initial is _nothing:
-        raise _refuse(f"the {op} of what a mask selects is an error where that is nothing")
+def _extreme_where(op: str, x: Traced, mask: Traced, axes: Shape, initial: Any = nothing) -> Any:
+    if initial is nothing:
+        raise refuse(f"the {op} of what a mask selects is an error where that is nothing")
     return _extreme(op, x, axes, initial=initial, where=mask)
 
 
 def _norm_where(x: Traced, mask: Traced, axes: Shape, ord: Any = None) -> Any:
     if ord not in (None, 2) or len(axes) > mask.ndim:
-        raise _refuse("a norm of what a mask selects")
+        raise refuse("a norm of what a mask selects")
     x = x if x.dtype.kind in "fc" else x.astype(np.float64)
     square = np.square(x.real) + np.square(x.imag) if x.dtype.kind == "c" else np.square(x)
     return np.sqrt(_sum(square, axes, where=mask))
@@ -2943,10 +2636,10 @@ def _nanmean_where(x: Traced, mask: Traced, axes: Shape, dtype: Any = None) -> A
 
 def _var_where(
     x: Traced, mask: Traced, axes: Shape, dtype: Any = None, ddof: Any = 0,
-    correction: Any = _nothing, nan: bool = False, **others: Any,
+    correction: Any = nothing, nan: bool = False, **others: Any,
 ) -> Any:  # fmt: skip
-    _no_out(None, {"dtype": dtype, **others})
-    ddof, half = correction if correction is not _nothing else ddof, x.dtype == np.float16
+    no_out(None, {"dtype": dtype, **others})
+    ddof, half = correction if correction is not nothing else ddof, x.dtype == np.float16
     if x.dtype.kind not in "fc":
         x, nan = x.astype(np.float64), False
     x = x.astype(np.float32) if half else x
@@ -3014,7 +2707,7 @@ def _numel_selected(x: Selected, **kwargs: Any) -> Any:
     """How many elements a reduction over `axis` adds up: the points that are selected, and as many
     as the other axes are long."""
     axis, dtype = kwargs.get("axis"), kwargs.get("dtype", np.float64)
-    ones = _with_values(x, Traced(_constant(1, dtype), x._values.shape))
+    ones = _with_values(x, Traced(constant(1, dtype), x._values.shape))
     axis = tuple(axis) if isinstance(axis, list) else axis
     return np.sum(ones, axis=axis, dtype=dtype, keepdims=kwargs.get("keepdims", False))
 
@@ -3032,7 +2725,7 @@ def _numel(x: Traced, **kwargs: Any) -> Any:
         return np.prod(x.shape, dtype=dtype)
     axes = _axes(x, tuple(axis) if isinstance(axis, list) else axis)
     count = math.prod(x.shape[k] for k in axes)
-    return Traced(_constant(count, dtype), _reduced_shape(x, axes, keepdims))
+    return Traced(constant(count, dtype), _reduced_shape(x, axes, keepdims))
 
 
 @instead_of(dask_reductions.moment_chunk)
@@ -3051,7 +2744,7 @@ def _moment_chunk(
         )  # fmt: skip
     axes = _axes(A, axis)
     mean, squares = _moment(A, axes, dtype, keepdims)
-    count = Traced(_constant(_count(A, axes), np.int64), mean.shape)
+    count = Traced(constant(_count(A, axes), np.int64), mean.shape)
     return {
         "total": np.multiply(mean, _count(A, axes)).astype(dtype),
         "n": count,
@@ -3070,14 +2763,14 @@ def _few_moments(
     if others.keys() <= {"keepdims"}:
         few = _beside_each_other(list(flatten([pairs])), order, sum, axis)
     if few is None:
-        _current.get().short = False
+        current.get().short = False
     return few
 
 
 def _beside_each_other(
     every: list[Any], order: int, sum: Any, axis: Any
 ) -> dict[str, Any] | None:  # fmt: skip
-    if order != 2 or sum is not np.sum or not _current.get().products or len(every) > SHORT:
+    if order != 2 or sum is not np.sum or not current.get().products or len(every) > SHORT:
         return None
     totals, counts, squares = ([p[name] for p in every] for name in ("total", "n", "M"))
     arrays = [a for a in (*totals, *counts) if isinstance(a, Traced)]
@@ -3109,7 +2802,7 @@ def _moment_combine(
         return dask_reductions.moment_combine(pairs, order, ddof, dtype, sum, axis, **kwargs)
     first = next(flatten([pairs]))
     total = few["total"].astype(first["total"].dtype)
-    count = Traced(_constant(few["n"], np.int64), total.shape)
+    count = Traced(constant(few["n"], np.int64), total.shape)
     return {"total": total, "n": count, "M": _expand(few["M"].astype(first["M"].dtype), -1)}
 
 
@@ -3187,7 +2880,7 @@ def _arg_merge(data: Any, axis: Any, argfunc: Any, keepdims: bool) -> tuple[Trac
     position = View.contiguous(values.shape)
     if along is not None:
         position = View(0, tuple(int(k == along) for k in range(values.ndim)))
-    index = Traced(_node("index", (), np.int64, position), values.shape)
+    index = Traced(node_of("index", (), np.int64, position), values.shape)
     # the one place that belongs to the best value, among zeros
     chosen = _where(index == at, places, places.dtype.type(0))
     place = _sum(chosen, along, places.dtype, keepdims=keepdims)
@@ -3209,13 +2902,13 @@ def _arg_agg(
 
 @instead_of(dask_reductions.nanarg_agg)
 def _nanarg_agg(*args: Any, **kwargs: Any) -> Any:
-    raise _refuse("numpy.nanargmin is an error where all values are NaN")
+    raise refuse("numpy.nanargmin is an error where all values are NaN")
 
 
 def _getting(getter: Callable[..., Any]) -> Callable[..., Any]:
     def get(a: Any, b: Any, asarray: bool = True, lock: Any = None) -> Any:
         if lock:
-            raise _refuse("it takes a lock")
+            raise refuse("it takes a lock")
         return getter(a, b, asarray=asarray)
 
     return get
@@ -3235,16 +2928,16 @@ def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
 @instead_of(takes.picked)
 def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
     """Elements of an array along an axis, by their numbers, of which each is less than `length`."""
-    if not _current.get().products:
-        raise _refuse("it indexes with an array: NumPy's own is as fast")
+    if not current.get().products:
+        raise refuse("it indexes with an array: NumPy's own is as fast")
     x, numbers = _array(x), _array(numbers)
     if x.shape[axis] != length:  # they are read without a look at how many there are
-        raise _refuse(f"it takes elements of {length}, and there are {x.shape[axis]}")
+        raise refuse(f"it takes elements of {length}, and there are {x.shape[axis]}")
     shape = (*x.shape[:axis], numbers.size, *x.shape[axis + 1 :])
     if 0 in x.shape or 0 in shape:
-        return Traced(_constant(0, x.dtype), shape)
+        return Traced(constant(0, x.dtype), shape)
     line = _look(numbers, lambda a: a.reshape((-1,) + (1,) * (x.ndim - axis - 1)))
-    number = _cast(_broadcast(line, shape)._expr, np.int64)
+    number = cast_to(_broadcast(line, shape)._expr, np.int64)
 
     def scaled(step: int) -> Expr:
         return number if step == 1 else _apply(np.multiply, number, step)
@@ -3257,18 +2950,18 @@ def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
         if view is not None:
             still = View(view.offset, (*view.strides[:axis], 0, *view.strides[axis + 1 :]))
             leaf = with_view(old, still)
-            found = _node(leaf.op, (), leaf.dtype, leaf.data)
+            found = node_of(leaf.op, (), leaf.dtype, leaf.data)
             if step and old.op == "index":
                 found = _apply(np.add, found, scaled(step))
             elif step:
-                found = _node("taken", (found, scaled(step)), leaf.dtype)
+                found = node_of("taken", (found, scaled(step)), leaf.dtype)
         elif old.op == "taken" and args[0].op == "taken":
             base, place = args[0].args
-            found = _node("taken", (base, _apply(np.add, place, args[1])), old.dtype)
+            found = node_of("taken", (base, _apply(np.add, place, args[1])), old.dtype)
         elif old.op in RANDOM:
-            raise _refuse("it takes random numbers by a list")
+            raise refuse("it takes random numbers by a list")
         else:
-            found = _node(old.op, args, old.dtype, old.data)
+            found = node_of(old.op, args, old.dtype, old.data)
         new[id(old)] = found
     return Traced(new[id(x._expr)], shape)
 
@@ -3290,7 +2983,7 @@ def _uniform(
     if like is np.empty_like:
         like = np.zeros_like
     value = like(np.empty((), kwargs["dtype"]), *args, shape=(), **kwargs)
-    return Traced(_constant(value, value.dtype), _shape_of(shape))
+    return Traced(constant(value, value.dtype), _shape_of(shape))
 
 
 KNOWN_CURRIED[_UNIFORM] = _uniform
@@ -3303,14 +2996,14 @@ def _shape_of(shape: Any) -> Shape:
 @instead_of(dask_chunk.arange)
 def _arange(start: Any, stop: Any, step: Any, length: int, dtype: Any, like: Any = None) -> Any:
     """`start + i * step` as `numpy.arange` computes it: from its first two elements."""
-    dtype = _checked(dtype)
+    dtype = checked(dtype)
     pair = np.arange(start, start + 2 * step, step, dtype=dtype)[:2]
     n = min(len(range(int(length))), len(np.broadcast_to(0, (_arange_length(start, stop, step),))))
     i = Traced(_axis_index((n,), 0), (n,))
     if dtype.kind in "iu":
         return i.astype(dtype) * dtype.type(pair[1] - pair[0]) + pair[0]
     if dtype.kind != "f" or len(pair) < 2:
-        raise _refuse(f"it makes a range of type {dtype}")
+        raise refuse(f"it makes a range of type {dtype}")
     wide = np.float32 if dtype == np.float16 else dtype
     delta = np.subtract(pair[1], pair[0], dtype=wide)
     return (i.astype(wide) * delta + pair[0].astype(wide)).astype(dtype)
@@ -3325,10 +3018,10 @@ def _linspace(start: Any, stop: Any, num: int, endpoint: bool = True, dtype: Any
     """`numpy.linspace`: its last point is `stop` itself."""
     parts = num - 1 if endpoint else num
     if not all(isinstance(v, int | float | np.number) for v in (start, stop)) or parts <= 0:
-        raise _refuse("it spaces points between arrays")
+        raise refuse("it spaces points between arrays")
     wide = np.result_type(start, stop, float(num))
     if wide != np.float64 or num < 1:
-        raise _refuse(f"it spaces points of type {wide}")
+        raise refuse(f"it spaces points of type {wide}")
     delta = np.float64(stop) - np.float64(start)
     step = delta / parts
     i = Traced(_axis_index((num,), 0), (num,))
@@ -3412,12 +3105,12 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
         every = [v for a in args for v in (a if isinstance(a, (tuple, list)) else (a,))]
         known = [v for v in every if isinstance(v, Traced)]
         if any(v.dtype.kind == "c" for v in known) and python.__module__ != "cmath":
-            raise _refuse(f"it calls {where} with a complex number")
-        if known and _current.get().beside is not None:  # no mesh, whose points are numbers
+            raise refuse(f"it calls {where} with a complex number")
+        if known and current.get().beside is not None:  # no mesh, whose points are numbers
             if python not in (min, max):  # which may be an error, and changes no type
-                raise _refuse(f"it makes a number of Python's by {where}")
+                raise refuse(f"it makes a number of Python's by {where}")
             if any(v.shape for v in known):
-                raise _refuse(f"it calls {python.__name__} with an array")
+                raise refuse(f"it calls {python.__name__} with an array")
         return own(*args, **kwargs) if known else python(*args, **kwargs)
 
     return either
@@ -3425,7 +3118,7 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _array_classes() -> list[type]:
     """What arrays may be when the task runs."""
-    following, cupy = _current.get(None), sys.modules.get("cupy")
+    following, cupy = current.get(None), sys.modules.get("cupy")
     on_gpus = cupy is not None and (following is None or following.products)
     return [np.ndarray, cupy.ndarray] if on_gpus and cupy is not None else [np.ndarray]
 
@@ -3435,7 +3128,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     if type(value) not in (Traced, Selected):
         return isinstance(value, kinds)
     number, arrays = value.dtype.type, _array_classes()
-    if _current.get().beside is None:  # a mesh: of points one by one, or of many at once
+    if current.get().beside is None:  # a mesh: of points one by one, or of many at once
         python = {"f": np.float64, "c": np.complex128}.get(value.dtype.kind, number)
         may_be = [python, *arrays]
     elif value.ndim:
@@ -3444,7 +3137,7 @@ def _is_instance(value: Any, kinds: Any) -> bool:
         may_be = [number] if value._scalar and len(arrays) == 1 else [number, *arrays]
     answers = {issubclass(k, kinds) for k in may_be}
     if len(answers) > 1:
-        raise _refuse("it asks for the type of an array")
+        raise refuse("it asks for the type of an array")
     return answers.pop()
 
 
@@ -3453,7 +3146,7 @@ def _has(value: Any, name: str) -> bool:
         return hasattr(value, name)
     answers = {hasattr(k, name) for k in _array_classes()}
     if len(answers) > 1:
-        raise _refuse(f"it asks whether an array has .{name}")
+        raise refuse(f"it asks whether an array has .{name}")
     return answers.pop()
 
 
@@ -3471,10 +3164,10 @@ def _greater(a: Any, b: Any) -> Any:
 def _best_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def best(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 or kwargs:
-            raise _refuse("it looks for the least or greatest element one by one")
+            raise refuse("it looks for the least or greatest element one by one")
         types = {a.dtype for a in args if isinstance(a, Traced)}
-        if _current.get().beside is not None and types != {_result_type(*args)}:
-            raise _refuse("it looks for the least or greatest of values of several types")
+        if current.get().beside is not None and types != {_result_type(*args)}:
+            raise refuse("it looks for the least or greatest of values of several types")
         return _scalar_if_point(functools.reduce(choose, args))
 
     return best
@@ -3510,7 +3203,7 @@ def _special_of(name: str) -> Callable[..., Any]:
     def special(*args: Any) -> Any:
         library = scipy_special()
         if library is None:
-            raise _refuse(f"it calls math.{name}, which SciPy would be needed for")
+            raise refuse(f"it calls math.{name}, which SciPy would be needed for")
         return getattr(library, name)(*args)
 
     return special
@@ -3567,11 +3260,11 @@ def _rect(r: Any, phi: Any) -> Any:
 def _number_of_parts(real: Any = 0, imag: Any = 0) -> Any:
     """What `complex` makes of two numbers: `real + imag * 1j`."""
     if isinstance(real, str):
-        raise _refuse("it reads a number from text")
+        raise refuse("it reads a number from text")
     given = [v.dtype for v in (real, imag) if isinstance(v, Traced)]
     for dtype in given:
         if dtype.kind not in "biufc":
-            raise _refuse(f"it makes a complex number of {dtype}")
+            raise refuse(f"it makes a complex number of {dtype}")
     some = [t for t in given if t.kind != "b"]
     single = bool(some) and all(t in (np.float32, np.complex64) for t in some)
     wide = np.dtype(np.float32 if single else np.float64)
@@ -3643,7 +3336,7 @@ def applied(expr: Expr, arrays: Sequence[Traced]) -> Traced:
             new[id(node)] = every[node.data[0]]
         else:
             args = tuple([new[id(a)] for a in node.args])
-            new[id(node)] = _node(node.op, args, node.dtype, node.data)
+            new[id(node)] = node_of(node.op, args, node.dtype, node.data)
     return Traced(new[id(expr)], shape)
 
 
@@ -3669,7 +3362,7 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
         return function
     if function in inside:
         if reason := impure(function):  # it would find the arrays themselves
-            raise _refuse(reason)
+            raise refuse(reason)
         return function
     # a user's globals can change, and arrays are of one run: nothing of them is kept
     if function.__code__.co_filename == COMPILED:
@@ -3680,7 +3373,7 @@ def adapted(function: Any, inside: tuple[Any, ...] = ()) -> Any:
 def _noted(value: Any) -> Any:
     """An array that stays what it is: its values may decide what a program does. Not one of CuPy's:
     Dask gives these to say what to make, and to look at them is to wait for a device."""
-    beside = _current.get().beside
+    beside = current.get().beside
     if type(value) is np.ndarray and value.size and beside is not None:
         beside.left.append(value)
     return value
@@ -3688,7 +3381,7 @@ def _noted(value: Any) -> Any:
 
 def _beside(value: Any) -> Any:
     """What a function that is followed finds in a variable outside itself."""
-    if is_array(value) and _current.get().beside is not None:
+    if is_array(value) and current.get().beside is not None:
         return _read_beside(value)
     return value
 
@@ -3723,7 +3416,7 @@ def _with_adapted(
         if isinstance(value, types.ModuleType):
             known = in_numpy(value)
             return known if known is not value or _is_theirs_alone(value) else _Within(value, other)
-        if value is complex and _current.get().points and not asks:
+        if value is complex and current.get().points and not asks:
             return _Complex
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))
@@ -3781,9 +3474,9 @@ def _little(name: str) -> Callable[..., Any]:
         if not any(isinstance(v, Traced) for v in (*args, *kwargs.values())):
             elements = count(*args, **kwargs)
             if elements > MOST_MADE:
-                raise _refuse(f"it makes an array of {elements:,} elements")
+                raise refuse(f"it makes an array of {elements:,} elements")
         value = make(*args, **kwargs)
-        beside = _current.get().beside
+        beside = current.get().beside
         if beside is not None and beside.every and is_array(value) and value.size > 1:
             return _read_beside(value, own=True).copy()
         return value
@@ -3801,7 +3494,7 @@ def _converted(name: str) -> Callable[..., Any]:
         if not any(isinstance(v, Traced) for v in inside):
             return make(a, dtype, *args, **kwargs)
         x = _array(a)
-        following, contiguous = _current.get(), name in ("ascontiguousarray", "asfortranarray")
+        following, contiguous = current.get(), name in ("ascontiguousarray", "asfortranarray")
         # what is written to a copy is not written to `a`
         copies = name == "array" or (name == "ascontiguousarray" and not following.is_beside(x))
         copy = kwargs.get("copy", copies)
@@ -3824,7 +3517,7 @@ def _sent(name: str) -> Callable[..., Any]:
 
     @functools.wraps(make)
     def made(a: Any, *args: Any, **kwargs: Any) -> Any:
-        there = isinstance(a, Traced) and _current.get().is_beside(a)
+        there = isinstance(a, Traced) and current.get().is_beside(a)
         return (beside if there else make)(a, *args, **kwargs)
 
     return made
@@ -3877,7 +3570,7 @@ class _Assembly:
     in later groups.
     """
 
-    def __init__(self, following: _Following):
+    def __init__(self, following: Following):
         self.following = following
         self.inputs = following.inputs
         self.groups: dict[tuple[int, Shape, Shape, Any], _Group] = {}
@@ -3924,9 +3617,9 @@ class _Assembly:
 
     def _only_selects(self, result: Selected) -> Unfollowed:
         values, mask = result._values, result._mask
-        if values.shape == mask.shape == (1,) and _made(mask._expr):
+        if values.shape == mask.shape == (1,) and made_in(mask._expr):
             return OneOrNone(self._program((values, mask), [values, mask]))
-        if _made(values._expr) or _made(mask._expr):
+        if made_in(values._expr) or made_in(mask._expr):
             return Unfollowed("it selects by a mask from what it has reduced or copied")
         shape, dtype, over = values.shape, values.dtype, mask.shape
         return OnlySelects(Masked(shape, dtype, values._expr, mask._expr, over, result._axis))
@@ -3938,7 +3631,7 @@ class _Assembly:
         copied = not any(value._family is given for given in self.following.given)
         return Seen(number, view, value.shape, value.dtype, copied)
 
-    def _array(self, number: int) -> _Stage | _Result:
+    def _array(self, number: int) -> Stage | Result:
         return self.following.made[number - MADE]
 
     def _group(self, depth: int, shape: Shape, axes: Shape = (), alone: Any = None) -> _Group:
@@ -3950,22 +3643,22 @@ class _Assembly:
     def _settle(self, outputs: list[Expr]) -> None:
         """Finds the home of every array that is used, those it reads first."""
         used: set[int] = set()
-        left = [m for e in outputs for m in _made(e)]
+        left = [m for e in outputs for m in made_in(e)]
         while left:
             number = left.pop()
             if number in used:
                 continue
             used.add(number)
             array = self._array(number)
-            over = array.over if isinstance(array, _Result) else array.shape
+            over = array.over if isinstance(array, Result) else array.shape
             self.body[number] = _canonically(array.roots[0], over)
-            left += _made(self.body[number])
+            left += made_in(self.body[number])
         for number in sorted(used):  # an array is made after those that it reads
             array = self._array(number)
-            if isinstance(array, _Stage):
+            if isinstance(array, Stage):
                 self.home[number] = self._home(self.body[number], array.shape)
                 continue
-            depth = max([self.home[m].depth for m in _made(self.body[number])], default=0)
+            depth = max([self.home[m].depth for m in made_in(self.body[number])], default=0)
             reduction = self._reduction(number)
             scans = reduction.op in SCANS
             alone = reduction if reduction.op == "histogram" else scans
@@ -3976,12 +3669,12 @@ class _Assembly:
 
     def _reduction(self, number: int) -> Reduction:
         array = self._array(number)
-        assert isinstance(array, _Result)
+        assert isinstance(array, Result)
         return Reduction(array.reduction.op, self.body[number], array.reduction.dtypes)
 
     def _home(self, expr: Expr, shape: Shape) -> _Group:
         """Where an expression over `shape` is computed."""
-        made = _made(expr)
+        made = made_in(expr)
         if not made:
             return self._group(1, shape)
         latest = max((self.home[m] for m in made), key=lambda g: g.place)
@@ -4018,7 +3711,7 @@ class _Assembly:
         """Fills each group's outputs; gives the array number of each output of the program."""
         readers = [(self.body[m], None if self._is_result(m) else g) for m, g in self.home.items()]
         readers += [(e, h) for e, h in zip(exprs, homes, strict=True)]
-        needed = {m for e, g in readers for m in _made(e) if self.home[m] is not g}
+        needed = {m for e, g in readers for m in made_in(e) if self.home[m] is not g}
         count = self.inputs
         at: list[int | None] = [None] * len(exprs)
         for group in sorted(self.groups.values(), key=lambda g: g.place):
@@ -4028,9 +3721,9 @@ class _Assembly:
                 view = View.contiguous(array.shape)
                 body = self.body[number]
                 dtype = body.dtype
-                if isinstance(array, _Result):
+                if isinstance(array, Result):
                     dtype = array.reduction.dtypes[array.which]
-                leaf = _node("input", (), dtype, (number, _canonical(view, array.shape)))
+                leaf = node_of("input", (), dtype, (number, canonical(view, array.shape)))
                 built = self._built(leaf, array.shape, group)
                 self.numbers[number] = count + wanted.setdefault(built, len(wanted))
             for k, home in enumerate(homes):
@@ -4042,7 +3735,7 @@ class _Assembly:
         return [self.numbers[e.data[0]] if n is None else n for e, n in zip(exprs, at, strict=True)]
 
     def _is_result(self, number: int) -> bool:
-        return isinstance(self._array(number), _Result)
+        return isinstance(self._array(number), Result)
 
     def _built(self, expr: Expr, shape: Shape, group: _Group) -> Expr:
         """An output of a group, over the axes that it keeps."""
@@ -4054,14 +3747,14 @@ class _Assembly:
                 return old
             if old.op == "input" and (number := old.data[0]) >= MADE:
                 array = self._array(number)
-                if self.home[number] is group and isinstance(array, _Result):
+                if self.home[number] is group and isinstance(array, Result):
                     which = group.reductions.index(self._reduction(number))
-                    return _node("reduced", (), old.dtype, (which, array.which))
+                    return node_of("reduced", (), old.dtype, (which, array.which))
                 if self.home[number] is group:
                     return self._built(self.body[number], array.shape, group)
                 old = Expr("input", (), old.dtype, (self.numbers[number], view))
             leaf = with_view(old, view_over(view, shape, group.kept))
-            return _node(leaf.op, (), leaf.dtype, leaf.data)
+            return node_of(leaf.op, (), leaf.dtype, leaf.data)
 
         def changed(leaf: Expr) -> Expr:
             if leaf not in memo:
@@ -4077,27 +3770,17 @@ class _Assembly:
     def _kernel(self, group: _Group) -> Kernel:
         def numbered(leaf: Expr) -> Expr:
             if leaf.op == "input" and leaf.data[0] >= MADE:
-                return _node("input", (), leaf.dtype, (self.numbers[leaf.data[0]], leaf.data[1]))
+                return node_of("input", (), leaf.dtype, (self.numbers[leaf.data[0]], leaf.data[1]))
             return leaf
 
         reductions = [
-            Reduction(r.op, _changed(r.arg, numbered), r.dtypes) for r in group.reductions
+            Reduction(r.op, with_leaves(r.arg, numbered), r.dtypes) for r in group.reductions
         ]
         return Kernel(group.shape, tuple(group.outputs), tuple(reductions), group.axes)
 
 
 def _canonically(expr: Expr, shape: Shape) -> Expr:
-    return _reviewed(expr, lambda view: _canonical(view, shape))
-
-
-def squeezed(shape: Shape) -> Shape:
-    return tuple(n for n in shape if n != 1)
-
-
-def view_over(view: View, shape: Shape, other: Shape) -> View:
-    """A view of `shape` as one of `other`, which differs in axes of length 1 only."""
-    strides = iter([s for n, s in zip(shape, view.strides, strict=True) if n != 1])
-    return View(view.offset, tuple(0 if n == 1 else next(strides) for n in other))
+    return reviewed(expr, lambda view: canonical(view, shape))
 
 
 def _grafted(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
@@ -4108,5 +3791,5 @@ def _grafted(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
             new[id(old)] = change(old)
         else:
             args = tuple([new[id(a)] for a in old.args])
-            new[id(old)] = _node(old.op, args, old.dtype, old.data)
+            new[id(old)] = node_of(old.op, args, old.dtype, old.data)
     return new[id(expr)]

@@ -13,10 +13,11 @@ pytest.importorskip("cupy")
 
 from gpuscheduler import device_code, launch, shelf, trace
 from gpuscheduler.expr import Expr, View
+from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import Fused
 from gpuscheduler.kernel import generate
 from gpuscheduler.scalar import ScalarFunction
-from gpuscheduler.trace import Abstract, applied, follow
+from gpuscheduler.trace import applied, follow
 
 ARCH = "sm_90"
 

@@ -41,6 +41,7 @@ ORDER = [
     "cuda_math",
     "kernel",
     "reading",
+    "following",
     "trace",
     "garbage",
     "scalar",

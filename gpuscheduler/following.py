@@ -22,7 +22,7 @@ from .expr import LEAVES, SCANS, DType, Expr, Program, Reduction, View, nodes, v
 from .reading import CHANGEABLE
 
 if TYPE_CHECKING:
-    from .trace import Traced
+    from .arrays import Traced
 
 Shape = tuple[int, ...]
 #: Numbers of arrays that the function itself makes; below are the program's inputs.

@@ -23,6 +23,7 @@ from dask.array import reductions as dask_reductions
 from dask.utils import key_split
 
 from . import blocks, following, philox, reading, takes, trace
+from .arrays import FEW
 from .expr import (
     Expr,
     Kernel,
@@ -940,7 +941,7 @@ class Fuser:
         if len(expects) < len(found.expects):
             return None
         # steps of a tree meet on each device before they meet on one
-        tiny = len(expects) > 1 and math.prod(kernel.shape) <= trace.FEW
+        tiny = len(expects) > 1 and math.prod(kernel.shape) <= FEW
         nbytes = sum(m.nbytes for m in every)
         far = tiny or sum(e.nbytes for e in expects) > 2 * nbytes
 

@@ -23,6 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
 from . import blocks, following, trace
+from .arrays import Traced, applied
 from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
 from .following import Abstract, OnlyView, Seen, Unfollowed
 from .grid import Axis, Tile, Tiles
@@ -544,8 +545,8 @@ class MeshTile:
         first, spread = points[0], self._spread(points)
         if not isinstance(self.what, Expr):
             value = self.what(*spread)
-        elif isinstance(first, trace.Traced):
-            return trace.applied(self.what, spread)
+        elif isinstance(first, Traced):
+            return applied(self.what, spread)
         elif isinstance(first, np.ndarray):
             (value,) = blocks.evaluate(self._kernel(tile.shape), points)
             return value

@@ -42,6 +42,7 @@ ORDER = [
     "kernel",
     "reading",
     "following",
+    "arrays",
     "trace",
     "garbage",
     "scalar",

@@ -43,6 +43,7 @@ ORDER = [
     "reading",
     "following",
     "arrays",
+    "creation",
     "trace",
     "garbage",
     "scalar",

@@ -35,8 +35,6 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from . import takes
 from .arrays import (
-    ACCUMULATED,
-    METHODS,
     MOST_PARTS,
     OVER_POINTS,
     SHORT,
@@ -50,7 +48,6 @@ from .arrays import (
     clipped,
     complex_of,
     either,
-    elementwise,
     expand,
     implements,
     look,
@@ -138,7 +135,20 @@ from .reading import (
     scipy_special,
     words,
 )
-from .scans import parts
+from .reductions import (
+    accumulated,
+    count_of,
+    cumulated,
+    divided,
+    extreme_of,
+    mean_of,
+    moment_of,
+    not_empty,
+    prod_of,
+    sum_of,
+    truth_of,
+    var_of,
+)
 from .sizes import map_leaves
 from .subgraph import COMPILED
 
@@ -232,222 +242,6 @@ def constant_of_task(value: Any) -> Any:
         return seen
     return read_beside(value)
 
-
-@functools.cache
-def _sum_dtype(dtype: DType, ufunc: Any) -> DType:
-    return ufunc.reduce(np.zeros(0, dtype)).dtype  # type: ignore[no-any-return]
-
-
-def _add_up(
-    op: str, ufunc: Any, x: Traced, axis: Any, dtype: Any, keepdims: Any, initial: Any, where: Any
-) -> Traced:
-    none = dtype is None or dtype is nothing  # not `==`: a float64 equals None
-    dtype = checked(_sum_dtype(x.dtype, ufunc) if none else dtype)
-    value = Traced(cast_to(x._expr, dtype), x.shape)
-    neutral = 0 if op == "sum" else 1
-    if where is not True and where is not nothing:
-        value = either(where, value, dtype.type(neutral))
-    (out,) = reduce(op, value, axes_of(x, axis), (dtype,), keepdims)
-    if initial is not nothing and initial != neutral:
-        out = elementwise(ufunc, ufunc.__name__, (traced(initial, dtype), out))
-    return out
-
-
-def _sum(
-    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = nothing, where: Any = True,
-) -> Traced:  # fmt: skip
-    no_out(out)
-    return _add_up("sum", np.add, traced(x), axis, dtype, keepdims, initial, where)
-
-
-def _prod(
-    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = nothing, where: Any = True,
-) -> Traced:  # fmt: skip
-    no_out(out)
-    return _add_up("prod", np.multiply, traced(x), axis, dtype, keepdims, initial, where)
-
-
-def _not_empty(x: Traced, axes: Shape, what: str) -> None:
-    if 0 in [x.shape[k] for k in axes]:
-        raise ValueError(f"zero-size array to {what} which has no identity")
-
-
-def _extreme(
-    op: str, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = nothing, where: Any = True,
-) -> Traced:  # fmt: skip
-    no_out(out)
-    x, axes = traced(x), axes_of(x, axis)
-    ufunc = {"min": np.minimum, "max": np.maximum, "fmin": np.fmin, "fmax": np.fmax}[op]
-    if op in ("fmin", "fmax") and x.dtype.kind not in "fc":
-        op = op[1:]
-    if initial is nothing:
-        _not_empty(x, axes, f"reduction operation {ufunc.__name__}")
-    if where is not True and where is not nothing:
-        if initial is nothing:
-            raise ValueError("a reduction with a mask needs an initial value")
-        x = either(where, x, traced(initial, x.dtype).astype(x.dtype))
-    if initial is not nothing and 0 in [x.shape[k] for k in axes]:
-        return broadcast(traced(initial, x.dtype), reduced_shape(x, axes, keepdims))
-    (value,) = reduce(op, x, axes, (x.dtype,), keepdims)
-    if initial is not nothing:
-        value = elementwise(ufunc, ufunc.__name__, (traced(initial, x.dtype), value))
-    return value
-
-
-def _truth(
-    op: str, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
-    where: Any = True,
-) -> Traced:  # fmt: skip
-    no_out(out)
-    x = traced(x)
-    value = Traced(cast_to(x._expr, bool), x.shape)
-    if where is not True and where is not nothing:
-        value = either(where, value, np.bool_(op == "all"))
-    return reduce(op, value, axes_of(x, axis), (bool,), keepdims)[0]
-
-
-def _arg(op: str, x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Traced:
-    no_out(out)
-    x, axes = traced(x), axes_of(x, None if axis is None else operator.index(axis))
-    if 0 in [x.shape[k] for k in axes]:
-        raise ValueError(f"attempt to get {op} of an empty sequence")
-    return reduce(op, x, axes, (np.intp, x.dtype), keepdims)[0]
-
-
-def _count(x: Traced, axes: Shape) -> np.intp:
-    return np.intp(math.prod(x.shape[k] for k in axes))
-
-
-def _divided(total: Traced, count: Any) -> Any:
-    """A sum by a count, in the type of the sum: computed in float64, as NumPy does."""
-    return np.true_divide(total, count).astype(total.dtype)
-
-
-def _mean(
-    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
-    where: Any = True,
-) -> Any:  # fmt: skip
-    no_out(out)
-    x = traced(x)
-    axes, half = axes_of(x, axis), False
-    if dtype is None or dtype is nothing:
-        half = x.dtype == np.float16
-        dtype = {"b": np.float64, "i": np.float64, "u": np.float64}.get(x.dtype.kind, x.dtype)
-        dtype = np.float32 if half else dtype
-    count: Any = _count(x, axes)
-    total = _sum(x, axes, dtype, keepdims=keepdims, where=where)
-    if where is not True and where is not nothing:
-        count = _sum(broadcast(traced(where), x.shape), axes, np.intp, keepdims=keepdims)
-    mean = _divided(total, count)
-    return mean.astype(np.float16) if half else mean
-
-
-def _var(
-    x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
-    keepdims: Any = False, *, where: Any = True, mean: Any = nothing, correction: Any = nothing,
-) -> Any:  # fmt: skip
-    no_out(out, {"mean": mean})
-    if where is not True and where is not nothing:
-        raise refuse("it computes a variance with where=")
-    x, ddof = traced(x), correction if correction is not nothing else ddof
-    axes = axes_of(x, axis)
-    if dtype is None or dtype is nothing:
-        dtype = np.float64 if x.dtype.kind in "biu" else x.dtype
-    dtype = np.dtype(dtype)
-    if dtype.kind not in "fc" or (dtype.kind == "f" and x.dtype.kind == "c"):
-        raise refuse(f"it computes a variance of {x.dtype} in {dtype}")
-    divisor = np.maximum(_count(x, axes) - ddof, 0)
-    if dtype.kind == "c":
-        mean = _divided(_sum(x, axes, dtype, keepdims=True), _count(x, axes))
-        away = np.subtract(x, mean)
-        total = _sum(np.square(away.real) + np.square(away.imag), axes, keepdims=keepdims)
-        return _divided(total, divisor)
-    _, squares = _moment(x, axes, dtype, keepdims)
-    return np.true_divide(squares, divisor).astype(dtype)
-
-
-def _moment(x: Traced, axes: Shape, dtype: DType, keepdims: Any) -> list[Traced]:
-    """Mean, and sum of squared deviations from it, in one pass; half precision in single."""
-    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
-    return reduce("moment", x.astype(wide), axes, (wide, wide), keepdims)
-
-
-def _ufunc_reduce(
-    ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: Any = False,
-    initial: Any = nothing, where: Any = True,
-) -> Traced:  # fmt: skip
-    name = ufunc.__name__
-    if isinstance(out, tuple):
-        (out,) = out
-    x = traced(x)
-    if name in ("bitwise_or", "bitwise_and") and x.dtype == bool:
-        name = {"bitwise_or": "logical_or", "bitwise_and": "logical_and"}[name]
-    if name in ("add", "multiply"):
-        function = _sum if name == "add" else _prod
-        return function(x, axis, dtype, out, keepdims, initial, where)
-    if name in ("minimum", "maximum", "fmin", "fmax") and dtype is None:
-        op = {"minimum": "min", "maximum": "max"}.get(name, name)
-        return _extreme(op, x, axis, out, keepdims, initial, where)
-    if name in ("logical_or", "logical_and") and initial is nothing:
-        return _truth("any" if name == "logical_or" else "all", x, axis, out, keepdims, where=where)
-    raise refuse(f"numpy.{name}.reduce has no expression")
-
-
-def _accumulated(
-    ufunc: Any, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None
-) -> Traced:  # fmt: skip
-    """What `ufunc.accumulate` gives, along one axis."""
-    no_out(out[0] if isinstance(out, tuple) else out)
-    x, name = traced(x), ufunc.__name__
-    _only_on_gpus(f"{name}.accumulate")
-    if dtype is None or dtype is nothing:
-        dtype = _accumulated_dtype(x.dtype, ufunc)
-    value: Traced = x.astype(checked(dtype))
-    axis = normalize_axis_index(axis, x.ndim)
-    if parts(x.shape, axis) is None:
-        raise refuse(f"it accumulates along {x.shape[axis]:,} elements: no equal parts share that")
-    if x.shape[axis] == 1 or not x.size:
-        return value
-    return scan(ACCUMULATED[name], value, axis, value.dtype)
-
-
-@functools.cache
-def _accumulated_dtype(dtype: DType, ufunc: Any) -> DType:
-    return ufunc.accumulate(np.zeros(1, dtype)).dtype  # type: ignore[no-any-return]
-
-
-def _only_on_gpus(name: str) -> None:
-    """NumPy's own scans go through an array once, too."""
-    if not current.get().products:
-        raise refuse(f"numpy.{name} is not element-wise or a reduction")
-
-
-def _cumulated(
-    ufunc: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None
-) -> Traced:  # fmt: skip
-    """`cumsum` and its like: along an axis, or of all elements in order."""
-    _only_on_gpus(ACCUMULATED[ufunc.__name__])
-    x = traced(x)
-    if axis is None or axis is nothing:
-        x, axis = x.reshape(-1), 0
-    return _accumulated(ufunc, x, axis, dtype, out)
-
-
-for _name, _function in {
-    "sum": _sum, "prod": _prod, "mean": _mean, "var": _var,
-    "any": functools.partial(_truth, "any"), "all": functools.partial(_truth, "all"),
-    "argmin": functools.partial(_arg, "argmin"), "argmax": functools.partial(_arg, "argmax"),
-}.items():  # fmt: skip
-    implements(_name)(_function)
-for _name, _op in {"min": "min", "amin": "min", "max": "max", "amax": "max",
-                   "nanmin": "fmin", "nanmax": "fmax"}.items():  # fmt: skip
-    implements(_name)(functools.partial(_extreme, _op))
-for _name, _ufunc_of in {"cumsum": np.add, "cumprod": np.multiply}.items():
-    implements(_name)(functools.partial(_cumulated, _ufunc_of))
-METHODS["reduce"], METHODS["accumulate"] = _ufunc_reduce, _accumulated
 
 # ------------------------------------------------------------------------------------------------
 # Parts put together.
@@ -701,7 +495,7 @@ def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:
 
 @implements("std")
 def _std(*args: Any, **kwargs: Any) -> Any:
-    return np.sqrt(_var(*args, **kwargs))
+    return np.sqrt(var_of(*args, **kwargs))
 
 
 @implements("where")
@@ -735,7 +529,7 @@ def _ptp(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> An
 
 @implements("count_nonzero")
 def _count_nonzero(a: Any, axis: Any = None, *, keepdims: Any = False) -> Traced:
-    return _sum(traced(a).astype(bool), axis, np.intp, keepdims=keepdims)
+    return sum_of(traced(a).astype(bool), axis, np.intp, keepdims=keepdims)
 
 
 @implements("average")
@@ -744,7 +538,7 @@ def _average(
 ) -> Any:
     if weights is not None or returned:
         raise refuse("it computes a weighted average, which is an error where weights add to 0")
-    return _mean(a, axis, keepdims=keepdims)
+    return mean_of(a, axis, keepdims=keepdims)
 
 
 def _without_nan(x: Traced, value: Any) -> Traced:
@@ -755,22 +549,22 @@ def _without_nan(x: Traced, value: Any) -> Traced:
 
 @implements("nansum")
 def _nansum(a: Any, *args: Any, **kwargs: Any) -> Traced:
-    return _sum(_without_nan(traced(a), 0), *args, **kwargs)
+    return sum_of(_without_nan(traced(a), 0), *args, **kwargs)
 
 
 @implements("nanprod")
 def _nanprod(a: Any, *args: Any, **kwargs: Any) -> Traced:
-    return _prod(_without_nan(traced(a), 1), *args, **kwargs)
+    return prod_of(_without_nan(traced(a), 1), *args, **kwargs)
 
 
 @implements("nancumsum")
 def _nancumsum(a: Any, *args: Any, **kwargs: Any) -> Traced:
-    return _cumulated(np.add, _without_nan(traced(a), 0), *args, **kwargs)
+    return cumulated(np.add, _without_nan(traced(a), 0), *args, **kwargs)
 
 
 @implements("nancumprod")
 def _nancumprod(a: Any, *args: Any, **kwargs: Any) -> Traced:
-    return _cumulated(np.multiply, _without_nan(traced(a), 1), *args, **kwargs)
+    return cumulated(np.multiply, _without_nan(traced(a), 1), *args, **kwargs)
 
 
 @implements("cumulative_sum")
@@ -782,7 +576,7 @@ def _cumulative_sum(
     if axis is None and x.ndim != 1:
         raise ValueError("axis must be specified for an array of more than one dimension")
     axis = 0 if axis is None else normalize_axis_index(axis, x.ndim)
-    found = _accumulated(ufunc, x, axis, dtype, out)
+    found = accumulated(ufunc, x, axis, dtype, out)
     if not include_initial:
         return found
     shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
@@ -800,9 +594,9 @@ def _nanmean(
     no_out(out, None if where in (True, nothing) else {"where": where})
     x = traced(a)
     if x.dtype.kind not in "fc":
-        return _mean(x, axis, dtype, keepdims=keepdims)
-    count = _sum(~np.isnan(x), axis, np.intp, keepdims=keepdims)
-    return _divided(_sum(_without_nan(x, 0), axis, dtype, keepdims=keepdims), count)
+        return mean_of(x, axis, dtype, keepdims=keepdims)
+    count = sum_of(~np.isnan(x), axis, np.intp, keepdims=keepdims)
+    return divided(sum_of(_without_nan(x, 0), axis, dtype, keepdims=keepdims), count)
 
 
 @implements("nanvar")
@@ -813,10 +607,10 @@ def _nanvar(
     no_out(out, {"mean": mean} | ({} if where in (True, nothing) else {"where": where}))
     x, ddof = traced(a), correction if correction is not nothing else ddof
     if x.dtype.kind not in "fc":
-        return _var(x, axis, dtype, ddof=ddof, keepdims=keepdims)
+        return var_of(x, axis, dtype, ddof=ddof, keepdims=keepdims)
     total, count = _squares(x, cast(Traced, ~np.isnan(x)), axis, dtype, keepdims)
     degrees = reshaped(count, total.shape) - ddof
-    variance = either(degrees <= 0, total.dtype.type(np.nan), _divided(total, degrees))
+    variance = either(degrees <= 0, total.dtype.type(np.nan), divided(total, degrees))
     return scalar_if_point(variance)
 
 
@@ -825,11 +619,11 @@ def _squares(
 ) -> tuple[Traced, Traced]:  # fmt: skip
     """The sum of squared deviations of those that are there from their mean, and how many these
     are."""
-    count = _sum(there, axis, np.intp, keepdims=True)
-    mean = _divided(_sum(x, axis, dtype, keepdims=True, where=there), count)
+    count = sum_of(there, axis, np.intp, keepdims=True)
+    mean = divided(sum_of(x, axis, dtype, keepdims=True, where=there), count)
     away = either(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))
     squares = np.square(away.real) + np.square(away.imag) if x.dtype.kind == "c" else away * away
-    return _sum(squares, axis, dtype, keepdims=keepdims), count
+    return sum_of(squares, axis, dtype, keepdims=keepdims), count
 
 
 @implements("nanstd")
@@ -1355,13 +1149,13 @@ def _with_where(function: Any, change: Any = None) -> Callable[..., Any]:
 
 
 def _count_where(x: Traced, mask: Traced, axes: Shape) -> Any:
-    return _sum(np.logical_and(x, mask), axes, np.intp)
+    return sum_of(np.logical_and(x, mask), axes, np.intp)
 
 
 def _extreme_where(op: str, x: Traced, mask: Traced, axes: Shape, initial: Any = nothing) -> Any:
     if initial is nothing:
         raise refuse(f"the {op} of what a mask selects is an error where that is nothing")
-    return _extreme(op, x, axes, initial=initial, where=mask)
+    return extreme_of(op, x, axes, initial=initial, where=mask)
 
 
 def _norm_where(x: Traced, mask: Traced, axes: Shape, ord: Any = None) -> Any:
@@ -1369,14 +1163,14 @@ def _norm_where(x: Traced, mask: Traced, axes: Shape, ord: Any = None) -> Any:
         raise refuse("a norm of what a mask selects")
     x = x if x.dtype.kind in "fc" else x.astype(np.float64)
     square = np.square(x.real) + np.square(x.imag) if x.dtype.kind == "c" else np.square(x)
-    return np.sqrt(_sum(square, axes, where=mask))
+    return np.sqrt(sum_of(square, axes, where=mask))
 
 
 def _nanmean_where(x: Traced, mask: Traced, axes: Shape, dtype: Any = None) -> Any:
     if x.dtype.kind not in "fc":
-        return _mean(x, axes, dtype, where=mask)
-    count = _sum(np.logical_and(~np.isnan(x), mask), axes, np.intp)
-    return _divided(_sum(_without_nan(x, 0), axes, dtype, where=mask), count)
+        return mean_of(x, axes, dtype, where=mask)
+    count = sum_of(np.logical_and(~np.isnan(x), mask), axes, np.intp)
+    return divided(sum_of(_without_nan(x, 0), axes, dtype, where=mask), count)
 
 
 def _var_where(
@@ -1393,7 +1187,7 @@ def _var_where(
     degrees = reshaped(count, total.shape) - ddof
     if not nan:
         degrees = np.maximum(degrees, 0)
-    variance = _divided(total, degrees)
+    variance = divided(total, degrees)
     if nan:
         variance = either(degrees <= 0, total.dtype.type(np.nan), variance)
     variance = variance.astype(np.float16) if half else variance
@@ -1405,14 +1199,14 @@ def _std_where(*args: Any, **kwargs: Any) -> Any:
 
 
 OVER_POINTS |= {
-    "sum": _with_where(_sum), "prod": _with_where(_prod), "mean": _with_where(_mean),
-    "average": _with_where(_mean), "count_nonzero": _count_where, "norm": _norm_where,
-    "any": _with_where(functools.partial(_truth, "any")),
-    "all": _with_where(functools.partial(_truth, "all")),
+    "sum": _with_where(sum_of), "prod": _with_where(prod_of), "mean": _with_where(mean_of),
+    "average": _with_where(mean_of), "count_nonzero": _count_where, "norm": _norm_where,
+    "any": _with_where(functools.partial(truth_of, "any")),
+    "all": _with_where(functools.partial(truth_of, "all")),
     "min": functools.partial(_extreme_where, "min"),
     "max": functools.partial(_extreme_where, "max"),
-    "nansum": _with_where(_sum, functools.partial(_without_nan, value=0)),
-    "nanprod": _with_where(_prod, functools.partial(_without_nan, value=1)),
+    "nansum": _with_where(sum_of, functools.partial(_without_nan, value=0)),
+    "nanprod": _with_where(prod_of, functools.partial(_without_nan, value=1)),
     "nanmean": _nanmean_where, "var": _var_where, "std": _std_where,
     "nanvar": functools.partial(_var_where, nan=True),
     "nanstd": functools.partial(_std_where, nan=True),
@@ -1428,8 +1222,8 @@ def _chunk_extreme(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if x.ndim > 1 or not keepdims or x.dtype.kind == "c":
             return x._unknown()
         worst = _furthest(x.dtype, op == "min")
-        value = _extreme(op, either(x._mask, x._values, traced(worst)))
-        return Selected(value.reshape(1), _truth("any", x._mask).reshape(1), 0)
+        value = extreme_of(op, either(x._mask, x._values, traced(worst)))
+        return Selected(value.reshape(1), truth_of("any", x._mask).reshape(1), 0)
 
     return extreme
 
@@ -1488,10 +1282,10 @@ def _moment_chunk(
             implicit_complex_dtype=implicit_complex_dtype, axis=axis, keepdims=keepdims, **kwargs,
         )  # fmt: skip
     axes = axes_of(A, axis)
-    mean, squares = _moment(A, axes, dtype, keepdims)
-    count = Traced(constant(_count(A, axes), np.int64), mean.shape)
+    mean, squares = moment_of(A, axes, dtype, keepdims)
+    count = Traced(constant(count_of(A, axes), np.int64), mean.shape)
     return {
-        "total": np.multiply(mean, _count(A, axes)).astype(dtype),
+        "total": np.multiply(mean, count_of(A, axes)).astype(dtype),
         "n": count,
         "M": expand(squares.astype(dtype), -1),
     }
@@ -1590,14 +1384,14 @@ def _first_best(argfunc: Any, x: Traced, axis: int | None) -> tuple[Traced, Trac
     axes = axes_of(x, axis)
     at, value = reduce(op, whole, axes, (np.int64, x.dtype), True)
     if nan is not None:  # the value is NaN where all are
-        value = _extreme("fmin" if op == "argmin" else "fmax", x, axes, keepdims=True)
+        value = extreme_of("fmin" if op == "argmin" else "fmax", x, axes, keepdims=True)
     return at, value
 
 
 @instead_of(dask_reductions.arg_chunk)
 def _arg_chunk(func: Any, argfunc: Any, x: Any, axis: Any, offset_info: Any) -> Any:
     along = None if len(axis) == x.ndim or x.ndim == 1 else axis[0]
-    _not_empty(x, axes_of(x, along), "reduction operation " + _ARGS[argfunc][0])
+    not_empty(x, axes_of(x, along), "reduction operation " + _ARGS[argfunc][0])
     at, value = _first_best(argfunc, x, along)
     if x.ndim and along is None:
         offset, total = offset_info
@@ -1628,7 +1422,7 @@ def _arg_merge(data: Any, axis: Any, argfunc: Any, keepdims: bool) -> tuple[Trac
     index = Traced(node_of("index", (), np.int64, position), values.shape)
     # the one place that belongs to the best value, among zeros
     chosen = either(index == at, places, places.dtype.type(0))
-    place = _sum(chosen, along, places.dtype, keepdims=keepdims)
+    place = sum_of(chosen, along, places.dtype, keepdims=keepdims)
     return place, value if keepdims else reshaped(value, place.shape)
 
 

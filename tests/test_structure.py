@@ -44,6 +44,7 @@ ORDER = [
     "following",
     "arrays",
     "creation",
+    "reductions",
     "trace",
     "garbage",
     "scalar",

@@ -45,6 +45,7 @@ ORDER = [
     "arrays",
     "creation",
     "reductions",
+    "numpy_functions",
     "trace",
     "garbage",
     "scalar",

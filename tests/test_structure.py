@@ -46,6 +46,7 @@ ORDER = [
     "creation",
     "reductions",
     "numpy_functions",
+    "masks",
     "trace",
     "garbage",
     "scalar",

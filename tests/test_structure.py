@@ -47,6 +47,7 @@ ORDER = [
     "reductions",
     "numpy_functions",
     "masks",
+    "chunk_functions",
     "trace",
     "garbage",
     "scalar",

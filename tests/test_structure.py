@@ -48,6 +48,7 @@ ORDER = [
     "numpy_functions",
     "masks",
     "chunk_functions",
+    "python_numbers",
     "trace",
     "garbage",
     "scalar",

@@ -49,6 +49,7 @@ ORDER = [
     "masks",
     "chunk_functions",
     "python_numbers",
+    "assembly",
     "trace",
     "garbage",
     "scalar",

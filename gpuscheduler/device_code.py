@@ -32,12 +32,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from . import cuda_math, scalar, shelf, trace
+from . import cuda_math, reading, scalar, shelf
 from .cuda_math import FUNCTIONS
 from .garbage import of_things_that_stay
 from .kernel import Call
+from .reading import names_read, narrowed, replaced
 from .scalar import numbered_apart, plain, reason, versions
-from .trace import names_read, narrowed, replaced
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.
@@ -146,7 +146,7 @@ def version() -> str:
     """What the same function may become other code by: the compilers, and this module."""
     packages = "numba", "numba-cuda", "llvmlite", "cuda-bindings", "numpy"
     libraries = "nvidia-nvjitlink-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvvm"
-    files = [str(m.__file__) for m in (sys.modules[__name__], scalar, trace, cuda_math)]
+    files = [str(m.__file__) for m in (sys.modules[__name__], scalar, reading, cuda_math)]
     return versions([*packages, *libraries], files)
 
 

@@ -23,7 +23,8 @@ from dask.array import reductions as dask_reductions
 from dask.array.core import concatenate_shaped
 from dask.utils import key_split
 
-from . import blocks, philox, takes, trace
+from . import blocks, following, philox, reading, takes, trace
+from .arrays import FEW
 from .expr import (
     Expr,
     Kernel,
@@ -36,14 +37,7 @@ from .expr import (
     view_of,
     with_view,
 )
-from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referred
-from .grid import Tile
-from .kernel import unwritten
-from .persisted import Chunk
-from .regions import interior
-from .sizes import leaves, map_leaves
-from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
-from .trace import (
+from .following import (
     Abstract,
     Flat,
     Generated,
@@ -57,6 +51,13 @@ from .trace import (
     squeezed,
     view_over,
 )
+from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referred
+from .grid import Tile
+from .kernel import unwritten
+from .persisted import Chunk
+from .regions import interior
+from .sizes import leaves, map_leaves
+from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 
 Key = Any
 Values = dict[Any, Any]
@@ -689,7 +690,7 @@ class Fuser:
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
 
-        copies, or_none, beside = False, False, trace.Beside(dense=self.on_gpus)
+        copies, or_none, beside = False, False, following.Beside(dense=self.on_gpus)
         try:
             try:
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
@@ -697,7 +698,7 @@ class Fuser:
                 known = isinstance(error, (OnlyView, OnlySelects, OneOrNone))
                 if known or not (beside.left or beside.wanted):
                     raise
-                beside = trace.Beside(dense=self.on_gpus, every=True)
+                beside = following.Beside(dense=self.on_gpus, every=True)
                 program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
         except OnlyView as error:
             if beside.arrays:
@@ -955,7 +956,7 @@ class Fuser:
         if len(expects) < len(found.expects):
             return None
         # steps of a tree meet on each device before they meet on one
-        tiny = len(expects) > 1 and math.prod(kernel.shape) <= trace.FEW
+        tiny = len(expects) > 1 and math.prod(kernel.shape) <= FEW
         nbytes = sum(m.nbytes for m in every)
         far = tiny or sum(e.nbytes for e in expects) > 2 * nbytes
 
@@ -1113,7 +1114,7 @@ class Fuser:
         known = self.pairing.get(id(function))
         if known is None:
             self.alive.append(function)
-            within = any(f in PAIRING for f in trace.functions_in(function))
+            within = any(f in PAIRING for f in reading.functions_in(function))
             known = self.pairing[id(function)] = within
         return known
 
@@ -1129,21 +1130,21 @@ class Fuser:
         found = self.impure.get(id(function), False)
         if found is False:
             self.alive.append(function)
-            found = self.impure[id(function)] = trace.impure(function, arrays=True)
+            found = self.impure[id(function)] = reading.impure(function, arrays=True)
             if found is None:
-                self.globals += trace.globals_read(function)
-                self.graph.around += trace.functions_read(function)
-                self._watch(trace.containers_read(function))
+                self.globals += reading.globals_read(function)
+                self.graph.around += reading.functions_read(function)
+                self._watch(reading.containers_read(function))
         return found  # type: ignore[return-value]
 
     def why_unfit(self, constant: Any) -> str | None:
         """Why no function is followed that a task gives this constant to."""
-        if trace.is_fixed(constant):
+        if reading.is_fixed(constant):
             return None
         found = self.unfit.get(id(constant), False)
         if found is False:
             self.alive.append(constant)
-            found, containers = trace.unfit(constant)
+            found, containers = reading.unfit(constant)
             self.unfit[id(constant)] = found
             self._watch(containers)
         return found  # type: ignore[return-value]
@@ -1384,7 +1385,7 @@ def _abstract(value: Any) -> Any:
     flags = getattr(value, "flags", None)
     if not isinstance(dtype, np.dtype) or not isinstance(shape, tuple) or flags is None:
         return None
-    return None if isinstance(value, np.ma.MaskedArray) else trace.abstract_of(value)
+    return None if isinstance(value, np.ma.MaskedArray) else following.abstract_of(value)
 
 
 def _is_copy(seen: Any, arguments: list[Any]) -> bool:
@@ -1402,7 +1403,7 @@ def _laid(v: Any) -> Any:
     """What is known of a view, or of a copy of it."""
     if not isinstance(v, Seen):
         return v
-    same = v.copied or trace.is_contiguous(View(0, v.view.strides), v.shape)
+    same = v.copied or following.is_contiguous(View(0, v.view.strides), v.shape)
     return Abstract(v.shape, v.dtype, None if same else v.view.strides)
 
 
@@ -1535,9 +1536,9 @@ class _Recipe:
     def _look_at(self, value: Any) -> None:
         """At functions among a task's constants, which its own may call, and at arrays."""
         for part in leaves(value):
-            if trace.is_nothing(part):
+            if reading.is_nothing(part):
                 self.kinds.append(f"{type(part).__module__.partition('.')[0]}.ndarray")
-        if isinstance(value, trace.CALLED):
+        if isinstance(value, reading.CALLED):
             self.given = True
             self._check(value)
         elif self.reason is None and not self._fresh:
@@ -1672,7 +1673,7 @@ def _evaluated(node: Any, env: dict[Key, Any], tiles: dict[Tile, Somewhere]) -> 
     if isinstance(node, Task):
         args = [_evaluated(a, env, tiles) for a in node.args]
         kwargs = {
-            k: _plain(v) if k in trace.LIKE else _evaluated(v, env, tiles)
+            k: _plain(v) if k in reading.LIKE else _evaluated(v, env, tiles)
             for k, v in node.kwargs.items()
         }
         return trace.adapted(node.func)(*args, **kwargs)

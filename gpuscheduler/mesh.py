@@ -22,13 +22,14 @@ from dask.blockwise import blockwise
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
-from . import blocks, trace
+from . import blocks, following, trace
+from .arrays import Traced, applied
 from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
+from .following import Abstract, OnlyView, Seen, Unfollowed
 from .grid import Axis, Tile, Tiles
 from .parts import by_parts
 from .scalar import NotCompiled, ScalarFunction, plain
 from .scheduler import kind_in_use
-from .trace import Abstract, OnlyView, Seen, Unfollowed
 
 #: Axes of a mesh.
 MOST_AXES = 6
@@ -314,7 +315,7 @@ def _expressions(
 def _by_parts(expr: Expr, ends: Sequence[tuple[float, float] | None]) -> Expr:
     """The same by the parts of complex numbers, if that is not too much for a kernel."""
     new = by_parts(expr, ends)
-    return new if len(nodes((new,))) <= trace.MOST_NODES // 2 else expr
+    return new if len(nodes((new,))) <= following.MOST_NODES // 2 else expr
 
 
 def _whole(f: Any, count: int) -> Any:
@@ -545,8 +546,8 @@ class MeshTile:
         first, spread = points[0], self._spread(points)
         if not isinstance(self.what, Expr):
             value = self.what(*spread)
-        elif isinstance(first, trace.Traced):
-            return trace.applied(self.what, spread)
+        elif isinstance(first, Traced):
+            return applied(self.what, spread)
         elif isinstance(first, np.ndarray):
             (value,) = blocks.evaluate(self._kernel(tile.shape), points)
             return value

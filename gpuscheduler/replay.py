@@ -19,6 +19,7 @@ from cupy.cuda import Event, Stream, runtime
 
 from .batches import SMALL, Batch
 from .expr import Out, View
+from .following import is_contiguous
 from .fuse import Fused, filled
 from .gather import Gathering
 from .launch import (
@@ -34,7 +35,6 @@ from .launch import (
 )
 from .plan import Plan, Step
 from .sizes import leaves, map_leaves
-from .trace import is_contiguous
 
 #: Bytes that are copied sooner at once than in parts, whatever lies between these.
 CLOSE = 2**16

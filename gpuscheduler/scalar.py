@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from . import shelf, trace
+from . import reading, shelf
 from .expr import DType
 from .garbage import of_things_that_stay
-from .trace import names_read, narrowed, replaced
+from .reading import names_read, narrowed, replaced
 
 #: How functions are compiled for CPU devices: NumPy's rules for division by zero, and no lock held.
 HOW: dict[str, Any] = {"error_model": "numpy", "nogil": True}
@@ -554,7 +554,7 @@ class _Kept:
 
 @cache
 def _version() -> str:
-    return versions(("numba", "llvmlite", "numpy", "numba-scipy"), (__file__, trace.__file__))
+    return versions(("numba", "llvmlite", "numpy", "numba-scipy"), (__file__, reading.__file__))
 
 
 def _written(gives: DType | tuple[DType, ...]) -> bytes:

@@ -36,9 +36,9 @@ from .graph import FRESH, Graph, Variable, is_chunk, made_of, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
+from .reading import Cells, variables_written
 from .siblings import Together
 from .subgraph import COMPILED
-from .trace import Cells, variables_written
 
 Key = Any
 Home = Callable[[Any], int | None]

@@ -33,7 +33,7 @@ from dask._task_spec import Task, TaskRef
 from dask.array.reductions import moment_chunk
 
 import gpuscheduler
-from gpuscheduler import trace
+from gpuscheduler import following, reading, trace
 from gpuscheduler.fuse import Fused
 from gpuscheduler.launch import Kernels, Workspace
 from gpuscheduler.plans import Plans
@@ -363,7 +363,7 @@ def kernels() -> None:
     def gauss(x: Any) -> Any:
         return np.exp(-0.5 * ((x - 0.1) / 2) ** 2)
 
-    moment = partial(trace.KNOWN[moment_chunk], dtype="f8", keepdims=True)
+    moment = partial(reading.KNOWN[moment_chunk], dtype="f8", keepdims=True)
     cases: dict[str, Callable[..., Any]] = {
         "map": gauss,
         "gauss sum": lambda x: gauss(x).sum(keepdims=True),
@@ -380,7 +380,7 @@ def kernels() -> None:
         shape = (2**26 // 8192 * 4 // dtype.itemsize, 8192)
         for name, f in cases.items():
             inputs = [shape, shape[::-1]][: 2 if "y.T" in name else 1]
-            foreseen = tuple(trace.Abstract(s, dtype) for s in inputs)
+            foreseen = tuple(following.Abstract(s, dtype) for s in inputs)
             program = trace.follow(f, foreseen)
             arrays = [
                 {n: cupy.random.default_rng(i).standard_normal(s, dtype="f8").astype(dtype)

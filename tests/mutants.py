@@ -600,8 +600,8 @@ FUSION = {
     ),
     "a copy is foreseen as a view": (
         FUSE,
-        "same = v.copied or trace.is_contiguous(",
-        "same = trace.is_contiguous(",
+        "same = v.copied or following.is_contiguous(",
+        "same = following.is_contiguous(",
     ),
     "a tree of any size disappears into its end": (
         FUSE,
@@ -645,8 +645,8 @@ FUSION = {
     ),
     "what two read disappears into both": (
         FUSE,
-        "(source.free or readers == 1 or _sooner_computed(source, readers))",
-        "(True)",
+        "if not _sooner_computed(source, times):",
+        "if False:",
     ),
     "the seed is forgotten": (
         FUSE,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from gpuscheduler import Scheduler
+from gpuscheduler.following import Unfollowed
 from gpuscheduler.fuse import Fused
-from gpuscheduler.trace import Unfollowed, follow
+from gpuscheduler.trace import follow
 
 A = np.random.default_rng(0).normal(size=(8, 6))
 W, V = np.linspace(1, 2, 6), np.arange(12.0)[::2]
@@ -187,7 +188,7 @@ def test_what_no_kernel_does_stays_as_it_is(fuse):
 
 
 def test_without_blocks_to_say_so_there_is_nothing_beside():
-    from gpuscheduler.trace import Abstract
+    from gpuscheduler.following import Abstract
 
     block = Abstract((3, 6), np.dtype("f8"))
     with pytest.raises(Unfollowed, match="reads SCALE, a ndarray, which can change"):

@@ -10,10 +10,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler import blocks, hoist
+from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import computed
 from gpuscheduler.hoist import hoisted
 from gpuscheduler.kernel import generate
-from gpuscheduler.trace import Abstract, follow
+from gpuscheduler.trace import follow
 
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))
 F8 = np.dtype("f8")

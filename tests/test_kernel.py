@@ -30,12 +30,13 @@ from gpuscheduler.expr import (
     index,
     source,
 )
+from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import Fused
 from gpuscheduler.hoist import prepared
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate, unwritten
 from gpuscheduler.scans import divided
 from gpuscheduler.sizes import leaves
-from gpuscheduler.trace import Abstract, follow
+from gpuscheduler.trace import follow
 from graphs import black_scholes
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned

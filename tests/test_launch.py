@@ -12,11 +12,13 @@ from dask import config
 pytest.importorskip("cupy")
 
 from gpuscheduler import device_code, launch, shelf, trace
+from gpuscheduler.arrays import applied
 from gpuscheduler.expr import Expr, View
+from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import Fused
 from gpuscheduler.kernel import generate
 from gpuscheduler.scalar import ScalarFunction
-from gpuscheduler.trace import Abstract, applied, follow
+from gpuscheduler.trace import follow
 
 ARCH = "sm_90"
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import blocks
+from gpuscheduler.following import Abstract, Unfollowed
 from gpuscheduler.fuse import Fused, OrNone, computed
-from gpuscheduler.trace import Abstract, Unfollowed, follow
+from gpuscheduler.trace import follow
 
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "150"))
 FEW = settings(max_examples=EXAMPLES, deadline=None)

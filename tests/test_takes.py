@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import blocks
+from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import computed
 from gpuscheduler.takes import (
     MOST_SLICES,
@@ -25,7 +26,7 @@ from gpuscheduler.takes import (
     slices_of,
     taken,
 )  # fmt: skip
-from gpuscheduler.trace import Abstract, follow
+from gpuscheduler.trace import follow
 from tests.cuda_on_host import COMPILER, Host, aligned
 
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "60"))

@@ -22,17 +22,11 @@ from numpy import empty
 
 from gpuscheduler import Scheduler, blocks, fuse
 from gpuscheduler.expr import Expr, View, index, nodes
+from gpuscheduler.following import Abstract, Beside, Generated, Unfollowed
 from gpuscheduler.graph import from_dask
+from gpuscheduler.reading import globals_read, impure
 from gpuscheduler.subgraph import Call, Chain, _value, compile_subgraph
-from gpuscheduler.trace import (
-    Abstract,
-    Beside,
-    Generated,
-    Unfollowed,
-    follow,
-    globals_read,
-    impure,
-)
+from gpuscheduler.trace import follow
 from tests.strategies import thorough
 
 RNG = np.random.default_rng(7)

@@ -1,0 +1,382 @@
+"""One run of a function on arrays without values: its nodes, each once, the arrays that it makes
+on the way, and why it cannot go on. No operations on arrays: those are in `arrays`.
+
+An array is known by the expression of its elements over its shape; a view changes the `View` of
+each leaf, by the same NumPy view operation on an array that has its strides and no memory. Arrays
+that a function makes have numbers from `MADE` on until `assembly` has put them into kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import weakref
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .expr import LEAVES, SCANS, DType, Expr, Program, Reduction, View, nodes, view_of, with_view
+from .reading import CHANGEABLE
+
+if TYPE_CHECKING:
+    from .arrays import Traced
+
+Shape = tuple[int, ...]
+#: Numbers of arrays that the function itself makes; below are the program's inputs.
+MADE = 1 << 40
+MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
+_KINDS = frozenset("?bhilqBHILQefdFD")  # the type characters that an expression can hold
+nothing: Any = getattr(np, "_NoValue", None)
+
+
+class Unfollowed(Exception):
+    """The function did something that has no expression; `str(error)` says what, and `operations`
+    how much of it there is in a product of matrices."""
+
+    operations = 0
+
+
+class OnlyView(Unfollowed):
+    """It computes nothing: `result` is its value, with `Seen`s for arrays; `program` copies it."""
+
+    def __init__(self, result: Any, program: Program):
+        super().__init__("it only takes a view")
+        self.result, self.program = result, program
+
+
+class OnlySelects(Unfollowed):
+    """How many elements its value has depends on values: it is `masked`, over its inputs."""
+
+    def __init__(self, masked: Masked):
+        super().__init__("how many elements it selects by a mask is known when it has run")
+        self.masked = masked
+
+
+class OneOrNone(Unfollowed):
+    """Its value is an array of one element, or of none: `program` makes that element, and whether
+    there is one."""
+
+    def __init__(self, program: Program):
+        super().__init__("whether it has an element is known when it has run")
+        self.program = program
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A view of an input, or what it shows in memory of its own (`copied`)."""
+
+    array: int
+    view: View
+    shape: Shape
+    dtype: DType
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abstract:
+    """What is known of an array that is an input."""
+
+    shape: Shape
+    dtype: DType
+    strides: Shape | None = None  # in elements; None: C-contiguous
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """An array that needs no memory: `expr` over `shape`. It takes no input number."""
+
+    shape: Shape
+    dtype: DType
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned(Generated):
+    """What a scan makes of `expr`, along an axis."""
+
+    op: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flat(Generated):
+    """The elements of `expr` over `shape`, in order, as an array of one axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masked(Generated):
+    """Those points of `expr` at which `mask` holds, over axes of `shape` from `axis` on, as
+    `x[mask]` gives them: along one axis in place of these. How many is not known."""
+
+    mask: Expr
+    over: Shape  # the shape of the mask
+    axis: int
+
+
+class Beside:
+    """Arrays that functions read beside their arguments: in a variable outside, as a constant of
+    the task, or made by themselves from nothing. They become inputs behind the arguments, in the
+    order of `arrays`; with `dense`, those of NumPy's as if they lay in memory without gaps.
+
+    A constant of the task that is NumPy's, and what is made from nothing, stays what it is unless
+    `every` one is to be an input: some functions want their values (of indices, of bins). Such
+    constants are in `left`; `wanted` says that a function computed with an array that was none.
+    """
+
+    def __init__(self, dense: bool = False, every: bool = False):
+        self.dense, self.every, self.wanted = dense, every, False
+        self.left: list[Any] = []
+        self.arrays: list[Any] = []
+        self.expected: list[Abstract] = []  # what programs take them for
+        self.known: dict[Any, tuple[Traced, Expr]] = {}
+
+
+# ------------------------------------------------------------------------------------------------
+# One run of one function: its nodes, and the arrays that it makes on the way.
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An array that is computed from others, element by element, and kept."""
+
+    shape: Shape
+    expr: Expr
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result `which` of a reduction over `axes` of `over`, or of a scan along them."""
+
+    over: Shape
+    axes: Shape
+    reduction: Reduction
+    which: int
+
+    @property
+    def shape(self) -> Shape:
+        if self.reduction.op in SCANS:
+            return self.over
+        return tuple(n for k, n in enumerate(self.over) if k not in self.axes)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (self.reduction.arg,)
+
+
+class Following:
+    """The nodes of one run, each once, and the arrays made."""
+
+    def __init__(
+        self, products: bool = False, beside: Beside | None = None, points: bool = False
+    ) -> None:
+        self.products, self.points, self.operations = products, points, 0
+        self.short = True  # whether short rows may be reduced one by one
+        self.beside = beside
+        self.known: dict[Any, Expr] = {}
+        self.made: list[Stage | Result] = []
+        self.numbers: dict[Stage | Result, int] = {}
+        self.inputs = 0
+        self.given: list[list[weakref.ref[Traced]]] = []  # the families of arguments
+        #: Copies of lists and dictionaries that the function is given, and what they hold.
+        self.copied: list[tuple[Any, list[Any]]] = []
+        self.refused: str | None = None  # why: the error itself would hold the caller's frames
+
+    def node(self, op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
+        dtype = np.dtype(dtype)
+        key = (op, dtype, data, tuple([id(a) for a in args]))
+        found = self.known.get(key)
+        if found is None:
+            if len(self.known) > 10 * MOST_NODES:
+                raise self.refuse("it does too many operations")
+            found = self.known[key] = Expr(op, args, dtype, data)
+        return found
+
+    def refuse(self, reason: str) -> Unfollowed:
+        """The error to raise; it is remembered, should the function catch it."""
+        self.refused = self.refused or reason
+        return Unfollowed(reason)
+
+    def remember(self, copy: Any) -> None:
+        """What a copy of a constant holds, which the function should leave as it is."""
+        if type(copy) in CHANGEABLE:
+            self.copied.append((copy, _held(copy)))
+        if type(copy) in (*CHANGEABLE, tuple):
+            for value in copy.values() if type(copy) is dict else copy:
+                self.remember(value)
+
+    def is_beside(self, array: Traced) -> bool:
+        """Whether it is such an array, or a view of one."""
+        known = self.beside.known.values() if self.beside else ()
+        return any(array._family is made._family for made, _ in known)
+
+    def keep(self, array: Stage | Result, dtype: DType) -> Expr:
+        """The leaf that reads an array made here, over its own shape."""
+        number = self.numbers.get(array)
+        if number is None:
+            number = self.numbers[array] = MADE + len(self.made)
+            self.made.append(array)
+        return self.node("input", (), dtype, (number, View.contiguous(array.shape)))
+
+
+current: ContextVar[Following] = ContextVar("following")
+
+
+def _held(container: Any) -> list[Any]:
+    """What a list or a dictionary holds, in order."""
+    if type(container) is list:
+        return list(container)
+    return [*container.keys(), *container.values()]
+
+
+def is_other(container: Any, before: list[Any]) -> bool:
+    now = _held(container)
+    return len(now) != len(before) or any(map(operator.is_not, now, before))
+
+
+def abstract_of(array: Any) -> Abstract | None:
+    """What a program knows of an array; None of one that it cannot read."""
+    if array.dtype.hasobject:
+        return None
+    if array.flags.c_contiguous:
+        return Abstract(array.shape, array.dtype)
+    itemsize = array.dtype.itemsize
+    if any(s % itemsize for s in array.strides):
+        return None
+    return Abstract(array.shape, array.dtype, tuple([s // itemsize for s in array.strides]))
+
+
+def node_of(op: str, args: tuple[Expr, ...], dtype: Any, data: Any = None) -> Expr:
+    return current.get().node(op, args, dtype, data)
+
+
+def refuse(reason: str) -> Unfollowed:
+    return current.get().refuse(reason)
+
+
+def checked(dtype: Any) -> DType:
+    dtype = np.dtype(dtype)
+    if dtype.char not in _KINDS or not dtype.isnative:
+        raise refuse(f"its arrays are of type {dtype}")
+    return dtype  # type: ignore[no-any-return]
+
+
+def constant(value: Any, dtype: Any) -> Expr:
+    dtype = checked(dtype)
+    with np.errstate(all="ignore"):
+        return node_of("constant", (), dtype, np.asarray(value, dtype).tobytes())
+
+
+def cast_to(expr: Expr, dtype: Any) -> Expr:
+    dtype = checked(dtype)
+    if expr.dtype == dtype:
+        return expr
+    if expr.op == "constant":
+        value = expr.value
+        if dtype.kind not in "cb" and expr.dtype.kind == "c":
+            value = value.real
+        with np.errstate(all="ignore"):
+            return constant(np.asarray(value).astype(dtype), dtype)
+    return node_of("cast", (expr,), dtype)
+
+
+def with_leaves(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The same tree with other leaves, among the nodes of this run."""
+    new: dict[int, Expr] = {}
+    for old in nodes((expr,)):
+        if old.op in LEAVES:
+            leaf = change(old)
+            new[id(old)] = node_of(leaf.op, (), leaf.dtype, leaf.data)
+        else:
+            args = tuple([new[id(a)] for a in old.args])
+            new[id(old)] = node_of(old.op, args, old.dtype, old.data)
+    return new[id(expr)]
+
+
+def made_in(expr: Expr) -> list[int]:
+    """The numbers of the arrays made here that an expression reads, ascending."""
+    return sorted({n.data[0] for n in nodes((expr,)) if n.op == "input" and n.data[0] >= MADE})
+
+
+def no_out(out: Any, others: Mapping[str, Any] | None = None) -> None:
+    if out is not None and out is not nothing:
+        raise refuse("it writes into an array that it is given (out=)")
+    for name, value in (others or {}).items():
+        if value is not nothing and value is not None:
+            raise refuse(f"it uses {name}=")
+
+
+# ------------------------------------------------------------------------------------------------
+# Views.
+
+_HERE = 1 << 61  # an address; nothing is ever read there
+
+
+class _Nowhere:
+    """Gives NumPy an array of bytes with these strides and no memory."""
+
+    def __init__(self, shape: Shape, strides: Shape):
+        self.__array_interface__ = {
+            "version": 3, "typestr": "|i1", "data": (_HERE, False), "shape": shape,
+            "strides": strides,
+        }  # fmt: skip
+
+
+def viewed(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[View, Shape]:
+    """What a NumPy view operation makes of a view of `shape`.
+
+    >>> viewed(View(0, (4, 1)), (3, 4), lambda a: a[1:, ::-2])
+    (View(offset=7, strides=(4, -2)), (2, 2))
+    """
+    seen = how(np.asarray(_Nowhere(shape, view.strides)))
+    moved = seen.__array_interface__["data"][0] - _HERE if seen.size else 0
+    moved = (moved + (1 << 63)) % (1 << 64) - (1 << 63)
+    return View(view.offset + moved, tuple(seen.strides)), tuple(seen.shape)
+
+
+def reviewed(expr: Expr, change: Callable[[View], View]) -> Expr:
+    """The expression with `change` done to each leaf's view."""
+    memo: dict[View, View] = {}
+
+    def changed(leaf: Expr) -> Expr:
+        view = view_of(leaf)
+        if view is None:
+            return leaf
+        if view not in memo:
+            memo[view] = change(view)
+        return with_view(leaf, memo[view])
+
+    return with_leaves(expr, changed)
+
+
+def canonical(view: View, shape: Shape) -> View:
+    """Equal for equal numberings: an axis of length 1 has stride 0."""
+    if 0 in shape:
+        return View(0, (0,) * len(shape))
+    strides = tuple(s if n > 1 else 0 for n, s in zip(shape, view.strides, strict=True))
+    return View(view.offset, strides)
+
+
+def is_contiguous(view: View, shape: Shape) -> bool:
+    """Whether a view numbers the points of its space in C order, from 0."""
+    return canonical(view, shape) == canonical(View.contiguous(shape), shape)
+
+
+def squeezed(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
+
+
+def view_over(view: View, shape: Shape, other: Shape) -> View:
+    """A view of `shape` as one of `other`, which differs in axes of length 1 only."""
+    strides = iter([s for n, s in zip(shape, view.strides, strict=True) if n != 1])
+    return View(view.offset, tuple(0 if n == 1 else next(strides) for n in other))

@@ -16,7 +16,17 @@ from gpuscheduler.launch import compiled  # noqa: E402
 from tests import kernels as k  # noqa: E402
 from tests.test_device_code import ORDINARY, numbers, wanted  # noqa: E402
 from tests.test_device_code import of as called  # noqa: E402
-from tests.test_kernel import CASES, GROUPS, LOOSE, OPS, SPACES, of_loop, operands, x_size  # noqa: E402
+from tests.test_kernel import (  # noqa: E402
+    CASES,
+    GROUPS,
+    LOOSE,
+    OPS,
+    SPACES,
+    of_loop,
+    operands,
+    wave_sum,
+    x_size,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.real]
 #: CUDA's functions are right but for the last places; these have more of them than others.
@@ -108,6 +118,27 @@ def test_operations_compute_what_numpy_does(types):
 def test_any_kernel_computes_what_numpy_does(case, processors, shift):
     kernel, arrays = case
     check(kernel, arrays, int(shift), processors=processors)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(k.kernels(), st.sampled_from([1, 132]))
+def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(case, processors):
+    kernel, arrays = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuscheduler.kernel.LATE_BYTES", 0)
+        patch.setattr("gpuscheduler.kernel.KEPT_BYTES", 16)
+        patch.setattr("gpuscheduler.kernel.LEAST_COLUMNS", 2)
+        check(kernel, arrays, processors=processors)
+
+
+@pytest.mark.parametrize("columns", [4096, 1500, 1999])
+@pytest.mark.parametrize("terms", [30, 60])
+def test_very_many_rows_and_columns(terms, columns):
+    """Which stay in the cache, and for which there may be no registers."""
+    kernel = wave_sum(terms, (300, columns))
+    arrays = k.filled([np.dtype("f8")] * (2 * terms), [300, columns] * terms, 0)
+    for processors in (1, 132):
+        check(kernel, arrays, processors=processors)
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i8"])

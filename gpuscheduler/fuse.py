@@ -409,6 +409,7 @@ class Fuser:
         self.nodes: dict[Key, Any] = {}  # ... those that are on devices, or sent there
         self.globals: list[Any] = []
         self.readers: dict[Key, int] = {}
+        self.takers: dict[Key, list[Key]] = {}  # the readers themselves, when it was asked for them
         self.outputs = set(self.graph.outputs)
 
     def fused(self) -> Graph:
@@ -639,8 +640,8 @@ class Fuser:
     def _may_inline(self, target: Key, reader: Key) -> bool:
         source, readers = self.sources[target], self.readers[target]
         if not (source.free or readers == 1):
-            times = readers * _part_taken(self.graph.tasks[reader], source.shape)
-            if not _sooner_computed(source, times):
+            times = self._in_slices(target, source.shape) if self.on_gpus else None
+            if not _sooner_computed(source, readers if times is None else times):
                 return False
         if not source.far:
             return True
@@ -648,6 +649,20 @@ class Fuser:
         graph, near = self.graph, self.near
         whole = [d for d in graph.needs[target] if d not in graph.beside]
         return near is not None and all(near(reader, d) for d in whole)
+
+    def _in_slices(self, target: Key, shape: tuple[int, ...]) -> float | None:
+        """How often a block is read as a whole by slices of it, as steps of a change of chunks have
+        them; None where anybody reads it otherwise, and it is stored anyway."""
+        if not self.takers:
+            for key, inputs in self.graph.needs.items():
+                for d in inputs:
+                    self.takers.setdefault(d, []).append(key)
+        graph = self.graph
+        left = [k for k in self.takers.get(target, ()) if target in graph.needs.get(k, ())]
+        if len(left) != self.readers[target]:  # others read it by now
+            return None
+        parts = [_part_taken(graph.tasks[k], shape) for k in left]
+        return None if None in parts else sum(parts)  # type: ignore[arg-type]
 
     def _follow(
         self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
@@ -1263,13 +1278,13 @@ def _sooner_computed(source: Source, times: float) -> bool:
     return times * read < read + (1 + times) * made
 
 
-def _part_taken(task: Any, shape: tuple[int, ...]) -> float:
-    """How much of a block a task reads: all of it, but where it only takes a slice."""
+def _part_taken(task: Any, shape: tuple[int, ...]) -> float | None:
+    """How much of a block a task takes that only takes a slice of it; None of others."""
     index = task.args[1] if type(task) is Task and len(task.args) == 2 else None
     if getattr(task, "func", None) not in SLICERS or task.kwargs or type(index) is not tuple:
-        return 1
+        return None
     if len(index) != len(shape) or any(type(i) is not slice for i in index) or 0 in shape:
-        return 1
+        return None
     return math.prod(len(range(n)[i]) / n for n, i in zip(shape, index, strict=True))
 
 

@@ -645,7 +645,7 @@ FUSION = {
     ),
     "what two read disappears into both": (
         FUSE,
-        "if not _sooner_computed(source, times):",
+        "if not _sooner_computed(source, readers if times is None else times):",
         "if False:",
     ),
     "the seed is forgotten": (

@@ -9,6 +9,7 @@ plan.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import importlib
@@ -232,6 +233,7 @@ class Store:
             end, self._folder, self._end = self._end, None, None
         if end is not None:
             end()
+        _remove_forgotten()
 
     def _place(self) -> str:
         with self._lock:
@@ -239,7 +241,8 @@ class Store:
                 base = self.base
                 remove_abandoned(base)
                 self._folder, lock = _private_folder(base)
-                self._end = weakref.finalize(self, _remove, self._folder, lock, os.getpid())
+                _made[self._folder] = lock, os.getpid(), weakref.ref(self)
+                self._end = weakref.finalize(self, _remove, self._folder)
             return self._folder
 
     def _failed(self, key: Any, error: OSError) -> SpillError:
@@ -351,11 +354,25 @@ def _private_folder(base: str) -> tuple[str, int]:
         os.close(lock)
 
 
-def _remove(folder: str, lock: int, pid: int) -> None:
+#: Folders of this process that are there: the lock, who made it, and the store.
+_made: dict[str, tuple[int, int, weakref.ref[Store]]] = {}
+
+
+def _remove(folder: str) -> None:
+    lock, pid, _ = _made.pop(folder, (-1, -1, None))
     if os.getpid() != pid:  # a child has the finalizers of its parent, and not its files
         return
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
+
+
+@atexit.register
+def _remove_forgotten() -> None:
+    """Remove folders whose stores are gone or have let go of them: Ctrl-C in the middle of a
+    finalizer is the end of it, and Python goes on."""
+    for folder, (_, _, store) in list(_made.items()):
+        if getattr(store(), "_folder", None) != folder:
+            _remove(folder)
 
 
 def remove_abandoned(base: str) -> None:

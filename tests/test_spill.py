@@ -285,6 +285,23 @@ def test_a_killed_computation_is_cleared_away_by_the_next_start(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_folder_whose_removal_was_interrupted_goes_with_the_next_one(tmp_path, gone):
+    """Ctrl-C may come at any moment, in the middle of a finalizer, too."""
+    store, other = Store(str(tmp_path)), Store(str(tmp_path))
+    store.write(np.arange(3), "a")
+    other.write(np.arange(3), "b")
+    store._end.detach()
+    if gone:
+        del store
+        gc.collect()
+    else:
+        store.close()
+    assert len(list(tmp_path.iterdir())) == 1 + gone
+    other.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_killed_process_left_goes_when_the_next_one_comes(tmp_path):
     """While it lives its folder is its own: it holds the lock. SIGKILL takes the lock from it."""
     with running(KILLED, tmp_path) as process:

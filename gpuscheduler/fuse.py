@@ -640,7 +640,7 @@ class Fuser:
     def _may_inline(self, target: Key, reader: Key) -> bool:
         source, readers = self.sources[target], self.readers[target]
         if not (source.free or readers == 1):
-            times = self._in_slices(target, source.shape) if self.on_gpus else None
+            times = self._in_slices(target, reader) if source.little else None
             if not _sooner_computed(source, readers if times is None else times):
                 return False
         if not source.far:
@@ -650,14 +650,18 @@ class Fuser:
         whole = [d for d in graph.needs[target] if d not in graph.beside]
         return near is not None and all(near(reader, d) for d in whole)
 
-    def _in_slices(self, target: Key, shape: tuple[int, ...]) -> float | None:
+    def _in_slices(self, target: Key, reader: Key) -> float | None:
         """How often a block is read as a whole by slices of it, as steps of a change of chunks have
-        them; None where anybody reads it otherwise, and it is stored anyway."""
+        them; None where anybody reads it otherwise, and it is stored anyway. Each reader asks: not
+        where there are very many."""
+        graph, shape = self.graph, self.sources[target].shape
+        many = self.readers[target] > MOST_READ
+        if many or not self.on_gpus or _part_taken(graph.tasks[reader], shape) is None:
+            return None
         if not self.takers:
-            for key, inputs in self.graph.needs.items():
+            for key, inputs in graph.needs.items():
                 for d in inputs:
                     self.takers.setdefault(d, []).append(key)
-        graph = self.graph
         left = [k for k in self.takers.get(target, ()) if target in graph.needs.get(k, ())]
         if len(left) != self.readers[target]:  # others read it by now
             return None
@@ -701,6 +705,7 @@ class Fuser:
             else:
                 arguments.append(structure)
         count = len(arguments)
+        own = [known for n, known in enumerate(plain) if n not in inlined]
 
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
@@ -723,9 +728,7 @@ class Fuser:
                 return Followed(None, str(error), makes, self._number(makes), view=error.result)
             program, copies = error.program, True
         except OnlySelects as error:
-            every = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
-            expects = sum([list(s.expects) for s in borrowed], sum(every, []))
-            sizes = sum([list(s.leaves) for s in borrowed], list(map(len, every)))
+            expects, sizes = _leaves_read([s for _, s in own], borrowed)
             offer = None
             if self.merge and not beside.arrays and None not in expects:
                 self._note(beside.left)
@@ -755,10 +758,7 @@ class Fuser:
             return Abstract(v.shape, dtypes[v.array]) if isinstance(v, Out) else v
 
         makes = map_leaves(foreseen, program.result)
-        each = [_expected(s) for n, (_, s) in enumerate(plain) if n not in inlined]
-        each += map(_expected, others)
-        expects = sum([list(s.expects) for s in borrowed], sum(each, []))
-        sizes = sum([list(s.leaves) for s in borrowed], list(map(len, each)))
+        expects, sizes = _leaves_read([*[s for _, s in own], *others], borrowed)
         found = Followed(
             program, "", makes, self._number(makes), tuple(expects), tuple(sizes),
             pairs=self._pairs(recipe.task), beside=tuple(beside.arrays), or_none=or_none,
@@ -889,12 +889,19 @@ class Fuser:
         self, task: Any, recipe: _Recipe, inlined: dict[int, Source], targets: dict[Key, Key]
     ) -> Callable[[Values], Any]:
         """The task as it was, behind those that it now replaces."""
-        before = []
-        for n, source in inlined.items():
-            task_before = self.graph.tasks[targets[recipe.names[n]]]
-            original = source.apart.function if source.apart else _original(task_before)
-            before.append((recipe.names[n], original))
-        return _Behind(task, before)
+        names = recipe.names
+        return _Behind(task, [
+            (names[n], self._replaced(targets[names[n]], source).function)
+            for n, source in inlined.items()
+        ])  # fmt: skip
+
+    def _replaced(self, target: Key, source: Source) -> Apart:
+        """What a task is that disappears into a reader."""
+        graph = self.graph
+        return source.apart or Apart(
+            graph.names[target], graph.needs[target], graph.constants.get(target, {}),
+            _original(graph.tasks[target]),
+        )  # fmt: skip
 
     def _facts_with(
         self,
@@ -904,18 +911,13 @@ class Fuser:
         targets: dict[Key, Key],
     ) -> tuple[tuple[Key, ...], tuple[Key, ...], dict[Key, Any]]:
         """Names, inputs and constants of a task that does what it reads from others itself."""
-        graph = self.graph
-        constants = dict(graph.constants.get(key, {}))
+        constants = dict(self.graph.constants.get(key, {}))
         kept = [name for n, name in enumerate(recipe.names) if n not in inlined]
         new = {name: targets[name] for name in kept if name in targets}
         for n, source in inlined.items():
-            target = targets[recipe.names[n]]
-            if source.apart:
-                constants.update(source.apart.constants)
-                new.update(zip(source.apart.names, source.apart.needs, strict=True))
-            else:
-                constants.update(graph.constants.get(target, {}))
-                new.update(zip(graph.names[target], graph.needs[target], strict=True))
+            before = self._replaced(targets[recipe.names[n]], source)
+            constants.update(before.constants)
+            new.update(zip(before.names, before.needs, strict=True))
         return tuple(new), tuple(new.values()), constants
 
     def _rewire(
@@ -932,7 +934,7 @@ class Fuser:
             graph.constants[key] = constants
         for n, source in inlined.items():
             target = targets[recipe.names[n]]
-            for d in source.apart.needs if source.apart else graph.needs[target]:
+            for d in self._replaced(target, source).needs:
                 self.readers[d] += 1
             self.readers[target] -= 1
             if not self.readers[target] and target not in self.outputs:
@@ -1420,6 +1422,15 @@ def _laid(v: Any) -> Any:
         return v
     same = v.copied or following.is_contiguous(View(0, v.view.strides), v.shape)
     return Abstract(v.shape, v.dtype, None if same else v.view.strides)
+
+
+def _leaves_read(
+    own: Iterable[Any], borrowed: Iterable[Source]
+) -> tuple[list[Abstract | None], list[int]]:
+    """What is foreseen of each leaf of the values that a task reads, and how many each has."""
+    each = list(map(_expected, own))
+    expects: list[Abstract | None] = sum([list(s.expects) for s in borrowed], sum(each, []))
+    return expects, sum([list(s.leaves) for s in borrowed], list(map(len, each)))
 
 
 def _expected(structure: Any) -> list[Abstract | None]:

@@ -635,7 +635,7 @@ FUSION = {
     ),
     "what was inlined is not read by its reader": (
         FUSE,
-        "            new.update(zip(graph.names[target], graph.needs[target], strict=True))\n",
+        "            new.update(zip(before.names, before.needs, strict=True))\n",
         "",
     ),
     "constants of what was inlined are lost": (

@@ -640,7 +640,7 @@ FUSION = {
     ),
     "constants of what was inlined are lost": (
         FUSE,
-        "            constants.update(graph.constants.get(target, {}))\n",
+        "            constants.update(before.constants)\n",
         "",
     ),
     "what two read disappears into both": (

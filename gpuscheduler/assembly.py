@@ -22,6 +22,7 @@ from .expr import (
     Program,
     Reduction,
     View,
+    is_zero,
     nodes,
     view_of,
     with_view,
@@ -31,9 +32,11 @@ from .following import (
     MOST_NODES,
     Following,
     Masked,
+    Multiplies,
     OneOrNone,
     OnlySelects,
     OnlyView,
+    Product,
     Result,
     Seen,
     Shape,
@@ -109,6 +112,8 @@ class Assembly:
         result = map_leaves(noted, result)
         if not outputs:
             raise Unfollowed("it computes no array")
+        if any(isinstance(m, Product) for m in self.following.made):
+            raise self._multiplies(result)
         if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
             raise OnlyView(map_leaves(self._as_seen, result), self._program(result, outputs))
         return self._program(result, outputs)
@@ -138,6 +143,17 @@ class Assembly:
         shape, dtype, over = values.shape, values.dtype, mask.shape
         return OnlySelects(Masked(shape, dtype, values._expr, mask._expr, over, result._axis))
 
+    def _multiplies(self, result: Any) -> Multiplies:
+        expr = result._expr if isinstance(result, Traced) else None
+        if expr is not None and expr.op == "add" and is_zero(expr.args[1]):
+            expr = expr.args[0]  # it is never minus zero
+        if expr is not None and expr.op == "input" and made_in(expr):
+            number, view = expr.data
+            product = self.following.made[number - MADE]
+            if isinstance(product, Product) and math.prod(product.shape) == result.size:
+                return Multiplies(product if is_contiguous(view, result.shape) else None)
+        return Multiplies(None)
+
     def _as_seen(self, value: Any) -> Any:
         if not isinstance(value, Traced):
             return value
@@ -146,7 +162,9 @@ class Assembly:
         return Seen(number, view, value.shape, value.dtype, copied)
 
     def _array(self, number: int) -> Stage | Result:
-        return self.following.made[number - MADE]
+        array = self.following.made[number - MADE]
+        assert not isinstance(array, Product)
+        return array
 
     def _group(self, depth: int, shape: Shape, axes: Shape = (), alone: Any = None) -> _Group:
         key = (depth, shape, axes, alone)

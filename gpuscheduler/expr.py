@@ -194,6 +194,11 @@ def constant(value: Any, dtype: Any) -> Expr:
     return Expr("constant", (), dtype, np.asarray(value, dtype).tobytes())
 
 
+def is_zero(node: Expr) -> bool:
+    """Whether it is the constant zero."""
+    return node.op == "constant" and not node.value
+
+
 def source(n: int, shape: tuple[int, ...], dtype: Any) -> Expr:
     """Array number `n`, C-contiguous, over its own shape."""
     return Expr("input", (), dtype, (n, View.contiguous(shape)))

@@ -64,6 +64,15 @@ class OneOrNone(Unfollowed):
         self.program = program
 
 
+class Multiplies(Unfollowed):
+    """Its value is the `product` of two matrices, each a view of an input; without that, it does
+    something else with one."""
+
+    def __init__(self, product: Product | None):
+        super().__init__("it multiplies matrices")
+        self.product = product
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A view of an input, or what it shows in memory of its own (`copied`)."""
@@ -174,18 +183,37 @@ class Result:
         return (self.reduction.arg,)
 
 
+@dataclass(frozen=True)
+class Product:
+    """The product of two matrices, of (rows, inner) and (inner, columns) elements, each a view of
+    an input. No kernel computes it: it may be what a whole function gives, and nothing else."""
+
+    shape: Shape
+    left: Seen
+    right: Seen
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return ()
+
+
 class Following:
     """The nodes of one run, each once, and the arrays made."""
 
     def __init__(
-        self, products: bool = False, beside: Beside | None = None, points: bool = False
+        self,
+        products: bool = False,
+        beside: Beside | None = None,
+        points: bool = False,
+        matrices: bool = False,
     ) -> None:
         self.products, self.points, self.operations = products, points, 0
+        self.matrices = matrices  # whether products of two matrices may be values
         self.short = True  # whether short rows may be reduced one by one
         self.beside = beside
         self.known: dict[Any, Expr] = {}
-        self.made: list[Stage | Result] = []
-        self.numbers: dict[Stage | Result, int] = {}
+        self.made: list[Stage | Result | Product] = []
+        self.numbers: dict[Stage | Result | Product, int] = {}
         self.inputs = 0
         self.given: list[list[weakref.ref[Traced]]] = []  # the families of arguments
         #: Copies of lists and dictionaries that the function is given, and what they hold.
@@ -220,7 +248,7 @@ class Following:
         known = self.beside.known.values() if self.beside else ()
         return any(array._family is made._family for made, _ in known)
 
-    def keep(self, array: Stage | Result, dtype: DType) -> Expr:
+    def keep(self, array: Stage | Result | Product, dtype: DType) -> Expr:
         """The leaf that reads an array made here, over its own shape."""
         number = self.numbers.get(array)
         if number is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
@@ -42,9 +42,11 @@ from .following import (
     Flat,
     Generated,
     Masked,
+    Multiplies,
     OneOrNone,
     OnlySelects,
     OnlyView,
+    Product,
     Scanned,
     Seen,
     Unfollowed,
@@ -340,6 +342,23 @@ class Apart:
     function: Callable[[Values], Any]
 
 
+class Matrix(NamedTuple):
+    """An input of a product, as a matrix: rows and columns as it lies in memory, and whether the
+    product is of its transpose."""
+
+    name: Key
+    shape: tuple[int, int]
+    turned: bool
+
+
+class MatrixProduct(NamedTuple):
+    """A task whose value is the product of two matrices that are there as they are."""
+
+    left: Matrix
+    right: Matrix
+    dtype: np.dtype[Any]
+
+
 @dataclass(slots=True)
 class Followed:
     """What became of one structure of task."""
@@ -354,6 +373,7 @@ class Followed:
     pairs: bool = False  # whether it gives pairs of a value and its place
     offer: Source | None = None  # its value as readers may compute it, but for where a block lies
     operations: int = 0  # in products of matrices
+    product: MatrixProduct | None = None  # whose value it is, with numbers for names
     culprit: int = -1  # which of a task's steps was not followed, if one
     or_none: bool = False  # whether its value is one element, or none
     beside: tuple[Any, ...] = ()  # arrays that its functions read beside what it is given
@@ -612,6 +632,10 @@ class Fuser:
             self.reasons[key] = found.reason
             if found.operations:
                 self.operations[key] = found.operations
+            if found.product is not None and not constants:
+                left, right, dtype = found.product
+                left, right = (m._replace(name=recipe.names[m.name]) for m in (left, right))
+                graph.products[key] = MatrixProduct(left, right, dtype)
             if found.offer is not None and not recipe.draws:
                 self._selects(key, task, recipe, found.offer, inlined, targets)
                 return True
@@ -737,8 +761,12 @@ class Fuser:
         except OneOrNone as error:
             program, or_none = error.program, True
         except Unfollowed as error:
-            culprit = recipe.step_of(error)
-            return Followed(None, str(error), operations=error.operations, culprit=culprit)
+            out = Followed(None, str(error), operations=error.operations)
+            out.culprit = recipe.step_of(error)
+            product = error.product if isinstance(error, Multiplies) else None
+            if product is not None and not (borrowed or generated or beside.arrays):
+                out.product = _of_matrices(product, arguments)
+            return out
         if reason := unreadable(program):
             return Followed(None, reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
@@ -1414,6 +1442,23 @@ def _is_copy(seen: Any, arguments: list[Any]) -> bool:
         for v in leaves(seen)
         if isinstance(v, Seen)
     )
+
+
+def _of_matrices(product: Product, arguments: list[Any]) -> MatrixProduct | None:
+    """A product of arguments, by their numbers; None where it is one of parts of them."""
+    if not all(isinstance(a, Abstract) for a in arguments):
+        return None
+    sides = []
+    for seen in (product.left, product.right):
+        array = arguments[seen.array]
+        strides = array.strides or View.contiguous(array.shape).strides
+        long = [(n, s) for n, s in zip(array.shape, strides, strict=True) if n != 1]
+        shown = [*zip(seen.shape, seen.view.strides, strict=True)]
+        if seen.view.offset or shown not in (long, long[::-1]):
+            return None
+        sides.append(Matrix(seen.array, (long[0][0], long[1][0]), shown != long))
+    left, right = sides
+    return MatrixProduct(left, right, product.left.dtype)
 
 
 def _laid(v: Any) -> Any:

@@ -173,6 +173,7 @@ class Graph:
     sent: set[Key] = field(default_factory=set)
     why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
     operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
+    products: dict[Key, Any] = field(default_factory=dict)  # ... of two: a `fuse.MatrixProduct`
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
     #: Its functions and the variables around them, beside those, and what they were.
     around: tuple[Variable, ...] = ()

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -39,11 +39,14 @@ from .bins import Bins, compared
 from .creation import filled
 from .expr import DType, Expr, View
 from .following import (
+    Product,
+    Seen,
     Shape,
     cast_to,
     checked,
     constant,
     current,
+    made_in,
     no_out,
     node_of,
     nothing,
@@ -792,6 +795,9 @@ def _contracted(
     whole = next((n for n in labels if set(long) <= set(n)), None)
     if whole is None or not following.products:
         following.operations += (8 if dtype.kind == "c" else 2) * math.prod(lengths.values())
+        made = _of_matrices(operands, labels, out, lengths, dtype) if following.matrices else None
+        if made is not None:
+            return made
         raise refuse("it multiplies matrices")
     left = iter([name for name in out if name in long])
     order = [next(left) if name in out else name for name in whole if name in long]
@@ -812,6 +818,42 @@ def _contracted(
     (total,) = reduce("any" if dtype.kind == "b" else "sum", product, over, (dtype,))
     shape = tuple([slice(None) if name in long else None for name in out])
     return look(total, lambda a: a[shape]) if out else scalar_if_point(total)
+
+
+def _of_matrices(
+    operands: Sequence[Traced],
+    labels: Sequence[Sequence[Any]],
+    out: Sequence[Any],
+    lengths: Mapping[Any, int],
+    dtype: DType,
+) -> Traced | None:
+    """Such a sum where it is the product of two matrices, of a type for which BLAS has one."""
+    if len(operands) != 2 or dtype.char not in "fdFD" or 0 in lengths.values():
+        return None
+    if any(x.dtype != dtype or x._expr.op != "input" or made_in(x._expr) for x in operands):
+        return None
+    long = [name for name, n in lengths.items() if n != 1]
+    inner = [name for name in long if name not in out]
+    outer = [name for name in out if name in long]
+    if len(inner) != 1 or len(outer) != 2 or len(long) != 3:
+        return None
+    first = next((k for k, names in enumerate(labels) if outer[0] in names), 0)
+    sides = []
+    for k, pair in ((first, [outer[0], *inner]), (1 - first, [*inner, outer[1]])):
+        x, names = operands[k], list(labels[k])
+        if [name for name in names if name in long] not in (pair, pair[::-1]):
+            return None
+        axes = [names.index(name) for name in pair]
+        axes += [n for n in range(x.ndim) if n not in axes]
+        matrix = look(x, lambda a, axes=axes: a.transpose(axes)[(..., *(0,) * (a.ndim - 2))])  # type: ignore[misc]
+        if matrix.shape != tuple([lengths[name] for name in pair]):
+            return None
+        number, view = matrix._expr.data
+        sides.append(Seen(number, view, matrix.shape, dtype))
+    product = Product((lengths[outer[0]], lengths[outer[1]]), *sides)
+    total = Traced(current.get().keep(product, dtype), product.shape)
+    shape = tuple([slice(None) if name in long else None for name in out])
+    return look(total, lambda a: a[shape])
 
 
 @implements("matmul")

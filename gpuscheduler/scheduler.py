@@ -44,6 +44,7 @@ from .persisted import Chunk, Kept, Persisted, changes
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
+from .products import added_up
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
@@ -935,8 +936,9 @@ def _placed(
         if graph is apart:
             raise
         graph, plan = apart, make_plan(apart, machine, home)
-    if merge and kind == "cuda" and batched(graph, plan):
-        plan = make_plan(graph, machine, home)
+    for put_together in (added_up, batched) if merge and kind == "cuda" else ():
+        if put_together(graph, plan):
+            plan = make_plan(graph, machine, home)
     plan.reasons = graph.why
     return graph, plan
 

@@ -57,7 +57,10 @@ COMPILERS = ("cupy", "numba")
 TOOLS = ("toolz", "tlz", "cytoolz")
 
 #: Our own kinds of tasks, which have others in them.
-TASKS = ("Call", "Chain", "Fused", "Batch", "OrNone", "_Each", "_Pairs", "_Behind")
+TASKS = (
+    "Call", "Chain", "Fused", "Batch", "OrNone", "Products", "_Each", "_Pairs", "_Behind",
+    "_WithZeros",
+)  # fmt: skip
 #: Tasks that send an array to a device.
 SENDERS = (unchanged, np.ascontiguousarray)
 _ATOMS = (type(Ellipsis), Expr)

@@ -28,6 +28,7 @@ from .following import (
     Following,
     Generated,
     Masked,
+    Multiplies,
     Scanned,
     Unfollowed,
     current,
@@ -76,7 +77,18 @@ def follow(
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
-    following = Following(products, beside, points)
+    try:
+        return _followed(call, abstract, Following(products, beside, points, products))
+    except Multiplies as error:
+        if error.product is not None:
+            raise
+    # once more, to say where it does that
+    again = beside and Beside(beside.dense, beside.every)
+    return _followed(call, abstract, Following(products, again, points))
+
+
+def _followed(call: Callable[..., Any], abstract: Sequence[Any], following: Following) -> Program:
+    beside = following.beside
     token = current.set(following)
     try:
         arguments = [_argument(a) for a in abstract]

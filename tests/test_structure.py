@@ -61,6 +61,7 @@ ORDER = [
     "plan",
     "taken",
     "cut",
+    "products",
     "batches",
     "templates",
     "plans",

@@ -1,0 +1,344 @@
+"""Products of matrices that are added up: one task multiplies them one after the other and adds
+each to the same matrix, in place of a task for each product and one for their sum. No product is
+stored, and what the host has to decide is so much less.
+
+It comes after placement: only products that one device makes are added up there. Which tasks
+multiply matrices is known from following them (`fuse`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask._task_spec import DataNode
+from dask.core import flatten
+
+from .expr import Expr, Kernel, Out, Program, View, is_zero, nodes, substituted
+from .following import canonical
+from .fuse import Fused, Matrix, renumbered
+from .graph import Graph
+from .plan import Plan
+from .siblings import forget
+from .sizes import map_leaves
+
+Key = Any
+Values = dict[Any, Any]
+
+#: What one task reads is there at once: no more than this part of a device's memory.
+SHARE = 6
+#: CuPy's numbers for "not decided" and "the type's own precision" (`COMPUTE_TYPE_TBD` and
+#: `COMPUTE_TYPE_DEFAULT`).
+DEFAULT = (0, 1)
+#: Products of one task: several tasks keep a device busy while the host goes on.
+MOST = 16
+
+
+class Products:
+    """A task whose value is the sum of products of matrices, as an array of `shape`."""
+
+    __slots__ = ("dtype", "key", "originals", "pairs", "shape")
+
+    def __init__(
+        self,
+        key: Key,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        pairs: Sequence[tuple[Matrix, Matrix]],
+        originals: Sequence[Callable[[Values], Any]],
+    ):
+        self.key, self.shape, self.dtype = key, shape, dtype
+        self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
+
+    def __call__(self, values: Values) -> Any:
+        pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
+        if any(a is None or b is None for a, b in pairs):
+            return reduce(np.add, [task(values) for task in self.originals]).reshape(self.shape)
+        return _added_up(pairs, self.dtype).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Products {self.key!r}: {len(self.pairs)} added up>"
+
+
+def _matrix(array: Any, foreseen: Matrix, dtype: np.dtype[Any]) -> Any:
+    """An array of CuPy's as a matrix; None of any other, and of what is not as foreseen."""
+    if type(array).__module__.partition(".")[0] != "cupy" or array.dtype != dtype:
+        return None
+    if tuple([n for n in array.shape if n != 1]) != foreseen.shape:
+        return None
+    matrix = array.reshape(foreseen.shape)
+    return matrix.T if foreseen.turned else matrix
+
+
+def _added_up(pairs: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Any:
+    """The sum of products of CuPy's matrices, on the current device and stream."""
+    import cupy
+    from cupy import cublas
+
+    (a, b), *_ = pairs
+    total = cupy.empty((a.shape[0], b.shape[1]), dtype)
+    for n, (a, b) in enumerate(pairs):
+        if _as_ever(dtype):
+            cublas.gemm("N", "N", a, b, out=total, beta=float(n > 0))
+        elif n:
+            total += a @ b
+        else:
+            cupy.matmul(a, b, out=total)
+    return total
+
+
+def _as_ever(dtype: np.dtype[Any]) -> bool:
+    """Whether nobody has told CuPy to multiply in another precision than the type's own."""
+    import cupy
+
+    asked = getattr(getattr(cupy, "_core", None), "get_compute_type", None)
+    return asked is None or asked(dtype) in DEFAULT
+
+
+class _WithZeros:
+    """A task that finds a sum where it knew one of its terms, and zeros for the others."""
+
+    __slots__ = ("gone", "task")
+
+    def __init__(self, task: Callable[[Values], Any], gone: Mapping[Key, Key]):
+        self.task, self.gone = task, dict(gone)  # the sum that has each term
+
+    def __call__(self, values: Values) -> Any:
+        return self.task({**values, **{k: np.zeros_like(values[s]) for k, s in self.gone.items()}})
+
+
+# ---- the pass
+
+
+def added_up(graph: Graph, plan: Plan) -> bool:
+    """Put products that are added up on the device that makes them into one task, and pin every
+    task to where the plan has it. Whether there were any; changes the graph."""
+    if not graph.products:
+        return False
+    places = {s.key: s.place for s in plan.steps}
+    adder = _Adder(graph, places, min(plan.machine.memory) // SHARE)
+    for key, task in graph.tasks.items():
+        if type(task) is Fused and key not in graph.picks:
+            adder.look_at(key, task)
+    if not adder.new:
+        return False
+    adder.put_in()
+    for key, node in graph.tasks.items():
+        if not isinstance(node, DataNode):
+            graph.pins[key] = places[key]
+    return True
+
+
+class _Changed(NamedTuple):
+    """What becomes of a program that adds up products."""
+
+    groups: list[list[int]]  # which of its arrays are added up before
+    program: Program  # ... and read in place of the first of each group
+    whole: bool  # whether that only gives what it reads, or the beginning of it
+
+
+class _Adder:
+    def __init__(self, graph: Graph, places: Mapping[Key, int], room: int):
+        self.graph, self.places, self.room = graph, places, room
+        self.readers = Counter([d for needs in graph.needs.values() for d in needs])
+        gathered = [b for g in graph.gathers.values() for b in flatten(g.blocks)]
+        self.kept = {*graph.outputs, *[graph.alias.get(b, b) for b in gathered]}
+        self.new: dict[Key, Any] = {}  # tasks, in place of those that were there
+        self.sums: dict[Key, list[Key]] = {}  # those that add up these products
+        self.known: dict[Any, tuple[Program, _Changed | None]] = {}
+
+    def look_at(self, key: Key, task: Fused) -> None:
+        """Let a program read sums of products where it has added them up itself."""
+        graph = self.graph
+        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
+        numbers = _numbers(task)
+        terms = {n: targets[k] for k, n in numbers.items() if self._is_term(targets.get(k))}
+        if len(terms) < 2:
+            return
+        most = max(1, min(MOST, self.room // max(map(self._bytes, terms.values()))))
+        where = {n: self.places[d] for n, d in terms.items()}
+        words = id(task.program), most, tuple(where.items())
+        if words not in self.known:
+            self.known[words] = task.program, _changed(task.program, where, most)
+        change = self.known[words][1]
+        if change is None:
+            return
+        groups = [[terms[n] for n in group] for group in change.groups]
+        if change.whole and self.places[groups[0][0]] == self.places[key]:
+            shape = task.program.result.shape
+            if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):
+                self._put(key, shape, groups[0])
+                return
+        name = {n: k for k, n in numbers.items()}
+        for keys in groups:
+            self._put(keys[0], graph.blocks[keys[0]].shape, keys)
+        gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
+        self.new[key] = _without(task, change.program, gone)
+        left = [(k, d) for k, d in targets.items() if k not in gone]
+        graph.names[key], graph.needs[key] = (
+            tuple([k for k, _ in left]),
+            tuple([d for _, d in left]),
+        )
+
+    def _is_term(self, key: Key) -> bool:
+        """Whether a product is read by one task only, and wanted by nobody."""
+        graph = self.graph
+        known = key in graph.products and key in graph.blocks and key not in graph.picks
+        return known and self.readers[key] == 1 and key not in self.kept
+
+    def _bytes(self, key: Key) -> int:
+        left, right, dtype = self.graph.products[key]
+        return int((math.prod(left.shape) + math.prod(right.shape)) * dtype.itemsize)
+
+    def _put(self, key: Key, shape: tuple[int, ...], members: list[Key]) -> None:
+        """Put a task that adds up products into the graph, as `key`."""
+        graph = self.graph
+        products = [graph.products[k] for k in members]
+        self.new[key] = Products(
+            key, shape, products[0].dtype, [(p.left, p.right) for p in products],
+            [graph.tasks[k] for k in members],
+        )  # fmt: skip
+        read = {n: d for k in members for n, d in zip(graph.names[k], graph.needs[k], strict=True)}
+        graph.names[key], graph.needs[key] = tuple(read), tuple(read.values())
+        graph.operations[key] = sum([graph.operations[k] for k in members])
+        graph.why[key] = graph.why[members[0]]
+        self.sums[key] = members
+
+    def put_in(self) -> None:
+        """Put the new tasks where those were that they replace; a sum where its last term was."""
+        graph = self.graph
+        order = {k: n for n, k in enumerate(graph.tasks)}
+        gone = {k for members in self.sums.values() for k in members}
+        last = {max(m, key=order.__getitem__): k for k, m in self.sums.items() if k in gone}
+        tasks: dict[Key, Any] = {}
+        for key, task in graph.tasks.items():
+            if key in last:
+                tasks[last[key]] = self.new[last[key]]
+            elif key not in gone:
+                tasks[key] = self.new.get(key, task)
+        graph.tasks = tasks
+        forget(graph, gone.difference(self.sums))
+        for key in gone.difference(self.sums):
+            for facts in (graph.operations, graph.why, graph.sizes, graph.blocks):
+                facts.pop(key, None)
+        graph.products = {k: p for k, p in graph.products.items() if k not in gone}
+
+
+def _numbers(task: Fused) -> dict[Key, int]:
+    """Which array of its program each input is that is one array."""
+    out, n, foreseen = {}, 0, iter(task.expects)
+    for name, size in zip(task.names, task.leaves, strict=True):
+        mine = [next(foreseen) for _ in range(size)]
+        if size == 1 and mine[0] is not None:
+            out[name] = n
+        n += sum(e is not None for e in mine)
+    return out
+
+
+def _changed(program: Program, where: Mapping[int, int], most: int) -> _Changed | None:
+    """The program with sums of products, which are on these devices, in place of the products, and
+    no more than so many in each. None where it adds up no two of them that are on one device."""
+    read = Counter(
+        [n.data[0] for k in program.kernels for n in set(nodes(k.roots)) if n.op == "input"]
+    )
+    terms = {n for n in where if read[n] == 1}
+    every: list[list[int]] = []
+    kernels = []
+    for kernel in program.kernels:
+        new: dict[int, Expr] = {}
+        for node, leaves in _sums(kernel, terms):
+            groups = _grouped([leaf.data[0] for leaf in leaves], where, most)
+            every += [g for g in groups if len(g) > 1]
+            leaf_of = {leaf.data[0]: leaf for leaf in leaves}
+            firsts = [leaf_of[g[0]] for g in groups]
+            new[id(node)] = reduce(lambda a, b: Expr("add", (a, b), a.dtype), firsts)
+        roots = substituted(kernel.roots, new)
+        n = len(kernel.reductions)
+        arguments = zip(kernel.reductions, roots, strict=False)
+        reductions = tuple([replace(r, arg=root) for r, root in arguments])
+        kernels.append(replace(kernel, reductions=reductions, outputs=tuple(roots[n:])))
+    if not every:
+        return None
+    gone = {n for group in every for n in group[1:]}
+    left = [n for n in range(program.inputs) if n not in gone]
+    number = {old: new for new, old in enumerate(left)}
+
+    def numbered(n: int) -> int:
+        return number[n] if n < program.inputs else n - len(gone)
+
+    result = map_leaves(
+        lambda v: replace(v, array=numbered(v.array)) if isinstance(v, Out) else v, program.result
+    )
+    changed = tuple([renumbered(k, numbered) for k in kernels])
+    return _Changed(every, Program(len(left), changed, result), _only_shows(changed, result))
+
+
+def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Expr]]]:
+    """Where a kernel adds up nothing but such arrays, in the order in which it adds them; each as
+    large a sum as it is."""
+    every = nodes(kernel.roots)
+    uses = Counter([id(a) for n in every for a in n.args] + [id(r) for r in kernel.roots])
+    parts: dict[int, list[Expr]] = {}
+    for node in every:
+        if node.op == "input" and node.data[0] in terms:
+            parts[id(node)] = [node]
+        elif node.op == "add" and id(node.args[0]) in parts and is_zero(node.args[1]):
+            if uses[id(node.args[0])] == 1:
+                parts[id(node)] = parts[id(node.args[0])]
+        elif node.op == "add" and all(id(a) in parts and uses[id(a)] == 1 for a in node.args):
+            a, b = (parts[id(a)] for a in node.args)
+            if a[0].data[1] == b[0].data[1] and a[0].dtype == b[0].dtype == node.dtype:
+                parts[id(node)] = [*a, *b]
+    inside = {id(a) for n in every if id(n) in parts for a in n.args}
+    for node in every:
+        if id(node) not in inside and len(parts.get(id(node), ())) > 1:
+            yield node, parts[id(node)]
+
+
+def _grouped(terms: Sequence[int], where: Mapping[int, int], most: int) -> list[list[int]]:
+    """Terms of one device in groups, about as many in each.
+
+    >>> _grouped([3, 4, 5, 6, 7, 8], {3: 0, 4: 1, 5: 0, 6: 0, 7: 0, 8: 0}, 3)
+    [[3, 5], [6, 7, 8], [4]]
+    """
+    places: dict[int, list[int]] = {}
+    for n in terms:
+        places.setdefault(where[n], []).append(n)
+    out = []
+    for mine in places.values():
+        count = -(-len(mine) // most)
+        ends = [k * len(mine) // count for k in range(count + 1)]
+        out += [mine[a:b] for a, b in pairwise(ends)]
+    return out
+
+
+def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
+    """Whether a program's value is the one array that it reads, or the beginning of that."""
+    if len(kernels) != 1 or type(result) is not Out or result.scalar or kernels[0].reductions:
+        return False
+    shape, (root, *more) = kernels[0].shape, kernels[0].outputs
+    if more or root.op != "input" or kernels[0].strides is not None:
+        return False
+    return canonical(root.data[1], shape) == canonical(View.contiguous(shape), shape)
+
+
+def _without(task: Fused, program: Program, gone: Mapping[Key, Key]) -> Fused:
+    """The task with a program that does not read some inputs: others have their sum."""
+    expects: list[Any] = []
+    sizes: list[int] = []
+    foreseen = iter(task.expects)
+    for name, size in zip(task.names, task.leaves, strict=True):
+        mine = [next(foreseen) for _ in range(size)]
+        if name not in gone:
+            expects += mine
+            sizes.append(size)
+    return Fused(
+        task.key, program, tuple([k for k in task.names if k not in gone]), tuple(expects),
+        tuple(sizes), task.positions, task.kind, _WithZeros(task.original, gone),
+    )  # fmt: skip

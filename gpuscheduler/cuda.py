@@ -81,6 +81,9 @@ MOST_TOGETHER = 64
 REPORT_EVERY = 0.002
 #: What has nothing on a device.
 HOST_TYPES = (int, float, complex, str, bytes, np.generic, np.ndarray)
+#: Bytes of a value from which on it is known when it is made: it may have to leave its device, and
+#: should not wait for what is queued behind it.
+MAY_LEAVE = 2**18
 #: Tasks that are launched in little time.
 KERNELS = {Fused, Batch}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
@@ -1952,7 +1955,7 @@ class CudaDevices:
             return False
         value = self._put(lane, i, value)
         nbytes = device_bytes(value)
-        other = self.crossing[i] or (i in self.wanted and nbytes)
+        other = self.crossing[i] or (i in self.wanted and nbytes) or nbytes >= MAY_LEAVE
         ready = lane.mark(lane.home) if other else None
         empty = not (nbytes or step.constants) and _on_the_host(value)
         empty = empty and all(held[j].empty for j in step.inputs)
@@ -2191,9 +2194,9 @@ class CudaDevices:
 
     def _send_to_host(self, lane: _Lane, i: int, dst: int, made: list[Any]) -> None:
         held = self.held[lane.place][i]
-        stream = lane.outgoing
-        if held.unseen:
-            stream.wait_event(held.ready)
+        stream, ready = lane.outgoing, held.ready
+        if ready is not None:
+            stream.wait_event(ready)
         room = None
         if dst == DISK:
             made.append(room := self.out.room(device_bytes(held.value), self._go_on))
@@ -2202,7 +2205,8 @@ class CudaDevices:
         if slots and isinstance(value, cupy.ndarray):
             value = cupy.ascontiguousarray(value)
         made.append(value)
-        stream.wait_event(lane.mark(lane.home))
+        if value is not held.value or (ready is None and not self.plan.steps[i].fixed):
+            stream.wait_event(lane.mark(lane.home))  # else not behind all that is queued by now
         written = bool(slots)
         for target, _, where in slots:
             if isinstance(value, cupy.ndarray):

@@ -31,8 +31,9 @@ from .sizes import map_leaves
 Key = Any
 Values = dict[Any, Any]
 
-#: What one task reads is there at once: no more than this part of a device's memory.
-SHARE = 6
+#: What one task reads is there at once: no more than this part of a device's memory, so that what
+#: the next ones read can come meanwhile.
+SHARE = 12
 #: CuPy's numbers for "not decided" and "the type's own precision" (`COMPUTE_TYPE_TBD` and
 #: `COMPUTE_TYPE_DEFAULT`).
 DEFAULT = (0, 1)
@@ -81,15 +82,17 @@ def _added_up(pairs: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Any:
     import cupy
     from cupy import cublas
 
-    (a, b), *_ = pairs
+    (a, b), *more = pairs
     total = cupy.empty((a.shape[0], b.shape[1]), dtype)
-    for n, (a, b) in enumerate(pairs):
-        if _as_ever(dtype):
-            cublas.gemm("N", "N", a, b, out=total, beta=float(n > 0))
-        elif n:
+    if not _as_ever(dtype):
+        cupy.matmul(a, b, out=total)
+        for a, b in more:
             total += a @ b
-        else:
-            cupy.matmul(a, b, out=total)
+        return total
+    zero, one = np.zeros((), dtype), np.ones((), dtype)
+    cublas.gemm("N", "N", a, b, out=total, alpha=one, beta=zero)
+    for a, b in more:
+        cublas.gemm("N", "N", a, b, out=total, alpha=one, beta=one)
     return total
 
 

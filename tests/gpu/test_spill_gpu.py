@@ -147,6 +147,39 @@ def test_pinned_memory_that_waits_for_reuse_goes_before_there_is_too_much():
     del third, fourth
 
 
+@pytest.mark.parametrize("how", ["evicted", "asked for"])
+def test_what_leaves_waits_for_nothing_that_was_queued_behind_it(how, monkeypatch):
+    """Its copy begins when it is there, whatever kernels its device is to run after that."""
+    sent, behind, now = [], [], [False]
+    send, mark = cuda.CudaDevices._send_to_host, cuda._Lane.mark
+
+    def sends(devices, lane, i, *rest):
+        sent.append(i)
+        now[0] = True
+        try:
+            send(devices, lane, i, *rest)
+        finally:
+            now[0] = False
+
+    def marks(lane, stream, block=False):
+        if now[0] and stream is lane.home:
+            behind.append(sent[-1])
+        return mark(lane, stream, block)
+
+    monkeypatch.setattr(cuda.CudaDevices, "_send_to_host", sends)
+    monkeypatch.setattr(cuda._Lane, "mark", marks)
+    x = np.arange(2.0**20, dtype="f4").reshape(1024, 1024)
+    limit = None if how == "asked for" else 2 * 2**20
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=limit, check=True) as s:
+        y, want = cupy_array(x, 256).map_blocks(cupy.sort) * 2, x * 2  # in blocks of 256 KiB
+        if how == "evicted":
+            y, want = y.persist().sum(axis=1), want.sum(axis=1)
+            assert s.last.spilled[HOST] > 0
+        np.testing.assert_allclose(host(y.to_backend("numpy").compute()), want)
+    assert sent
+    assert not behind
+
+
 @pytest.mark.parametrize("devices", DEVICES[:3])
 def test_results_wait_on_the_disk(devices, x, tmp_path):
     block = x.nbytes // 16

@@ -1,0 +1,147 @@
+"""Products that are added up are one task: planned as for GPUs, run on CPU devices, where each
+product is computed as its own task would have computed it."""
+
+from zlib import crc32
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpuscheduler
+from gpuscheduler import products
+from gpuscheduler.cli import plan_of
+from gpuscheduler.fuse import Fused
+from gpuscheduler.machine import Machine
+from gpuscheduler.products import MOST, Products
+
+pytestmark = pytest.mark.filterwarnings("ignore::dask.array.core.PerformanceWarning")
+SIDE = 96
+X, Y = np.random.default_rng(0).normal(size=(2, SIDE, SIDE))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def scheduler(request, monkeypatch):
+    """CPU devices that are planned for as GPUs are: blocks have a home, and stay there."""
+    devices = request.param
+    with gpuscheduler.Scheduler(devices=f"cpu:{devices}", fuse_least=0) as s:
+        monkeypatch.setattr(s.hardware, "kind", "cuda")
+
+        def home(value):
+            block = isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1
+            return crc32(value.tobytes()) % devices if block else None
+
+        monkeypatch.setattr(s.hardware, "home", home)
+        yield s
+
+
+def blocks(source, chunks=16):
+    return da.from_array(source, chunks=chunks).map_blocks(np.array).persist()
+
+
+def planned(x, devices=1, memory=10**10):
+    """As it would be on GPUs that are not there."""
+    plan = plan_of(x, Machine.uniform(devices, memory=memory))
+    return plan, [s for s in plan.steps if type(s.task) is Products]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: x @ y,
+        lambda x, y: (x @ y) * 2 + 1,
+        lambda x, y: (x @ y).T[::2],
+        lambda x, y: x @ y + y @ x,
+        lambda x, y: x.T @ x,
+        lambda x, y: (x @ y).sum(axis=0),
+        lambda x, y: (x @ y) @ (y @ x),
+    ],
+    ids=["matmul", "and more", "turned", "two of them", "of its own", "summed", "again"],
+)
+def test_sums_of_products_are_numpys(scheduler, f):
+    z, want = f(blocks(X), blocks(Y)), f(X, Y)
+    assert any(type(s.task) is Products for s in scheduler.plan(z).steps)
+    for _ in range(2):  # the second run has its plan
+        np.testing.assert_allclose(z.compute(), want, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_graph_of_products(data):
+    """Random chunks and expressions; the values are those of Dask's own scheduler."""
+    draw = data.draw
+    cuts = [draw(st.integers(5, 40)) for _ in range(3)]
+    x = da.from_array(X[:40, :30], chunks=(cuts[0], cuts[1]))
+    y = da.from_array(Y[:30, :40], chunks=(cuts[1], cuts[2]))
+    terms = [x @ y, (y @ x)[:, :30].sum() + x @ y, da.tensordot(x, y, axes=1), (y.T @ x.T).T]
+    z = draw(st.sampled_from(terms))
+    for _ in range(draw(st.integers(0, 2))):
+        z = draw(
+            st.sampled_from(
+                [z + 1, z + draw(st.sampled_from(terms)), z.T, z[::-1], z - z.mean(axis=0), z @ z.T]
+            )
+        )
+    devices = draw(st.integers(1, 3))
+    with gpuscheduler.Scheduler(f"cpu:{devices}", fuse_least=0, check=True) as s:
+        s.hardware.kind = "cuda"
+        got = z.compute()
+    np.testing.assert_allclose(got, z.compute(scheduler="sync"), rtol=1e-9, atol=1e-9)
+
+
+def test_each_block_of_a_product_is_one_step():
+    """Six by six blocks of six products each; the time of a step is that of its products."""
+    plan, sums = planned(da.ones((6000, 6000), chunks=1000) @ da.ones((6000, 6000), chunks=1000))
+    assert len(sums) == 36
+    assert all(len(s.task.pairs) == 6 for s in sums)
+    each = plan.machine.product_seconds(2 * 6 * 1000**3)
+    assert all(s.seconds == pytest.approx(each) for s in sums)
+    assert not any(type(s.task) is Fused and s.inputs for s in plan.steps)  # but blocks of ones
+    assert plan.own == []
+
+
+def test_long_sums_are_of_several_steps():
+    """Fifty products: four steps of sixteen at most, and a kernel that adds these up."""
+    plan, sums = planned(da.ones((100, 5000), chunks=100) @ da.ones((5000, 100), chunks=100))
+    assert [len(s.task.pairs) for s in sums] == [12, 13, 12, 13]
+    assert max(len(s.task.pairs) for s in sums) <= MOST
+    (last,) = plan.outputs
+    assert len(plan.steps[last].inputs) == 4
+
+
+def test_each_device_adds_up_what_it_makes():
+    """Blocks of rows are on three devices; so are the products of their transposes with them."""
+    _, sums = planned(da.ones((9000, 10), chunks=(1000, 10)).T @ da.ones((9000, 10)), 3)
+    assert sorted({s.place for s in sums}) == [0, 1, 2]
+
+
+def ones(*shape, chunks, dtype="f8"):
+    return da.ones(shape, chunks=chunks, dtype=dtype)
+
+
+OTHERS = {
+    "other types": ones(60, 60, chunks=20, dtype="i4") @ ones(60, 60, chunks=20, dtype="i4"),
+    "one product each": ones(60, 60, chunks=(20, 60)) @ ones(60, 60, chunks=(60, 20)),
+    "vectors": ones(60, 60, chunks=20) @ ones(60, chunks=20),
+    "stacks": ones(3, 60, 60, chunks=(3, 20, 20)) @ ones(3, 60, 60, chunks=(3, 20, 20)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_is_no_sum_of_products_stays(what):
+    assert not planned(OTHERS[what])[1]
+
+
+def test_products_that_are_wanted_themselves_stay():
+    """Two products and their sum, all three of which the caller gets."""
+    x = da.ones((400, 800), chunks=400)
+    a, b = x[:, :400] @ x[:, :400].T, x[:, 400:] @ x[:, 400:].T
+    whole = da.concatenate([a, b, a + b])
+    assert not planned(whole)[1]
+    np.testing.assert_array_equal(np.unique(whole.compute()), [400, 800])
+
+
+def test_groups_are_of_one_device_and_about_as_large():
+    assert products._grouped(range(7), dict.fromkeys(range(7), 0), 3) == [[0, 1], [2, 3], [4, 5, 6]]
+    where = {0: 1, 1: 0, 2: 1, 3: 0, 4: 2}
+    assert products._grouped(range(5), where, 16) == [[0, 2], [1, 3], [4]]

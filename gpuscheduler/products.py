@@ -165,7 +165,7 @@ class _Adder:
         if len(terms) < 2:
             return
         most = max(1, min(MOST, self.room // max(map(self._bytes, terms.values()))))
-        where = {n: self.places[d] for n, d in terms.items()}
+        where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}
         words = id(task.program), most, tuple(where.items())
         if words not in self.known:
             self.known[words] = task.program, _changed(task.program, where, most)
@@ -194,6 +194,11 @@ class _Adder:
         graph = self.graph
         known = key in graph.products and key in graph.blocks and key not in graph.picks
         return known and self.readers[key] == 1 and key not in self.kept
+
+    def _shape(self, key: Key) -> tuple[int, int]:
+        """Rows and columns of a product."""
+        left, right, _ = self.graph.products[key]
+        return left.shape[left.turned], right.shape[not right.turned]
 
     def _bytes(self, key: Key) -> int:
         left, right, dtype = self.graph.products[key]
@@ -244,9 +249,10 @@ def _numbers(task: Fused) -> dict[Key, int]:
     return out
 
 
-def _changed(program: Program, where: Mapping[int, int], most: int) -> _Changed | None:
-    """The program with sums of products, which are on these devices, in place of the products, and
-    no more than so many in each. None where it adds up no two of them that are on one device."""
+def _changed(program: Program, where: Mapping[int, Any], most: int) -> _Changed | None:
+    """The program with sums of products in place of the products, of such that are on one device
+    and have one shape, as `where` says, and no more than so many in each. None where it adds up no
+    two of these."""
     read = Counter(
         [n.data[0] for k in program.kernels for n in set(nodes(k.roots)) if n.op == "input"]
     )
@@ -304,13 +310,13 @@ def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Ex
             yield node, parts[id(node)]
 
 
-def _grouped(terms: Sequence[int], where: Mapping[int, int], most: int) -> list[list[int]]:
-    """Terms of one device in groups, about as many in each.
+def _grouped(terms: Sequence[int], where: Mapping[int, Any], most: int) -> list[list[int]]:
+    """Terms that belong together in groups, about as many in each.
 
     >>> _grouped([3, 4, 5, 6, 7, 8], {3: 0, 4: 1, 5: 0, 6: 0, 7: 0, 8: 0}, 3)
     [[3, 5], [6, 7, 8], [4]]
     """
-    places: dict[int, list[int]] = {}
+    places: dict[Any, list[int]] = {}
     for n in terms:
         places.setdefault(where[n], []).append(n)
     out = []

@@ -141,6 +141,30 @@ def test_products_that_are_wanted_themselves_stay():
     np.testing.assert_array_equal(np.unique(whole.compute()), [400, 800])
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda m, x, y, u, v: (x @ y)[:6] + u @ v,
+        lambda m, x, y, u, v: ((x @ y)[:6] + u @ v).sum(axis=0),
+        lambda m, x, y, u, v: (x @ y).ravel()[:24] + (u @ v).ravel(),
+        lambda m, x, y, u, v: (x @ y)[:4].reshape(2, 8) + (u @ v)[:4].reshape(2, 8),
+    ],
+    ids=["a part", "summed", "flat", "as rows"],
+)
+def test_products_of_other_shapes_are_apart(f):
+    """Of one only a part is added, which lies as all of the other does."""
+    rng = np.random.default_rng(0)
+    sources = [rng.normal(size=s) for s in ((10, 8), (8, 4), (6, 8), (8, 4))]
+    with gpuscheduler.Scheduler("cpu:1", fuse_least=0, check=True) as s:
+        s.hardware.kind = "cuda"
+        chunks = [(len(a) if len(a) != 8 else 4, 4) for a in sources]
+        arrays = [blocks(a, c) for a, c in zip(sources, chunks, strict=True)]
+        z = f(da, *arrays)
+        np.testing.assert_allclose(z.compute(), f(np, *sources))
+        sums = [step.task for step in s.plan(z).steps if type(step.task) is Products]
+        assert [len(t.pairs) for t in sums] == [2, 2]
+
+
 def test_groups_are_of_one_device_and_about_as_large():
     assert products._grouped(range(7), dict.fromkeys(range(7), 0), 3) == [[0, 1], [2, 3], [4, 5, 6]]
     where = {0: 1, 1: 0, 2: 1, 3: 0, 4: 2}

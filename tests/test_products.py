@@ -169,3 +169,11 @@ def test_groups_are_of_one_device_and_about_as_large():
     assert products._grouped(range(7), dict.fromkeys(range(7), 0), 3) == [[0, 1], [2, 3], [4, 5, 6]]
     where = {0: 1, 1: 0, 2: 1, 3: 0, 4: 2}
     assert products._grouped(range(5), where, 16) == [[0, 2], [1, 3], [4]]
+
+
+def test_another_collection_like_it_has_its_plan(scheduler):
+    """Only the data are others."""
+    for seed in range(3):
+        a, b = np.random.default_rng(seed).normal(size=(2, SIDE, SIDE))
+        for f in (lambda x, y: x @ y, lambda x, y: (x @ y) * 2 + y):
+            np.testing.assert_allclose(f(blocks(a), blocks(b)).compute(), f(a, b), atol=1e-9)

@@ -639,6 +639,8 @@ class Fuser:
             if found.offer is not None and not recipe.draws:
                 self._selects(key, task, recipe, found.offer, inlined, targets)
                 return True
+            if found.product is not None:  # it is that and nothing else
+                return False
             if found.view is None:
                 self._blame(key, recipe, {found.culprit})
                 return False
@@ -762,10 +764,13 @@ class Fuser:
             program, or_none = error.program, True
         except Unfollowed as error:
             out = Followed(None, str(error), operations=error.operations)
+            if isinstance(error, Multiplies) and error.product is not None:
+                if not (borrowed or generated or beside.arrays):
+                    out.product = _of_matrices(error.product, arguments)
+                if out.product is not None:
+                    return out
+                error = _where_it_multiplies(call, [*arguments, *generated], self.on_gpus)
             out.culprit = recipe.step_of(error)
-            product = error.product if isinstance(error, Multiplies) else None
-            if product is not None and not (borrowed or generated or beside.arrays):
-                out.product = _of_matrices(product, arguments)
             return out
         if reason := unreadable(program):
             return Followed(None, reason)
@@ -1442,6 +1447,18 @@ def _is_copy(seen: Any, arguments: list[Any]) -> bool:
         for v in leaves(seen)
         if isinstance(v, Seen)
     )
+
+
+def _where_it_multiplies(
+    call: Callable[..., Any], arguments: list[Any], on_gpus: bool
+) -> Unfollowed:
+    """The error that a function meets where it multiplies matrices."""
+    beside = following.Beside(dense=on_gpus, every=True)
+    try:
+        trace.follow(call, arguments, on_gpus, beside, matrices=False)
+    except Unfollowed as error:
+        return error
+    raise AssertionError("it multiplied matrices a moment ago")
 
 
 def _of_matrices(product: Product, arguments: list[Any]) -> MatrixProduct | None:

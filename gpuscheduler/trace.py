@@ -64,11 +64,13 @@ def follow(
     products: bool = False,
     beside: Beside | None = None,
     points: bool = False,
+    matrices: bool = True,
 ) -> Program:
     """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only. With
     `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
     Arrays that it reads beside its arguments are put into `beside`; without that, it may not.
-    Of `points` each element is a number of Python's for the function.
+    Of `points` each element is a number of Python's for the function. Where its value is the
+    product of two `matrices`, it raises `Multiplies`; without that, where it multiplies them.
 
     >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -78,7 +80,7 @@ def follow(
     if reason:
         raise Unfollowed(reason)
     try:
-        return _followed(call, abstract, Following(products, beside, points, products))
+        return _followed(call, abstract, Following(products, beside, points, products and matrices))
     except Multiplies as error:
         if error.product is not None:
             raise

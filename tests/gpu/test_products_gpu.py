@@ -137,7 +137,7 @@ def test_products_are_added_up_on_each_device():
         (left, _), (x, _) = matrices(chunks=((10, 20), (10, 20)), shape=(160, 20))
         z = x.T @ x
         sums = [s for s in scheduler.plan(z).steps if type(s.task) is Products]
-        assert sorted(s.place for s in sums) == list(range(count))
+        assert {s.place for s in sums} == set(range(count))
         np.testing.assert_allclose(host(z.compute()), left.T @ left, rtol=2e-5)
 
 
@@ -154,6 +154,19 @@ def test_arrays_that_are_not_as_foreseen(how):
     got = sums(values)
     assert (type(got), got.shape) == (xp.ndarray, shape)
     np.testing.assert_allclose(host(got), 2 * (left @ right.T)[:, None], rtol=2e-5)
+
+
+def test_parts_of_one_array_are_copied_once_before_their_products():
+    """Six by six blocks of two arrays: each is read by six products, none of which slices."""
+    n, c = 1536, 256
+    left, right = (da.from_array(cupy.ones((n, n), "f4"), c, asarray=False) for _ in range(2))
+    with gpuscheduler.Scheduler("cuda:0,0") as scheduler:
+        plan = scheduler.plan(left @ right)
+        products = [i for i, why in plan.why.items() if why == "it multiplies matrices"]
+        assert len(products) == 6**3
+        read = {j for i in products for j in plan.steps[i].inputs}
+        assert not any(plan.steps[j].fixed for j in read)
+        assert float((left @ right).sum().compute()) == n**3
 
 
 @pytest.mark.real

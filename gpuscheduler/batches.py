@@ -78,7 +78,7 @@ def batched(graph: Graph, plan: Plan) -> bool:
     if not groups:
         return False
     where: dict[Key, tuple[Key, int]] = {}
-    made: dict[Key, Batch] = {}
+    made: dict[Together, Batch] = {}
     for group in groups:
         members: list[Any] = [graph.tasks[k] for k in group]
         here = places[group[0]]
@@ -102,9 +102,7 @@ def batched(graph: Graph, plan: Plan) -> bool:
     needs = {k: tuple(dict.fromkeys(graph.needs[k])) for k in tasks}
     ends = dict.fromkeys([where[k][0] if k in where else k for k in graph.outputs])
     graph.tasks = {k: tasks[k] for k in depth_first(needs, ends)}
-    for key, task in graph.tasks.items():
-        if not isinstance(task, DataNode):
-            graph.pins[key] = places[key.keys[0] if key in made else key]
+    graph.pin(places | {holder: places[holder.keys[0]] for holder in made})
     return True
 
 

@@ -32,8 +32,8 @@ Nodes (`op`; `args`; `data`):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -327,6 +327,13 @@ class Kernel:
     @property
     def roots(self) -> tuple[Expr, ...]:
         return (*[r.arg for r in self.reductions], *self.outputs)
+
+    def with_roots(self, roots: Sequence[Expr]) -> Kernel:
+        """The same with other roots."""
+        n = len(self.reductions)
+        args = zip(self.reductions, roots, strict=False)
+        reductions = tuple([replace(r, arg=root) for r, root in args])
+        return replace(self, reductions=reductions, outputs=tuple(roots[n:]))
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:

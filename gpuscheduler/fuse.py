@@ -142,6 +142,12 @@ class Fused:
                 out.append(leaf)
         return out
 
+    def inputs(self) -> Iterator[tuple[Key, list[Abstract | None]]]:
+        """The key of each value that it reads, and what is foreseen of that value's leaves."""
+        foreseen = iter(self.expects)
+        for name, count in zip(self.names, self.leaves, strict=True):
+            yield name, list(itertools.islice(foreseen, count))
+
     def of(self, program: Program) -> Fused:
         """The same task with another program."""
         return Fused(
@@ -274,12 +280,7 @@ def _is_mosaic(kernel: Kernel) -> bool:
 
 def changed(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
     """The kernel with each leaf `x` replaced by `change(x)`."""
-    roots = rebuilt(kernel.roots, change)
-    n = len(kernel.reductions)
-    reductions = tuple(
-        replace(r, arg=root) for r, root in zip(kernel.reductions, roots, strict=False)
-    )
-    return replace(kernel, reductions=reductions, outputs=tuple(roots[n:]))
+    return kernel.with_roots(rebuilt(kernel.roots, change))
 
 
 def renumbered(kernel: Kernel, number: Callable[[int], int]) -> Kernel:
@@ -731,21 +732,26 @@ class Fuser:
             else:
                 arguments.append(structure)
         count = len(arguments)
+        every = [*arguments, *generated]
         own = [known for n, known in enumerate(plain) if n not in inlined]
 
         def call(*values: Any) -> Any:
             return recipe.perform(values[:count], values[count:])
 
+        def product(made: Product) -> MatrixProduct | None:
+            plain = not (borrowed or generated or beside.arrays)
+            return _of_matrices(made, arguments) if plain else None
+
         copies, or_none, beside = False, False, following.Beside(dense=self.on_gpus)
         try:
             try:
-                program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
+                program = trace.follow(call, every, self.on_gpus, beside, matrices=product)
             except Unfollowed as error:
                 known = isinstance(error, (OnlyView, OnlySelects, OneOrNone))
                 if known or not (beside.left or beside.wanted):
                     raise
                 beside = following.Beside(dense=self.on_gpus, every=True)
-                program = trace.follow(call, [*arguments, *generated], self.on_gpus, beside)
+                program = trace.follow(call, every, self.on_gpus, beside, matrices=product)
         except OnlyView as error:
             if beside.arrays:
                 return Followed(None, str(error))
@@ -762,16 +768,12 @@ class Fuser:
             return Followed(None, str(error), offer=offer)
         except OneOrNone as error:
             program, or_none = error.program, True
+        except Multiplies as error:
+            made = product(error.product)
+            return Followed(None, str(error), operations=error.operations, product=made)
         except Unfollowed as error:
-            out = Followed(None, str(error), operations=error.operations)
-            if isinstance(error, Multiplies) and error.product is not None:
-                if not (borrowed or generated or beside.arrays):
-                    out.product = _of_matrices(error.product, arguments)
-                if out.product is not None:
-                    return out
-                error = _where_it_multiplies(call, [*arguments, *generated], self.on_gpus)
-            out.culprit = recipe.step_of(error)
-            return out
+            culprit = recipe.step_of(error)
+            return Followed(None, str(error), operations=error.operations, culprit=culprit)
         if reason := unreadable(program):
             return Followed(None, reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
@@ -1447,18 +1449,6 @@ def _is_copy(seen: Any, arguments: list[Any]) -> bool:
         for v in leaves(seen)
         if isinstance(v, Seen)
     )
-
-
-def _where_it_multiplies(
-    call: Callable[..., Any], arguments: list[Any], on_gpus: bool
-) -> Unfollowed:
-    """The error that a function meets where it multiplies matrices."""
-    beside = following.Beside(dense=on_gpus, every=True)
-    try:
-        trace.follow(call, arguments, on_gpus, beside, matrices=False)
-    except Unfollowed as error:
-        return error
-    raise AssertionError("it multiplied matrices a moment ago")
 
 
 def _of_matrices(product: Product, arguments: list[Any]) -> MatrixProduct | None:

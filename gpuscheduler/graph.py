@@ -196,6 +196,11 @@ class Graph:
             return True
         return any(literal(v, []) != words for v, words, _ in self.containers.values())
 
+    def pin(self, places: Mapping[Key, int]) -> None:
+        """Every task stays where it was placed."""
+        computed = [k for k, task in self.tasks.items() if not isinstance(task, DataNode)]
+        self.pins.update({k: places[k] for k in computed})
+
     def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
         """Tasks that read nothing, before all others."""
         nothing: dict[Key, tuple[Key, ...]] = dict.fromkeys(tasks, ())

@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask._task_spec import DataNode
 from dask.core import flatten
 
 from .expr import Expr, Kernel, Out, Program, View, is_zero, nodes, substituted
@@ -132,9 +131,7 @@ def added_up(graph: Graph, plan: Plan) -> bool:
     if not adder.new:
         return False
     adder.put_in()
-    for key, node in graph.tasks.items():
-        if not isinstance(node, DataNode):
-            graph.pins[key] = places[key]
+    graph.pin(places)
     return True
 
 
@@ -239,13 +236,13 @@ class _Adder:
 
 
 def _numbers(task: Fused) -> dict[Key, int]:
-    """Which array of its program each input is that is one array."""
-    out, n, foreseen = {}, 0, iter(task.expects)
-    for name, size in zip(task.names, task.leaves, strict=True):
-        mine = [next(foreseen) for _ in range(size)]
-        if size == 1 and mine[0] is not None:
+    """Which array of its program each input is that is one array, and only that one."""
+    out, n = {}, 0
+    times = Counter(task.names)  # what has disappeared into it may read the same
+    for name, foreseen in task.inputs():
+        if len(foreseen) == 1 and foreseen[0] is not None and times[name] == 1:
             out[name] = n
-        n += sum(e is not None for e in mine)
+        n += sum(e is not None for e in foreseen)
     return out
 
 
@@ -267,11 +264,7 @@ def _changed(program: Program, where: Mapping[int, Any], most: int) -> _Changed 
             leaf_of = {leaf.data[0]: leaf for leaf in leaves}
             firsts = [leaf_of[g[0]] for g in groups]
             new[id(node)] = reduce(lambda a, b: Expr("add", (a, b), a.dtype), firsts)
-        roots = substituted(kernel.roots, new)
-        n = len(kernel.reductions)
-        arguments = zip(kernel.reductions, roots, strict=False)
-        reductions = tuple([replace(r, arg=root) for r, root in arguments])
-        kernels.append(replace(kernel, reductions=reductions, outputs=tuple(roots[n:])))
+        kernels.append(kernel.with_roots(substituted(kernel.roots, new)))
     if not every:
         return None
     gone = {n for group in every for n in group[1:]}
@@ -339,15 +332,10 @@ def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
 
 def _without(task: Fused, program: Program, gone: Mapping[Key, Key]) -> Fused:
     """The task with a program that does not read some inputs: others have their sum."""
-    expects: list[Any] = []
-    sizes: list[int] = []
-    foreseen = iter(task.expects)
-    for name, size in zip(task.names, task.leaves, strict=True):
-        mine = [next(foreseen) for _ in range(size)]
-        if name not in gone:
-            expects += mine
-            sizes.append(size)
+    left = [(name, foreseen) for name, foreseen in task.inputs() if name not in gone]
     return Fused(
-        task.key, program, tuple([k for k in task.names if k not in gone]), tuple(expects),
-        tuple(sizes), task.positions, task.kind, _WithZeros(task.original, gone),
+        task.key, program, tuple([name for name, _ in left]),
+        tuple([e for _, foreseen in left for e in foreseen]),
+        tuple([len(foreseen) for _, foreseen in left]),
+        task.positions, task.kind, _WithZeros(task.original, gone),
     )  # fmt: skip

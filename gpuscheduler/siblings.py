@@ -147,14 +147,12 @@ def _together(
     parts = []
     for task in members:
         numbers: list[int] = []
-        foreseen = iter(task.expects)
-        for name, size in zip(task.names, task.leaves, strict=True):
-            mine = [next(foreseen) for _ in range(size)]
-            arrays = sum(e is not None for e in mine)
+        for name, foreseen in task.inputs():
+            arrays = sum(e is not None for e in foreseen)
             if name not in first:
                 first[name] = count
-                sizes.append(size)
-                expects += mine
+                sizes.append(len(foreseen))
+                expects += foreseen
                 count += arrays
             numbers += range(first[name], first[name] + arrays)
         parts.append((task.program, numbers))

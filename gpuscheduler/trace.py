@@ -29,6 +29,7 @@ from .following import (
     Generated,
     Masked,
     Multiplies,
+    Product,
     Scanned,
     Unfollowed,
     current,
@@ -64,13 +65,13 @@ def follow(
     products: bool = False,
     beside: Beside | None = None,
     points: bool = False,
-    matrices: bool = True,
+    matrices: Callable[[Product], object] | None = None,
 ) -> Program:
     """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only. With
     `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
     Arrays that it reads beside its arguments are put into `beside`; without that, it may not.
     Of `points` each element is a number of Python's for the function. Where its value is the
-    product of two `matrices`, it raises `Multiplies`; without that, where it multiplies them.
+    product of two matrices, one that `matrices` agrees to, `Multiplies` is raised.
 
     >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -79,10 +80,11 @@ def follow(
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
+    whole = products and matrices is not None
     try:
-        return _followed(call, abstract, Following(products, beside, points, products and matrices))
+        return _followed(call, abstract, Following(products, beside, points, whole))
     except Multiplies as error:
-        if error.product is not None:
+        if matrices is not None and error.product is not None and matrices(error.product):
             raise
     # once more, to say where it does that
     again = beside and Beside(beside.dense, beside.every)

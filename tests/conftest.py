@@ -4,7 +4,9 @@ import gc
 import os
 import sys
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
 import pytest
 from dask import config
 
@@ -30,6 +32,21 @@ def only_new_garbage():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(params=[1, 2, 3])
+def like_gpus(request, monkeypatch):
+    """CPU devices that are planned for as GPUs are: blocks have a home, and stay there."""
+    devices = request.param
+    with gpuscheduler.Scheduler(f"cpu:{devices}", fuse_least=0) as s:
+        monkeypatch.setattr(s.hardware, "kind", "cuda")
+
+        def home(value):
+            block = isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1
+            return crc32(value.tobytes()) % devices if block else None
+
+        monkeypatch.setattr(s.hardware, "home", home)
+        yield s
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Break `gpuscheduler/state.py` on purpose, many times: does tests/test_state.py notice? The same
-for `fuse.py`, `siblings.py` and `plans.py`, and the tests of fusion; and for `tape.py`.
+for `fuse.py`, `siblings.py` and `plans.py`, and the tests of fusion; and for `tape.py` and
+`products.py`.
 
     python tests/mutants.py             # all of them
     python tests/mutants.py guess       # those whose name has "guess" in it
@@ -484,8 +485,9 @@ MUTANTS = {
 }
 
 
-FUSE, SIBLINGS, PLANS, TEMPLATES, TAPE = (
-    f"gpuscheduler/{name}.py" for name in ("fuse", "siblings", "plans", "templates", "tape")
+FUSE, SIBLINGS, PLANS, TEMPLATES, TAPE, PRODUCTS = (
+    f"gpuscheduler/{name}.py"
+    for name in ("fuse", "siblings", "plans", "templates", "tape", "products")
 )
 FUSION_TESTS = (
     "test_templates.py", "test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py",
@@ -746,6 +748,81 @@ FUSION = {
         "if gone or graph.changed():",
         "if gone:",
     ),
+    "a product that others read is added up": (
+        PRODUCTS,
+        "return known and self.readers[key] == 1 and key not in self.kept",
+        "return known and key not in self.kept",
+    ),
+    "a product that is wanted is added up": (
+        PRODUCTS,
+        "return known and self.readers[key] == 1 and key not in self.kept",
+        "return known and self.readers[key] == 1",
+    ),
+    "a product that is read twice is added up": (
+        PRODUCTS,
+        "and times[name] == 1:",
+        "and times[name]:",
+    ),
+    "products of all devices are added up": (
+        PRODUCTS,
+        "where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}",
+        "where = {n: (0, self._shape(d)) for n, d in terms.items()}",
+    ),
+    "products of all shapes are added up": (
+        PRODUCTS,
+        "where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}",
+        "where = {n: (self.places[d], 0) for n, d in terms.items()}",
+    ),
+    "any number of products is added up": (
+        PRODUCTS,
+        "count = -(-len(mine) // most)",
+        "count = 1",
+    ),
+    "products are added up in any memory": (
+        PRODUCTS,
+        "min(MOST, self.room // max(map(self._bytes, terms.values())))",
+        "MOST",
+    ),
+    "parts of products are added up": (
+        PRODUCTS,
+        "if a[0].data[1] == b[0].data[1] and a[0].dtype",
+        "if a[0].dtype",
+    ),
+    "what uses a product elsewhere is not looked for": (
+        PRODUCTS,
+        'elif node.op == "add" and all(id(a) in parts and uses[id(a)] == 1 for a in node.args):',
+        'elif node.op == "add" and all(id(a) in parts for a in node.args):',
+    ),
+    "what does more than add is the sum alone": (
+        PRODUCTS,
+        'if more or root.op != "input" or kernels[0].strides is not None:',
+        "if more:",
+    ),
+    "a sum that is seen turned is the sum alone": (
+        PRODUCTS,
+        "return canonical(root.data[1], shape) == canonical(View.contiguous(shape), shape)",
+        "return True",
+    ),
+    "a sum on another device is made where it is read": (
+        PRODUCTS,
+        "if change.whole and self.places[groups[0][0]] == self.places[key]:",
+        "if change.whole:",
+    ),
+    "a part of a sum is the sum": (
+        PRODUCTS,
+        "if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):",
+        "if True:",
+    ),
+    "a sum comes before what it reads": (
+        PRODUCTS,
+        "last = {max(m, key=order.__getitem__)",
+        "last = {min(m, key=order.__getitem__)",
+    ),
+    "terms that are gone are not read as zeros": (
+        PRODUCTS,
+        "np.zeros_like(values[s])",
+        "values[s]",
+    ),
 }
 
 
@@ -759,7 +836,8 @@ def broken(text: str, name: str) -> str:
 
 def outcome(file: str, source: str) -> tuple[bool, str]:
     """Whether the tests fail on a copy of the package with this source; and which did."""
-    tests = {STATE: ("test_state.py",), TAPE: ("test_tape.py",)}.get(file, FUSION_TESTS)
+    own = {STATE: "test_state.py", TAPE: "test_tape.py", PRODUCTS: "test_products.py"}
+    tests = (own[file],) if file in own else FUSION_TESTS
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         leave = shutil.ignore_patterns("__pycache__")

@@ -1,7 +1,5 @@
 """Alike tasks of one device as one step: planned as for GPUs, run on CPU devices."""
 
-from zlib import crc32
-
 import dask
 import dask.array as da
 import numpy as np
@@ -19,39 +17,24 @@ from tests.strategies import received
 X = np.random.default_rng(0).normal(size=(80, 96)).astype("f4")
 
 
-@pytest.fixture(params=[1, 2, 3])
-def scheduler(request, monkeypatch):
-    """CPU devices that are planned for as GPUs are: blocks have a home, and stay there."""
-    devices = request.param
-    with gpuscheduler.Scheduler(devices=f"cpu:{devices}") as s:
-        monkeypatch.setattr(s.hardware, "kind", "cuda")
-
-        def home(value):
-            block = isinstance(value, np.ndarray) and value.ndim == 2 and value.size > 1
-            return crc32(value.tobytes()) % devices if block else None
-
-        monkeypatch.setattr(s.hardware, "home", home)
-        yield s
-
-
 def blocks(columns=96):
     return da.from_array(X[:, :columns], chunks=16).map_blocks(np.array).persist()
 
 
-def steps(scheduler, kind):
-    (found,) = scheduler._plans.every()
+def steps(like_gpus, kind):
+    (found,) = like_gpus._plans.every()
     return [s for s in found.steps if type(s.task) is kind]
 
 
-def test_blocks_that_are_there_are_summed_by_a_few_launches(scheduler):
+def test_blocks_that_are_there_are_summed_by_a_few_launches(like_gpus):
     x = blocks()
     y = (x * 2).sum()
     for _ in range(2):  # the second run has its plan, and what was prepared
         assert y.compute() == pytest.approx((X * 2).sum(), rel=1e-5)
-    batches = steps(scheduler, Batch)
+    batches = steps(like_gpus, Batch)
     assert all(2 <= len(s.task.members) <= MOST for s in batches)
     assert sum(len(s.task.members) for s in batches) >= 30  # each block is in one
-    assert len(batches) + len(steps(scheduler, Fused)) < 30 / 2
+    assert len(batches) + len(steps(like_gpus, Fused)) < 30 / 2
 
 
 @pytest.mark.parametrize(
@@ -64,7 +47,7 @@ def test_blocks_that_are_there_are_summed_by_a_few_launches(scheduler):
     ],
     ids=["map", "standardize", "argmax", "shared"],
 )
-def test_wanted_blocks_are_parts_of_what_a_batch_makes(scheduler, f):
+def test_wanted_blocks_are_parts_of_what_a_batch_makes(like_gpus, f):
     x = blocks()
     y = f(x)
     want = f(da.from_array(X, chunks=16)).compute(scheduler="sync")
@@ -73,13 +56,13 @@ def test_wanted_blocks_are_parts_of_what_a_batch_makes(scheduler, f):
         np.testing.assert_allclose(got.compute(scheduler="sync"), want, rtol=1e-4, atol=1e-5)
 
 
-def test_only_what_stays_where_it_is_is_prepared_once(scheduler):
+def test_only_what_stays_where_it_is_is_prepared_once(like_gpus):
     """A copy from another device is a new array at each run."""
     x = blocks(80)
     y = x + x.T
     (got,) = dask.persist(y)
     np.testing.assert_array_equal(got.compute(scheduler="sync"), X[:, :80] + X[:, :80].T)
-    found = list(scheduler._plans.every())[-1]
+    found = list(like_gpus._plans.every())[-1]
     for step in found.steps:
         if type(step.task) is Batch and step.task.fixed:
             assert {found.steps[i].place for i in step.inputs} == {step.place}

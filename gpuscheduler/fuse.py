@@ -769,8 +769,7 @@ class Fuser:
         except OneOrNone as error:
             program, or_none = error.program, True
         except Multiplies as error:
-            assert error.product is not None  # or another error says where it multiplies
-            made = product(error.product)
+            made = error.product and product(error.product)
             return Followed(None, str(error), operations=error.operations, product=made)
         except Unfollowed as error:
             culprit = recipe.step_of(error)

@@ -769,7 +769,7 @@ class Fuser:
         except OneOrNone as error:
             program, or_none = error.program, True
         except Multiplies as error:
-            made = error.product and product(error.product)
+            made = None if error.product is None else product(error.product)
             return Followed(None, str(error), operations=error.operations, product=made)
         except Unfollowed as error:
             culprit = recipe.step_of(error)

@@ -35,7 +35,7 @@ from .expr import (
     with_view,
 )
 from .host_code import OPEN
-from .regions import Box, affine, cut_for, truth_in
+from .regions import Box, affine, cut_for, settled, truth_in
 from .scans import BOTH, carried_as
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +45,8 @@ Bounds = Mapping[int, tuple[int, int]]
 #: Bytes of one temporary. A few of 512 KiB fit a core's L2 cache; with more cores, NumPy's calls
 #: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
 BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
+#: A region that is a smaller part of a kernel is not worth code of its own.
+SMALL_PART = 64
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
 #: What no ufunc computes.
@@ -316,6 +318,10 @@ def _regions(
                     part = (*box[:axis], (start, stop), *box[axis + 1 :])
                     yield from _regions(roots, part, bounds)
                 return
+            clear = settled(roots, box)
+            if any(a is not b for a, b in zip(roots, clear, strict=True)):
+                yield from _regions(clear, box, bounds)
+                return
             if not any(bad[id(a)] for a in either):
                 stack += node.args
                 continue
@@ -359,6 +365,8 @@ class _Region:
         every += [_moved(v, box) for _, v in leaves]
         lengths = [stop - start for start, stop in box]
         self.shape, self.reduced, every = _collapsed(lengths, every, reduced)
+        self.stays = tuple([k for k in range(len(self.shape)) if k not in self.reduced])
+        self.kept = tuple([self.shape[k] for k in self.stays])
         self.views = every[: len(views)]
         moved = zip(leaves, every[len(views) :], strict=True)
         self.exprs = substituted(roots, {id(n): with_view(n, v) for (n, _), v in moved})
@@ -899,19 +907,24 @@ class _Plan:
     dtypes: tuple[tuple[int, DType], ...]
 
     @cached_property
-    def code(self) -> host_code.Code | None:
-        """Machine code for all that is reduced, where that is worth it."""
-        if len(self.regions) != 1 or self.kernel.counts:
+    def codes(self) -> list[host_code.Code | None]:
+        """Machine code for what is reduced in each region, where that is worth it. That of the only
+        region makes states of the shape that is kept, that of others those of their own part."""
+        return [self._code(region) for region in self.regions]
+
+    def _code(self, region: _Region) -> host_code.Code | None:
+        whole = self.kernel.shape
+        if not host_code.worth(whole) or SMALL_PART * math.prod(region.shape) < math.prod(whole):
             return None
-        (region,) = self.regions
-        if not host_code.worth(region.shape):
-            return None
+        target, count = region.views[0], math.prod(self.kernel.kept)
+        if len(self.regions) > 1:
+            target = _spread(View.contiguous(region.kept), region.stays, len(region.shape))
+            count = math.prod(region.kept)
         along = len(region.shape) - 1 in region.reduced
         types = [_types(r)[0] for r in self.reductions]  # of a moment: double
         return host_code.reducing(
-            region.shape, region.exprs, self.reductions, types, region.views[0], along,
-            math.prod(self.kernel.kept),
-        )  # fmt: skip
+            region.shape, region.exprs, self.reductions, types, target, along, count
+        )
 
     @cached_property
     def direct(self) -> list[int] | None:
@@ -922,12 +935,16 @@ class _Plan:
             return None
         return [numbers.index(o.data) for o in outputs]
 
-    def states(self, memory: dict[int, _Memory], given: Sequence[Array]) -> list[State] | None:
-        """What machine code makes of the region; None where there is none."""
-        if self.code is None:
-            return None
-        made = [host_code.states(r.op, _types(r)[0], self.kernel.kept) for r in self.reductions]
-        self.code(memory, given, [host_code.address(a) for found in made for a in found])
+    def states(
+        self,
+        code: host_code.Code,
+        shape: tuple[int, ...],
+        memory: dict[int, _Memory],
+        given: Sequence[Array],
+    ) -> list[State]:
+        """What machine code makes of a region: states of this shape."""
+        made = [host_code.states(r.op, _types(r)[0], shape) for r in self.reductions]
+        code(memory, given, [host_code.address(a) for found in made for a in found])
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
         ]
@@ -1003,14 +1020,18 @@ def _reduced(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) ->
         return [_counted(plan, memory, given)]
     states: list[State] | None = None
     seen: Array | None = None
-    for region in plan.regions:
-        if (found := plan.states(memory, given)) is not None:
-            states = found
+    for region, code in zip(plan.regions, plan.codes, strict=True):
+        if code is not None and len(plan.regions) == 1:
+            states = plan.states(code, kernel.kept, memory, given)
             break
         if states is None:
             states = [_room(r, kernel.kept) for r in plan.reductions]
             seen = np.zeros(kernel.kept, bool) if len(plan.regions) > 1 else None
-        _reduce_region(plan, _Run(region, memory, given), states, seen)
+        if code is not None:
+            found = plan.states(code, region.kept, memory, given)
+            _enter(plan, region, found, (0,) * len(region.shape), region.shape, states, seen)
+        else:
+            _reduce_region(plan, _Run(region, memory, given), states, seen)
     if states is None:
         states = [_identity(r, kernel) for r in plan.reductions]
     out = []
@@ -1041,15 +1062,7 @@ def _reduce_region(plan: _Plan, run: _Run, states: list[State], seen: Array | No
     region = run.region
     axes = range(len(region.shape))
     reduced = tuple(sorted(region.reduced))
-    kept = [k for k in axes if k not in region.reduced]
-    target, position = region.views
-
-    def part(a: Array, origin: tuple[int, ...], lengths: tuple[int, ...]) -> Array:
-        start = target.offset + sum(o * target.strides[k] for k, o in enumerate(origin))
-        shape = tuple([lengths[k] for k in kept])
-        strides = tuple([target.strides[k] * a.itemsize for k in kept])
-        return np.ndarray(shape, a.dtype, a, start * a.itemsize, strides)
-
+    kept, position = region.stays, region.views[1]
     for outer, _ in _boxes(region.shape, region.block, kept):
         sums: list[_Tree] = [_Tree(r.op) for r in plan.reductions]
         for inner, _ in _boxes(region.shape, region.block, reduced):
@@ -1063,20 +1076,33 @@ def _reduce_region(plan: _Plan, run: _Run, states: list[State], seen: Array | No
             for reduction, tree, value in zip(plan.reductions, sums, values, strict=True):
                 value = np.broadcast_to(value, size) if np.shape(value) != size else value
                 tree.add(_partial(reduction, value, reduced, first, position.strides))
-        for tree, state in zip(sums, states, strict=True):
-            found = tree.total()
-            views = tuple([part(s, outer, size) for s in state])
-            if seen is not None:
-                known = part(seen, outer, size)
-                with np.errstate(all="ignore"):
-                    merged = _merged(tree.op, views, found)
-                found = tuple(
-                    [np.where(known, m, f) for m, f in zip(merged, found, strict=True)]
-                )  # fmt: skip
-            for view, value in zip(views, found, strict=True):
-                view[...] = value
+        _enter(plan, region, [t.total() for t in sums], outer, size, states, seen)
+
+
+def _enter(
+    plan: _Plan, region: _Region, found: list[State], origin: tuple[int, ...],
+    lengths: tuple[int, ...], states: list[State], seen: Array | None,
+) -> None:  # fmt: skip
+    """Put what was found of part of a region to the states; `seen` is where there are some."""
+    target = region.views[0]
+    start = target.offset + sum(o * target.strides[k] for k, o in enumerate(origin))
+    shape = tuple([lengths[k] for k in region.stays])
+
+    def part(a: Array) -> Array:
+        strides = tuple([target.strides[k] * a.itemsize for k in region.stays])
+        return np.ndarray(shape, a.dtype, a, start * a.itemsize, strides)
+
+    for reduction, values, state in zip(plan.reductions, found, states, strict=True):
+        views = tuple([part(s) for s in state])
         if seen is not None:
-            part(seen, outer, size)[...] = True
+            known = part(seen)
+            with np.errstate(all="ignore"):
+                merged = _merged(reduction.op, views, values)
+            values = tuple([np.where(known, m, f) for m, f in zip(merged, values, strict=True)])
+        for view, value in zip(views, values, strict=True):
+            view[...] = value
+    if seen is not None:
+        part(seen)[...] = True
 
 
 class _Tree:

@@ -323,7 +323,7 @@ def test_warnings_are_those_of_numpy():
 # ---- where
 
 
-def joined(lengths, axis, shape):
+def joined(lengths, axis, shape, first=0, dtype="f8"):
     """What concatenation is: parts whose views reach outside their arrays elsewhere."""
     strides = tuple(int(k == axis) for k in range(len(shape)))
     place = index(View(0, strides))
@@ -332,7 +332,8 @@ def joined(lengths, axis, shape):
         start -= lengths[n]
         part_shape = (*shape[:axis], lengths[n], *shape[axis + 1 :])
         view = View.contiguous(part_shape)
-        part = Expr("input", (), "f8", (n, View(-start * view.strides[axis], view.strides)))
+        view = View(-start * view.strides[axis], view.strides)
+        part = Expr("input", (), dtype, (first + n, view))
         end = constant(start + lengths[n], "i8")
         tree = part if tree is None else where(op("less", place, end), part, tree)
     return tree

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler import Scheduler, blocks, host_code
-from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, source
+from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, nodes, source
 from tests import test_blocks
 
 pytestmark = pytest.mark.skipif(host_code._target() is None, reason="there is no LLVM")
@@ -51,7 +51,9 @@ def values(dtype, n=70):
 
 def code_of(kernel):
     plan = blocks._plan(kernel, None, blocks.BLOCK_BYTES, ())
-    return plan.code if kernel.reductions else plan.outputs[0].code
+    if kernel.reductions:
+        return plan.codes[0] if len(plan.codes) == 1 else None
+    return plan.outputs[0].code
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4", "i1", "u2", "i4", "i8", "u8", "?"])
@@ -196,6 +198,29 @@ def test_any_rows(always, shape, data):
     blocks._plan.cache_clear()
     assert code_of(kernel) is not None
     test_blocks.check(kernel, arrays, 1 << 20, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("join", [0, 1])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_reductions_of_parts_side_by_side(always, op, join, axes):
+    """Code for each part; its states are put together where parts come to lie on each other."""
+    shape = (15, 6) if join == 0 else (5, 18)
+    parts = [test_blocks.some((5, 6), seed=n) + n for n in range(3)]
+    masks = [part > 1 for part in parts]
+    tree = test_blocks.joined([5 + join] * 3, join, shape)
+    chosen = test_blocks.joined([5 + join] * 3, join, shape, 3, "?")
+    tree = Expr("where", (chosen, tree, constant(0, "f8")), "f8")
+    types = {"any": "?", "all": "?", "moment": "f8 f8"}.get(op, "f8").split()
+    reduction = Reduction(op, tree, tuple(map(np.dtype, types)))
+    outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
+    kernel = Kernel(shape, tuple(outputs), (reduction,), axes)
+    test_blocks.check(kernel, [*parts, *masks], 1 << 20, rtol=1e-12)
+    (facts,) = blocks._known.values()
+    (plan,) = facts.plans.values()
+    assert len(plan.codes) == 3
+    assert None not in plan.codes
+    assert not any(n.op == blocks.GUARDED for r in plan.regions for n in nodes(r.exprs))
 
 
 def test_constants_are_no_part_of_it(always):

@@ -45,6 +45,10 @@ Bounds = Mapping[int, tuple[int, int]]
 #: Bytes of one temporary. A few of 512 KiB fit a core's L2 cache; with more cores, NumPy's calls
 #: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
 BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
+#: Points that are added up one after the other; NumPy adds as many so.
+FEW_POINTS = 16
+#: Rows that are reduced one by one, at least so long; shorter ones beside each other.
+SHORT_ROW = 32
 #: A region that is a smaller part of a kernel is not worth code of its own.
 SMALL_PART = 64
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
@@ -920,11 +924,23 @@ class _Plan:
         if len(self.regions) > 1:
             target = _spread(View.contiguous(region.kept), region.stays, len(region.shape))
             count = math.prod(region.kept)
-        along = len(region.shape) - 1 in region.reduced
+        shape, exprs = region.shape, region.exprs
+        along = len(shape) - 1 in region.reduced
+        if along and shape[-1] < SHORT_ROW and region.stays:  # many results beside each other
+            last = region.stays[-1]
+            order = [*[k for k in range(len(shape)) if k != last], last]
+            shape, along = tuple([shape[k] for k in order]), False
+            exprs, target = _reordered(exprs, order), _in_order(target, order)
         types = [_types(r)[0] for r in self.reductions]  # of a moment: double
         return host_code.reducing(
-            region.shape, region.exprs, self.reductions, types, target, along, count
+            shape, exprs, self.reductions, types, target, along, count, self.few
         )
+
+    @property
+    def few(self) -> bool:
+        """Whether so few points become one that what is lost to rounding is no more than in
+        NumPy's sums."""
+        return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= FEW_POINTS
 
     @cached_property
     def direct(self) -> list[int] | None:
@@ -943,7 +959,8 @@ class _Plan:
         given: Sequence[Array],
     ) -> list[State]:
         """What machine code makes of a region: states of this shape."""
-        made = [host_code.states(r.op, _types(r)[0], shape) for r in self.reductions]
+        few = self.few
+        made = [host_code.states(r.op, _types(r)[0], shape, few) for r in self.reductions]
         code(memory, given, [host_code.address(a) for found in made for a in found])
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
@@ -1038,6 +1055,16 @@ def _reduced(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) ->
     for reduction, state in zip(plan.reductions, states, strict=True):
         out += _finished(reduction, state)
     return out
+
+
+def _in_order(view: View, order: Sequence[int]) -> View:
+    return View(view.offset, tuple([view.strides[k] for k in order]))
+
+
+def _reordered(exprs: Sequence[Expr], order: Sequence[int]) -> list[Expr]:
+    """The same over axes in another order."""
+    leaves = [(n, v) for n in nodes(exprs) if (v := view_of(n)) is not None]
+    return substituted(exprs, {id(n): with_view(n, _in_order(v, order)) for n, v in leaves})
 
 
 def _without_first(leaf: Expr) -> Expr:

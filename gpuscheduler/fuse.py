@@ -94,6 +94,8 @@ _QUOTIENTS = frozenset({"divide", "reciprocal", "sqrt"})
 _FUNCTIONS = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sin", "cos",
 })  # fmt: skip
+#: Bytes of an array that is large.
+LARGE = 2**20
 #: Conditions on where a point is with which a program takes NumPy longer than Dask's own way.
 CHOICES = 3
 
@@ -781,7 +783,7 @@ class Fuser:
         if not self.on_gpus and not generated and any(map(_is_mosaic, program.kernels)):
             return Followed(None, "it joins parts of arrays: NumPy does it faster than to choose")
         few = not copies and not generated and not borrowed
-        if few and _operations(program) < self.fewest:
+        if few and _operations(program) < self.fewest and not _gains(program):
             return Followed(None, "it is one operation: NumPy's own is as fast")
         program = _returned(program, arrays)
         self._note(beside.left)
@@ -1413,6 +1415,20 @@ def _operations(program: Program) -> float:
     points = max((k.points for k in program.kernels), default=0)
     moments = sum(k.points for k in program.kernels for r in k.reductions if r.op == "moment")
     return (sum(k.operations() for k in program.kernels) + 2 * moments) / max(points, 1)
+
+
+def _gains(program: Program) -> bool:
+    """Whether one operation is faster as a program: one that makes a large array, of a few points
+    for each element, which may be part of a result and is written there at once; and a reduction of
+    short rows, for which NumPy calls its loop row by row."""
+    if _operations(program) < 1:
+        return False
+    kernel = max(program.kernels, key=lambda k: k.points)
+    last = len(kernel.shape) - 1
+    if last in kernel.axes and kernel.shape[last] < blocks.SHORT_ROW <= math.prod(kernel.kept):
+        return True
+    few = math.prod([kernel.shape[k] for k in kernel.axes]) <= blocks.FEW_POINTS
+    return few and sum(kernel.made) >= LARGE
 
 
 def unreadable(program: Program) -> str | None:

@@ -54,6 +54,7 @@ _FLOAT = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "true_divide": 
           "divide": "fdiv"}  # fmt: skip
 _INT = {"add": "add", "subtract": "sub", "multiply": "mul", "bitwise_and": "and",
         "bitwise_or": "or", "bitwise_xor": "xor"}  # fmt: skip
+_SHIFT = frozenset({"left_shift", "right_shift"})
 _BOOL = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "logical_and": "and",
          "logical_or": "or", "logical_xor": "xor", "add": "or", "multiply": "and", "maximum": "or",
          "minimum": "and", "not_equal": "xor"}  # fmt: skip
@@ -249,6 +250,10 @@ class _Text:
             return self._of_floats(op, dtype, args)
         if op in _INT:
             return self(f"{_INT[op]} {kind} {args[0]}, {args[1]}")
+        if op in _SHIFT:
+            return self._shifted(op, dtype, *args)
+        if op == "sign":
+            return self._sign(dtype, args[0])
         if op == "negative":
             return self(f"sub {kind} 0, {args[0]}")
         if op in ("invert", "bitwise_not"):
@@ -260,6 +265,38 @@ class _Text:
             below = self(f"icmp slt {kind} {args[0]}, 0")
             return self(f"select i1 {below}, {kind} {other}, {kind} {args[0]}")
         raise NotWritten(op)
+
+    def _shifted(self, op: str, dtype: DType, a: str, b: str) -> str:
+        """Shifts by no less than a number has bits, or by less than none, leave nothing, or the
+        sign: as NumPy has it, where the processor does as it likes."""
+        kind, bits = _value(dtype), 8 * dtype.itemsize
+        inside = self(f"icmp ult {kind} {b}, {bits}")
+        if op == "left_shift":
+            found, rest = self(f"shl {kind} {a}, {self._least(kind, b, inside)}"), "0"
+        elif dtype.kind == "u":
+            found, rest = self(f"lshr {kind} {a}, {self._least(kind, b, inside)}"), "0"
+        else:
+            found = self(f"ashr {kind} {a}, {self._least(kind, b, inside)}")
+            rest = self(f"ashr {kind} {a}, {bits - 1}")
+        return self(f"select i1 {inside}, {kind} {found}, {kind} {rest}")
+
+    def _least(self, kind: str, b: str, inside: str) -> str:
+        return self(f"select i1 {inside}, {kind} {b}, {kind} 0")
+
+    def _sign(self, dtype: DType, x: str) -> str:
+        """One with the sign of a number; 0 of zeros, and what is no number stays that."""
+        kind = _value(dtype)
+        zero, one, less = ("0.0", "1.0", "-1.0") if dtype.kind == "f" else ("0", "1", "-1")
+        above = self.compare("gt", dtype, x, zero)
+        if dtype.kind == "u":
+            return self(f"select i1 {above}, {kind} {one}, {kind} {zero}")
+        below = self.compare("lt", dtype, x, zero)
+        rest = zero
+        if dtype.kind == "f":
+            odd = self(f"fcmp uno {kind} {x}, {x}")
+            rest = self(f"select i1 {odd}, {kind} {x}, {kind} {zero}")
+        rest = self(f"select i1 {below}, {kind} {less}, {kind} {rest}")
+        return self(f"select i1 {above}, {kind} {one}, {kind} {rest}")
 
     def _classified(self, op: str, dtype: DType, x: str) -> str:
         kind = _value(dtype)
@@ -275,6 +312,8 @@ class _Text:
             return self(f"{_FLOAT[op]} {kind} {args[0]}, {args[1]}")
         if op == "negative":
             return self(f"fneg {kind} {args[0]}")
+        if op == "sign":
+            return self._sign(dtype, args[0])
         if op == "reciprocal":
             return self(f"fdiv {kind} 1.0, {args[0]}")
         if op in _ROUND:
@@ -311,6 +350,7 @@ class _Row:
         self.lengths = [self.number("extent", k) for k in range(axes)]
         self.pointers: list[str] = []
         self._strides: dict[int, list[str]] = {}
+        self.apart: dict[int, str] = {}  # how far the elements of a row are, if not beside
         for n, leaf in enumerate(self.leaves):
             self._declare(n, leaf)
 
@@ -331,10 +371,11 @@ class _Row:
         kind = _llvm(leaf.dtype)
         if leaf.op == "input":
             *outer, inner = leaf.data[1].strides
-            if inner not in (0, 1):
-                raise NotWritten("memory that is not read along the rows")
             if any(outer) or inner:
-                self._strides[n] = [self.number("stride", (n, k)) for k in range(self.axes - 1)]
+                steps = [self.number("stride", (n, k)) for k in range(self.axes - 1)]
+                self._strides[n] = steps
+                if inner not in (0, 1):
+                    self.apart[n] = self.number("stride", (n, self.axes - 1))
                 return
         found = self.text.once(f"load {kind}, ptr %leaf{n}, align 1")
         if leaf.dtype.kind == "b":
@@ -370,7 +411,8 @@ class _Row:
                 step = text(f"mul i64 {self._strides[n][-1]}, {j}")
                 value = text(f"add i64 {self.rows[n]}, {step}")
             else:
-                value = text.load(leaf.dtype, text.at(_llvm(leaf.dtype), self.rows[n], j))
+                at = text(f"mul i64 {self.apart[n]}, {j}") if n in self.apart else j
+                value = text.load(leaf.dtype, text.at(_llvm(leaf.dtype), self.rows[n], at))
             found[self.slots[id(leaf)]] = value
         for node in self.order:
             slot = self.slots[id(node)]
@@ -504,16 +546,17 @@ def reducing(
     target: View,
     along: bool,
     count: int,
+    few: bool = False,
 ) -> Code | None:
     """Code that reduces the roots' values into states of these types, that are there already, and
-    are numbered by `target`, `count` of them; `along` says whether rows are reduced. See `states`.
-    None where there is no code."""
+    are numbered by `target`, `count` of them; `along` says whether rows are reduced, and `few` that
+    each state is of few points. See `states`. None where there is no code."""
     try:
         if any(r.op not in PAIRWISE and r.op != "moment" for r in reductions):
             raise NotWritten("reductions")
         if not along and target.strides[-1] != 1:
             raise NotWritten("results that do not lie along the rows")
-        return _reducing(shape, roots, reductions, types, target, along, count)
+        return _reducing(shape, roots, reductions, types, target, along, count, few)
     except NotWritten:
         return None
 
@@ -522,15 +565,16 @@ def reducing(
 MOMENT = 6
 
 
-def states(op: str, dtype: DType, shape: tuple[int, ...]) -> list[Array]:
-    """What a reduction begins with. A sum of doubles is followed by what it lost to rounding; a
+def states(op: str, dtype: DType, shape: tuple[int, ...], few: bool = False) -> list[Array]:
+    """What a reduction begins with. A sum of doubles, but of few, is followed by what it lost to
+    rounding; a
     moment is a count, a sum, what that lost, the squared deviations from the mean, the first value,
     and the sum of what the others are beyond that: numbers that are near to each other and far
     from zero lose nothing by it."""
     if op == "moment":
         return [np.zeros(shape) for _ in range(MOMENT)]
     first = np.full(shape, identity(op, dtype))
-    return [first, np.zeros(shape)] if _lossy(op, dtype) else [first]
+    return [first, np.zeros(shape)] if not few and _lossy(op, dtype) else [first]
 
 
 def finished(op: str, made: list[Array]) -> tuple[Array, ...]:
@@ -543,13 +587,14 @@ def _lossy(op: str, dtype: DType) -> bool:
 
 
 def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequence[Reduction],
-              types: Sequence[DType], target: View, along: bool, states: int) -> Code:  # fmt: skip
+              types: Sequence[DType], target: View, along: bool, states: int,
+              few: bool) -> Code:  # fmt: skip
     text, axes = _Text(), len(shape)
     row = _Row(text, axes, roots)
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
     found, outs = [], 0
     for r, t in zip(reductions, types, strict=True):
-        many = MOMENT if r.op == "moment" else 1 + _lossy(r.op, t)
+        many = MOMENT if r.op == "moment" else 1 + (not few and _lossy(r.op, t))
         found.append(_State(r.op, t, [f"%out{outs + n}" for n in range(many)]))
         outs += many
     helpers: dict[str, str] = {}

@@ -16,7 +16,7 @@ from .machine import DISK, HOST
 from .plan import Footprint, Plan
 from .run import Interrupted, run
 from .sizes import part_of, sizeof
-from .state import DEEP_WINDOW, SHARE, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom
+from .state import DEEP_WINDOW, WINDOW, Copied, Done, Event, Failed, Issued, NoRoom, deep_bytes
 from .tape import Tape
 
 
@@ -367,6 +367,6 @@ def _in_windows(plan: Plan, window: int, deep_window: int) -> dict[int, int]:
         largest[step.place] = max(largest[step.place], step.nbytes)
     out: dict[int, int] = dict.fromkeys(machine.memories, 0)
     for d, nbytes in largest.items():
-        deep = min(deep_window * nbytes, int(SHARE * machine.memory[d]))
+        deep = min(deep_window * nbytes, deep_bytes(machine, d))
         out[machine.memory_of(d)] += max(window * nbytes, deep)
     return out

@@ -15,6 +15,9 @@ from .expr import Expr, View, nodes
 
 Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
 
+#: Places along an axis that are looked at one by one where a comparison turns along others, too.
+SHORT = 16
+
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
     "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne,
@@ -106,11 +109,31 @@ def truth_in(node: Expr, box: Box) -> bool | None:
     return COMPARISONS[node.op](start + stride * low, 0)
 
 
+def _short_axis(node: Expr, box: Box) -> int | None:
+    """The shortest of the axes along which a comparison's sides differ, if it is short."""
+    if node.op not in COMPARISONS or any(a.dtype.kind not in "iu" for a in node.args):
+        return None
+    a, b = (affine(x, len(box)) for x in node.args)
+    if a is None or b is None:
+        return None
+    lengths = [
+        (high - low, k)
+        for k, (low, high) in enumerate(box)
+        if a.strides[k] != b.strides[k] and high - low > 1
+    ]
+    length, k = min(lengths)
+    return k if length <= SHORT else None
+
+
 def cut_for(condition: Expr, box: Box) -> tuple[int, list[int]] | None:
-    """An axis and the places where to cut it so that more is known of the condition."""
+    """An axis and the places where to cut it so that more is known of the condition: where that
+    turns, or, where it turns along several axes at once, each place of a short one of these."""
     for node in nodes((condition,)):
         difference = _difference(node, box)
         if difference is None:
+            short = _short_axis(node, box)
+            if short is not None:
+                return short, list(range(box[short][0], box[short][1] + 1))
             continue
         start, axis, stride = difference
         if axis is None:

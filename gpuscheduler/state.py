@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from .machine import DISK, HOST
+from .machine import DISK, HOST, Machine
 from .plan import SHORT, Footprint, OutOfMemory, Plan, does_not_fit, no_room
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
@@ -33,6 +33,9 @@ WINDOW = 4
 DEEP_WINDOW = 64
 #: What "small beside the memory" is.
 SHARE = 1 / 20
+#: ... and at most so many bytes where the devices are threads: their values should still be in the
+#: processor's caches, and their memory be given to the next ones, when they are read.
+DEEP_BYTES = 2**24
 #: What part of a memory may be full when more is read ahead: what was read needs room for work.
 AHEAD = 3 / 4
 #: What part of a device's memory all that is under way may make and fetch where values have to
@@ -40,6 +43,12 @@ AHEAD = 3 / 4
 TIGHT = 1 / 4
 #: Refusals that a step may have because of others before it is given the device to itself.
 PATIENCE = 100
+
+
+def deep_bytes(machine: Machine, device: int) -> int:
+    """What steps that are under way on a device may make and fetch, beyond the first few."""
+    share = int(SHARE * machine.memory[device])
+    return min(share, DEEP_BYTES) if machine.shared else share
 
 
 @dataclass(slots=True)
@@ -184,7 +193,7 @@ class State:
         self.busy = dict.fromkeys(devices, 0)  # steps reserved or launched, not done
         self.flight = dict.fromkeys(devices, 0)  # ... the bytes that those make and fetch
         self.bytes = [0] * n  # ... by step
-        self.share = {d: int(SHARE * plan.machine.memory[d]) for d in devices}
+        self.share = {d: deep_bytes(plan.machine, d) for d in devices}
         self.tight = {d: int(TIGHT * plan.machine.memory[d]) for d in devices}
         self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
         self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn

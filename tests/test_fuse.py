@@ -597,3 +597,28 @@ def test_a_scalar_of_numpys_is_what_an_array_without_axes_is(devices):
         np.testing.assert_allclose((x - ones.mean()).compute(), drawn - 1)
         np.testing.assert_allclose((x * ones.max()).compute(), drawn)
         assert (x > ones.mean()).sum().compute() == (drawn > 1).sum()
+
+
+@pytest.mark.parametrize(
+    ("f", "is_program"),
+    [
+        (lambda x: x + 1, True),
+        (lambda x: x[:100] + 1, False),  # its blocks are small
+        (lambda x: x.sum(), False),
+        (lambda x: x.max(axis=1), False),
+        (lambda x: x.reshape(500, 2, 400, 2).sum(axis=(1, 3)), True),
+        (lambda x: x.reshape(1000, 100, 8).max(axis=2), True),
+        (lambda x: x.reshape(1000, 16, 50).max(axis=2), False),
+        (lambda x: x[None].sum(axis=0), True),
+        (lambda x: x.T, False),
+    ],
+    ids=["added", "small", "sum", "max", "squares", "short rows", "long", "few", "turned"],
+)
+def test_one_operation_is_a_program_where_that_is_faster(monkeypatch, f, is_program):
+    """Where it makes a large array of few points for each element, or reduces short rows."""
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 2)
+    a = np.random.default_rng(0).random((1000, 800))
+    with gpuscheduler.Scheduler("cpu:2") as s:
+        y = f(da.from_array(a, chunks=(500, 400)))
+        assert any(type(step.task) is Fused for step in s.plan(y).steps) == is_program
+        np.testing.assert_allclose(y.compute(), f(da.from_array(a)).compute(scheduler="sync"))

@@ -26,7 +26,7 @@ UFUNCS = [
     "sqrt", "floor", "ceil", "trunc", "rint", "reciprocal", "maximum", "minimum", "fmax", "fmin",
     "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "invert", "isnan", "isfinite", "isinf", "fabs",
+    "invert", "isnan", "isfinite", "isinf", "fabs", "sign", "left_shift", "right_shift",
 ]  # fmt: skip
 LIBRARY = [n for n in host_code._LIBRARY if n != "float_power"]
 
@@ -89,7 +89,8 @@ def test_operations(always, op, dtype):
     known = {
         "f": UFUNCS + LIBRARY,
         "b": [*host_code._BOOL, "invert", "equal", "logical_not"],
-        "i": [*host_code._INT, *host_code._COMPARE, *host_code._CHOICES, "negative", "positive",
+        "i": [*host_code._INT, *host_code._SHIFT, "sign", *host_code._COMPARE,
+              *host_code._CHOICES, "negative", "positive",
               "square", "absolute", "invert", "logical_and", "logical_or", "logical_xor",
               "logical_not"],
     }  # fmt: skip
@@ -220,6 +221,65 @@ def test_reductions_of_parts_side_by_side(always, op, join, axes):
     (plan,) = facts.plans.values()
     assert len(plan.codes) == 3
     assert None not in plan.codes
+    assert not any(n.op == blocks.GUARDED for r in plan.regions for n in nodes(r.exprs))
+
+
+@pytest.mark.parametrize("step", [-1, 2, -3, 7])
+@pytest.mark.parametrize("axes", [(), (0,), (1,), (0, 1)])
+def test_elements_that_are_apart(always, axes, step):
+    """Steps, reversed rows, and columns as rows."""
+    a = test_blocks.some((40, 40))
+    n = 1 + 39 // abs(step)
+    first = 0 if step > 0 else 39
+    rows = Expr("input", (), "f8", (0, View(40 * 3 + first, (40, step))))
+    columns = Expr("input", (), "f8", (0, View(40 * first + 5, (1, 40 * step))))
+    tree = Expr("subtract", (rows, columns), "f8")
+    want = a[3:33, ::step] - a.T[5:35, ::step]
+    if axes:
+        kernel = Kernel((30, n), (Expr("reduced", (), "f8", (0, 0)),),
+                        (Reduction("sum", tree, (np.dtype("f8"),)),), axes)  # fmt: skip
+        want = want.sum(axis=axes)
+    else:
+        kernel = Kernel((30, n), (tree,))
+    assert code_of(kernel) is not None
+    (got,) = blocks.evaluate(kernel, [a])
+    np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 31, 33])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_short_rows(always, op, length):
+    """Many results beside each other; each is a sum of few, or of more."""
+    a = np.abs(test_blocks.some((5, 40, length))) + 0.5
+    types = {"any": "?", "all": "?", "moment": "f8 f8"}.get(op, "f8").split()
+    reduction = Reduction(op, source(0, a.shape, "f8"), tuple(map(np.dtype, types)))
+    outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
+    for axes in ((2,), (0, 2), (1, 2), (0, 1, 2)):
+        kernel = Kernel(a.shape, tuple(outputs), (reduction,), axes)
+        assert code_of(kernel) is not None
+        test_blocks.check(kernel, [a], 1 << 20, rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [3, 16])
+def test_windows_across_two_parts(always, length):
+    """Which part a point is of turns along two axes at once: each place of the short one is looked
+    at by itself, and no point of the other part is read, or chosen one by one."""
+    one, two = test_blocks.some((50, 4), seed=1), test_blocks.some((20, 4), seed=2)
+    place = index(View(0, (1, 0, 1)))
+    parts = [
+        Expr("input", (), "f8", (0, View(0, (4, 1, 4)))),
+        Expr("input", (), "f8", (1, View(-200, (4, 1, 4)))),
+    ]
+    here = Expr("less", (place, constant(50, "i8")), "?")
+    tree = Expr("where", (here, *parts), "f8")
+    kernel = Kernel((50, 4, length), (Expr("reduced", (), "f8", (0, 0)),),
+                    (Reduction("sum", tree, (np.dtype("f8"),)),), (2,))  # fmt: skip
+    (got,) = blocks.evaluate(kernel, [one, two])
+    both = np.concatenate([one, two])
+    want = np.lib.stride_tricks.sliding_window_view(both, length, axis=0)[:50].sum(axis=2)
+    np.testing.assert_allclose(got, want, atol=1e-12)
+    (facts,) = blocks._known.values()
+    (plan,) = facts.plans.values()
     assert not any(n.op == blocks.GUARDED for r in plan.regions for n in nodes(r.exprs))
 
 

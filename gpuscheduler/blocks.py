@@ -333,7 +333,7 @@ def _regions(
             yield from _regions(substituted(roots, {id(node): marked}), box, bounds)
             return
         stack += node.args[:1] if node.op == GUARDED else node.args
-    yield box, roots
+    yield box, settled(roots, box)
 
 
 # ---- one region as calls

@@ -57,7 +57,7 @@ from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referre
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
-from .regions import interior
+from .regions import count_boxes, interior
 from .sizes import leaves, map_leaves
 from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 
@@ -96,8 +96,9 @@ _FUNCTIONS = frozenset({
 })  # fmt: skip
 #: Bytes of an array that is large.
 LARGE = 2**20
-#: Conditions on where a point is with which a program takes NumPy longer than Dask's own way.
-CHOICES = 3
+#: Conditions on where a point is with which a program takes NumPy longer than Dask's own way, where
+#: there are fewer points than this in each box, on average, in which all of them are known.
+CHOICES, BOX_POINTS = 3, 2**15
 
 
 class Fused:
@@ -266,8 +267,8 @@ def _placeholder(n: int) -> Expr:
 
 
 def _is_mosaic(kernel: Kernel) -> bool:
-    """Whether it chooses by position among much that is the same in most places: parts of arrays
-    side by side, edges that are treated in another way."""
+    """Whether it chooses by position among much that is the same in most places, as parts of arrays
+    side by side and edges that are treated in another way are, in boxes of few points each."""
     chosen = {n.args[0] for n in nodes(kernel.roots) if n.op == "where"}
     by_position = [c for c in chosen if all(n.op != "input" for n in nodes((c,)))]
     if len(by_position) < CHOICES:
@@ -275,6 +276,7 @@ def _is_mosaic(kernel: Kernel) -> bool:
     inner = [r.arg for r in kernel.reductions]
     return any(
         interior(roots, shape) is not None
+        and math.prod(shape) < BOX_POINTS * count_boxes(roots, shape)
         for roots, shape in ((inner, kernel.shape), (kernel.outputs, kernel.kept))
         if roots
     )

@@ -234,7 +234,7 @@ class _Text:
             return self(f"{_BOOL[op]} i1 {args[0]}, {args[1]}")
         if op in _COMPARE:
             return self.compare(_COMPARE[op], first, *args)
-        if op in ("isnan", "isfinite", "isinf") and first.kind == "f":
+        if op in ("isnan", "isfinite", "isinf", "signbit") and first.kind == "f":
             return self._classified(op, first, args[0])
         if dtype != first:
             raise NotWritten(op)
@@ -300,6 +300,9 @@ class _Text:
 
     def _classified(self, op: str, dtype: DType, x: str) -> str:
         kind = _value(dtype)
+        if op == "signbit":
+            bits = _TYPES[f"i{dtype.itemsize}"]
+            return self(f"icmp slt {bits} {self(f'bitcast {kind} {x} to {bits}')}, 0")
         if op == "isnan":
             return self(f"fcmp uno {kind} {x}, {x}")
         size = self.call(f"llvm.fabs.{_suffix(kind)}", kind, x)

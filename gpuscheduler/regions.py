@@ -157,21 +157,43 @@ def interior(roots: Sequence[Expr], shape: tuple[int, ...]) -> tuple[Box, list[E
     (((1, 64), (0, 8)), [input0])
     """
     whole = tuple([(0, n) for n in shape])
-    every = nodes(roots)
+    inside = tuple(
+        [
+            max(zip(ends, ends[1:], strict=False), key=lambda part: part[1] - part[0])
+            for ends in _ends_along(roots, shape)
+        ]
+    )
+    if inside == whole or 2 * math.prod([b - a for a, b in inside]) < math.prod(shape):
+        return None
+    return inside, settled(roots, inside)
+
+
+def count_boxes(roots: Sequence[Expr], shape: tuple[int, ...]) -> int:
+    """How many boxes there are in which all is known of what is chosen by position.
+
+    >>> from gpuscheduler.expr import constant, index, source
+    >>> edge = Expr("less", (index(View(0, (1, 0))), constant(1, "i8")), "?")
+    >>> x = source(0, (64, 8), "f4")
+    >>> count_boxes([Expr("where", (edge, constant(0, "f4"), x), "f4")], (64, 8))
+    2
+    """
+    return math.prod([len(ends) - 1 for ends in _ends_along(roots, shape)])
+
+
+def _ends_along(roots: Sequence[Expr], shape: tuple[int, ...]) -> list[list[int]]:
+    """Along each axis its ends, and where what is chosen by position may change in between."""
+    whole = tuple([(0, n) for n in shape])
     cuts: list[set[int]] = [set() for _ in shape]
-    for condition in {id(n.args[0]): n.args[0] for n in every if n.op == "where"}.values():
+    chosen = [n.args[0] for n in nodes(roots) if n.op == "where"]
+    for condition in {id(c): c for c in chosen}.values():
         for node in nodes((condition,)):
             start, axis, stride = _difference(node, whole) or (0, None, 0)
             if axis is not None:
                 cuts[axis] |= _cuts(node.op, start, stride)
-    box = []
-    for n, places in zip(shape, cuts, strict=True):
-        ends = [0, *sorted([c for c in places if 0 < c < n]), n]
-        box.append(max(zip(ends, ends[1:], strict=False), key=lambda part: part[1] - part[0]))
-    inside = tuple(box)
-    if inside == whole or 2 * math.prod([b - a for a, b in inside]) < math.prod(shape):
-        return None
-    return inside, settled(roots, inside)
+    return [
+        [0, *sorted([c for c in places if 0 < c < n]), n]
+        for n, places in zip(shape, cuts, strict=True)
+    ]
 
 
 def settled(roots: Sequence[Expr], box: Box) -> list[Expr]:

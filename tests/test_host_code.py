@@ -26,7 +26,8 @@ UFUNCS = [
     "sqrt", "floor", "ceil", "trunc", "rint", "reciprocal", "maximum", "minimum", "fmax", "fmin",
     "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and",
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "invert", "isnan", "isfinite", "isinf", "fabs", "sign", "left_shift", "right_shift",
+    "invert", "isnan", "isfinite", "isinf", "signbit", "fabs", "sign",
+    "left_shift", "right_shift",
 ]  # fmt: skip
 LIBRARY = [n for n in host_code._LIBRARY if n != "float_power"]
 

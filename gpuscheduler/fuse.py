@@ -275,8 +275,8 @@ def _is_mosaic(kernel: Kernel) -> bool:
         return False
     inner = [r.arg for r in kernel.reductions]
     return any(
-        interior(roots, shape) is not None
-        and math.prod(shape) < BOX_POINTS * count_boxes(roots, shape)
+        math.prod(shape) < BOX_POINTS * count_boxes(roots, shape)
+        and interior(roots, shape) is not None
         for roots, shape in ((inner, kernel.shape), (kernel.outputs, kernel.kept))
         if roots
     )

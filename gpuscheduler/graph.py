@@ -829,6 +829,8 @@ class _Builder:
                 target = d if type(dsk.get(d)) is Task else self._resolve(d, key)
                 if target not in tasks and target not in self.data:
                     stack.append(target)
+        for key, target in self.alias.items():  # of one that has become an alias since
+            self.alias[key] = self.alias.get(target, target)
         return tuple(outputs)
 
     def _node(self, key: Key) -> GraphNode | None:

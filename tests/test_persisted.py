@@ -204,6 +204,14 @@ def test_expression_arrays(small):
     assert len(chunks(small)) == 16
 
 
+def test_a_block_that_is_in_an_array_twice(small):
+    """One chunk under two names; parts of it that are the whole are further names of these."""
+    x = da.ones((14, 19), chunks=(5, 6))
+    twice = da.concatenate([x, x]).persist()
+    for y in (twice[:, :12], twice[:, :12][::-1], twice[::-1, :12] + twice[:, :12]):
+        np.testing.assert_array_equal(y.compute(), y.compute(scheduler="sync"))
+
+
 def test_two_persisted_arrays_stay_apart_from_what_reads_them(small):
     """Dask would fuse the chunks of both into the sum, where nobody could send them away."""
     p, q = array().persist(), array(seed=1).persist()

@@ -45,7 +45,7 @@ Bounds = Mapping[int, tuple[int, int]]
 #: Bytes of one temporary. A few of 512 KiB fit a core's L2 cache; with more cores, NumPy's calls
 #: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
 BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
-#: Points that are added up one after the other; NumPy adds as many so.
+#: Points that are added up one after the other, as NumPy does it along all axes but the last.
 FEW_POINTS = 16
 #: Rows that are reduced one by one, at least so long; shorter ones beside each other.
 SHORT_ROW = 32

@@ -23,7 +23,7 @@ from dask.array import reductions as dask_reductions
 from dask.array.core import concatenate_shaped
 from dask.utils import key_split
 
-from . import blocks, following, philox, reading, takes, trace
+from . import blocks, following, host_code, philox, reading, takes, trace
 from .arrays import FEW
 from .expr import (
     Expr,
@@ -1423,9 +1423,11 @@ def _gains(program: Program) -> bool:
     """Whether one operation is faster as a program: one that makes a large array, of a few points
     for each element, which may be part of a result and is written there at once; and a reduction of
     short rows, for which NumPy calls its loop row by row."""
-    if _operations(program) < 1:
+    kernel = max(program.kernels, key=lambda k: k.points, default=None)
+    if kernel is None or _operations(program) < 1:
         return False
-    kernel = max(program.kernels, key=lambda k: k.points)
+    if any(r.op not in host_code.PAIRWISE and r.op != "moment" for r in kernel.reductions):
+        return False
     last = len(kernel.shape) - 1
     if last in kernel.axes and kernel.shape[last] < blocks.SHORT_ROW <= math.prod(kernel.kept):
         return True

@@ -15,8 +15,9 @@ from .expr import Expr, View, nodes
 
 Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
 
-#: Places along an axis that are looked at one by one where a comparison turns along others, too.
-SHORT = 16
+#: Places along an axis that are looked at one by one where a comparison turns along others, too, at
+#: most; and how many points there are at each, at least.
+SHORT, PLACE_POINTS = 16, 2**12
 
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
@@ -122,7 +123,8 @@ def _short_axis(node: Expr, box: Box) -> int | None:
         if a.strides[k] != b.strides[k] and high - low > 1
     ]
     length, k = min(lengths)
-    return k if length <= SHORT else None
+    points = math.prod([high - low for low, high in box])
+    return k if length <= SHORT and points >= length * PLACE_POINTS else None
 
 
 def cut_for(condition: Expr, box: Box) -> tuple[int, list[int]] | None:

@@ -609,10 +609,22 @@ def test_a_scalar_of_numpys_is_what_an_array_without_axes_is(devices):
         (lambda x: x.reshape(500, 2, 400, 2).sum(axis=(1, 3)), True),
         (lambda x: x.reshape(1000, 100, 8).max(axis=2), True),
         (lambda x: x.reshape(1000, 16, 50).max(axis=2), False),
+        (lambda x: x.reshape(1000, 100, 8).cumsum(axis=2), False),
         (lambda x: x[None].sum(axis=0), True),
         (lambda x: x.T, False),
     ],
-    ids=["added", "small", "sum", "max", "squares", "short rows", "long", "few", "turned"],
+    ids=[
+        "added",
+        "small",
+        "sum",
+        "max",
+        "squares",
+        "short rows",
+        "long",
+        "scan",
+        "few",
+        "turned",
+    ],
 )
 def test_one_operation_is_a_program_where_that_is_faster(monkeypatch, f, is_program):
     """Where it makes a large array of few points for each element, or reduces short rows."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler import Scheduler, blocks, host_code
+from gpuscheduler import Scheduler, blocks, host_code, regions
 from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, nodes, source
 from tests import test_blocks
 
@@ -262,9 +262,10 @@ def test_short_rows(always, op, length):
 
 
 @pytest.mark.parametrize("length", [3, 16])
-def test_windows_across_two_parts(always, length):
+def test_windows_across_two_parts(always, monkeypatch, length):
     """Which part a point is of turns along two axes at once: each place of the short one is looked
     at by itself, and no point of the other part is read, or chosen one by one."""
+    monkeypatch.setattr(regions, "PLACE_POINTS", 0)
     one, two = test_blocks.some((50, 4), seed=1), test_blocks.some((20, 4), seed=2)
     place = index(View(0, (1, 0, 1)))
     parts = [

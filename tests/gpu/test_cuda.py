@@ -444,12 +444,14 @@ def test_persisted_blocks_that_only_another_device_has(x):
     with gpuscheduler.Scheduler(devices="cuda:0,0", memory_limit=180 * 1024, check=True) as s:
         p = cupy_array(a, 16).persist()
         elsewhere = 0
-        for _ in range(1 if STAND_IN else 3):
+        for _ in range(8):  # which copies come sooner is not the same each time
             product = (p @ p).persist()
             elsewhere += sum(
                 c.place not in c.places and max(c.places) >= 0 for c in s._persisted.every()
             )
             np.testing.assert_allclose(host(product.to_backend("numpy").compute()), a @ a, 1e-4)
+            if elsewhere:
+                break
         np.testing.assert_array_equal(host(p.to_backend("numpy").compute()), a)
         for block, start in ((p.blocks[0, 0], (0, 0)), (p.blocks[15, 15], (240, 240))):
             expected = a[start[0] : start[0] + 16, start[1] : start[1] + 16]

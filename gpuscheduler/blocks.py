@@ -52,7 +52,7 @@ SHORT_ROW = 32
 #: A region that is a smaller part of a kernel is not worth code of its own.
 SMALL_PART = 64
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
-_PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit"})
+_PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit", "negative"})
 #: What no ufunc computes.
 STRUCTURAL = frozenset({"taken", "cast", "where", "real", "imag", "complex", "bin"})
 #: A `where` of which only the chosen points may be read; only inside this module.
@@ -742,7 +742,8 @@ def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., An
 
 
 def _packed(function: np.ufunc, a: Any, out: Array | None = None) -> Any:
-    """NumPy (to 2.4) writes these past an `out` with strides on CPUs with AVX-512, not into it."""
+    """NumPy (to 2.4) writes these past an `out` with strides on CPUs with AVX-512, not into it; and
+    negatives of every fourth number of four bytes are those of others there."""
     if out is None or out.flags.c_contiguous:
         return function(a, out=out)
     out[...] = function(a)

@@ -743,7 +743,7 @@ def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., An
 
 def _packed(function: np.ufunc, a: Any, out: Array | None = None) -> Any:
     """NumPy (to 2.4) writes these past an `out` with strides on CPUs with AVX-512, not into it; and
-    negatives of every fourth number of four bytes are those of others there."""
+    negatives of each fourth number of four bytes, or eighth of eight, are those of others there."""
     if out is None or out.flags.c_contiguous:
         return function(a, out=out)
     out[...] = function(a)

@@ -35,7 +35,7 @@ from .expr import (
     with_view,
 )
 from .host_code import OPEN
-from .regions import Box, affine, cut_for, settled, truth_in
+from .regions import Box, affine, cut_for, settled
 from .scans import BOTH, carried_as
 
 Array = np.ndarray[Any, Any]
@@ -45,11 +45,10 @@ Bounds = Mapping[int, tuple[int, int]]
 #: Bytes of one temporary. A few of 512 KiB fit a core's L2 cache; with more cores, NumPy's calls
 #: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
 BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
-#: Points that are added up one after the other, as NumPy does it along all axes but the last.
+#: Points that are added up one after the other, as NumPy does it along all axes but the last. Rows
+#: of no more are reduced beside each other: measured, longer ones are faster one by one.
 FEW_POINTS = 16
-#: Rows that are reduced one by one, at least so long; shorter ones beside each other.
-SHORT_ROW = 32
-#: A region that is a smaller part of a kernel is not worth code of its own.
+#: A region of fewer than one in so many of a kernel's points is not worth code of its own.
 SMALL_PART = 64
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit", "negative"})
@@ -287,7 +286,9 @@ def _regions(
     roots: list[Expr], box: Box, bounds: Bounds
 ) -> Iterator[tuple[Box, list[Expr]]]:  # fmt: skip
     """Boxes that make up `box`, and what is to be evaluated in each: there every view is inside its
-    array, except below ``guarded`` nodes."""
+    array, except below ``guarded`` nodes, and no ``where`` is left of which it is known what it
+    chooses."""
+    roots = settled(roots, box)
     bad: dict[int, bool] = {}  # does it read, somewhere in this box, outside an array?
     calls: dict[int, bool] = {}  # does it call what may have no end for points not meant for it?
     for node in nodes(roots):
@@ -310,21 +311,12 @@ def _regions(
         either = node.op == "where" and node.args[1:]
         if either and any(bad[id(a)] or calls[id(a)] for a in either):
             condition = node.args[0]
-            truth = truth_in(condition, box)
-            if truth is not None:
-                chosen = node.args[1 if truth else 2]
-                yield from _regions(substituted(roots, {id(node): chosen}), box, bounds)
-                return
             cut = cut_for(condition, box)
             if cut is not None:
                 axis, places = cut
                 for start, stop in zip(places, places[1:], strict=False):
                     part = (*box[:axis], (start, stop), *box[axis + 1 :])
                     yield from _regions(roots, part, bounds)
-                return
-            clear = settled(roots, box)
-            if any(a is not b for a, b in zip(roots, clear, strict=True)):
-                yield from _regions(clear, box, bounds)
                 return
             if not any(bad[id(a)] for a in either):
                 stack += node.args
@@ -333,7 +325,7 @@ def _regions(
             yield from _regions(substituted(roots, {id(node): marked}), box, bounds)
             return
         stack += node.args[:1] if node.op == GUARDED else node.args
-    yield box, settled(roots, box)
+    yield box, roots
 
 
 # ---- one region as calls
@@ -927,7 +919,7 @@ class _Plan:
             count = math.prod(region.kept)
         shape, exprs = region.shape, region.exprs
         along = len(shape) - 1 in region.reduced
-        if along and shape[-1] < SHORT_ROW and region.stays:  # many results beside each other
+        if along and shape[-1] <= FEW_POINTS and region.stays:  # many results beside each other
             last = region.stays[-1]
             order = [*[k for k in range(len(shape)) if k != last], last]
             shape, along = tuple([shape[k] for k in order]), False
@@ -937,7 +929,7 @@ class _Plan:
             shape, exprs, self.reductions, types, target, along, count, self.few
         )
 
-    @property
+    @cached_property
     def few(self) -> bool:
         """Whether so few points become one that what is lost to rounding is no more than in
         NumPy's sums."""
@@ -960,8 +952,7 @@ class _Plan:
         given: Sequence[Array],
     ) -> list[State]:
         """What machine code makes of a region: states of this shape."""
-        few = self.few
-        made = [host_code.states(r.op, _types(r)[0], shape, few) for r in self.reductions]
+        made = [host_code.states(r.op, _types(r)[0], shape, self.few) for r in self.reductions]
         code(memory, given, [host_code.address(a) for found in made for a in found])
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)

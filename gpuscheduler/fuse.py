@@ -1426,12 +1426,12 @@ def _gains(program: Program) -> bool:
     kernel = max(program.kernels, key=lambda k: k.points, default=None)
     if kernel is None or _operations(program) < 1:
         return False
-    if any(r.op not in host_code.PAIRWISE and r.op != "moment" for r in kernel.reductions):
+    if any(r.op not in host_code.REDUCED for r in kernel.reductions):
         return False
-    last = len(kernel.shape) - 1
-    if last in kernel.axes and kernel.shape[last] < blocks.SHORT_ROW <= math.prod(kernel.kept):
+    last, most = len(kernel.shape) - 1, blocks.FEW_POINTS
+    if last in kernel.axes and kernel.shape[last] <= most < math.prod(kernel.kept):
         return True
-    few = math.prod([kernel.shape[k] for k in kernel.axes]) <= blocks.FEW_POINTS
+    few = math.prod([kernel.shape[k] for k in kernel.axes]) <= most
     return few and sum(kernel.made) >= LARGE
 
 

@@ -198,8 +198,8 @@ class Graph:
 
     def pin(self, places: Mapping[Key, int]) -> None:
         """Every task stays where it was placed."""
-        computed = [k for k, task in self.tasks.items() if not isinstance(task, DataNode)]
-        self.pins.update({k: places[k] for k in computed})
+        tasks = self.tasks.items()
+        self.pins.update({k: places[k] for k, task in tasks if not isinstance(task, DataNode)})
 
     def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
         """Tasks that read nothing, before all others."""

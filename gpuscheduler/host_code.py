@@ -36,6 +36,9 @@ LEAST_POINTS = 2**17
 #: Elements of a row that are computed before they are added up, and columns that are added up
 #: beside each other: their states are in the fastest cache.
 PIECE, COLUMNS = 1024, 512
+#: Bytes from one element of a row to the next, at most. Beyond two lines of the cache NumPy, which
+#: goes along the shorter steps, is faster, up to five times for columns of 2**k rows.
+APART = 128
 #: Numbers that are added up beside each other.
 LANES = 32
 #: Cores from which on functions of the C library are called: NumPy's own take a half to a quarter
@@ -242,6 +245,8 @@ class _Text:
             return self.chosen(op, dtype, *args)
         if op == "positive":
             return args[0]
+        if op == "sign":
+            return self._sign(dtype, args[0])
         if op == "square":
             return self(f"{'fmul' if dtype.kind == 'f' else 'mul'} {kind} {args[0]}, {args[0]}")
         if dtype.kind == "f":
@@ -252,8 +257,6 @@ class _Text:
             return self(f"{_INT[op]} {kind} {args[0]}, {args[1]}")
         if op in _SHIFT:
             return self._shifted(op, dtype, *args)
-        if op == "sign":
-            return self._sign(dtype, args[0])
         if op == "negative":
             return self(f"sub {kind} 0, {args[0]}")
         if op in ("invert", "bitwise_not"):
@@ -270,18 +273,12 @@ class _Text:
         """Shifts by no less than a number has bits, or by less than none, leave nothing, or the
         sign: as NumPy has it, where the processor does as it likes."""
         kind, bits = _value(dtype), 8 * dtype.itemsize
+        how = "shl" if op == "left_shift" else "ashr" if dtype.kind == "i" else "lshr"
         inside = self(f"icmp ult {kind} {b}, {bits}")
-        if op == "left_shift":
-            found, rest = self(f"shl {kind} {a}, {self._least(kind, b, inside)}"), "0"
-        elif dtype.kind == "u":
-            found, rest = self(f"lshr {kind} {a}, {self._least(kind, b, inside)}"), "0"
-        else:
-            found = self(f"ashr {kind} {a}, {self._least(kind, b, inside)}")
-            rest = self(f"ashr {kind} {a}, {bits - 1}")
+        by = self(f"select i1 {inside}, {kind} {b}, {kind} 0")
+        found = self(f"{how} {kind} {a}, {by}")
+        rest = self(f"ashr {kind} {a}, {bits - 1}") if how == "ashr" else "0"
         return self(f"select i1 {inside}, {kind} {found}, {kind} {rest}")
-
-    def _least(self, kind: str, b: str, inside: str) -> str:
-        return self(f"select i1 {inside}, {kind} {b}, {kind} 0")
 
     def _sign(self, dtype: DType, x: str) -> str:
         """One with the sign of a number; 0 of zeros, and what is no number stays that."""
@@ -315,8 +312,6 @@ class _Text:
             return self(f"{_FLOAT[op]} {kind} {args[0]}, {args[1]}")
         if op == "negative":
             return self(f"fneg {kind} {args[0]}")
-        if op == "sign":
-            return self._sign(dtype, args[0])
         if op == "reciprocal":
             return self(f"fdiv {kind} 1.0, {args[0]}")
         if op in _ROUND:
@@ -374,6 +369,8 @@ class _Row:
         kind = _llvm(leaf.dtype)
         if leaf.op == "input":
             *outer, inner = leaf.data[1].strides
+            if abs(inner) * leaf.dtype.itemsize > APART:
+                raise NotWritten("memory that is not read along the rows")
             if any(outer) or inner:
                 steps = [self.number("stride", (n, k)) for k in range(self.axes - 1)]
                 self._strides[n] = steps
@@ -526,6 +523,8 @@ def _written(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View
 #: Reductions, and the ufunc by which two values become one.
 PAIRWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
          "fmax": "fmax", "any": "logical_or", "all": "logical_and"}  # fmt: skip
+#: What there is code for.
+REDUCED = frozenset({*PAIRWISE, "moment"})
 
 
 def identity(op: str, dtype: DType) -> Any:
@@ -549,13 +548,13 @@ def reducing(
     target: View,
     along: bool,
     count: int,
-    few: bool = False,
+    few: bool,
 ) -> Code | None:
     """Code that reduces the roots' values into states of these types, that are there already, and
     are numbered by `target`, `count` of them; `along` says whether rows are reduced, and `few` that
     each state is of few points. See `states`. None where there is no code."""
     try:
-        if any(r.op not in PAIRWISE and r.op != "moment" for r in reductions):
+        if any(r.op not in REDUCED for r in reductions):
             raise NotWritten("reductions")
         if not along and target.strides[-1] != 1:
             raise NotWritten("results that do not lie along the rows")
@@ -568,16 +567,15 @@ def reducing(
 MOMENT = 6
 
 
-def states(op: str, dtype: DType, shape: tuple[int, ...], few: bool = False) -> list[Array]:
+def states(op: str, dtype: DType, shape: tuple[int, ...], few: bool) -> list[Array]:
     """What a reduction begins with. A sum of doubles, but of few, is followed by what it lost to
-    rounding; a
-    moment is a count, a sum, what that lost, the squared deviations from the mean, the first value,
-    and the sum of what the others are beyond that: numbers that are near to each other and far
-    from zero lose nothing by it."""
+    rounding; a moment is a count, a sum, what that lost, the squared deviations from the mean, the
+    first value, and the sum of what the others are beyond that: numbers that are near to each other
+    and far from zero lose nothing by it."""
     if op == "moment":
         return [np.zeros(shape) for _ in range(MOMENT)]
     first = np.full(shape, identity(op, dtype))
-    return [first, np.zeros(shape)] if not few and _lossy(op, dtype) else [first]
+    return [first, np.zeros(shape)] if _lossy(op, dtype, few) else [first]
 
 
 def finished(op: str, made: list[Array]) -> tuple[Array, ...]:
@@ -585,8 +583,8 @@ def finished(op: str, made: list[Array]) -> tuple[Array, ...]:
     return (made[0], made[1], made[3]) if op == "moment" else (made[0],)
 
 
-def _lossy(op: str, dtype: DType) -> bool:
-    return op == "sum" and dtype == np.float64
+def _lossy(op: str, dtype: DType, few: bool) -> bool:
+    return op == "sum" and dtype == np.float64 and not few
 
 
 def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequence[Reduction],
@@ -597,7 +595,7 @@ def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequenc
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
     found, outs = [], 0
     for r, t in zip(reductions, types, strict=True):
-        many = MOMENT if r.op == "moment" else 1 + (not few and _lossy(r.op, t))
+        many = MOMENT if r.op == "moment" else 1 + _lossy(r.op, t, few)
         found.append(_State(r.op, t, [f"%out{outs + n}" for n in range(many)]))
         outs += many
     helpers: dict[str, str] = {}

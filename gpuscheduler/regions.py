@@ -47,13 +47,20 @@ def affine(node: Expr, axes: int) -> View | None:
     return None
 
 
-def _difference(node: Expr, box: Box) -> tuple[int, int | None, int] | None:
-    """A comparison as `start + stride * i <op> 0` for i along an axis, None for no axis."""
+def _sides(node: Expr, axes: int) -> tuple[View, View] | None:
+    """What a comparison compares, where that is two integers that go evenly."""
     if node.op not in COMPARISONS or any(a.dtype.kind not in "iu" for a in node.args):
         return None
-    a, b = (affine(x, len(box)) for x in node.args)
-    if a is None or b is None:
+    a, b = (affine(x, axes) for x in node.args)
+    return None if a is None or b is None else (a, b)
+
+
+def _difference(node: Expr, box: Box) -> tuple[int, int | None, int] | None:
+    """A comparison as `start + stride * i <op> 0` for i along an axis, None for no axis."""
+    sides = _sides(node, len(box))
+    if sides is None:
         return None
+    a, b = sides
     start, axis, stride = a.offset - b.offset, None, 0
     for k, (s, t) in enumerate(zip(a.strides, b.strides, strict=True)):
         if s == t:
@@ -112,11 +119,10 @@ def truth_in(node: Expr, box: Box) -> bool | None:
 
 def _short_axis(node: Expr, box: Box) -> int | None:
     """The shortest of the axes along which a comparison's sides differ, if it is short."""
-    if node.op not in COMPARISONS or any(a.dtype.kind not in "iu" for a in node.args):
+    sides = _sides(node, len(box))
+    if sides is None:
         return None
-    a, b = (affine(x, len(box)) for x in node.args)
-    if a is None or b is None:
-        return None
+    a, b = sides
     lengths = [
         (high - low, k)
         for k, (low, high) in enumerate(box)

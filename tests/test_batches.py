@@ -21,8 +21,8 @@ def blocks(columns=96):
     return da.from_array(X[:, :columns], chunks=16).map_blocks(np.array).persist()
 
 
-def steps(like_gpus, kind):
-    (found,) = like_gpus._plans.every()
+def steps(scheduler, kind):
+    (found,) = scheduler._plans.every()
     return [s for s in found.steps if type(s.task) is kind]
 
 

@@ -206,3 +206,13 @@ def test_operations_of_products_are_those_of_their_lengths(product, operations):
         steps = [q.seconds for q in s.plan(product(x)).steps]
         expected = operations / s.hardware.machine.flops
         assert expected < sum(steps) < 1.5 * expected
+
+
+def test_threads_do_not_run_far_ahead_of_who_reads_large_values():
+    """Three blocks become one: there are few of the three at once, however much memory there is."""
+    x = da.from_array(np.ones((8000, 1000)), chunks=(500, 1000))  # blocks of 4 MB
+    y = da.stack([x, x + 1, x + 2]).mean(axis=0)
+    with Scheduler("cpu:1", memory_limit="16 GiB", fuse=False) as s:
+        peak = s.plan(y).predicted.peak[0]
+        y.compute()
+        assert s.last.peak[0] <= peak < y.nbytes + 16 * 2 * 4_000_000

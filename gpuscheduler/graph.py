@@ -46,6 +46,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from . import factors
+from .block_numbers import fewer_places
 from .grid import picked_first
 from .persisted import Chunk
 from .sizes import FILES, sizeof
@@ -402,7 +403,7 @@ def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> Lowered:
         optimizer = op.low_level_optimizer
         if optimizer is optimize_array:
             output_keys = list(flatten(op.__dask_keys__()))
-            hlg = set_apart(spread_pins(op.hlg), apart)
+            hlg = fewer_places(set_apart(spread_pins(op.hlg), apart))
             named = dict(hlg.layers)
             hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
             part = _from_layers(hlg.cull(set(output_keys)))

@@ -26,6 +26,7 @@ ORDER = [
     "takes",
     "subgraph",
     "factors",
+    "block_numbers",
     "graph",
     "expr",
     "parts",

@@ -109,7 +109,7 @@ def _place(function: Any, names: Any, dep: Any, task: Task) -> _Place | None:
             for n in range(len(dep.numblocks))
         ]
         return _Place(dep.numblocks, ends, among=True)
-    if names == ("block_id",) and type(dep) is ArrayBlockIdDep and function is _gradient_kernel:
-        if task.kwargs.get("array_locs", dep) is None:
-            return _Place(dep.numblocks, [False] * len(dep.numblocks), among=False)
-    return None
+    if names != ("block_id",) or type(dep) is not ArrayBlockIdDep:
+        return None
+    unread = function is _gradient_kernel and task.kwargs.get("array_locs", dep) is None
+    return _Place(dep.numblocks, [False] * len(dep.numblocks), among=False) if unread else None

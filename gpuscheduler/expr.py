@@ -35,7 +35,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -117,18 +116,22 @@ class Expr:
             return True
         if not isinstance(other, Expr) or self._hash != other._hash:
             return False
-        mine, theirs = nodes((self,)), nodes((other,))
-        if len(mine) != len(theirs):
-            return False
-        number = {id(a): n for n, a in enumerate(mine)}
-        same = {id(b): n for n, b in enumerate(theirs)}
-        return all(
-            a.op == b.op
-            and a.dtype == b.dtype
-            and a.data == b.data
-            and [number[id(x)] for x in a.args] == [same[id(x)] for x in b.args]
-            for a, b in zip(mine, theirs, strict=True)
-        )
+        here: dict[int, int] = {}  # which node of the other one each is
+        there: set[int] = set()
+        stack = [(self, other)]
+        while stack:
+            a, b = stack.pop()
+            known = here.get(id(a))
+            if known is not None or id(b) in there:
+                if known != id(b):
+                    return False
+                continue
+            if a.op != b.op or a.dtype != b.dtype or len(a.args) != len(b.args) or a.data != b.data:
+                return False
+            here[id(a)] = id(b)
+            there.add(id(b))
+            stack += zip(a.args, b.args, strict=True)
+        return True
 
     @property
     def value(self) -> Any:
@@ -222,23 +225,26 @@ def with_view(leaf: Expr, view: View) -> Expr:
 
 
 def nodes(
-    roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] = attrgetter("args")
+    roots: Iterable[Expr], below: Callable[[Expr], tuple[Expr, ...]] | None = None
 ) -> list[Expr]:
     """Every node below `roots` once, arguments first; equal but distinct nodes stay distinct.
     `below` says which arguments of a node count."""
     seen: set[int] = set()
     out: list[Expr] = []
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    stack = [*roots]
+    stack.reverse()
     while stack:
-        node, ready = stack.pop()
-        if id(node) in seen:
-            continue
-        if ready:
+        node = stack[-1]
+        if id(node) not in seen:
+            before = len(stack)
+            for a in (node.args if below is None else below(node))[::-1]:
+                if id(a) not in seen:
+                    stack.append(a)
+            if len(stack) > before:
+                continue
             seen.add(id(node))
             out.append(node)
-            continue
-        stack.append((node, True))
-        stack += [(a, False) for a in reversed(below(node)) if id(a) not in seen]
+        stack.pop()
     return out
 
 

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -331,19 +331,29 @@ def _suffix(kind: str) -> str:
 class _Row:
     """The expressions of a region in a function: what they read, as its arguments."""
 
-    def __init__(self, text: _Text, axes: int, roots: Sequence[Expr]):
-        self.text, self.axes = text, axes
-        self.order = nodes(roots)
-        self.numbers: dict[Any, int] = {}  # of nodes that say the same
+    def __init__(self, axes: int, roots: Sequence[Expr]):
+        self.axes, self.order = axes, nodes(roots)
         self.slots: dict[int, int] = {}
         self.leaves: list[Expr] = []  # each has a pointer, or numbers
-        self.fixed: dict[int, str] = {}  # what is the same at every point
+        numbers: dict[Any, int] = {}  # of nodes that say the same
+        words: list[Any] = [axes]
         for node in self.order:
             args = tuple([self.slots[id(a)] for a in node.args])
-            words, new = (node.op, node.dtype, node.data, args), len(self.numbers)
-            number = self.slots[id(node)] = self.numbers.setdefault(words, new)
-            if number == new and not node.args:
-                self.leaves.append(node)
+            new = len(numbers)
+            number = numbers.setdefault((node.op, node.dtype, node.data, args), new)
+            self.slots[id(node)] = number
+            if number == new:
+                words.append((node.op, node.dtype, args, _written_of(node)))
+                if not node.args:
+                    self.leaves.append(node)
+        words += [self.slots[id(r)] for r in roots]
+        #: What the function's text is made of, and equal where that is.
+        self.words = tuple(words)
+
+    def begins(self, text: _Text) -> None:
+        """Declare what the function is given."""
+        self.text, axes = text, self.axes
+        self.fixed: dict[int, str] = {}  # what is the same at every point
         self.ints: list[tuple[str, Any]] = []  # numbers that the function is given
         self.lengths = [self.number("extent", k) for k in range(axes)]
         self.pointers: list[str] = []
@@ -422,6 +432,19 @@ class _Row:
         return [found[self.slots[id(r)]] for r in roots]
 
 
+def _written_of(node: Expr) -> Any:
+    """What the text of a function has of a node beyond its operation: constants and steps through
+    memory are what it is given."""
+    if node.op == "constant" or node.op == OPEN or node.op == "index":
+        return None
+    if node.op == "input":
+        *outer, inner = node.data[1].strides
+        near = abs(inner) * node.dtype.itemsize <= APART
+        return any(outer), min(abs(inner), 2) if inner >= 0 else -1, near
+    half = node.op == "power" and node.args[1].op == "constant" and node.args[1].value == 0.5
+    return node.data, half
+
+
 def total(text: _Text, parts: Sequence[tuple[str, str | None]]) -> str:
     """A sum of products."""
     out = "0"
@@ -434,12 +457,41 @@ def total(text: _Text, parts: Sequence[tuple[str, str | None]]) -> str:
 # ---- functions
 
 
+class _Written(NamedTuple):
+    """A function for all regions that differ in their extents, steps, offsets and constants."""
+
+    function: Callable[..., Any]
+    ints: tuple[tuple[str, Any], ...]  # numbers that it is given
+
+
+#: By what the text is made of: to write it takes longer than many a region. None: there is none.
+_written: dict[Any, Any] = {}
+_UNKNOWN = object()
+MOST_WRITTEN = 4096
+
+
+def _known(words: Any, write: Callable[[], _Written]) -> _Written:
+    """The function of a row, written once."""
+    found = _written.get(words, _UNKNOWN)
+    if found is _UNKNOWN:
+        try:
+            found = write()
+        except NotWritten:
+            found = None
+        if len(_written) >= MOST_WRITTEN:
+            _written.clear()
+        _written[words] = found
+    if found is None:
+        raise NotWritten("as it was the first time")
+    return found  # type: ignore[no-any-return]
+
+
 class Code:
     """A function for a region, and what it is called with."""
 
-    def __init__(self, function: Callable[..., Any], row: _Row, shape: Sequence[int],
-                 views: Sequence[View], states: int = 0):  # fmt: skip
-        self.function = function
+    def __init__(self, written: _Written, row: _Row, shape: Sequence[int], views: Sequence[View],
+                 states: int = 0):  # fmt: skip
+        self.function = written.function
         self.kept: list[Array] = []  # constants, in memory
         self.leaves: list[Any] = []  # an array's number and an offset; or a pointer; or which word
         for leaf in row.leaves:
@@ -467,7 +519,7 @@ class Code:
             view = leaf.data if what == "index" else leaf.data[1]
             return view.strides[k]  # type: ignore[no-any-return]
 
-        self.ints = np.array([number(*i) for i in row.ints], np.int64)
+        self.ints = np.array([number(*i) for i in written.ints], np.int64)
         self.place = self.ints.ctypes.data
 
     def __call__(self, memory: Any, given: Sequence[Array], targets: Sequence[int]) -> None:
@@ -496,15 +548,17 @@ def writing(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View]
     try:
         if any(v.strides[-1] != 1 for v in views):
             raise NotWritten("results that do not lie along the rows")
-        return _written(shape, roots, views)
+        row = _Row(len(shape), roots)
+        written = _known(row.words, lambda: _writing(row, roots))
+        return Code(written, row, shape, views)
     except NotWritten:
         return None
 
 
-def _written(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View]) -> Code:
-    text, axes = _Text(), len(shape)
-    row = _Row(text, axes, roots)
-    steps = [[row.number("target", (n, k)) for k in range(axes - 1)] for n in range(len(views))]
+def _writing(row: _Row, roots: Sequence[Expr]) -> _Written:
+    text, axes = _Text(), row.axes
+    row.begins(text)
+    steps = [[row.number("target", (n, k)) for k in range(axes - 1)] for n in range(len(roots))]
     with ExitStack() as stack:
         outer = [stack.enter_context(text.loop(n)) for n in row.lengths[:-1]]
         row.begin(outer)
@@ -517,7 +571,7 @@ def _written(shape: tuple[int, ...], roots: Sequence[Expr], views: Sequence[View
         with text.loop(row.lengths[-1]) as j:
             for value, end, root in zip(row.values(j, roots), ends, roots, strict=True):
                 text.store(root.dtype, value, text.at(_llvm(root.dtype), end, j))
-    return Code(_function(text, row, len(roots), ""), row, shape, views)
+    return _Written(_function(text, row, len(roots), ""), tuple(row.ints))
 
 
 #: Reductions, and the ufunc by which two values become one.
@@ -558,7 +612,10 @@ def reducing(
             raise NotWritten("reductions")
         if not along and target.strides[-1] != 1:
             raise NotWritten("results that do not lie along the rows")
-        return _reducing(shape, roots, reductions, types, target, along, count, few)
+        row = _Row(len(shape), roots)
+        words = row.words, tuple([r.op for r in reductions]), tuple(types), along, few
+        written = _known(words, lambda: _reducing(row, roots, reductions, types, along, few))
+        return Code(written, row, shape, [target], count)
     except NotWritten:
         return None
 
@@ -587,11 +644,10 @@ def _lossy(op: str, dtype: DType, few: bool) -> bool:
     return op == "sum" and dtype == np.float64 and not few
 
 
-def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequence[Reduction],
-              types: Sequence[DType], target: View, along: bool, states: int,
-              few: bool) -> Code:  # fmt: skip
-    text, axes = _Text(), len(shape)
-    row = _Row(text, axes, roots)
+def _reducing(row: _Row, roots: Sequence[Expr], reductions: Sequence[Reduction],
+              types: Sequence[DType], along: bool, few: bool) -> _Written:  # fmt: skip
+    text, axes = _Text(), row.axes
+    row.begins(text)
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
     found, outs = [], 0
     for r, t in zip(reductions, types, strict=True):
@@ -638,7 +694,7 @@ def _reducing(shape: tuple[int, ...], roots: Sequence[Expr], reductions: Sequenc
     for s in found:
         s.finish(text, row)
     function = _function(text, row, outs, "\n".join(helpers.values()))
-    return Code(function, row, shape, [target], states)
+    return _Written(function, tuple(row.ints))
 
 
 class _State:

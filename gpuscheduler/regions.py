@@ -214,10 +214,19 @@ def settled(roots: Sequence[Expr], box: Box) -> list[Expr]:
     ([input0], [input1])
     """
     new: dict[int, Expr] = {}
-    for node in nodes(roots):
-        holds = truth_in(node.args[0], box) if node.op == "where" else None
-        if holds is not None:
-            new[id(node)] = new[id(node.args[1 if holds else 2])]
+    holds: dict[int, bool | None] = {}  # of choices, whether the first is chosen everywhere
+
+    def left(node: Expr) -> tuple[Expr, ...]:
+        if node.op != "where":
+            return node.args
+        if id(node) not in holds:
+            holds[id(node)] = truth_in(node.args[0], box)
+        first = holds[id(node)]
+        return node.args if first is None else (node.args[1 if first else 2],)
+
+    for node in nodes(roots, left):
+        if holds.get(id(node)) is not None:
+            new[id(node)] = new[id(left(node)[0])]
         elif any(new[id(a)] is not a for a in node.args):
             args = tuple([new[id(a)] for a in node.args])
             new[id(node)] = Expr(node.op, args, node.dtype, node.data)

@@ -313,6 +313,7 @@ def test_the_next_process_finds_it(always, monkeypatch, tmp_path):
         x = source(0, a.shape, "f8")
         for compiles in (True, False):
             monkeypatch.setattr(host_code, "_functions", {})
+            monkeypatch.setattr(host_code, "_written", {})
             blocks._plan.cache_clear()
             if not compiles:
                 monkeypatch.setattr(host_code, "_object", None)
@@ -332,6 +333,7 @@ def test_without_a_compiler_it_is_numpys(always, broken, monkeypatch, tmp_path):
 
     monkeypatch.setattr(host_code, broken, fails)
     monkeypatch.setattr(host_code, "_functions", {})
+    monkeypatch.setattr(host_code, "_written", {})
     with dask.config.set({"gpuscheduler.cache-directory": str(tmp_path)}):
         a = np.arange(70.0)
         x = source(0, a.shape, "f8")
@@ -415,6 +417,7 @@ def test_a_compilation_that_fails_late_leaves_a_compiler(always, monkeypatch, tm
     a = np.arange(70.0)
     x = source(0, a.shape, "f8")
     monkeypatch.setattr(host_code, "_functions", {})
+    monkeypatch.setattr(host_code, "_written", {})
     real = llvm.create_mcjit_compiler
 
     class Broken:

@@ -84,7 +84,7 @@ def _told_less(layer: Any) -> Blockwise | None:
     if arguments != places or len(places) < 3:
         return None
     (function, _), (names, _), (told, axes), *_ = layer.indices
-    dep = layer.io_deps.get(told)
+    dep = layer.io_deps.get(told) if isinstance(told, str) else None
     place = _place(function, names, dep, layer.task)
     if place is None:
         return None

@@ -52,6 +52,11 @@ class Batch:
         self.ready: dict[Any, Any] = {}  # what a device has prepared for such
         self._moved = -1
 
+    @property
+    def touched(self) -> int:
+        """Bytes that it reads and writes."""
+        return sum([f.touched for f in self.members])
+
     def known(self) -> bool:
         """Whether what was prepared still holds: where the arrays are is known by heart."""
         if self.chunks:

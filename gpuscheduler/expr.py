@@ -356,7 +356,7 @@ class Kernel:
             for node in every:
                 if node.op == "input":
                     readers = [n for n in of_lists if n.args[0] == node]
-                    along = _along([node, *readers])
+                    along = read_along([node, *readers])
                     touched = math.prod(n for k, n in enumerate(shape) if k in along)
                     total += touched * node.dtype.itemsize
         return total
@@ -373,7 +373,7 @@ class Kernel:
         return self.points * inner + math.prod(self.kept) * outer
 
 
-def _along(roots: Iterable[Expr]) -> set[int]:
+def read_along(roots: Iterable[Expr]) -> set[int]:
     """The axes along which what is read may differ."""
     views = [v for n in nodes(roots) if (v := view_of(n)) is not None]
     return {k for v in views for k, s in enumerate(v.strides) if s}

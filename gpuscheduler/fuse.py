@@ -57,7 +57,7 @@ from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referre
 from .grid import Tile
 from .kernel import unwritten
 from .persisted import Chunk
-from .regions import count_boxes, interior
+from .regions import bytes_touched, count_boxes, interior
 from .sizes import leaves, map_leaves
 from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 
@@ -162,6 +162,11 @@ class Fused:
     def copies(self) -> bool:
         """Whether it only copies parts of what it reads."""
         return all(r.op == "input" for k in self.program.kernels for r in k.roots)
+
+    @property
+    def touched(self) -> int:
+        """Bytes that it reads and writes."""
+        return sum([bytes_touched(k) for k in self.program.kernels])
 
     @property
     def array(self) -> tuple[tuple[int, ...], Any] | None:

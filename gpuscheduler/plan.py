@@ -444,6 +444,10 @@ def make_plan(
             strict=False,  # what repeats has no end
         )
     ]  # fmt: skip
+    for step in steps:
+        touched = getattr(step.task, "touched", None)  # of kernels, which read parts of arrays
+        if touched is not None:
+            step.seconds = seconds(touched)
     for key, operations in graph.operations.items():
         if key in index:
             step = steps[index[key]]

@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 
 import numpy as np
 
-from .expr import Expr, View, nodes
+from .expr import Expr, Kernel, View, nodes, read_along
 
 Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
 
+#: Boxes in which it is looked at what a kernel reads, at most.
+MOST_BOXES = 64
 #: Places along an axis that are looked at one by one where a comparison turns along others, too, at
 #: most; and how many points there are at each, at least.
 SHORT, PLACE_POINTS = 16, 2**12
@@ -233,3 +236,44 @@ def settled(roots: Sequence[Expr], box: Box) -> list[Expr]:
         else:
             new[id(node)] = node
     return [new[id(r)] for r in roots]
+
+
+def bytes_touched(kernel: Kernel) -> int:
+    """Bytes that a kernel reads and writes: of what it chooses by position the chosen part, and
+    elements that it reads at several offsets once. Computed once for each kernel.
+
+    >>> x = [Expr("input", (), "f8", (0, View(n, (1,)))) for n in (0, 1)]
+    >>> bytes_touched(Kernel((1000,), (Expr("subtract", tuple(x), "f8"),)))
+    16000
+    """
+    known = kernel.__dict__.get("bytes_touched")
+    if known is None:
+        known = kernel.__dict__["bytes_touched"] = sum(kernel.made) + sum(
+            _touched(roots, shape)
+            for roots, shape in (
+                ([r.arg for r in kernel.reductions], kernel.shape), (kernel.outputs, kernel.kept)
+            )
+        )  # fmt: skip
+    return int(known)
+
+
+def _touched(roots: Sequence[Expr], shape: tuple[int, ...]) -> int:
+    if 0 in shape or not roots:
+        return 0
+    ends = _ends_along(roots, shape)
+    if math.prod([len(places) - 1 for places in ends]) > MOST_BOXES:
+        ends = [[0, n] for n in shape]
+    total = 0
+    for box in product(*map(pairwise, ends)):
+        every = nodes(settled(roots, box))
+        of_lists = [n for n in every if n.op == "taken"]
+        most: dict[tuple[int, tuple[int, ...]], int] = {}  # bytes, by array and steps through it
+        for node in every:
+            if node.op == "input":
+                n, view = node.data
+                along = read_along([node, *[r for r in of_lists if r.args[0] == node]])
+                points = math.prod([b - a for k, (a, b) in enumerate(box) if k in along])
+                known = most.get((n, view.strides), 0)
+                most[n, view.strides] = max(known, points * node.dtype.itemsize)
+        total += sum(most.values())
+    return total

@@ -40,6 +40,7 @@ from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, ENDLESS, HOST, Machine
+from .order import better_ordered
 from .persisted import Chunk, Kept, Persisted, changes
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
@@ -928,7 +929,8 @@ def _placed(
     options: Options,
     merge: bool,
 ) -> tuple[Graph, Plan]:
-    """What is alike put together, and each step on its device."""
+    """What is alike put together, each step on its device, and where devices would wait for each
+    other another order."""
     apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
     try:
         plan = make_plan(graph, machine, home)
@@ -939,6 +941,8 @@ def _placed(
     for put_together in (added_up, batched) if merge and kind == "cuda" else ():
         if put_together(graph, plan):
             plan = make_plan(graph, machine, home)
+    if merge and kind == "cuda":
+        graph, plan = better_ordered(graph, plan, home)
     plan.reasons = graph.why
     return graph, plan
 

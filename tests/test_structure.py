@@ -73,6 +73,7 @@ ORDER = [
     "run",
     "timeline",
     "pretend",
+    "order",
     "workers",
     "spill",
     "direct",

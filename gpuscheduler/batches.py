@@ -15,6 +15,7 @@ from dask.core import flatten
 
 from .fuse import Fused
 from .graph import Graph, depth_first
+from .kernel import CLOSE
 from .persisted import Chunk
 from .plan import Plan
 from .siblings import Together, forget, read_together, rewire
@@ -25,7 +26,7 @@ Values = dict[Any, Any]
 #: Programs of one launch at most: several launches keep a device busy while the host goes on.
 MOST = 16
 #: Bytes of a result that is small.
-SMALL = 2**16
+SMALL = CLOSE
 #: Bytes of one that others may read: what one launch makes stays until all of it was read.
 MODEST = 2**21
 #: Bytes that a task may read of what others have made.

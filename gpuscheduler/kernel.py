@@ -74,6 +74,13 @@ MOST_COST = 1024
 KEPT_BYTES, LEAST_COLUMNS = 96 * 1024, 64
 #: Bytes of inputs of one thread at a time, beyond which it has no registers for them all: of 255.
 LATE_BYTES = 1000
+#: What each element of a vector may cost whose parts are read one by one: the code is there twice.
+#: And how long rows have to be.
+LOOSE_COST, LOOSE_LEAST = 256, 64
+#: Bytes of a result that lies directly behind those of other items of a launch, at most.
+CLOSE = 2**16
+#: Elements from one view to another of the same array, at most, whose common part is read once.
+BESIDE = 8
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
@@ -489,11 +496,12 @@ class _Generator:
                     self.within.append((k, low, high - low))
 
     def _inside(self, site: _Site) -> str:
-        """Whether a point lies in the core."""
+        """Whether a point, or a vector that begins there, lies in the core."""
         return " && ".join([
-            f"({self.count})({self._offset(self.axis_layout[k], site)} - ({self.int})"
-            f"{self.slot(('first', k), low)}) < {self.number(('within', k), length)}"
+            f"({self.count})({self._offset(n, site)} - ({self.int}){self.slot(('first', k), low)}) "
+            f"< {self.number(('within', k), max(length - self._fast(n) * (self.width - 1), 0))}"
             for k, low, length in self.within
+            for n in [self.axis_layout[k]]
         ])  # fmt: skip
 
     @property
@@ -701,12 +709,34 @@ class _Generator:
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
+        self.loose = self.width == 1 and self._may_be_loose(cost)
+        if self.loose:
+            self.width, self.times = min(4, 16 // max(2, *map(_size, self.outs))), 1
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
         self.late = self.late and not (columns or self.scanning)
         self.late = self.late and all(tree.guards[k] is None for k in tree.inputs)
         if self.late:
             self.width = self.times = 1
+
+    def _may_be_loose(self, cost: int) -> bool:
+        """Whether threads take neighbours side by side although what they read does not begin at
+        multiples of a vector, or ends within one: edges and shifts. They read it one by one then,
+        each element once, and write vectors."""
+        if self.reducing or self.across >= 0 or not self.aligned or cost > LOOSE_COST:
+            return False
+        main = self.tree if self.core is None else self.core
+        odd = any(n.op in (*RANDOM, "taken", "call") for tree in self.bodies for n in tree.nodes)
+        if odd or not main.inputs or not self.axes["k"] or self.axes["k"][-1].length < LOOSE_LEAST:
+            return False
+        sizes = [_size(c) for c in self.outs]
+        close = any(n * self.points <= CLOSE and n * self.points % 16 for n in sizes)
+        if self.kernel.strides is not None or max(sizes) > 8 or close:
+            return False
+        return all(
+            abs(self._fast(self.layout_of[main.letter, k])) <= 1 and main.guards[k] is None
+            for k in main.inputs
+        )
 
     def _panels(self) -> None:
         """Go through all rows of a part of the columns, then of the next part, where each row reads
@@ -959,11 +989,29 @@ class _Generator:
     def _pointer(self, tree: _Tree, k: int) -> str:
         node = tree.nodes[k]
         n, view = node.data
+        if self.loose and tree is self.bodies[-1]:
+            first, away = self._beside(tree, k)
+            if away:
+                name = f"p{tree.letter}{k}"
+                return f"const {STORED[node.code]}* const {name} = p{tree.letter}{first} + {away};"
         slot = self.slots.at(("input", tree.letter, k))
         self.pointers[slot] = n, view.offset * _size(node.code)
         return f"const {STORED[node.code]}* const p{tree.letter}{k} = " + (
             f"(const {STORED[node.code]}*)S({slot});"
         )
+
+    def _beside(self, tree: _Tree, k: int) -> tuple[int, int]:
+        """The first input that reads an array in the same steps as another does, little before it,
+        and how many elements it is away: what both read is then loaded once."""
+        (n, view), layout = tree.nodes[k].data, self.layout_of[tree.letter, k]
+        others = [
+            (i, view.offset - other.offset)
+            for i in tree.inputs
+            for m, other in [tree.nodes[i].data]
+            if m == n and self.layout_of[tree.letter, i] == layout
+        ]
+        near = [(i, away) for i, away in others if abs(away) <= BESIDE]
+        return min(near)
 
     def _hoisted(self, tree: _Tree, k: int, groups: Iterable[str]) -> bool:
         """Whether an input is the same for all points along these axes."""
@@ -975,7 +1023,7 @@ class _Generator:
         return (
             self.width > 1
             and tree in self.bodies
-            and self._fast(self.layout_of[tree.letter, k]) == 1
+            and abs(self._fast(self.layout_of[tree.letter, k])) == 1
         )
 
     def _kind(self, tree: _Tree, k: int) -> str:
@@ -1001,7 +1049,15 @@ class _Generator:
             kind = self._kind(tree, k)
             guard = tree.guards[k]
             check = f"if ({tree.letter}{guard}) " if guard is not None else ""
-            lines.append(f"{check}{target.replace('#', str(k))} = *(const {kind}*)({place});")
+            name = target.replace("#", str(k))
+            if self.loose and self._vector(tree, k):
+                sign = "+" if self._fast(layout) > 0 else "-"
+                lines += [
+                    "#pragma unroll",
+                    f"for (int e = 0; e < {self.width}; ++e) {name}.x[e] = ({place})[{sign}e];",
+                ]
+                continue
+            lines.append(f"{check}{name} = *(const {kind}*)({place});")
         return lines
 
     def _statements(
@@ -1238,7 +1294,58 @@ class _Generator:
 
     # ---- element-wise
 
+    def _loosely(self) -> list[str]:
+        """Vectors of the output, in which what is read lies anyhow. One that does not lie in one
+        row, or in the core, is taken apart."""
+        width, main = self.width, self.bodies[-1]
+        m = -(-self.points // width)
+        self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
+        lengths = self._lengths("k", 1)
+
+        def at(number: str, letter: str) -> tuple[list[str], _Site]:
+            coords, names = self._coordinates("k", lengths, number, letter)
+            return coords, _Site({("k", a): x for a, x in enumerate(names)}, {"k": number})
+
+        def body(tree: _Tree, site: _Site, number: str) -> list[str]:
+            inner, x = self._inner(tree), self._register(tree)
+            loads = self._scoped(self._loads(tree, inner, site, f"{x}#[0]"))
+            return [
+                *self._declared(tree, 1), *loads,
+                *self._stores(tree, site, f"({self.int}){number}", "0"),
+            ]  # fmt: skip
+
+        coords, site = at("j", "k")
+        whole = [self._inside(site)] if self.core is not None else []
+        if lengths[-1] % width:
+            last = self.number("whole", lengths[-1] - width + 1)
+            whole.append(f"({self.count}){site.coords['k', len(lengths) - 1]} < {last}")
+        fast = body(main, site, "j")
+        self.width = 1
+        inner, place = at("je", "ke")
+        slow = body(self.tree, place, "je")
+        self.width = width
+        if whole:
+            fast = [
+                f"if ({' && '.join(whole)}) {{", *fast, "} else {", "#pragma unroll 1",
+                f"for (int part = 0; part < {width}; ++part) {{",
+                f"const {self.count} je = j + part;", "if (je >= n) break;", *inner, *slow,
+                "}", "}",
+            ]  # fmt: skip
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} n = {self.number('n', self.points)}, m = {self.number('m', m)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+            *self._pointers(),
+            *self._before(_Site({}, {"k": "0"})),
+            f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < m; "
+            f"i += ({self.count})blocks * {THREADS}u) {{",
+            f"const {self.count} j = i * {width}u;", *coords, *fast,
+            "}",
+        ]  # fmt: skip
+
     def _elementwise(self) -> list[str]:
+        if self.loose:
+            return self._loosely()
         width = self.width
         n = self.points // width
         step = f"(({self.count})blocks * {THREADS}u)"

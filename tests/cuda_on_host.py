@@ -5,6 +5,7 @@ ones. Memory order and speed are not what a GPU's are; values are.
 """
 
 import ctypes
+import functools
 import hashlib
 import re
 import shutil
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscheduler.cuda_math import HALF
+from gpuscheduler.cuda_math import HALF, STORED
 from gpuscheduler.kernel import generate
 
+#: Bytes of the types that are stored.
+SIZES = {kind: int(short[1:]) for short, kind in STORED.items()}
 COMPILER = shutil.which("g++")
 HALF_ON_HOST = """
 static float half_value(unsigned short h) { _Float16 x; memcpy(&x, &h, 2); return (float)x; }
@@ -319,11 +322,35 @@ class Host:
         return outs
 
     def launched(self, made, items, blocks, count, one):
+        for slot, nbytes in vectors(made.source).items():
+            assert not (items[:count, slot] % nbytes).any(), "a vector does not begin at a multiple"
         with self.one_at_a_time:
             failed = self.function(made)(
                 items.ctypes.data_as(ctypes.c_void_p), blocks, count, one, self.stacks
             )
         assert not failed, "threads of a block wait at different barriers"
+
+
+@functools.cache
+def vectors(source):
+    """The slots of pointers through which vectors are read or written, and the bytes of these."""
+    found = {}
+    for slot_of, pattern in (
+        (
+            r"const (\w+)\* const (\w+) = \(const .*\*\)S\((\d+)\)",
+            r"\(const Vec<(.*), (\d+)>\*\)\((\w+) ",
+        ),
+        (
+            r"([\w ]+)\* const (\w+) = \((?!const).*\*\)S\((\d+)\)",
+            r"\*\(Vec<(.*), (\d+)>\*\)\((\w+) ",
+        ),
+    ):
+        slots = {name: int(slot) for _, name, slot in re.findall(slot_of, source)}
+        for kind, count, name in re.findall(pattern, source):
+            size = SIZES.get(kind, 16)
+            if name in slots:
+                found[slots[name]] = min(16, size * int(count))
+    return found
 
 
 def aligned(array, shift=0):

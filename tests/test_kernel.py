@@ -409,7 +409,9 @@ def test_vectors_are_loaded_where_rows_lie_beside_a_block():
     kernel = among(rows_beside, [(1, 4096, 1), (8192,)])
     assert "Vec<float, 4>" in generate(kernel).source
     kernel = among(rows_beside, [(1, 4096, 1), (8191,)])
-    assert "Vec<float, 4>" not in generate(kernel).source
+    source = generate(kernel).source
+    assert "*(const Vec<float, 4>*)" not in source  # but vectors are written
+    assert "*(Vec<float, 4>*)(q0" in source
 
 
 def test_a_few_points_are_no_interior():
@@ -453,6 +455,59 @@ def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(host, case):
         want = blocks.evaluate(kernel, arrays)
         got = host.run([kernel], [[aligned(a) for a in arrays]], processors=2)[0]
     k.same(got, want, kernel)
+
+
+@host_only
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(k.kernels())
+def test_any_kernel_computes_the_same_in_vectors_that_are_read_one_by_one(host, case):
+    kernel, arrays = case
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr("gpuscheduler.kernel.LOOSE_LEAST", 1)
+        patch.setattr("gpuscheduler.kernel.CLOSE", 0)
+        want = blocks.evaluate(kernel, arrays)
+        arrays = [aligned(a) for a in arrays]
+        for processors in (1, 2):
+            got = host.run([kernel], [arrays], processors=processors)[0]
+            k.same(got, want, kernel)
+
+
+def shifted(shape, *offsets, strides=None, dtype="f4"):
+    """What an array is at some places around each point, added up."""
+    strides = strides or (shape[1] + 8, 1)
+    terms = [Expr("input", (), dtype, (0, View(o, strides))) for o in offsets]
+    return Kernel(shape, (functools.reduce(lambda a, b: k.call("add", a, b), terms),))
+
+
+SHIFTED = {
+    "beside": shifted((70, 128), 0, 1, 2),
+    "odd rows": shifted((70, 131), 0, 1, 140),
+    "rows of one vector more": shifted((33, 65), 3, 4),
+    "backwards": shifted((40, 96), 5000, 5001, strides=(104, -1)),
+    "of doubles": shifted((70, 129), 0, 1, 2, dtype="f8"),
+    "of bytes": shifted((70, 131), 1, 4, dtype="u1"),
+}
+
+
+@host_only
+@pytest.mark.parametrize("name", list(SHIFTED))
+def test_vectors_of_what_lies_anyhow(host, name, monkeypatch):
+    """Each element is read once by a thread, however many views have it."""
+    monkeypatch.setattr("gpuscheduler.kernel.CLOSE", 0)
+    kernel = SHIFTED[name]
+    made = generate(kernel, processors=2)
+    assert "[+e]" in made.source or "[-e]" in made.source
+    array = aligned(np.random.default_rng(0).integers(0, 99, 20_000).astype(
+        kernel.outputs[0].dtype))  # fmt: skip
+    got = host.run([kernel], [[array]], processors=2)[0]
+    k.same(got, blocks.evaluate(kernel, [array]), kernel)
+
+
+def test_results_that_lie_directly_behind_each_other_are_written_one_by_one():
+    """Those of a launch of several: the second would not begin at a multiple of a vector."""
+    assert "Vec<" not in generate(shifted((70, 131), 0, 1)).source
+    assert "Vec<" in generate(shifted((72, 131), 0, 1)).source
+    assert "Vec<" in generate(shifted((700, 131), 0, 1)).source
 
 
 @host_only
@@ -708,7 +763,9 @@ def programs():
         "histogram": (k.histogram(shape, "f4", k.EDGES["even"]), "LDG.E.128"),
         "histogram, other bins": (k.histogram(shape, "f8", k.EDGES["growing"]), "LDG.E.128"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
-        "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)]), "LDG.E"),
+        "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)]), "STG.E.128"),
+        "neighbours, odd": (among(stencil, [(1, 4095, 1), (1, 8191, 1)]), "STG.E.128"),
+        "beside": (shifted((4096, 8191), 0, 1), "STG.E.128"),
         "rows beside": (among(rows_beside, [(1, 4096, 1), (8192,)]), "LDG.E.128"),
         "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
         "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),

@@ -497,12 +497,15 @@ class _Generator:
 
     def _inside(self, site: _Site) -> str:
         """Whether a point, or a vector that begins there, lies in the core."""
-        return " && ".join([
-            f"({self.count})({self._offset(n, site)} - ({self.int}){self.slot(('first', k), low)}) "
-            f"< {self.number(('within', k), max(length - self._fast(n) * (self.width - 1), 0))}"
-            for k, low, length in self.within
-            for n in [self.axis_layout[k]]
-        ])  # fmt: skip
+        checks = []
+        for k, low, length in self.within:
+            layout, width = self.axis_layout[k], self.width
+            begins = max(length - self._fast(layout) * (width - 1), 0)
+            checks.append(
+                f"({self.count})({self._offset(layout, site)} - ({self.int})"
+                f"{self.slot(('first', k), low)}) < {self.number(('within', k, width), begins)}"
+            )
+        return " && ".join(checks)
 
     @property
     def bodies(self) -> list[_Tree]:
@@ -1296,50 +1299,106 @@ class _Generator:
 
     def _loosely(self) -> list[str]:
         """Vectors of the output, in which what is read lies anyhow. One that does not lie in one
-        row, or in the core, is taken apart."""
+        row, or in the core, is taken apart; points beyond the core come first, by themselves, so
+        that lanes of a warp do the same."""
         width, main = self.width, self.bodies[-1]
         m = -(-self.points // width)
         self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
         lengths = self._lengths("k", 1)
-
-        def at(number: str, letter: str) -> tuple[list[str], _Site]:
-            coords, names = self._coordinates("k", lengths, number, letter)
-            return coords, _Site({("k", a): x for a, x in enumerate(names)}, {"k": number})
-
-        def body(tree: _Tree, site: _Site, number: str) -> list[str]:
-            inner, x = self._inner(tree), self._register(tree)
-            loads = self._scoped(self._loads(tree, inner, site, f"{x}#[0]"))
-            return [
-                *self._declared(tree, 1), *loads,
-                *self._stores(tree, site, f"({self.int}){number}", "0"),
-            ]  # fmt: skip
-
-        coords, site = at("j", "k")
+        coords, names = self._coordinates("k", lengths, "j", "k")
+        site = self._site(names, "j")
         whole = [self._inside(site)] if self.core is not None else []
         if lengths[-1] % width:
             last = self.number("whole", lengths[-1] - width + 1)
-            whole.append(f"({self.count}){site.coords['k', len(lengths) - 1]} < {last}")
-        fast = body(main, site, "j")
-        self.width = 1
-        inner, place = at("je", "ke")
-        slow = body(self.tree, place, "je")
-        self.width = width
+            whole.append(f"({self.count}){names[-1]} < {last}")
+        lines = self._at_once(main, site, "j")
         if whole:
-            fast = [
-                f"if ({' && '.join(whole)}) {{", *fast, "} else {", "#pragma unroll 1",
+            self.width = 1
+            inner, names = self._coordinates("k", lengths, "je", "ke")
+            place = self._site(names, "je")
+            check = [f"if (!({self._inside(place)})) continue;"] if self.core is not None else []
+            slow = [*inner, *check, *self._at_once(main, place, "je")]
+            self.width = width
+            lines = [
+                f"if ({' && '.join(whole)}) {{", *lines, "} else {", "#pragma unroll 1",
                 f"for (int part = 0; part < {width}; ++part) {{",
-                f"const {self.count} je = j + part;", "if (je >= n) break;", *inner, *slow,
-                "}", "}",
+                f"const {self.count} je = j + part;", "if (je >= n) break;", *slow, "}", "}",
             ]  # fmt: skip
+        first = f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < "
+        step = f"; i += ({self.count})blocks * {THREADS}u) {{"
         return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
             f"const {self.count} n = {self.number('n', self.points)}, m = {self.number('m', m)};",
             "if (n == 0 || blockIdx.x >= blocks) return;",
             *self._pointers(),
             *self._before(_Site({}, {"k": "0"})),
-            f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < m; "
-            f"i += ({self.count})blocks * {THREADS}u) {{",
-            f"const {self.count} j = i * {width}u;", *coords, *fast,
+            *self._beyond(lengths, first, step),
+            f"{first}m{step}",
+            f"const {self.count} j = i * {width}u;", *coords, *lines,
+            "}",
+        ]  # fmt: skip
+
+    @staticmethod
+    def _site(names: Sequence[str], number: str) -> _Site:
+        """The point that is called so."""
+        return _Site({("k", a): x for a, x in enumerate(names)}, {"k": number})
+
+    def _at_once(self, tree: _Tree, site: _Site, number: str) -> list[str]:
+        """Load what a vector of points needs, compute it and write it."""
+        loads = self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[0]")
+        return [
+            *self._declared(tree, 1),
+            *self._scoped(loads),
+            *self._stores(tree, site, f"({self.int}){number}", "0"),
+        ]
+
+    def _beyond(self, lengths: Sequence[int], first: str, step: str) -> list[str]:
+        """What is computed of the points that are not in the core: slabs before and behind it along
+        one axis after the other."""
+        if self.core is None:
+            return []
+        low, high = [0] * len(lengths), list(lengths)
+        cut = []
+        for k, start, length in self.within:
+            (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], "k")) if s]
+            low[a], high[a] = start, start + length
+            cut.append(a)
+        total, counted, places = 0, [], []
+        begin, sizes = [0] * len(lengths), list(lengths)  # of what is left
+        for a in sorted(cut):
+            for start, size in ((0, low[a]), (high[a], lengths[a] - high[a])):
+                slab = [*sizes[:a], size, *sizes[a + 1 :]]
+                counted.append(math.prod(slab))
+                total += counted[-1]
+                where = []
+                for x in range(len(lengths) - 1, -1, -1):
+                    at = self.number(("begin", a, x, x == a and start > 0),
+                                     start if x == a else begin[x])  # fmt: skip
+                    length = self.number(("slab", a, x, x == a and start > 0), slab[x])
+                    where.append(f"ke{x} = ({self.int})({at} + rest % {length});")
+                    if x:
+                        where.append(f"rest /= {length};")
+                places.append(where)
+            begin[a], sizes[a] = low[a], high[a] - low[a]
+        chosen = []
+        for n, (count, where) in enumerate(zip(counted, places, strict=True)):
+            many = self.number(("beyond", n), count)
+            chosen += [f"if (rest < {many}) {{", *where, "break;", "}", f"rest -= {many};"]
+        linear = "ke0"
+        for n in range(1, len(lengths)):
+            size = self.number(("length", "k", "", n), lengths[n])
+            linear = f"(({self.count}){linear} * {size} + ke{n})"
+        width, self.width = self.width, 1
+        names = [f"ke{n}" for n in range(len(lengths))]
+        lines = self._at_once(self.tree, self._site(names, "je"), "je")
+        self.width = width
+        return [
+            f"{first}{self.number('beyond', total)}{step}",
+            f"{self.count} rest = i;",
+            f"{self.int} {', '.join(f'{x} = 0' for x in names)};",
+            "do {", *chosen, "} while (0);",
+            f"const {self.count} je = {linear};",
+            *lines,
             "}",
         ]  # fmt: skip
 

@@ -77,6 +77,8 @@ LATE_BYTES = 1000
 #: What each element of a vector may cost whose parts are read one by one: the code is there twice.
 #: And how long rows have to be.
 LOOSE_COST, LOOSE_LEAST = 256, 64
+#: Points of one result from which on whole blocks of threads go along them.
+MANY_STEPS = 2**14
 #: Bytes of a result that lies directly behind those of other items of a launch, at most.
 CLOSE = 2**16
 #: Elements from one view to another of the same array, at most, whose common part is read once.
@@ -141,9 +143,11 @@ class Generated:
     calls: tuple[Call, ...] = ()  # what the source needs beside itself
 
 
-def generate(kernel: Kernel, aligned: bool = True, processors: int = 132) -> Generated:
+def generate(
+    kernel: Kernel, aligned: bool = True, processors: int = 132, writes: bool | None = None
+) -> Generated:
     """The CUDA reading of a kernel, for arrays of which each begins at a multiple of 16 bytes
-    (`aligned`), on a device with so many processors.
+    (`aligned`), or at least those that it makes (`writes`), on a device with so many processors.
 
     >>> from gpuscheduler.expr import constant, source
     >>> def add(x, y):
@@ -153,7 +157,8 @@ def generate(kernel: Kernel, aligned: bool = True, processors: int = 132) -> Gen
     >>> small.source == large.source, small.blocks, large.blocks
     (True, 1, 256)
     """
-    return _Generator(_without_sums(kernel), aligned, processors).generated()
+    writes = aligned if writes is None else writes
+    return _Generator(_without_sums(kernel), aligned, processors, writes).generated()
 
 
 def _without_sums(kernel: Kernel) -> Kernel:
@@ -424,8 +429,9 @@ class _Site:
 
 
 class _Generator:
-    def __init__(self, kernel: Kernel, aligned: bool, processors: int):
+    def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
+        self.writes = writes  # whether its outputs begin at multiples of a vector
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.slots = _Slots()
         self.constants = 0  # among them
@@ -714,7 +720,7 @@ class _Generator:
         self.times = times if tree.inputs else 1
         self.loose = self.width == 1 and self._may_be_loose(cost)
         if self.loose:
-            self.width, self.times = min(4, 16 // max(2, *map(_size, self.outs))), 1
+            self.width, self.times = self._loose_width(), 1
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
         self.late = self.late and not (columns or self.scanning)
@@ -726,27 +732,39 @@ class _Generator:
         """Whether threads take neighbours side by side although what they read does not begin at
         multiples of a vector, or ends within one: edges and shifts. They read it one by one then,
         each element once, and write vectors."""
-        if self.reducing or self.across >= 0 or not self.aligned or cost > LOOSE_COST:
+        if self.across >= 0 or cost > LOOSE_COST or self.scanning or self.kernel.counts:
             return False
-        main = self.tree if self.core is None else self.core
-        odd = any(n.op in (*RANDOM, "taken", "call") for tree in self.bodies for n in tree.nodes)
-        if odd or not main.inputs or not self.axes["k"] or self.axes["k"][-1].length < LOOSE_LEAST:
+        main, axes = self.bodies[-1], self.axes[self.along]
+        if any(n.op in (*RANDOM, "taken", "call") for tree in self.bodies for n in tree.nodes):
+            return False
+        if not main.inputs or not axes or axes[-1].length < LOOSE_LEAST:
             return False
         sizes = [_size(c) for c in self.outs]
-        close = any(n * self.points <= CLOSE and n * self.points % 16 for n in sizes)
-        if self.kernel.strides is not None or max(sizes) > 8 or close:
+        if self.reducing:  # to one result, in whatever order
+            fits = self.points == 1 and self.reach > MANY_STEPS
+        elif self.out_layout >= 0:
+            fits = self._even_rows(self._loose_width())
+        else:
+            fits = not any(n * self.points <= CLOSE and n * self.points % 16 for n in sizes)
+        if not fits or not (self.reducing or (self.writes and max(sizes) <= 8)):
             return False
         return all(
             abs(self._fast(self.layout_of[main.letter, k])) <= 1 and main.guards[k] is None
             for k in main.inputs
         )
 
+    def _loose_width(self) -> int:
+        main = self.bodies[-1]
+        sizes = [_size(main.nodes[k].code) for k in main.inputs]
+        sizes += [_size(c) for c in self.outs if not self.reducing]
+        return max(2, min(4, 16 // max(sizes)))
+
     def _panels(self) -> None:
         """Go through all rows of a part of the columns, then of the next part, where each row reads
         what is the same in all: of so many columns that this stays in a multiprocessor's cache."""
         axes, tree = self.axes["r"], self.tree
         whole = self.reducing and self.points == 1 and not (self.scanning or self.kernel.counts)
-        if not whole or self.across >= 0 or len(axes) < 2 or axes[0].length == 0:
+        if not whole or self.across >= 0 or len(axes) < 2 or axes[0].length == 0 or self.loose:
             return
         odd = any(n.op in (*RANDOM, "taken") for n in tree.nodes)
         if odd or any(tree.guards[k] is not None for k in tree.inputs):
@@ -786,12 +804,16 @@ class _Generator:
             others.remove(1)
             if any(s * size % whole for s in (*others, node.data[1].offset)):
                 return False
-        if self.kernel.strides is not None:
-            others = self._strides(self.out_layout, "k") + self._strides(self.out_layout, "r")
-            others.remove(1)
-            sizes = [_size(c) for c in self.outs]
-            return not any(s * n % min(16, width * n) for n in sizes for s in others)
-        return True
+        return self.kernel.strides is None or self._even_rows(width)
+
+    def _even_rows(self, width: int) -> bool:
+        """Whether each row of the outputs begins at a multiple of such a vector."""
+        others = self._strides(self.out_layout, "k") + self._strides(self.out_layout, "r")
+        if self._fast(self.out_layout) != 1:
+            return False
+        others.remove(1)
+        sizes = [_size(c) for c in self.outs]
+        return not any(s * n % min(16, width * n) for n in sizes for s in others)
 
     def _small(self) -> None:
         """Whether 32 bits are enough to count points and elements."""
@@ -1298,108 +1320,130 @@ class _Generator:
     # ---- element-wise
 
     def _loosely(self) -> list[str]:
-        """Vectors of the output, in which what is read lies anyhow. One that does not lie in one
-        row, or in the core, is taken apart; points beyond the core come first, by themselves, so
-        that lanes of a warp do the same."""
-        width, main = self.width, self.bodies[-1]
-        m = -(-self.points // width)
+        """Vectors of the output, in which what is read lies anyhow."""
+        m = -(-self.points // self.width)
+        if self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
+            *rows, last = self._lengths("k", 1)
+            m = math.prod(rows) * -(-last // self.width)
         self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
-        lengths = self._lengths("k", 1)
-        coords, names = self._coordinates("k", lengths, "j", "k")
-        site = self._site(names, "j")
-        whole = [self._inside(site)] if self.core is not None else []
-        if lengths[-1] % width:
-            last = self.number("whole", lengths[-1] - width + 1)
-            whole.append(f"({self.count}){names[-1]} < {last}")
-        lines = self._at_once(main, site, "j")
-        if whole:
-            self.width = 1
-            inner, names = self._coordinates("k", lengths, "je", "ke")
-            place = self._site(names, "je")
-            check = [f"if (!({self._inside(place)})) continue;"] if self.core is not None else []
-            slow = [*inner, *check, *self._at_once(main, place, "je")]
-            self.width = width
-            lines = [
-                f"if ({' && '.join(whole)}) {{", *lines, "} else {", "#pragma unroll 1",
-                f"for (int part = 0; part < {width}; ++part) {{",
-                f"const {self.count} je = j + part;", "if (je >= n) break;", *slow, "}", "}",
-            ]  # fmt: skip
-        first = f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < "
-        step = f"; i += ({self.count})blocks * {THREADS}u) {{"
+
+        def use(tree: _Tree, site: _Site, number: str) -> list[str]:
+            if self.out_layout < 0:
+                return self._stores(tree, site, f"({self.int}){number}", "0")
+            place = f"const {self.int} to = {self._offset(self.out_layout, site)};"
+            return [place, *self._stores(tree, site, "to", "0")]
+
+        first, step = f"blockIdx.x * {THREADS}u + threadIdx.x", f"({self.count})blocks * {THREADS}u"
         return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
             f"const {self.count} n = {self.number('n', self.points)}, m = {self.number('m', m)};",
             "if (n == 0 || blockIdx.x >= blocks) return;",
             *self._pointers(),
             *self._before(_Site({}, {"k": "0"})),
-            *self._beyond(lengths, first, step),
-            f"{first}m{step}",
-            f"const {self.count} j = i * {width}u;", *coords, *lines,
-            "}",
+            *self._anyhow("k", _Site({}), use, (first, "m", step), (first, step)),
         ]  # fmt: skip
 
-    @staticmethod
-    def _site(names: Sequence[str], number: str) -> _Site:
-        """The point that is called so."""
-        return _Site({("k", a): x for a, x in enumerate(names)}, {"k": number})
+    def _anyhow(
+        self, group: str, base: _Site, use: Callable[[_Tree, _Site, str], list[str]],
+        vectors: tuple[str, str, str], others: tuple[str, str],
+    ) -> list[str]:  # fmt: skip
+        """Loops over the vectors of the `n` points of a group of axes, `vectors` being a thread's
+        first one, past its last one, and from one to the next. What they read lies anyhow. A vector
+        that does not lie in one row, or in the core, is taken apart. Points beyond the core come
+        before, by themselves, so that lanes of a warp do the same: `others` are a thread's first
+        one of these, and from one to the next."""
+        width, main = self.width, self.bodies[-1]
+        lengths = self._lengths(group, 1)
 
-    def _at_once(self, tree: _Tree, site: _Site, number: str) -> list[str]:
-        """Load what a vector of points needs, compute it and write it."""
-        loads = self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[0]")
-        return [
-            *self._declared(tree, 1),
-            *self._scoped(loads),
-            *self._stores(tree, site, f"({self.int}){number}", "0"),
-        ]
+        def site(names: Sequence[str], number: str) -> _Site:
+            coords = {(group, a): x for a, x in enumerate(names)}
+            return _Site(base.coords | coords, base.linear | ({group: number} if number else {}))
 
-    def _beyond(self, lengths: Sequence[int], first: str, step: str) -> list[str]:
-        """What is computed of the points that are not in the core: slabs before and behind it along
+        def point(tree: _Tree, place: _Site, number: str) -> list[str]:
+            loads = self._loads(tree, self._inner(tree), place, f"{self._register(tree)}#[0]")
+            return [*self._declared(tree, 1), *self._scoped(loads), *use(tree, place, number)]
+
+        def loop(start: str, end: str, step: str, lines: list[str]) -> list[str]:
+            head = f"for ({self.count} i = {start}; i < {end}; i += {step}) {{"
+            return [head, *lines, "}"]
+
+        by_row = group == "k" and self.out_layout >= 0
+        if by_row:
+            number, many = "", -(-lengths[-1] // width)
+            coords, names = self._coordinates(
+                group, [*lengths[:-1], many], "i", "k", width, "rows"
+            )  # fmt: skip
+        else:
+            number = "j"
+            coords, names = self._coordinates(group, lengths, "j", "k")
+            coords.insert(0, f"const {self.count} j = i * {width}u;")
+        here = site(names, number)
+        whole = [self._inside(here)] if self.core is not None else []
+        if lengths[-1] % width:
+            most = self.number("whole", lengths[-1] - width + 1)
+            whole.append(f"({self.count}){names[-1]} < {most}")
+        lines = point(main, here, number)
+        beyond: list[str] = []
+        self.width = 1
+        if whole:
+            if by_row:
+                end = self.number(("length", group, "", len(lengths) - 1), lengths[-1])
+                inner = [
+                    f"const {self.int} ke = {names[-1]} + one;", f"if (ke >= {end}) break;"
+                ]  # fmt: skip
+                place = site([*names[:-1], "ke"], "")
+            else:
+                inner, others_ = self._coordinates(group, lengths, "je", "ke")
+                inner[:0] = [f"const {self.count} je = j + one;", "if (je >= n) break;"]
+                place = site(others_, "je")
+            check = [f"if (!({self._inside(place)})) continue;"] if self.core is not None else []
+            lines = [
+                f"if ({' && '.join(whole)}) {{", *lines, "} else {", "#pragma unroll 1",
+                f"for (int one = 0; one < {width}; ++one) {{",
+                *inner, *check, *point(main, place, "je"), "}", "}",
+            ]  # fmt: skip
+        if self.core is not None:
+            names = [f"ke{n}" for n in range(len(lengths))]
+            total, found = self._beyond(group, lengths)
+            found += point(self.tree, site(names, "je"), "je")
+            beyond = loop(others[0], total, others[1], found)
+        self.width = width
+        return [*beyond, *loop(*vectors, [*coords, *lines])]
+
+    def _beyond(self, group: str, lengths: Sequence[int]) -> tuple[str, list[str]]:
+        """How many points are not in the core, and statements that find one by its number i: its
+        coordinates, and its number among all. They lie in slabs before and behind the core along
         one axis after the other."""
-        if self.core is None:
-            return []
-        low, high = [0] * len(lengths), list(lengths)
-        cut = []
+        cut = {}
         for k, start, length in self.within:
-            (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], "k")) if s]
-            low[a], high[a] = start, start + length
-            cut.append(a)
-        total, counted, places = 0, [], []
+            (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], group)) if s]
+            cut[a] = start, start + length
+        total, chosen = 0, []
         begin, sizes = [0] * len(lengths), list(lengths)  # of what is left
-        for a in sorted(cut):
-            for start, size in ((0, low[a]), (high[a], lengths[a] - high[a])):
-                slab = [*sizes[:a], size, *sizes[a + 1 :]]
-                counted.append(math.prod(slab))
-                total += counted[-1]
-                where = []
+        for a, (low, high) in sorted(cut.items()):
+            for behind, (start, size) in enumerate(((0, low), (high, lengths[a] - high))):
+                where, slab = [], [*sizes[:a], size, *sizes[a + 1 :]]
                 for x in range(len(lengths) - 1, -1, -1):
-                    at = self.number(("begin", a, x, x == a and start > 0),
-                                     start if x == a else begin[x])  # fmt: skip
-                    length = self.number(("slab", a, x, x == a and start > 0), slab[x])
-                    where.append(f"ke{x} = ({self.int})({at} + rest % {length});")
+                    at, length = start if x == a else begin[x], slab[x]
+                    word = a, x, behind and x == a
+                    from_ = self.number(("from", *word), at)
+                    where.append(f"ke{x} = ({self.int})({from_} + rest % ")
+                    where[-1] += f"{self.number(('slab', *word), length)});"
                     if x:
-                        where.append(f"rest /= {length};")
-                places.append(where)
-            begin[a], sizes[a] = low[a], high[a] - low[a]
-        chosen = []
-        for n, (count, where) in enumerate(zip(counted, places, strict=True)):
-            many = self.number(("beyond", n), count)
-            chosen += [f"if (rest < {many}) {{", *where, "break;", "}", f"rest -= {many};"]
+                        where.append(f"rest /= {self.number(('slab', *word), length)};")
+                many = self.number(("beyond", a, behind), math.prod(slab))
+                chosen += [f"if (rest < {many}) {{", *where, "break;", "}", f"rest -= {many};"]
+                total += math.prod(slab)
+            begin[a], sizes[a] = low, high - low
         linear = "ke0"
         for n in range(1, len(lengths)):
-            size = self.number(("length", "k", "", n), lengths[n])
-            linear = f"(({self.count}){linear} * {size} + ke{n})"
-        width, self.width = self.width, 1
-        names = [f"ke{n}" for n in range(len(lengths))]
-        lines = self._at_once(self.tree, self._site(names, "je"), "je")
-        self.width = width
-        return [
-            f"{first}{self.number('beyond', total)}{step}",
+            whole = self.number(("length", group, "", n), lengths[n])
+            linear = f"(({self.count}){linear} * {whole} + ke{n})"
+        return self.number("beyond", total), [
             f"{self.count} rest = i;",
-            f"{self.int} {', '.join(f'{x} = 0' for x in names)};",
+            f"{self.int} {', '.join(f'ke{n} = 0' for n in range(len(lengths)))};",
             "do {", *chosen, "} while (0);",
             f"const {self.count} je = {linear};",
-            *lines,
-            "}",
         ]  # fmt: skip
 
     def _elementwise(self) -> list[str]:
@@ -1574,7 +1618,7 @@ class _Generator:
         """How a reduction is divided: results of a block at a time, lanes for each of them, how
         many blocks share these, and how many steps each of them does."""
         rows = self.rows
-        steps = self.reach // self.width if rows else self.reach
+        steps = -(-self.reach // self.width) if rows else self.reach
         results_ = self.points if rows else self.points // self.width
         if self.across >= 0:
             steps = self._tile_count("r")
@@ -1616,7 +1660,7 @@ class _Generator:
         width = self.width
         self.wide = self.rows and self._is_wide()
         side, lanes, share, long = self._shares()
-        steps = self.reach // width if self.rows else self.reach
+        steps = -(-self.reach // width) if self.rows else self.reach
         if self.across >= 0:
             steps = self._tile_count("r")
         self.held = 1 if self.rows else width  # results of one thread
@@ -1757,6 +1801,16 @@ class _Generator:
     def _accumulated(self, site: _Site, shared: bool) -> list[str]:
         """The loop along the reduced axes."""
         width = self.width if self.rows else 1
+        if self.loose:
+            first = f"({self.count})part * long_"
+            return [
+                f"const {self.count} n = {self.number('n', self.reach)}, begin = {first};",
+                f"const {self.count} end = steps < begin + long_ ? steps : begin + long_;",
+                *self._anyhow(
+                    "r", site, lambda tree, place, _: self._taken(tree, place, "0"),
+                    ("begin + y", "end", "lanes"), ("part * lanes + y", "share * lanes"),
+                ),
+            ]  # fmt: skip
         if self.across >= 0:
             self.times = 4
 
@@ -1799,7 +1853,9 @@ class _Generator:
                 step = self._fast(self.position) if self.rows else 0
                 name = "stride", self.position, self.along, len(self.axes[self.along]) - 1
                 extra = ", at, " + (self._times("1", step, name, True) if step else "0")
-            elif op == "moment" and self.across < 0:  # the vectors of a step are there in order
+            elif (
+                op == "moment" and self.across < 0 and not self.loose
+            ):  # the vectors of a step are there in order
                 extra = ", u == 0"
             kind = TYPES[short]
             if op == "histogram":
@@ -1932,7 +1988,7 @@ class _Generator:
         put together, also where they have no points."""
         width, c = self.width, self.count
         self.held = 1 if self.rows else width  # lines of one thread
-        steps = self.reach // width if self.rows else self.reach
+        steps = -(-self.reach // width) if self.rows else self.reach
         results_ = self.points // self.held
         lanes = min(32, _power_above(steps)) if self.rows else 1
         groups = -(-results_ // (THREADS // lanes))

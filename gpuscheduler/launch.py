@@ -87,6 +87,11 @@ class Workspace:
         return int(self.counters.data.ptr)
 
 
+#: Whether all arrays of a kernel begin at multiples of 16 bytes, and whether those it makes do.
+Aligned = tuple[bool, bool]
+ALIGNED: Aligned = (True, True)
+
+
 class Room:
     """Memory for small arrays that are made together: one copy takes them all elsewhere."""
 
@@ -116,9 +121,9 @@ class Kernels:
         self._cubins: dict[tuple[str, str, bool], bytes] = {}
         self._loaded: dict[tuple[str, int, bool], Any] = {}
         self._texts: dict[
-            tuple[int, int, bool], tuple[Program, Program, list[Generated]]
+            tuple[int, int, Aligned], tuple[Program, Program, list[Generated]]
         ] = {}  # what was given, what is run, and its kernels
-        self._prepared: dict[tuple[int, int, bool, bool], tuple[Program, Ready]] = {}
+        self._prepared: dict[tuple[int, int, Aligned, bool], tuple[Program, Ready]] = {}
         self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
@@ -142,11 +147,10 @@ class Kernels:
         if not arrays and fused.kind != "cupy.ndarray":
             return fused(values)
         pointers = [a.data.ptr for a in arrays]
-        aligned = not any(p % 16 for p in pointers)
-        if into is not None:
-            aligned = aligned and not into.data.ptr % 16
+        writes = into is None or not into.data.ptr % 16
+        aligned = writes and not any(p % 16 for p in pointers)
         try:
-            ready = self.ready(program, device, aligned, single=True)
+            ready = self.ready(program, device, (aligned, writes), single=True)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return fused.original(values)
@@ -186,7 +190,7 @@ class Kernels:
             ):
                 return tuple([self.run(f, values, device, work) for f in batch.members])
             try:
-                ready = self.ready(first.program, device, aligned, single=False)
+                ready = self.ready(first.program, device, (aligned, True), single=False)
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
                 return tuple([f.original(values) for f in batch.members])
@@ -325,10 +329,10 @@ class Kernels:
             ):
                 continue
             seen.add((id(first.program), single))
-            if (id(first.program), device, True, single) in self._prepared:
+            if (id(first.program), device, ALIGNED, single) in self._prepared:
                 continue
             with suppress(NotGenerated):
-                for made in self._written(first.program, device, True)[1]:
+                for made in self._written(first.program, device, ALIGNED)[1]:
                     if (made.source, single) in missing:
                         continue
                     if self._found(made, arch, single) is None:
@@ -336,7 +340,7 @@ class Kernels:
         return [(made, single) for (_, single), made in missing.items()]
 
     def _written(
-        self, given: Program, device: int, aligned: bool
+        self, given: Program, device: int, aligned: Aligned
     ) -> tuple[Program, list[Generated]]:
         """The program as it is run, and its kernels' text."""
         key = id(given), device, aligned
@@ -346,11 +350,11 @@ class Kernels:
                 self._texts.clear()
             processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
             program = hoisted(prepared(given, divided))
-            made = [generate(k, aligned, processors) for k in program.kernels]
+            made = [generate(k, aligned[0], processors, aligned[1]) for k in program.kernels]
             found = self._texts[key] = given, program, made
         return found[1:]
 
-    def ready(self, given: Program, device: int, aligned: bool, single: bool) -> Ready:
+    def ready(self, given: Program, device: int, aligned: Aligned, single: bool) -> Ready:
         """Its kernels: those that take a `single` item, or those that take many."""
         key = id(given), device, aligned, single
         found = self._prepared.get(key)

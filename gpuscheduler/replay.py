@@ -548,13 +548,14 @@ class Recorder:
         single = type(task) is Fused
         members: list[Fused] = task.members if type(task) is Batch else [task]  # type: ignore[list-item]
         read, aligned = self._read(place, step, members, held)
-        first, part = members[0], None
+        first, part, writes = members[0], None, True
         if self.rooms is not None and i in self.rooms.tasks:
             first, part = self.rooms.tasks[i], self.rooms.at(i)
-            aligned = aligned and not part % 16
+            writes = not part % 16
         if self.kernels.broken(first.program) or (not first.names and first.kind != "cupy.ndarray"):
             raise Unfit
-        ready = self.kernels.ready(first.program, lane.device, aligned, single)
+        every = aligned and writes
+        ready = self.kernels.ready(first.program, lane.device, (every, writes), single)
         given, count = ready.program.inputs, len(members)
         wanted = i in self.wanted
         sizes, which, within = _memory(ready, count, single, wanted, part)

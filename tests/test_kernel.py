@@ -379,6 +379,8 @@ NEIGHBOURS = {
 OVER = {
     "no sum": lambda x: x,
     "sum": lambda x: x.sum(),
+    "std of all": lambda x: x.std(),
+    "argmax of all": lambda x: x.argmax(),
     "std": lambda x: x.std(axis=0),
     "argmin": lambda x: x.argmin(axis=-1),
     "max of rows": lambda x: x.max(axis=-1),
@@ -386,10 +388,14 @@ OVER = {
 
 
 @host_only
+@pytest.mark.parametrize("vectors", [False, True])
 @pytest.mark.parametrize("over", list(OVER))
 @pytest.mark.parametrize("case", list(NEIGHBOURS))
-def test_a_block_among_its_neighbours(host, case, over):
+def test_a_block_among_its_neighbours(host, case, over, vectors, monkeypatch):
     """Away from the edges a kernel knows which block it reads, and asks no more."""
+    if vectors:
+        for name, value in (("LOOSE_LEAST", 1), ("CLOSE", 0), ("MANY_STEPS", 1024)):
+            monkeypatch.setattr(f"gpuscheduler.kernel.{name}", value)
     function, lengths = NEIGHBOURS[case]
     kernel = among(function, lengths, "f8", OVER[over])
     rng = np.random.default_rng(0)
@@ -465,6 +471,7 @@ def test_any_kernel_computes_the_same_in_vectors_that_are_read_one_by_one(host, 
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         patch.setattr("gpuscheduler.kernel.LOOSE_LEAST", 1)
         patch.setattr("gpuscheduler.kernel.CLOSE", 0)
+        patch.setattr("gpuscheduler.kernel.MANY_STEPS", 1024)
         want = blocks.evaluate(kernel, arrays)
         arrays = [aligned(a) for a in arrays]
         for processors in (1, 2):
@@ -499,6 +506,13 @@ def test_vectors_of_what_lies_anyhow(host, name, monkeypatch):
     assert "[+e]" in made.source or "[-e]" in made.source
     array = aligned(np.random.default_rng(0).integers(0, 99, 20_000).astype(
         kernel.outputs[0].dtype))  # fmt: skip
+    got = host.run([kernel], [[array]], processors=2)[0]
+    k.same(got, blocks.evaluate(kernel, [array]), kernel)
+    monkeypatch.setattr("gpuscheduler.kernel.MANY_STEPS", 1024)
+    (root,) = kernel.outputs
+    kernel = k.reduced(root, kernel.shape, (0, 1), "sum", "max", "argmin")
+    made = generate(kernel, processors=2)
+    assert "[+e]" in made.source or "[-e]" in made.source
     got = host.run([kernel], [[array]], processors=2)[0]
     k.same(got, blocks.evaluate(kernel, [array]), kernel)
 

@@ -1,0 +1,79 @@
+"""Edges and shifts: what vectors of the output read lies anyhow."""
+
+import dask.array as da
+import numpy as np
+import pytest
+
+from gpuscheduler import Scheduler, kernel
+
+cupy = pytest.importorskip("cupy")
+
+
+def neighbours(b):
+    return b[:-2, 1:-1] + b[2:, 1:-1] + b[1:-1, :-2] + b[1:-1, 2:] - 4 * b[1:-1, 1:-1]
+
+
+def around(x, function):
+    return da.map_overlap(
+        function, x, depth=1, boundary="periodic", trim=False, dtype=x.dtype, meta=x._meta
+    )
+
+
+def smoothed(x):
+    def mean(b):
+        rows = cupy.roll(b, 1, 0) + cupy.roll(b, -1, 0)
+        return (b + rows + cupy.roll(b, 1, 1) + cupy.roll(b, -1, 1)) / 5
+
+    return da.map_overlap(mean, x, depth=1, boundary="reflect", dtype=x.dtype, meta=x._meta)
+
+
+PROGRAMS = {
+    "neighbours": lambda x: around(x, neighbours),
+    "two steps": lambda x: around(around(x, neighbours), neighbours),
+    "trimmed": smoothed,
+    "rows": lambda x: x[1:] - x[:-1],
+    "columns": lambda x: x[:, 1:] > x[:, :-1],
+    "backwards": lambda x: x[::-1, ::-1] * 2 + 1,
+    "moving": lambda x: (x[:, 2:] + x[:, 1:-1] + x[:, :-2]) / 3,
+    "norm": lambda x: (around(x, neighbours) ** 2).sum(),
+    "spread": lambda x: around(x, neighbours).std(),
+    "furthest": lambda x: around(x, neighbours).argmax(),
+    "mean of differences": lambda x: (x[1:, 1:] - x[:-1, :-1]).mean(),
+}
+
+
+@pytest.fixture(params=["vectors", "as chosen"])
+def chosen(request, monkeypatch):
+    if request.param == "vectors":
+        for name, value in (("LOOSE_LEAST", 1), ("CLOSE", 2**10), ("MANY_STEPS", 1024)):
+            monkeypatch.setattr(kernel, name, value)
+        monkeypatch.setattr("gpuscheduler.batches.SMALL", 2**10)
+        monkeypatch.setattr("gpuscheduler.launch.SMALL", 2**10)
+        monkeypatch.setattr("gpuscheduler.replay.SMALL", 2**10)
+        monkeypatch.setattr("gpuscheduler.replay.LEAST_WHOLE", 0)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u1"])
+@pytest.mark.parametrize("chunks", [64, 77])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_values(devices, program, chunks, dtype, chosen):
+    """As blocks, in one array, and when the run is repeated by heart."""
+    values = np.random.default_rng(0).integers(0, 99, (3 * chunks, 3 * chunks)).astype(dtype)
+    if dtype == "u1" and program in ("trimmed", "moving", "spread"):
+        values = values // 8  # what overflows is another test's
+    x = da.from_array(values, chunks=chunks)
+    want = PROGRAMS[program](x.map_blocks(np.asarray)).compute(scheduler="sync") if (
+        program != "trimmed") else None  # fmt: skip
+    with Scheduler(devices, fuse_least=0, check=True):
+        y = PROGRAMS[program](x.to_backend("cupy").persist())
+        found = [cupy.asnumpy(y.compute()) for _ in range(3)]
+        blocks = y.persist()
+        found.append(cupy.asnumpy(blocks.compute()))
+    if want is None:
+        padded = np.pad(values, 1, "symmetric").astype(dtype)
+        own = padded[1:-1, 1:-1] + (padded[:-2, 1:-1] + padded[2:, 1:-1])
+        want = (own + padded[1:-1, :-2] + padded[1:-1, 2:]) / 5
+    for value in found:
+        assert value.dtype == found[0].dtype
+        np.testing.assert_allclose(value, want, rtol=1e-5 if dtype == "f4" else 1e-12)

@@ -741,7 +741,7 @@ class _Generator:
             return False
         sizes = [_size(c) for c in self.outs]
         if self.reducing:  # to one result, in whatever order
-            fits = self.points == 1 and self.reach > MANY_STEPS
+            fits = self.core is not None and self.points == 1 and self.reach > MANY_STEPS
         elif self.out_layout >= 0:
             fits = self._even_rows(self._loose_width())
         else:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, product
 
 import numpy as np
@@ -240,30 +241,32 @@ def settled(roots: Sequence[Expr], box: Box) -> list[Expr]:
 
 def bytes_touched(kernel: Kernel) -> int:
     """Bytes that a kernel reads and writes: of what it chooses by position the chosen part, and
-    elements that it reads at several offsets once. Computed once for each kernel.
+    elements that it reads at several offsets once.
 
     >>> x = [Expr("input", (), "f8", (0, View(n, (1,)))) for n in (0, 1)]
     >>> bytes_touched(Kernel((1000,), (Expr("subtract", tuple(x), "f8"),)))
     16000
     """
-    known = kernel.__dict__.get("bytes_touched")
+    return sum(kernel.made) + sum(bytes_read(kernel).values())
+
+
+def bytes_read(kernel: Kernel) -> Mapping[int, int]:
+    """The same that it reads, of each array. Computed once for each kernel."""
+    known: Counter[int] | None = kernel.__dict__.get("bytes_read")
     if known is None:
-        known = kernel.__dict__["bytes_touched"] = sum(kernel.made) + sum(
-            _touched(roots, shape)
-            for roots, shape in (
-                ([r.arg for r in kernel.reductions], kernel.shape), (kernel.outputs, kernel.kept)
-            )
-        )  # fmt: skip
-    return int(known)
+        known = kernel.__dict__["bytes_read"] = Counter()
+        known += _read([r.arg for r in kernel.reductions], kernel.shape)
+        known += _read(kernel.outputs, kernel.kept)
+    return known
 
 
-def _touched(roots: Sequence[Expr], shape: tuple[int, ...]) -> int:
+def _read(roots: Sequence[Expr], shape: tuple[int, ...]) -> Counter[int]:
+    total: Counter[int] = Counter()
     if 0 in shape or not roots:
-        return 0
+        return total
     ends = _ends_along(roots, shape)
     if math.prod([len(places) - 1 for places in ends]) > MOST_BOXES:
         ends = [[0, n] for n in shape]
-    total = 0
     for box in product(*map(pairwise, ends)):
         every = nodes(settled(roots, box))
         of_lists = [n for n in every if n.op == "taken"]
@@ -275,5 +278,6 @@ def _touched(roots: Sequence[Expr], shape: tuple[int, ...]) -> int:
                 points = math.prod([b - a for k, (a, b) in enumerate(box) if k in along])
                 known = most.get((n, view.strides), 0)
                 most[n, view.strides] = max(known, points * node.dtype.itemsize)
-        total += sum(most.values())
+        for (n, _), nbytes in most.items():
+            total[n] += nbytes
     return total

@@ -5,6 +5,7 @@ of together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import Any
 from .expr import Expr, Kernel, Out, Program, Reduction, rebuilt
 from .fuse import Fused, renumbered
 from .graph import Graph
+from .regions import bytes_read
 from .sizes import map_leaves
 
 Key = Any
@@ -24,6 +26,8 @@ ROUNDS = 16
 SMALL = 2**20
 #: Tasks that become one at most.
 MOST = 8
+#: What part of its bytes the one that reads less has to read of what the other reads, too.
+COMMON = 1 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +97,43 @@ def forget(graph: Graph, keys: Iterable[Key]) -> None:
 
 def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
     """Groups of tasks that read the same."""
-    groups: dict[Any, list[Key]] = {}
+    groups: dict[Any, list[list[Key]]] = {}
     for key, task in graph.tasks.items():
         if type(task) is not Fused or key in kept or task.positions or not task.names:
             continue
         if type(key) is Together or not _small(task):
             continue
         read = frozenset(graph.needs[key]), frozenset(graph.constants.get(key, ()))
-        group = groups.setdefault((read, graph.pins.get(key)), [])
-        if len(group) < MOST:
-            group.append(key)
-    return [g for g in groups.values() if len(g) > 1]
+        alike = groups.setdefault((read, graph.pins.get(key)), [])
+        for group in alike:
+            if len(group) < MOST and _have_much_in_common(graph, group[0], key):
+                group.append(key)
+                break
+        else:
+            alike.append([key])
+    return [g for alike in groups.values() for g in alike if len(g) > 1]
+
+
+def _have_much_in_common(graph: Graph, key: Key, other: Key) -> bool:
+    """Whether two tasks read much of the same: not two blocks that read each other's edges."""
+    one, two = _bytes_read(graph, key), _bytes_read(graph, other)
+    return (one & two).total() >= COMMON * min(one.total(), two.total())
+
+
+def _bytes_read(graph: Graph, key: Key) -> Counter[Key]:
+    """What a task reads of each value."""
+    task = graph.tasks[key]
+    assert isinstance(task, Fused)
+    whose = dict(zip(graph.names[key], graph.needs[key], strict=True))
+    arrays = [
+        whose.get(name, name) for name, foreseen in task.inputs() for e in foreseen if e is not None
+    ]
+    out: Counter[Key] = Counter()
+    for kernel in task.program.kernels:
+        for n, nbytes in bytes_read(kernel).items():
+            if n < len(arrays):
+                out[arrays[n]] += nbytes
+    return out
 
 
 def _small(task: Fused) -> bool:

@@ -113,6 +113,23 @@ def test_what_reads_other_axes_is_a_kernel_of_its_own():
     check(a, b, (x - x.mean(axis=0)).std(axis=1))
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_blocks_that_read_each_others_edges_stay_apart(both):
+    """Where there are two along each axis all read the same blocks, but each mostly its own. A mean
+    and a variance of these still are one."""
+    x = da.from_array(np.random.default_rng(0).normal(size=(64, 64)), chunks=32)
+    y = da.map_overlap(
+        lambda b: b[2:, 1:-1] - b[:-2, 1:-1] + b[1:-1, 2:] - b[1:-1, :-2],
+        x, depth=1, boundary="periodic", trim=False, dtype=float,
+    )  # fmt: skip
+    asked = [y.mean(), y.std()] if both else [y.sum()]
+    held = [key.keys for key in merged(*asked).tasks if isinstance(key, Together)]
+    first = [keys for keys in held if len(keys[0]) == 3 and max(keys[0][1:]) < 2]
+    assert sorted(map(len, first)) == ([2] * len(first) if both else [])
+    assert len(first) >= 4 * both
+    check(*asked)
+
+
 def test_pins_keep_apart_what_is_pinned_apart():
     x = rows()
     with dask.annotate(device=0):

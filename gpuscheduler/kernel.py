@@ -727,6 +727,7 @@ class _Generator:
         self.late = self.late and all(tree.guards[k] is None for k in tree.inputs)
         if self.late:
             self.width = self.times = 1
+            self.loose = False
 
     def _may_be_loose(self, cost: int) -> bool:
         """Whether threads take neighbours side by side although what they read does not begin at

@@ -508,13 +508,6 @@ def test_vectors_of_what_lies_anyhow(host, name, monkeypatch):
         kernel.outputs[0].dtype))  # fmt: skip
     got = host.run([kernel], [[array]], processors=2)[0]
     k.same(got, blocks.evaluate(kernel, [array]), kernel)
-    monkeypatch.setattr("gpuscheduler.kernel.MANY_STEPS", 1024)
-    (root,) = kernel.outputs
-    kernel = k.reduced(root, kernel.shape, (0, 1), "sum", "max", "argmin")
-    made = generate(kernel, processors=2)
-    assert "[+e]" in made.source or "[-e]" in made.source
-    got = host.run([kernel], [[array]], processors=2)[0]
-    k.same(got, blocks.evaluate(kernel, [array]), kernel)
 
 
 def test_results_that_lie_directly_behind_each_other_are_written_one_by_one():

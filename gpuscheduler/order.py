@@ -21,8 +21,6 @@ from .plan import OutOfMemory, Plan, make_plan
 from .pretend import ClockDevices
 from .run import run
 
-Key = Any
-
 #: What part of its time has to be saved for another order.
 SAVED = 1 / 20
 #: Steps take what they took before, or no more than this part of their device's memory.
@@ -43,18 +41,16 @@ def better_ordered(
         return graph, plan  # what reads files is ordered by what fits
     busy = dict.fromkeys(machine.devices, 0.0)
     for s in steps:
-        if not s.fixed:
-            busy[s.place] += s.seconds
-    if max(busy.values()) > (1 - SAVED) * seconds(plan):
-        return graph, plan
-    tasks, order = graph.tasks, [steps[i].key for i in by_rank(plan)]
-    other = replace(graph, tasks={k: tasks[k] for k in order}, pins={**graph.pins})
-    other.pin({s.key: s.place for s in steps})
-    changed = make_plan(other, machine, home)
-    before, after = ClockDevices(plan), ClockDevices(changed)
+        busy[s.place] += 0 if s.fixed else s.seconds
     try:
-        for each in (before, after):
-            run(each.plan, each, None)
+        before = _clock(plan)
+        if max(busy.values()) > (1 - SAVED) * before.now:
+            return graph, plan
+        order = [steps[i].key for i in by_rank(plan)]
+        other = replace(graph, tasks={k: graph.tasks[k] for k in order}, pins={**graph.pins})
+        other.pin({s.key: s.place for s in steps})
+        changed = make_plan(other, machine, home)
+        after = _clock(changed)
     except OutOfMemory:  # it is said when it happens, if it does
         return graph, plan
     room = [max(before.peak[d], int(ROOM * machine.memory[d])) for d in machine.devices]
@@ -63,48 +59,28 @@ def better_ordered(
     return other, changed
 
 
+def _clock(plan: Plan) -> ClockDevices:
+    """Devices that have run the plan against the clock."""
+    devices = ClockDevices(plan)
+    run(plan, devices, None)
+    return devices
+
+
 def _link(plan: Plan, i: int, to: int) -> float:
     """How long a value is on its way to another device."""
     return plan.machine.copy_seconds(plan.steps[i].nbytes, plan.steps[i].place, to)
-
-
-def seconds(plan: Plan) -> float:
-    """How long the steps take when each device does its own one after the other, about."""
-    steps = plan.steps
-    end = [0.0] * len(steps)
-    free: dict[Any, float] = defaultdict(float)  # of a device, and of a link
-    there: dict[tuple[int, int], float] = {}  # when a value has come to another device
-    for i, step in enumerate(steps):
-        if step.fixed:
-            continue
-        d = step.place
-        begin = free[d]
-        for j in step.inputs:
-            at, source = end[j], steps[j].place
-            if source != d:
-                come = there.get((j, d))
-                if come is None:
-                    come = max(at, free[source, d]) + _link(plan, j, d)
-                    there[j, d] = free[source, d] = come
-                at = come
-            if at > begin:
-                begin = at
-        end[i] = free[d] = begin + step.seconds
-    return max(end, default=0.0)
 
 
 def ranks(plan: Plan) -> list[float]:
     """How long it takes from the beginning of each step to the end of all that waits for it."""
     steps, out = plan.steps, [0.0] * len(plan.steps)
     for i in range(len(steps) - 1, -1, -1):
-        place, after, way = steps[i].place, 0.0, 0.0
-        for r in plan.readers[i]:
-            if steps[r].place == place:
-                after = max(after, out[r])
-            else:
-                way = way or _link(plan, i, steps[r].place)
-                after = max(after, way + out[r])
-        out[i] = steps[i].seconds + after
+        place = steps[i].place
+        after = [
+            out[r] + (0 if steps[r].place == place else _link(plan, i, steps[r].place))
+            for r in plan.readers[i]
+        ]
+        out[i] = steps[i].seconds + max(after, default=0.0)
     return out
 
 

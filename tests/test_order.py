@@ -10,7 +10,7 @@ from hypothesis import given
 from gpuscheduler import order, scheduler
 from gpuscheduler.graph import from_dask, received
 from gpuscheduler.machine import Machine
-from gpuscheduler.order import better_ordered, by_rank, ranks
+from gpuscheduler.order import by_rank, ranks
 from gpuscheduler.pretend import ClockDevices, InOrderDevices
 from gpuscheduler.regions import bytes_touched
 from gpuscheduler.run import run
@@ -79,7 +79,7 @@ def test_devices_that_do_not_wait_keep_their_order(graph, as_planned):
 @thorough
 @given(cases(exact=True))
 def test_any_plan_may_run_by_rank(case):
-    """Each step behind what it reads; a step of a higher rank never waits for one of a lower."""
+    """Each step comes behind what it reads, which has a higher rank."""
     plan = case.plan
     for n, step in enumerate(plan.steps):
         step.seconds = 1e-3 * (1 + n % 3)
@@ -98,20 +98,21 @@ def spread(x, rounds):
     return x
 
 
-def test_values_are_the_same():
+def test_values_are_the_same(as_planned, monkeypatch):
+    """Whatever is saved, and whatever memory it takes: so small a graph is not worth it."""
+    monkeypatch.setattr(order, "SAVED", -9)
+    monkeypatch.setattr(order, "ROOM", 1)
     x = da.from_array(np.random.default_rng(0).random((48, 48)), chunks=12)
     y = spread(x, 4)
     want = y.compute(scheduler="sync")
-    graph, plan = planned(y, 2, by=dask.compute, fuse_least=0)
-    machine = plan.machine
-    again = better_ordered(graph, plan, None)[1]  # it is as good as it gets
-    assert [s.key for s in again.steps] == [s.key for s in plan.steps]
+    _, before = as_planned(y, 2, by=dask.compute, fuse_least=0)
+    _, plan = planned(y, 2, by=dask.compute, fuse_least=0)
+    assert [s.key for s in plan.steps] != [s.key for s in before.steps]
     devices = InOrderDevices(plan)
     run(plan, devices, None)
     found = {s.key: devices.value(i) for i, s in enumerate(plan.steps) if i in plan.outputs}
     blocks = [[found[y.name, i, j] for j in range(4)] for i in range(4)]
     np.testing.assert_allclose(np.block(blocks), want, rtol=1e-15)
-    assert machine.devices == range(2)
 
 
 def test_a_stencil_is_said_to_read_its_blocks_once():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -98,6 +99,7 @@ def forget(graph: Graph, keys: Iterable[Key]) -> None:
 def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
     """Groups of tasks that read the same."""
     groups: dict[Any, list[list[Key]]] = {}
+    bytes_of = cache(partial(_bytes_read, graph))
     for key, task in graph.tasks.items():
         if type(task) is not Fused or key in kept or task.positions or not task.names:
             continue
@@ -106,7 +108,7 @@ def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
         read = frozenset(graph.needs[key]), frozenset(graph.constants.get(key, ()))
         alike = groups.setdefault((read, graph.pins.get(key)), [])
         for group in alike:
-            if len(group) < MOST and _have_much_in_common(graph, group[0], key):
+            if len(group) < MOST and _have_much_in_common(bytes_of(group[0]), bytes_of(key)):
                 group.append(key)
                 break
         else:
@@ -114,9 +116,8 @@ def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
     return [g for alike in groups.values() for g in alike if len(g) > 1]
 
 
-def _have_much_in_common(graph: Graph, key: Key, other: Key) -> bool:
+def _have_much_in_common(one: Counter[Key], two: Counter[Key]) -> bool:
     """Whether two tasks read much of the same: not two blocks that read each other's edges."""
-    one, two = _bytes_read(graph, key), _bytes_read(graph, other)
     return (one & two).total() >= COMMON * min(one.total(), two.total())
 
 

@@ -48,6 +48,7 @@ from .kernel import NotGenerated, generate
 from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
+from .regions import bytes_touched
 from .run import Hardware
 from .scheduler import Options, Scheduler, current, plan_dask, written
 from .taken import Taken
@@ -772,7 +773,7 @@ def programs(planned: Plan) -> Iterator[Table]:
         for kernel, times in counts.items():
             row = rows.setdefault(kernel_said(kernel), [0, 0, 0])
             row[0] += times
-            row[1] += times * kernel.bytes_moved()
+            row[1] += times * bytes_touched(kernel)
             row[2] += times * kernel.operations()
         for name, (times, nbytes, operations) in rows.items():
             table.add_row(name, f"{times:,}", format_bytes(nbytes), f"{operations:.3g}")

@@ -347,19 +347,11 @@ class Kernel:
         return tuple(sorted({n.data[0] for n in nodes(self.roots) if n.op == "input"}))
 
     def bytes_moved(self) -> int:
-        """Bytes read and written, each element that is touched once per leaf."""
-        total = sum(self.made)
-        for roots, shape in (([r.arg for r in self.reductions], self.shape),
-                             (self.outputs, self.kept)):  # fmt: skip
-            every = set(nodes(roots))
-            of_lists = [n for n in every if n.op == "taken"]
-            for node in every:
-                if node.op == "input":
-                    readers = [n for n in of_lists if n.args[0] == node]
-                    along = read_along([node, *readers])
-                    touched = math.prod(n for k, n in enumerate(shape) if k in along)
-                    total += touched * node.dtype.itemsize
-        return total
+        """Bytes that its loads and stores have, each leaf's by itself; `regions.bytes_touched` says
+        how many of these are others."""
+        inner = read_by_leaves([r.arg for r in self.reductions], self.shape)
+        outer = read_by_leaves(self.outputs, self.kept)
+        return sum(self.made) + sum([nbytes for _, nbytes in (*inner, *outer)])
 
     def operations(self) -> int:
         """Arithmetic operations; a function counts as one."""
@@ -373,7 +365,20 @@ class Kernel:
         return self.points * inner + math.prod(self.kept) * outer
 
 
-def read_along(roots: Iterable[Expr]) -> set[int]:
+def read_by_leaves(
+    roots: Iterable[Expr], lengths: Sequence[int]
+) -> Iterator[tuple[Expr, int]]:  # fmt: skip
+    """Each leaf that reads an array, and how many bytes it reads in a space of these lengths."""
+    every = set(nodes(roots))
+    of_lists = [n for n in every if n.op == "taken"]
+    for leaf in every:
+        if leaf.op == "input":
+            along = _along([leaf, *[n for n in of_lists if n.args[0] == leaf]])
+            points = math.prod([n for k, n in enumerate(lengths) if k in along])
+            yield leaf, points * leaf.dtype.itemsize
+
+
+def _along(roots: Iterable[Expr]) -> set[int]:
     """The axes along which what is read may differ."""
     views = [v for n in nodes(roots) if (v := view_of(n)) is not None]
     return {k for v in views for k, s in enumerate(v.strides) if s}

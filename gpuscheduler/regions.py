@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from .expr import Expr, Kernel, View, nodes, read_along
+from .expr import Expr, Kernel, View, nodes, read_by_leaves
 
 Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
 
@@ -252,11 +252,10 @@ def bytes_touched(kernel: Kernel) -> int:
 
 def bytes_read(kernel: Kernel) -> Mapping[int, int]:
     """The same that it reads, of each array. Computed once for each kernel."""
-    known: Counter[int] | None = kernel.__dict__.get("bytes_read")
+    known: Mapping[int, int] | None = kernel.__dict__.get("bytes_read")
     if known is None:
-        known = kernel.__dict__["bytes_read"] = Counter()
-        known += _read([r.arg for r in kernel.reductions], kernel.shape)
-        known += _read(kernel.outputs, kernel.kept)
+        inner = _read([r.arg for r in kernel.reductions], kernel.shape)
+        known = kernel.__dict__["bytes_read"] = inner + _read(kernel.outputs, kernel.kept)
     return known
 
 
@@ -268,16 +267,10 @@ def _read(roots: Sequence[Expr], shape: tuple[int, ...]) -> Counter[int]:
     if math.prod([len(places) - 1 for places in ends]) > MOST_BOXES:
         ends = [[0, n] for n in shape]
     for box in product(*map(pairwise, ends)):
-        every = nodes(settled(roots, box))
-        of_lists = [n for n in every if n.op == "taken"]
         most: dict[tuple[int, tuple[int, ...]], int] = {}  # bytes, by array and steps through it
-        for node in every:
-            if node.op == "input":
-                n, view = node.data
-                along = read_along([node, *[r for r in of_lists if r.args[0] == node]])
-                points = math.prod([b - a for k, (a, b) in enumerate(box) if k in along])
-                known = most.get((n, view.strides), 0)
-                most[n, view.strides] = max(known, points * node.dtype.itemsize)
+        for leaf, nbytes in read_by_leaves(settled(roots, box), [b - a for a, b in box]):
+            n, view = leaf.data
+            most[n, view.strides] = max(most.get((n, view.strides), 0), nbytes)
         for (n, _), nbytes in most.items():
             total[n] += nbytes
     return total

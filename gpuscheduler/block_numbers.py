@@ -32,9 +32,6 @@ class _Place(BlockwiseDep):
     def __init__(self, numblocks: Sequence[int], ends: Sequence[bool], among: bool):
         self.numblocks, self.ends, self.among = tuple(numblocks), tuple(ends), among
 
-    def __dask_tokenize__(self) -> Any:
-        return "gpuscheduler-place", self.numblocks, self.ends, self.among
-
     @property
     def name(self) -> str:
         """What the graph calls it: two of one name are one."""

@@ -440,7 +440,7 @@ def _written_of(node: Expr) -> Any:
     if node.op == "input":
         *outer, inner = node.data[1].strides
         near = abs(inner) * node.dtype.itemsize <= APART
-        return any(outer), min(abs(inner), 2) if inner >= 0 else -1, near
+        return any(outer), inner if inner in (0, 1) else None, near
     half = node.op == "power" and node.args[1].op == "constant" and node.args[1].value == 0.5
     return node.data, half
 

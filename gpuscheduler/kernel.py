@@ -21,7 +21,9 @@ the last one to finish puts the parts together, in order. The same bits come out
 A view below a `where` may reach outside its array only where the condition is made of indices and
 constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
 Where such conditions are settled for most points at once (a block between the edges of its
-neighbours), these points have a body of their own.
+neighbours), these points have a body of their own, and the others come before them. Vectors are
+written also where what they are made of begins anywhere (edges, shifts, odd rows): each element of
+that is then read by itself, once.
 """
 
 from __future__ import annotations
@@ -718,16 +720,16 @@ class _Generator:
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
         self.times = times if tree.inputs else 1
-        self.loose = self.width == 1 and self._may_be_loose(cost)
-        if self.loose:
-            self.width, self.times = self._loose_width(), 1
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
         self.late = self.late and not (columns or self.scanning)
         self.late = self.late and all(tree.guards[k] is None for k in tree.inputs)
         if self.late:
             self.width = self.times = 1
-            self.loose = False
+        #: Whether vectors are written of what is read one by one.
+        self.loose = self.width == 1 and not self.late and self._may_be_loose(cost)
+        if self.loose:
+            self.width, self.times = self._loose_width(), 1
 
     def _may_be_loose(self, cost: int) -> bool:
         """Whether threads take neighbours side by side although what they read does not begin at
@@ -1027,8 +1029,8 @@ class _Generator:
         )
 
     def _beside(self, tree: _Tree, k: int) -> tuple[int, int]:
-        """The first input that reads an array in the same steps as another does, little before it,
-        and how many elements it is away: what both read is then loaded once."""
+        """The first input that reads an array in the same steps as another one does, near to it,
+        and how many elements that is behind it: what both read is then loaded once."""
         (n, view), layout = tree.nodes[k].data, self.layout_of[tree.letter, k]
         others = [
             (i, view.offset - other.offset)
@@ -1615,11 +1617,15 @@ class _Generator:
 
     # ---- reductions
 
+    def _steps(self) -> int:
+        """Vectors along the reduced axes, or points where vectors lie beside each other."""
+        return -(-self.reach // self.width) if self.rows else self.reach
+
     def _shares(self) -> tuple[int, int, int, int]:
         """How a reduction is divided: results of a block at a time, lanes for each of them, how
         many blocks share these, and how many steps each of them does."""
         rows = self.rows
-        steps = -(-self.reach // self.width) if rows else self.reach
+        steps = self._steps()
         results_ = self.points if rows else self.points // self.width
         if self.across >= 0:
             steps = self._tile_count("r")
@@ -1652,7 +1658,7 @@ class _Generator:
 
     def _is_wide(self) -> bool:
         """Whether a whole block, not a warp, goes along a row."""
-        steps = self.reach // self.width
+        steps = self._steps()
         return self.across >= 0 or (
             steps > 256 and -(-self.points // 8) < self.processors * 8
         )  # fmt: skip
@@ -1661,7 +1667,7 @@ class _Generator:
         width = self.width
         self.wide = self.rows and self._is_wide()
         side, lanes, share, long = self._shares()
-        steps = -(-self.reach // width) if self.rows else self.reach
+        steps = self._steps()
         if self.across >= 0:
             steps = self._tile_count("r")
         self.held = 1 if self.rows else width  # results of one thread
@@ -1854,9 +1860,8 @@ class _Generator:
                 step = self._fast(self.position) if self.rows else 0
                 name = "stride", self.position, self.along, len(self.axes[self.along]) - 1
                 extra = ", at, " + (self._times("1", step, name, True) if step else "0")
-            elif (
-                op == "moment" and self.across < 0 and not self.loose
-            ):  # the vectors of a step are there in order
+            elif op == "moment" and self.across < 0 and not self.loose:
+                # the vectors of a step are there in order
                 extra = ", u == 0"
             kind = TYPES[short]
             if op == "histogram":
@@ -1989,7 +1994,7 @@ class _Generator:
         put together, also where they have no points."""
         width, c = self.width, self.count
         self.held = 1 if self.rows else width  # lines of one thread
-        steps = -(-self.reach // width) if self.rows else self.reach
+        steps = self._steps()
         results_ = self.points // self.held
         lanes = min(32, _power_above(steps)) if self.rows else 1
         groups = -(-results_ // (THREADS // lanes))

@@ -75,9 +75,11 @@ def _nothing_was_seen_before():
 
 
 @pytest.fixture(autouse=True)
-def _dask_says_no_other_scheduler():
+def _dask_says_no_other_scheduler(request, _before=[]):  # noqa: B006
     """A client that is closed puts back what Dask's configuration was when it began: another one,
-    maybe, that is gone. It does so late, in its own thread; tests that know nothing of it wait."""
+    maybe, that is gone. It does so late, in its own thread; tests that know nothing of it wait, and
+    say after which test there is one that nobody has."""
+    last, _before[:] = (_before or ["none"])[0], [request.node.nodeid]
     if "distributed" in sys.modules:
         from distributed.client import Client, _get_global_client
 
@@ -88,3 +90,4 @@ def _dask_says_no_other_scheduler():
             time.sleep(0.01)
         if config.get("scheduler", None) == "dask.distributed" and _get_global_client() is None:
             config.set(scheduler=None)
+            pytest.fail(f"there is no client, but Dask's configuration has one: see {last}")

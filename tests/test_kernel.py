@@ -394,7 +394,7 @@ OVER = {
 def test_a_block_among_its_neighbours(host, case, over, vectors, monkeypatch):
     """Away from the edges a kernel knows which block it reads, and asks no more."""
     if vectors:
-        for name, value in (("LOOSE_LEAST", 1), ("CLOSE", 0), ("MANY_STEPS", 1024)):
+        for name, value in WAYS["vectors are read one by one"].items():
             monkeypatch.setattr(f"gpuscheduler.kernel.{name}", value)
     function, lengths = NEIGHBOURS[case]
     kernel = among(function, lengths, "f8", OVER[over])
@@ -449,29 +449,22 @@ def test_more_inputs_than_there_are_registers_are_loaded_one_by_one(host):
         k.same(got, blocks.evaluate(many, arrays), many)
 
 
-@host_only
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(k.kernels())
-def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(host, case):
-    kernel, arrays = case
-    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr("gpuscheduler.kernel.LATE_BYTES", 0)
-        patch.setattr("gpuscheduler.kernel.KEPT_BYTES", 16)
-        patch.setattr("gpuscheduler.kernel.LEAST_COLUMNS", 2)
-        want = blocks.evaluate(kernel, arrays)
-        got = host.run([kernel], [[aligned(a) for a in arrays]], processors=2)[0]
-    k.same(got, want, kernel)
+#: What makes small kernels go the ways of large ones.
+WAYS = {
+    "inputs are loaded late": {"LATE_BYTES": 0, "KEPT_BYTES": 16, "LEAST_COLUMNS": 2},
+    "vectors are read one by one": {"LOOSE_LEAST": 1, "CLOSE": 0, "MANY_STEPS": 1024},
+}
 
 
 @host_only
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(k.kernels())
-def test_any_kernel_computes_the_same_in_vectors_that_are_read_one_by_one(host, case):
+@pytest.mark.parametrize("way", list(WAYS))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=k.kernels())
+def test_any_kernel_computes_the_same_where(host, way, case):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr("gpuscheduler.kernel.LOOSE_LEAST", 1)
-        patch.setattr("gpuscheduler.kernel.CLOSE", 0)
-        patch.setattr("gpuscheduler.kernel.MANY_STEPS", 1024)
+        for name, value in WAYS[way].items():
+            patch.setattr(f"gpuscheduler.kernel.{name}", value)
         want = blocks.evaluate(kernel, arrays)
         arrays = [aligned(a) for a in arrays]
         for processors in (1, 2):

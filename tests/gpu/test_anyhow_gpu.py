@@ -21,8 +21,8 @@ def around(x, function):
 
 def smoothed(x):
     def mean(b):
-        rows = cupy.roll(b, 1, 0) + cupy.roll(b, -1, 0)
-        return (b + rows + cupy.roll(b, 1, 1) + cupy.roll(b, -1, 1)) / 5
+        rows = np.roll(b, 1, 0) + np.roll(b, -1, 0)
+        return (b + rows + np.roll(b, 1, 1) + np.roll(b, -1, 1)) / 5
 
     return da.map_overlap(mean, x, depth=1, boundary="reflect", dtype=x.dtype, meta=x._meta)
 
@@ -63,17 +63,11 @@ def test_values(devices, program, chunks, dtype, chosen):
     if dtype == "u1" and program in ("trimmed", "moving", "spread"):
         values = values // 8  # what overflows is another test's
     x = da.from_array(values, chunks=chunks)
-    want = PROGRAMS[program](x.map_blocks(np.asarray)).compute(scheduler="sync") if (
-        program != "trimmed") else None  # fmt: skip
+    want = PROGRAMS[program](x).compute(scheduler="sync")
     with Scheduler(devices, fuse_least=0, check=True):
         y = PROGRAMS[program](x.to_backend("cupy").persist())
         found = [cupy.asnumpy(y.compute()) for _ in range(3)]
-        blocks = y.persist()
-        found.append(cupy.asnumpy(blocks.compute()))
-    if want is None:
-        padded = np.pad(values, 1, "symmetric").astype(dtype)
-        own = padded[1:-1, 1:-1] + (padded[:-2, 1:-1] + padded[2:, 1:-1])
-        want = (own + padded[1:-1, :-2] + padded[1:-1, 2:]) / 5
+        found.append(cupy.asnumpy(y.persist().compute()))
     for value in found:
-        assert value.dtype == found[0].dtype
+        assert value.dtype == want.dtype
         np.testing.assert_allclose(value, want, rtol=1e-5 if dtype == "f4" else 1e-12)

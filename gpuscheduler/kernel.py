@@ -52,7 +52,7 @@ from .cuda_math import (
     stored,
 )
 from .expr import LEAVES, RANDOM, SCANS, Expr, Kernel, View, constant, nodes, substituted
-from .regions import interior
+from .regions import interior, settled
 
 THREADS = 256
 #: Bytes of arguments that a kernel can have, and items of a launch.
@@ -85,6 +85,11 @@ MANY_STEPS = 2**14
 CLOSE = 2**16
 #: Elements from one view to another of the same array, at most, whose common part is read once.
 BESIDE = 8
+#: Rows of 32 vectors that the threads of a block have at a time, along the axes before the last, by
+#: how many axes there are: what they read of each other's rows is in a cache then.
+PATCHES: dict[int, tuple[int, ...]] = {2: (8,), 3: (2, 4)}
+#: How many vectors whole patches may have for each that there is.
+PADDED = 1.25
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
@@ -430,6 +435,16 @@ class _Site:
     linear: dict[str, str] = field(default_factory=dict)  # number of the point within its group
 
 
+@dataclass(slots=True)
+class _Results:
+    """How results of a reduction are made: what is declared first, a loop's body, and how often
+    that is to run."""
+
+    declared: list[str]
+    work: list[str]
+    units: int
+
+
 class _Generator:
     def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
@@ -489,6 +504,7 @@ class _Generator:
         """Where conditions on indices guard loads, most points may lie where it is known which of
         them hold: there less is to be done."""
         self.core: _Tree | None = None
+        self.partly: dict[str, _Tree] = {}  # where only a group of axes is known to be in the core
         self.within: list[tuple[int, int, int]] = []  # axis, first, length: where the core lies
         if self.scanning or all(g is None for g in self.tree.guards.values()):
             return
@@ -503,10 +519,14 @@ class _Generator:
                 if high - low < n:
                     self.within.append((k, low, high - low))
 
-    def _inside(self, site: _Site) -> str:
-        """Whether a point, or a vector that begins there, lies in the core."""
+    def _within(self, group: str) -> list[tuple[int, int, int]]:
+        """Where the core lies along some axes: the number of one, its first point and length."""
+        return [x for x in self.within if x[0] in self.groups[group]]
+
+    def _inside(self, site: _Site, groups: str = "kr") -> str:
+        """Whether a point, or a vector that begins there, lies in the core along these axes."""
         checks = []
-        for k, low, length in self.within:
+        for k, low, length in [x for group in groups for x in self._within(group)]:
             layout, width = self.axis_layout[k], self.width
             begins = max(length - self._fast(layout) * (width - 1), 0)
             checks.append(
@@ -520,7 +540,7 @@ class _Generator:
         """What is evaluated at each point."""
         if self.scanning:
             return [self.tree, self.final]
-        return [self.tree] if self.core is None else [self.tree, self.core]
+        return [self.tree, *self.partly.values(), *([self.core] if self.core is not None else [])]
 
     @property
     def trees(self) -> list[_Tree]:
@@ -547,17 +567,8 @@ class _Generator:
 
         for tree in self.trees:
             for k in (*tree.inputs, *tree.indices):
-                node = tree.nodes[k]
-                view: View = node.data[1] if node.op == "input" else node.data
-                strides = list(view.strides)
-                if self.reducing and tree is self.final and not self.scanning:
-                    spread = [0] * rank
-                    for a, s in zip(kept, strides, strict=True):
-                        spread[a] = s
-                    strides = spread
-                # along an axis of one point a stride means nothing
-                strides = [0 if n == 1 else s for n, s in zip(kernel.shape, strides, strict=True)]
-                self.layout_of[tree.letter, k] = layout(strides, node.op == "input")
+                strides = self._leaf_strides(tree, k, kept)
+                self.layout_of[tree.letter, k] = layout(strides, tree.nodes[k].op == "input")
         self.axis_layout = {
             k: layout([int(a == k) for a in range(rank)], False) for k, _, _ in self.within
         }
@@ -590,6 +601,19 @@ class _Generator:
         self._width()
         self._panels()
         self._small()
+
+    def _leaf_strides(self, tree: _Tree, k: int, kept: Sequence[int]) -> tuple[int, ...]:
+        """The strides of a leaf along all axes, of which the outputs of a reduction have `kept`."""
+        node, shape = tree.nodes[k], self.kernel.shape
+        view: View = node.data[1] if node.op == "input" else node.data
+        strides = list(view.strides)
+        if self.reducing and tree is self.final and not self.scanning:
+            spread = [0] * len(shape)
+            for a, s in zip(kept, strides, strict=True):
+                spread[a] = s
+            strides = spread
+        # along an axis of one point a stride means nothing
+        return tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
 
     def _fastest(self, kept: list[int], over: list[int]) -> tuple[int, list[int]]:
         """The axis that threads lie along, and the order of the reduced ones."""
@@ -730,6 +754,10 @@ class _Generator:
         self.loose = self.width == 1 and not self.late and self._may_be_loose(cost)
         if self.loose:
             self.width, self.times = self._loose_width(), 1
+            self.at_once = min(self.at_once, 2)
+        else:
+            self.partly = {}
+        self.patch = self._patch() if self.loose else ()
 
     def _may_be_loose(self, cost: int) -> bool:
         """Whether threads take neighbours side by side although what they read does not begin at
@@ -743,8 +771,9 @@ class _Generator:
         if not main.inputs or not axes or axes[-1].length < LOOSE_LEAST:
             return False
         sizes = [_size(c) for c in self.outs]
-        if self.reducing:  # to one result, in whatever order
-            fits = self.core is not None and self.points == 1 and self.reach > MANY_STEPS
+        if self.reducing:
+            fits = self.core is not None and self.points * self.reach > MANY_STEPS
+            fits = fits and (self.rows or self.writes) and self._may_leave_the_core()
         elif self.out_layout >= 0:
             fits = self._even_rows(self._loose_width())
         else:
@@ -756,11 +785,71 @@ class _Generator:
             for k in main.inputs
         )
 
+    def _may_leave_the_core(self) -> bool:
+        """Whether a reduction's results, or what is reduced, may lie beyond the core along some
+        axes while vectors lie in it along the others."""
+        along, across = ("r", "k") if self.rows else ("k", "r")  # vectors lie along the first
+        for group in (along, across) if self._within(across) else ():
+            if group != along and not (self.rows and self._within(along)):
+                continue  # no point of these lies beyond the core along the others
+            box = [(0, n) for n in self.kernel.shape]
+            for k, low, length in self._within(group):
+                box[k] = low, low + length
+            tree = _Tree(settled(self.evaluated, tuple(box)), {"k": "a", "r": "b"}[group])
+            self.partly[group] = tree
+            for k in (*tree.inputs, *tree.indices):
+                self.layout_of[tree.letter, k] = self.layouts[self._leaf_strides(tree, k, ())]
+            for k in tree.inputs if group == along else ():
+                fast = self._fast(self.layout_of[tree.letter, k])
+                if abs(fast) > 1 or self._varies(tree, tree.guards[k]):
+                    return False
+        return True
+
+    def _patch(self) -> tuple[int, ...]:
+        """Rows of neighbours that a block of threads goes through together, along the axes before
+        the last: what some of them read is then in a processor's cache for the others. None where
+        nobody reads the rows beside its own."""
+        main, axes, width = self.bodies[-1], self.axes[self.along], self.width
+        if len(axes) < 2 or (self.reducing and not self.rows) or not min(a.length for a in axes):
+            return ()
+        if not self.reducing and self.out_layout < 0 and axes[-1].length % width:
+            return ()
+        reads = [
+            (n, self.layout_of[main.letter, k], view.offset)
+            for k in main.inputs
+            for n, view in [main.nodes[k].data]
+        ]
+        if not any(a[:2] == b[:2] and abs(a[2] - b[2]) > BESIDE for a in reads for b in reads):
+            return ()
+        self.patch = PATCHES[min(len(axes), 3)]
+        exact = math.prod(a.length for a in axes[:-1]) * -(-axes[-1].length // width)
+        return self.patch if self._patched() * THREADS <= exact * PADDED else ()
+
+    def _patched(self) -> int:
+        """How many patches there are."""
+        return math.prod(self._patches())
+
+    def _patches(self) -> list[int]:
+        """How many patches lie along each axis."""
+        lengths = self._lengths(self.along, 1)
+        lengths[-1] = -(-lengths[-1] // (32 * self.width))
+        for n, size in enumerate(self.patch, len(lengths) - 1 - len(self.patch)):
+            lengths[n] = -(-lengths[n] // size)
+        return lengths
+
     def _loose_width(self) -> int:
-        main = self.bodies[-1]
+        main, columns = self.bodies[-1], self.reducing and not self.rows
         sizes = [_size(main.nodes[k].code) for k in main.inputs]
-        sizes += [_size(c) for c in self.outs if not self.reducing]
-        return max(2, min(4, 16 // max(sizes)))
+        sizes += [_size(c) for c in self.outs if columns or not self.reducing]
+        width = max(2, min(4, 16 // max(sizes)))
+        if columns:  # each thread has the results of a vector
+            if any(r.op == "moment" for r in self.kernel.reductions):
+                width = min(width, 2)
+            length = self.axes["k"][-1].length
+            even = max(sizes) <= 8 and self._fast(self.out_layout) == 1
+            while width > 1 and not (even and length % width == 0 and self._even_rows(width)):
+                width //= 2
+        return width
 
     def _panels(self) -> None:
         """Go through all rows of a part of the columns, then of the next part, where each row reads
@@ -797,17 +886,31 @@ class _Generator:
 
     def _even(self, width: int) -> bool:
         """Whether such vectors begin at multiples of what is loaded at a time."""
-        for tree, k in [(body, k) for body in self.bodies for k in body.inputs]:
-            layout, node = self.layout_of[tree.letter, k], tree.nodes[k]
-            if self._fast(layout) != 1:
-                continue
-            size = _size(node.code)
-            whole = min(16, width * size)
-            others = self._strides(layout, "k") + self._strides(layout, "r")
-            others.remove(1)
-            if any(s * size % whole for s in (*others, node.data[1].offset)):
-                return False
-        return self.kernel.strides is None or self._even_rows(width)
+        every = [(body, k) for body in self.bodies for k in body.inputs]
+        even = all(
+            self._fast(self.layout_of[tree.letter, k]) != 1 or self._read_evenly(tree, k, width)
+            for tree, k in every
+        )
+        return even and (self.kernel.strides is None or self._even_rows(width))
+
+    def _read_evenly(self, tree: _Tree, k: int, width: int) -> bool:
+        """Whether vectors that begin at multiples along the fastest axis do so in an input, where
+        elements lie one behind the other along that axis."""
+        layout, node = self.layout_of[tree.letter, k], tree.nodes[k]
+        size = _size(node.code)
+        others = self._strides(layout, "k") + self._strides(layout, "r")
+        others.remove(1)
+        steps = (*others, node.data[1].offset)
+        return not any(s * size % min(16, width * size) for s in steps)
+
+    def _begins_evenly(self, tree: _Tree, k: int) -> bool:
+        """The same of one of those inputs that are read anyhow."""
+        if not self.aligned or self._fast(self.layout_of[tree.letter, k]) != 1:
+            return False
+        axes = self.axes[self.along]
+        rows = len(axes) == 1 or axes[-1].length % self.width == 0
+        by_row = self.along == "k" and self.out_layout >= 0
+        return (rows or by_row) and self._read_evenly(tree, k, self.width)
 
     def _even_rows(self, width: int) -> bool:
         """Whether each row of the outputs begins at a multiple of such a vector."""
@@ -1067,6 +1170,7 @@ class _Generator:
         if needed:
             lines += self._statements(tree, tree.below(needed), site, {})
         offsets: dict[int, str] = {}
+        anyhow: list[int] = []  # vectors that begin anywhere are read one by one
         for k in chosen:
             layout = self.layout_of[tree.letter, k]
             if layout not in offsets:
@@ -1078,14 +1182,23 @@ class _Generator:
             guard = tree.guards[k]
             check = f"if ({tree.letter}{guard}) " if guard is not None else ""
             name = target.replace("#", str(k))
-            if self.loose and self._vector(tree, k):
-                sign = "+" if self._fast(layout) > 0 else "-"
-                lines += [
-                    "#pragma unroll",
-                    f"for (int e = 0; e < {self.width}; ++e) {name}.x[e] = ({place})[{sign}e];",
-                ]
-                continue
-            lines.append(f"{check}{name} = *(const {kind}*)({place});")
+            if self.loose and self._vector(tree, k) and not self._begins_evenly(tree, k):
+                anyhow.append(k)
+            else:
+                lines.append(f"{check}{name} = *(const {kind}*)({place});")
+        known: dict[tuple[int, int], str] = {}  # elements that are there, by who has them and where
+        for k in sorted([k for k in chosen if self._vector(tree, k)], key=anyhow.__contains__):
+            layout, name = self.layout_of[tree.letter, k], target.replace("#", str(k))
+            first, away = self._beside(tree, k) if tree is self.bodies[-1] else (k, 0)
+            guard, mine = tree.guards[k], []
+            for e in range(self.width):
+                at = e if self._fast(layout) > 0 else -e
+                found = known.setdefault((first, away + at), f"{name}.x[{e}]")
+                if found == f"{name}.x[{e}]":
+                    found = f"(p{tree.letter}{k} + {offsets[layout]})[{at}]"
+                mine.append(f"{name}.x[{e}] = {found};")
+            if k in anyhow:
+                lines += mine if guard is None else [f"if ({tree.letter}{guard}) {{", *mine, "}"]
         return lines
 
     def _statements(
@@ -1226,10 +1339,10 @@ class _Generator:
         groups = ("r",) if self.reducing else ("k", "r")
         return [k for k in tree.inputs if not self._hoisted(tree, k, groups)]
 
-    def _before(self, site: _Site) -> list[str]:
+    def _before(self, site: _Site, bodies: Sequence[_Tree] = ()) -> list[str]:
         """Loads of what is the same in all of the loop."""
         lines = []
-        for tree in self.bodies:
+        for tree in bodies or self.bodies:
             inner, x = set(self._inner(tree)), self._register(tree)
             outer = [k for k in tree.inputs if k not in inner]
             lines += [f"{self._kind(tree, k)} {x}{k};" for k in outer]
@@ -1238,7 +1351,7 @@ class _Generator:
 
     def _register(self, tree: _Tree) -> str:
         """What inputs are called once they are loaded, before their number."""
-        return "x" if tree is self.tree else "y"
+        return {"v": "x", "a": "t", "b": "w"}.get(tree.letter, "y")
 
     @staticmethod
     def _scoped(lines: list[str], wanted: bool = True) -> list[str]:
@@ -1325,7 +1438,9 @@ class _Generator:
     def _loosely(self) -> list[str]:
         """Vectors of the output, in which what is read lies anyhow."""
         m = -(-self.points // self.width)
-        if self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
+        if self.patch:
+            m = self._patched() * THREADS
+        elif self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
             *rows, last = self._lengths("k", 1)
             m = math.prod(rows) * -(-last // self.width)
         self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
@@ -1354,7 +1469,8 @@ class _Generator:
         first one, past its last one, and from one to the next. What they read lies anyhow. A vector
         that does not lie in one row, or in the core, is taken apart. Points beyond the core come
         before, by themselves, so that lanes of a warp do the same: `others` are a thread's first
-        one of these, and from one to the next."""
+        one of these, and from one to the next. Where there is a body for threads that are not in
+        the core along the other axes, ``central`` says which are."""
         width, main = self.width, self.bodies[-1]
         lengths = self._lengths(group, 1)
 
@@ -1362,65 +1478,120 @@ class _Generator:
             coords = {(group, a): x for a, x in enumerate(names)}
             return _Site(base.coords | coords, base.linear | ({group: number} if number else {}))
 
-        def point(tree: _Tree, place: _Site, number: str) -> list[str]:
-            loads = self._loads(tree, self._inner(tree), place, f"{self._register(tree)}#[0]")
-            return [*self._declared(tree, 1), *self._scoped(loads), *use(tree, place, number)]
+        def point(
+            place: _Site, number: str, middle: _Tree = main, edge: _Tree | None = None
+        ) -> list[str]:
+            lines = self._point(middle, place, use(middle, place, number))
+            if not self.partly or edge is None:
+                return lines
+            others = self._point(edge, place, use(edge, place, number))
+            return ["if (central) {", *lines, "} else {", *others, "}"]
 
-        def loop(start: str, end: str, step: str, lines: list[str]) -> list[str]:
-            head = f"for ({self.count} i = {start}; i < {end}; i += {step}) {{"
-            return [head, *lines, "}"]
-
-        by_row = group == "k" and self.out_layout >= 0
-        if by_row:
-            number, many = "", -(-lengths[-1] // width)
-            coords, names = self._coordinates(
-                group, [*lengths[:-1], many], "i", "k", width, "rows"
-            )  # fmt: skip
-        else:
-            number = "j"
-            coords, names = self._coordinates(group, lengths, "j", "k")
-            coords.insert(0, f"const {self.count} j = i * {width}u;")
+        edge = self.partly.get(group)
+        by_row = bool(self.patch) or (group == "k" and self.out_layout >= 0)
+        coords, names, number = self._vectors(group, lengths, by_row)
         here = site(names, number)
-        whole = [self._inside(here)] if self.core is not None else []
-        if lengths[-1] % width:
+        bounded = self.core is not None and bool(self._within(group))
+        whole = [self._inside(here, group)] if bounded else []
+        even = by_row or lengths[-1] % width == 0  # vectors lie in rows, the last one perhaps not
+        if lengths[-1] % width and not (even and bounded):
             most = self.number("whole", lengths[-1] - width + 1)
             whole.append(f"({self.count}){names[-1]} < {most}")
-        lines = point(main, here, number)
+        lines = point(here, number, main, edge)
         beyond: list[str] = []
         self.width = 1
-        if whole:
+        if whole and even and bounded:  # what is in no whole vector of the core is beyond it
+            lines = [f"if ({' && '.join(whole)}) {{", *lines, "}"]
+        elif whole:
             if by_row:
-                end = self.number(("length", group, "", len(lengths) - 1), lengths[-1])
+                end = self.number(("length", group, "whole", len(lengths) - 1), lengths[-1])
                 inner = [
                     f"const {self.int} ke = {names[-1]} + one;", f"if (ke >= {end}) break;"
                 ]  # fmt: skip
                 place = site([*names[:-1], "ke"], "")
             else:
-                inner, others_ = self._coordinates(group, lengths, "je", "ke")
+                inner, others_ = self._coordinates(group, lengths, "je", f"{group}e", 1, "whole")
                 inner[:0] = [f"const {self.count} je = j + one;", "if (je >= n) break;"]
                 place = site(others_, "je")
-            check = [f"if (!({self._inside(place)})) continue;"] if self.core is not None else []
+            check = [f"if (!({self._inside(place, group)})) continue;"] if bounded else []
             lines = [
                 f"if ({' && '.join(whole)}) {{", *lines, "} else {", "#pragma unroll 1",
                 f"for (int one = 0; one < {width}; ++one) {{",
-                *inner, *check, *point(main, place, "je"), "}", "}",
+                *inner, *check, *point(place, "je", main, edge), "}", "}",
             ]  # fmt: skip
-        if self.core is not None:
-            names = [f"ke{n}" for n in range(len(lengths))]
-            total, found = self._beyond(group, lengths)
-            found += point(self.tree, site(names, "je"), "je")
-            beyond = loop(others[0], total, others[1], found)
+        if bounded:
+            _, total, found, names = self._beyond(group, width if even else 1)
+            found += point(site(names, "je"), "je", self.partly.get("k", self.tree), self.tree)
+            beyond = self._loop(others[0], total, others[1], found)
         self.width = width
-        return [*beyond, *loop(*vectors, [*coords, *lines])]
+        return [*beyond, *self._loop(*vectors, [*coords, *lines])]
 
-    def _beyond(self, group: str, lengths: Sequence[int]) -> tuple[str, list[str]]:
-        """How many points are not in the core, and statements that find one by its number i: its
-        coordinates, and its number among all. They lie in slabs before and behind the core along
-        one axis after the other."""
-        cut = {}
-        for k, start, length in self.within:
+    def _vectors(
+        self, group: str, lengths: Sequence[int], by_row: bool
+    ) -> tuple[list[str], list[str], str]:
+        """Statements that find a vector's first point by its number i, what the coordinates are
+        called, and the point's number, where it has one."""
+        width, c = self.width, self.count
+        if not by_row:
+            coords, names = self._coordinates(group, lengths, "j", group, 1, "whole")
+            return [f"const {c} j = i * {width}u;", *coords], names, "j"
+        if not self.patch:
+            rows = [*lengths[:-1], -(-lengths[-1] // width)]
+            coords, names = self._coordinates(group, rows, "i", group, width, "rows")
+            return coords, names, ""
+        coords, patches = self._coordinates(group, self._patches(), "patch", "c", 1, "patch")
+        coords.insert(0, f"const {c} patch = i >> 8, row = (i >> 5) & 7;")
+        names, ends = [f"{group}{n}" for n in range(len(lengths))], []
+        first, inner = len(lengths) - 1 - len(self.patch), 1
+        for n in range(len(lengths) - 1, -1, -1):
+            place = patches[n]
+            if n == len(lengths) - 1:
+                size = 32 * width
+                place = f"({place} * 32 + ({self.int})(i & 31)) * {width}"
+            elif n >= first:
+                size = self.patch[n - first]
+                place = f"{place} * {size} + ({self.int})(row / {inner} % {size})"
+                inner *= size
+            else:
+                size = 1
+            coords.append(f"const {self.int} {names[n]} = {place};")
+            if lengths[n] % size:
+                end = self.number(("length", group, "whole", n), lengths[n])
+                ends.append(f"({c}){names[n]} >= {end}")
+        if ends:
+            coords.append(f"if ({' || '.join(ends)}) continue;")
+        number = self._linear(group, lengths, names)
+        return [*coords, f"const {c} j = {number};"], names, "j"
+
+    def _linear(self, group: str, lengths: Sequence[int], names: Sequence[str]) -> str:
+        """A point's number among all of a group of axes."""
+        linear = names[0]
+        for n in range(1, len(lengths)):
+            whole = self.number(("length", group, "whole", n), lengths[n])
+            linear = f"(({self.count}){linear} * {whole} + {names[n]})"
+        return linear
+
+    def _point(self, tree: _Tree, site: _Site, uses: list[str]) -> list[str]:
+        """Load what a point, or a vector, reads, then use it."""
+        loads = self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[0]")
+        return [*self._declared(tree, 1), *self._scoped(loads), *uses]
+
+    def _loop(self, start: str, end: str, step: str, lines: list[str]) -> list[str]:
+        head = f"for ({self.count} i = {start}; i < {end}; i += {step}) {{"
+        return [head, *lines, "}"]
+
+    def _beyond(self, group: str, unit: int = 1) -> tuple[int, str, list[str], list[str]]:
+        """How many points are not in the core along these axes, the argument that says so, and
+        statements that find one by its number i: its coordinates, which come last, and its number
+        among all. They lie in slabs before and behind the core along one axis after the other.
+        Along the last axis the core has whole vectors of a `unit`."""
+        cut, lengths = {}, [a.length for a in self.axes[group]]
+        for k, start, length in self._within(group):
             (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], group)) if s]
-            cut[a] = start, start + length
+            low, high = start, start + length
+            if a == len(lengths) - 1:
+                low, high = -(-low // unit) * unit, high // unit * unit
+            cut[a] = low, max(low, high)
         total, chosen = 0, []
         begin, sizes = [0] * len(lengths), list(lengths)  # of what is left
         for a, (low, high) in sorted(cut.items()):
@@ -1428,26 +1599,25 @@ class _Generator:
                 where, slab = [], [*sizes[:a], size, *sizes[a + 1 :]]
                 for x in range(len(lengths) - 1, -1, -1):
                     at, length = start if x == a else begin[x], slab[x]
-                    word = a, x, behind and x == a
+                    word = group, a, x, behind and x == a
                     from_ = self.number(("from", *word), at)
-                    where.append(f"ke{x} = ({self.int})({from_} + rest % ")
+                    where.append(f"{group}e{x} = ({self.int})({from_} + rest % ")
                     where[-1] += f"{self.number(('slab', *word), length)});"
                     if x:
                         where.append(f"rest /= {self.number(('slab', *word), length)};")
-                many = self.number(("beyond", a, behind), math.prod(slab))
+                many = self.number(("beyond", group, a, behind), math.prod(slab))
                 chosen += [f"if (rest < {many}) {{", *where, "break;", "}", f"rest -= {many};"]
                 total += math.prod(slab)
             begin[a], sizes[a] = low, high - low
-        linear = "ke0"
-        for n in range(1, len(lengths)):
-            whole = self.number(("length", group, "", n), lengths[n])
-            linear = f"(({self.count}){linear} * {whole} + ke{n})"
-        return self.number("beyond", total), [
+        names = [f"{group}e{n}" for n in range(len(lengths))]
+        linear = self._linear(group, lengths, names)
+        found = [
             f"{self.count} rest = i;",
-            f"{self.int} {', '.join(f'ke{n} = 0' for n in range(len(lengths)))};",
+            f"{self.int} {', '.join(f'{x} = 0' for x in names)};",
             "do {", *chosen, "} while (0);",
             f"const {self.count} je = {linear};",
         ]  # fmt: skip
+        return total, self.number(("beyond", group), total), found, names
 
     def _elementwise(self) -> list[str]:
         if self.loose:
@@ -1619,14 +1789,15 @@ class _Generator:
 
     def _steps(self) -> int:
         """Vectors along the reduced axes, or points where vectors lie beside each other."""
+        if self.rows and self.patch:
+            return self._patched() * THREADS
         return -(-self.reach // self.width) if self.rows else self.reach
 
-    def _shares(self) -> tuple[int, int, int, int]:
+    def _shares(self, results_: int) -> tuple[int, int, int, int]:
         """How a reduction is divided: results of a block at a time, lanes for each of them, how
         many blocks share these, and how many steps each of them does."""
         rows = self.rows
         steps = self._steps()
-        results_ = self.points if rows else self.points // self.width
         if self.across >= 0:
             steps = self._tile_count("r")
             share = max(1, min(steps // 2, self.processors * SHARED_WAVES // 2))
@@ -1636,7 +1807,8 @@ class _Generator:
             lanes = min(lanes, 32)
             return THREADS // lanes, lanes, 1, max(steps, 1)
         if rows:
-            room = self.processors * ROW_WAVES // max(results_, 1)
+            waves = ROW_WAVES * (4 if self.partly else 1)  # some results take longer
+            room = self.processors * waves // max(results_, 1)
             share = max(1, min(room, -(-steps // (THREADS * self.times * 2))))
             long = -(-max(steps, 1) // share)
             long = -(-long // THREADS) * THREADS
@@ -1664,84 +1836,119 @@ class _Generator:
         )  # fmt: skip
 
     def _reducing(self) -> list[str]:
-        width = self.width
         self.wide = self.rows and self._is_wide()
-        side, lanes, share, long = self._shares()
-        steps = self._steps()
-        if self.across >= 0:
-            steps = self._tile_count("r")
-        self.held = 1 if self.rows else width  # results of one thread
-        results_ = self.points // self.held
-        groups = -(-results_ // side)
-        if groups * share >= 2**31:
-            raise NotGenerated(f"a reduction to {self.points:,} results")
-        self.blocks = max(1, min(groups * share, self.processors * WAVES))
-        c = self.count
+        self.held = 1 if self.rows else self.width  # results of one thread
+        steps = self._steps() if self.across < 0 else self._tile_count("r")
         shared = self.wide or not self.rows  # whether blocks may share results
-        lines = [
+        every = self._results()
+        total, before = "groups * share" if shared else "groups", []
+        work = [f"for (unsigned w = blockIdx.x; w < {total}; w += blocks) {{", *every.work, "}"]
+        units = every.units
+        if self.loose and not self.rows and self._within("k"):
+            # those that are beyond the core come before, by themselves
+            width = self.width
+            self.held = self.width = 1
+            others = self._results("beyond", width)
+            self.held = self.width = width
+            units += others.units
+            mine = self.slot(("units", "beyond"), others.units)
+            before = [f"const unsigned others = (unsigned){mine};"]
+            work = [
+                f"for (unsigned v = blockIdx.x; v < {total} + others; v += blocks) {{",
+                "if (v < others) {", "const unsigned w = v;", *others.declared, *others.work,
+                "} else {", "const unsigned w = v - others;", *every.work, "}", "}",
+            ]  # fmt: skip
+        self.blocks = max(1, min(units, self.processors * WAVES))
+        room = f"__shared__ Largest kept[{THREADS // 2}];", "__shared__ bool last;"
+        return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {c} results = {self.number('results', results_)};",
-            f"const {c} steps = {self.number('steps', steps)};",
-            f"const unsigned groups = (unsigned){self.slot('groups', groups)};",
-            "if (results == 0 || blockIdx.x >= blocks) return;",
+            f"const {self.count} steps = {self.number('steps', steps)};",
+            *before,
+            "if (blockIdx.x >= blocks) return;",
+            *(room if shared else ()),
+            *self._pointers(),
+            *every.declared,
+            "if (results == 0) return;",
+            *work,
+        ]
+
+    def _results(self, name: str = "", unit: int = 1) -> _Results:
+        """A loop's body that makes results of one thread or several: all of them, or those that lie
+        beyond the core, whose parts have a `name` then, and `unit` is how many there are in a
+        vector of the others."""
+        c, shared = self.count, self.wide or not self.rows
+        live = ["const bool live = o < results;"]
+        if name:
+            results_, _, found, names = self._beyond("k", unit)
+            found = [f"const {c} i = live ? o : 0;", *found]
+            site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": "je"})
+            live, number, bodies = [*live, *found], "je", [self.tree]
+            kept: list[str] = []
+        else:
+            results_ = self.points // self.held
+            kept, names = self._coordinates("k", self._lengths("k", self.held), "o", "k", self.held)
+            site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": f"o * {self.held}u"})
+            bodies, number = self.bodies, "o"
+            if self.loose and not self.rows:
+                bodies = self.bodies[1:]
+                if inside := self._inside(site, "k"):
+                    live = [*kept, f"const bool live = o < results && {inside};"]
+        side, lanes, share, long = self._shares(results_)
+        groups = -(-results_ // side)
+        units = groups * share
+        if units >= 2**31:
+            raise NotGenerated(f"a reduction to {self.points:,} results")
+
+        def word(what: str) -> Any:
+            return (what, name) if name else what
+
+        declared = [
+            f"const {c} results = {self.number(word('results'), results_)};",
+            f"const unsigned groups = (unsigned){self.slot(word('groups'), groups)};",
         ]
         if shared:
-            lines += [
-                f"const unsigned share = (unsigned){self.slot('share', share)};",
-                f"const {c} long_ = {self.number('long', long)};",
-                f"__shared__ Largest kept[{THREADS // 2}];",
-                "__shared__ bool last;",
+            declared += [
+                f"const unsigned share = (unsigned){self.slot(word('share'), share)};",
+                f"const {c} long_ = {self.number(word('long'), long)};",
             ]
         if self.wide:
-            lines.append(f"const int lanes = {THREADS}, x = 0, y = threadIdx.x;")
-            lines.append("const unsigned side = 1;")
-        elif self.rows:
-            lines += [
-                f"const int lanes = (int){self.slot('lanes', lanes)};",
-                f"const unsigned side = {THREADS}u / lanes;",
-                "const int x = threadIdx.x / lanes, y = threadIdx.x % lanes;",
-            ]
+            declared.append(f"const int lanes = {THREADS}, x = 0, y = threadIdx.x;")
+            declared.append("const unsigned side = 1;")
         else:
-            lines += [
-                f"const int lanes = (int){self.slot('lanes', lanes)};",
+            across = ("/", "%") if self.rows else ("%", "/")
+            divisor = "lanes" if self.rows else "side"
+            declared += [
+                f"const int lanes = (int){self.slot(word('lanes'), lanes)};",
                 f"const unsigned side = {THREADS}u / lanes;",
-                "const int x = threadIdx.x % side, y = threadIdx.x / side;",
+                f"const int x = threadIdx.x {across[0]} {divisor}, "
+                f"y = threadIdx.x {across[1]} {divisor};",
             ]
-        lines += self._pointers()
         if shared:
-            lines += self._scratch(groups, share, side)
+            declared += self._scratch(groups, share, side, name)
         work = [
             "const unsigned group = w / share, part = w % share;"
             if shared
             else "const unsigned group = w;",
             f"const {c} o = ({c})group * side + x;",
-            "const bool live = o < results;",
+            *live,
         ]
         for j in range(len(self.kinds)):
             work.append(f"Part{j} part{j}[{self.held}];")
             work += self._over_held([f"part{j}[e].clear();"])
-        kept, names = self._coordinates("k", self._lengths("k", self.held), "o", "k", self.held)
-        site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": f"o * {self.held}u"})
         work += [
             "if (live && steps) {",
             *kept,
-            *self._before(_Site({**site.coords}, {**site.linear, "r": "0"})),
-            *self._accumulated(site, shared),
+            *self._before(_Site({**site.coords}, {**site.linear, "r": "0"}), bodies),
+            *self._accumulated(site, shared, bool(name)),
             "}",
             *self._gathered(),
             *(self._combined() if shared else []),
             "if (y == 0 && live) {",
             *kept,
-            *self._finished(site),
+            *self._finished(site, number),
             "}",
         ]
-        total = "groups * share" if shared else "groups"
-        return [
-            *lines,
-            f"for (unsigned w = blockIdx.x; w < {total}; w += blocks) {{",
-            *work,
-            "}",
-        ]
+        return _Results(declared, work, units)
 
     def _counting(self) -> list[str]:
         """A histogram. Each block counts in shared memory, in as many copies as there is room for,
@@ -1777,7 +1984,7 @@ class _Generator:
             f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
             "if (steps) {",
             *self._before(_Site({}, {"r": "0"})),
-            *self._accumulated(_Site({}), True),
+            *self._accumulated(_Site({}), True, False),
             "}",
             "__syncthreads();",
             f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
@@ -1805,19 +2012,25 @@ class _Generator:
             return [x.replace("[e]", "[0]").replace(" + e)", ")") for x in lines]
         return ["#pragma unroll", f"for (int e = 0; e < {self.held}; ++e) {{", *lines, "}"]
 
-    def _accumulated(self, site: _Site, shared: bool) -> list[str]:
-        """The loop along the reduced axes."""
+    def _accumulated(self, site: _Site, shared: bool, beyond: bool) -> list[str]:
+        """The loop along the reduced axes, of results `beyond` the core perhaps."""
         width = self.width if self.rows else 1
-        if self.loose:
-            first = f"({self.count})part * long_"
+        first = f"({self.count})part * long_" if shared else "0"
+        end = "steps < begin + long_ ? steps : begin + long_" if shared else "steps"
+        bounds = [f"const {self.count} begin = {first};", f"const {self.count} end = {end};"]
+        others = ("part * lanes + y", "share * lanes") if shared else ("y", "lanes")
+        if self.loose and self.rows:
+            central = self._inside(site, "k") if self.partly else ""
             return [
-                f"const {self.count} n = {self.number('n', self.reach)}, begin = {first};",
-                f"const {self.count} end = steps < begin + long_ ? steps : begin + long_;",
+                *bounds, f"const {self.count} n = {self.number('n', self.reach)};",
+                *([f"const bool central = {central};"] if central else []),
                 *self._anyhow(
                     "r", site, lambda tree, place, _: self._taken(tree, place, "0"),
-                    ("begin + y", "end", "lanes"), ("part * lanes + y", "share * lanes"),
+                    ("begin + y", "end", "lanes"), others,
                 ),
             ]  # fmt: skip
+        if self.loose:
+            return [*bounds, *self._down(site, beyond, others)]
         if self.across >= 0:
             self.times = 4
 
@@ -1826,8 +2039,6 @@ class _Generator:
 
             tiles = f"const {self.count} tiles = steps;"
             return [tiles, *self._tile("r", "part", "share", use)]
-        first = f"({self.count})part * long_" if shared else "0"
-        end = "steps < begin + long_ ? steps : begin + long_" if shared else "steps"
         coords, names = self._coordinates("r", self._lengths("r", width), "j", "r", width)
         place = _Site(
             site.coords | {("r", a): x for a, x in enumerate(names)},
@@ -1838,11 +2049,48 @@ class _Generator:
             lambda tree, u: self._taken(tree, place, u),
         )  # fmt: skip
         return [
-            f"const {self.count} begin = {first};",
-            f"const {self.count} end = {end};",
+            *bounds,
             f"for ({self.count} r = begin + y; r < end; r += lanes * {self.times}u) {{",
             *body,
             "}",
+        ]
+
+    def _down(self, site: _Site, beyond: bool, others: tuple[str, str]) -> list[str]:
+        """The loop of threads that have results side by side, where what they read lies anyhow:
+        vectors of the core, and by themselves points that are beyond it along the reduced axes, or
+        all points of one result beyond it."""
+        lengths = self._lengths("r", 1)
+
+        def point(tree: _Tree, names: Sequence[str], number: str) -> list[str]:
+            coords = {("r", a): x for a, x in enumerate(names)}
+            place = _Site(site.coords | coords, site.linear | {"r": number})
+            return self._point(tree, place, self._taken(tree, place, "0"))
+
+        def steps(lines: list[str], start: str = "begin", end: str = "end") -> list[str]:
+            head = f"for ({self.count} j = {start} + y; j < {end}; j += lanes) {{"
+            return [head, *coords, *lines, "}"]
+
+        coords, names = self._coordinates("r", lengths, "j", "r", 1, "whole")
+        if beyond:
+            return steps(point(self.tree, names, "j"))
+        main = point(self.bodies[-1], names, "j")
+        if not self._within("r"):
+            return steps(main)
+        _, total, found, where = self._beyond("r")
+        last = self._loop(others[0], total, others[1],
+                          [*found, *point(self.partly["k"], where, "je")])  # fmt: skip
+        if len(lengths) > 1:
+            place = _Site({("r", a): x for a, x in enumerate(names)}, {"r": "j"})
+            return [*last, *steps([f"if ({self._inside(place, 'r')}) {{", *main, "}"])]
+        ((k, low, length),) = self._within("r")
+        below, above = (
+            self.number(("core", n), value) for n, value in enumerate((low, low + length))
+        )
+        return [
+            *last,
+            f"const {self.count} from = begin > {below} ? begin : {below};",
+            f"const {self.count} past = end < {above} ? end : {above};",
+            *steps(main, "from", "past"),
         ]
 
     def _taken(self, tree: _Tree, site: _Site, which: str) -> list[str]:
@@ -1890,20 +2138,23 @@ class _Generator:
             return f"gather_lanes({part}, lanes);"
         return f"gather_lines({part}, lanes, side, kept);"
 
-    def _scratch(self, groups: int, share: int, side: int) -> list[str]:
+    def _scratch(self, groups: int, share: int, side: int, name: str) -> list[str]:
         """Where the blocks that share results leave their parts."""
         many = -(-groups * share * side * self.held // 2) * 2  # parts may be 16 bytes long
         sizes = [_part_size(op, short, gives) for op, short, gives in self.kinds]
         slot, counters = self.slots.at("scratch"), self.slots.at("counters")
+        taken, counting = (at[1] if at else 0 for at in (self.scratch, self.counters))
         if share > 1:
-            self.scratch = slot, many * sum(sizes)
-            self.counters = counters, groups
+            self.scratch = slot, taken + many * sum(sizes)
+            self.counters = counters, counting + groups
+        behind = [f" + {self.slot((what, name), n)}" if name else ""
+                  for what, n in (("scratch", taken), ("counters", counting))]  # fmt: skip
         lines = [
-            f"unsigned char* const scratch = (unsigned char*)S({slot});",
-            f"unsigned* const counters = (unsigned*)S({counters});",
+            f"unsigned char* const scratch = (unsigned char*)S({slot}){behind[0]};",
+            f"unsigned* const counters = (unsigned*)S({counters}){behind[1]};",
         ]
         before = 0
-        room = self.slot("room", many)
+        room = self.slot(("room", name), many)
         for j, size in enumerate(sizes):
             lines.append(f'static_assert(sizeof(Part{j}) == {size}, "scratch");')
             lines.append(f"Part{j}* const left{j} = (Part{j}*)(scratch + {before} * {room});")
@@ -1950,12 +2201,12 @@ class _Generator:
             "}",
         ]
 
-    def _finished(self, site: _Site) -> list[str]:
-        """The outputs, of results that are complete."""
+    def _finished(self, site: _Site, number: str = "o") -> list[str]:
+        """The outputs, of results that are complete; `number` says which result a point has."""
         tree = self.final
         held = self.held
         coords = dict(site.coords)
-        linear = {"k": f"o * {held}u + e" if held > 1 else "o"}
+        linear = {"k": f"o * {held}u + e" if held > 1 else number}
         if held > 1:
             last = len(self.axes["k"]) - 1
             coords["k", last] = f"{coords['k', last]} + e"

@@ -74,8 +74,9 @@ MOST_COST = 1024
 #: Bytes of columns that a multiprocessor's cache has room for beside what else goes through it, and
 #: columns that a warp goes along at a time.
 KEPT_BYTES, LEAST_COLUMNS = 96 * 1024, 64
-#: Bytes of inputs of one thread at a time, beyond which it has no registers for them all: of 255.
-LATE_BYTES = 1000
+#: Bytes of inputs of one thread at a time, beyond which it has no registers for them all: of 255;
+#: and that it has room for in a quarter of these.
+LATE_BYTES, FEW_BYTES = 1000, 128
 #: What each element of a vector may cost whose parts are read one by one: the code is there twice.
 #: And how long rows have to be.
 LOOSE_COST, LOOSE_LEAST = 256, 64
@@ -85,11 +86,6 @@ MANY_STEPS = 2**14
 CLOSE = 2**16
 #: Elements from one view to another of the same array, at most, whose common part is read once.
 BESIDE = 8
-#: Rows of 32 vectors that the threads of a block have at a time, along the axes before the last, by
-#: how many axes there are: what they read of each other's rows is in a cache then.
-PATCHES: dict[int, tuple[int, ...]] = {2: (8,), 3: (2, 4)}
-#: How many vectors whole patches may have for each that there is.
-PADDED = 1.25
 #: Bytes of shared memory for tiles; there are 48 KiB.
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
@@ -436,6 +432,18 @@ class _Site:
 
 
 @dataclass(slots=True)
+class _Slab:
+    """Points, or vectors, that are found by their number i: how many, the argument that says so,
+    statements that find the point's coordinates and its number among all, and what these are
+    called."""
+
+    points: int
+    total: str
+    found: list[str]
+    names: list[str]
+
+
+@dataclass(slots=True)
 class _Results:
     """How results of a reduction are made: what is declared first, a loop's body, and how often
     that is to run."""
@@ -504,7 +512,10 @@ class _Generator:
         """Where conditions on indices guard loads, most points may lie where it is known which of
         them hold: there less is to be done."""
         self.core: _Tree | None = None
-        self.partly: dict[str, _Tree] = {}  # where only a group of axes is known to be in the core
+        # where only some axes are known to be in the core: a group of them, or the last one of a
+        # group ("last") and the others of it ("others")
+        self.partly: dict[str, _Tree] = {}
+        self.apart: dict[str, _Tree] = {}
         self.within: list[tuple[int, int, int]] = []  # axis, first, length: where the core lies
         if self.scanning or all(g is None for g in self.tree.guards.values()):
             return
@@ -540,7 +551,8 @@ class _Generator:
         """What is evaluated at each point."""
         if self.scanning:
             return [self.tree, self.final]
-        return [self.tree, *self.partly.values(), *([self.core] if self.core is not None else [])]
+        core = [self.core] if self.core is not None else []
+        return list(dict.fromkeys([self.tree, *self.partly.values(), *self.apart.values(), *core]))
 
     @property
     def trees(self) -> list[_Tree]:
@@ -754,10 +766,15 @@ class _Generator:
         self.loose = self.width == 1 and not self.late and self._may_be_loose(cost)
         if self.loose:
             self.width, self.times = self._loose_width(), 1
-            self.at_once = min(self.at_once, 2)
+            each *= self.width
+            self.at_once = min(self.at_once, 2) if each <= 2 * FEW_BYTES else 1
+            room = each <= FEW_BYTES < 4 * len(tree.inputs) and self.core is not None
+            if room and not columns and self.points > 1:
+                self.at_once = 4  # registers are for the core: what is beyond it may spill
         else:
             self.partly = {}
-        self.patch = self._patch() if self.loose else ()
+        if self.loose and self.core is not None and (self.rows or not self.reducing):
+            self._take_apart()
 
     def _may_be_loose(self, cost: int) -> bool:
         """Whether threads take neighbours side by side although what they read does not begin at
@@ -792,50 +809,56 @@ class _Generator:
         for group in (along, across) if self._within(across) else ():
             if group != along and not (self.rows and self._within(along)):
                 continue  # no point of these lies beyond the core along the others
-            box = [(0, n) for n in self.kernel.shape]
-            for k, low, length in self._within(group):
-                box[k] = low, low + length
-            tree = _Tree(settled(self.evaluated, tuple(box)), {"k": "a", "r": "b"}[group])
+            tree = self._settled(self._within(group), {"k": "a", "r": "b"}[group])
             self.partly[group] = tree
-            for k in (*tree.inputs, *tree.indices):
-                self.layout_of[tree.letter, k] = self.layouts[self._leaf_strides(tree, k, ())]
-            for k in tree.inputs if group == along else ():
-                fast = self._fast(self.layout_of[tree.letter, k])
-                if abs(fast) > 1 or self._varies(tree, tree.guards[k]):
-                    return False
+            if group == along and not self._side_by_side(tree):
+                return False
         return True
 
-    def _patch(self) -> tuple[int, ...]:
-        """Rows of neighbours that a block of threads goes through together, along the axes before
-        the last: what some of them read is then in a processor's cache for the others. None where
-        nobody reads the rows beside its own."""
-        main, axes, width = self.bodies[-1], self.axes[self.along], self.width
-        if len(axes) < 2 or (self.reducing and not self.rows) or not min(a.length for a in axes):
-            return ()
-        if not self.reducing and self.out_layout < 0 and axes[-1].length % width:
-            return ()
-        reads = [
-            (n, self.layout_of[main.letter, k], view.offset)
-            for k in main.inputs
-            for n, view in [main.nodes[k].data]
-        ]
-        if not any(a[:2] == b[:2] and abs(a[2] - b[2]) > BESIDE for a in reads for b in reads):
-            return ()
-        self.patch = PATCHES[min(len(axes), 3)]
-        exact = math.prod(a.length for a in axes[:-1]) * -(-axes[-1].length // width)
-        return self.patch if self._patched() * THREADS <= exact * PADDED else ()
+    def _settled(self, within: Iterable[tuple[int, int, int]], letter: str) -> _Tree:
+        """What is evaluated where points are known to be in the core along some axes."""
+        box = [(0, n) for n in self.kernel.shape]
+        for k, low, length in within:
+            box[k] = low, low + length
+        tree = _Tree(settled(self.evaluated, tuple(box)), letter)
+        for k in (*tree.inputs, *tree.indices):
+            self.layout_of[letter, k] = self.layouts[self._leaf_strides(tree, k, ())]
+        return tree
 
-    def _patched(self) -> int:
-        """How many patches there are."""
-        return math.prod(self._patches())
+    def _side_by_side(self, tree: _Tree) -> bool:
+        """Whether a tree's inputs can be read for the points of a vector at once."""
+        return all(
+            abs(self._fast(self.layout_of[tree.letter, k])) <= 1
+            and not self._varies(tree, tree.guards[k])
+            for k in tree.inputs
+        )
 
-    def _patches(self) -> list[int]:
-        """How many patches lie along each axis."""
-        lengths = self._lengths(self.along, 1)
-        lengths[-1] = -(-lengths[-1] // (32 * self.width))
-        for n, size in enumerate(self.patch, len(lengths) - 1 - len(self.patch)):
-            lengths[n] = -(-lengths[n] // size)
-        return lengths
+    def _take_apart(self) -> None:
+        """Points beyond the core are of three kinds, where vectors lie in rows: those that are in
+        it along the last axis, and come as vectors; those that are in it along all others; and the
+        few that are left."""
+        if self.partly or not self._even_vectors():
+            return
+        within, last = self._within(self.along), self._fast_axis()
+        fast, others = [x for x in within if x[0] == last], [x for x in within if x[0] != last]
+        tree = self._settled(fast, "a") if fast else self.tree
+        if not others or not self._side_by_side(tree):
+            return
+        self.apart = {"last": tree}
+        if fast or self.axes[self.along][-1].length % self.width:
+            self.apart["others"] = self._settled(others, "b")
+
+    def _fast_axis(self) -> int:
+        """The kernel's axis that vectors lie along, if the core ends along it; or -1."""
+        return next((k for k, n in self.axis_layout.items() if self._fast(n)), -1)
+
+    def _by_row(self) -> bool:
+        """Whether vectors that are read anyhow begin with each row of the output."""
+        return self.along == "k" and self.out_layout >= 0 and not self.reducing
+
+    def _even_vectors(self) -> bool:
+        """Whether vectors that are read anyhow lie in rows, of which the last may not be whole."""
+        return self._by_row() or self.axes[self.along][-1].length % self.width == 0
 
     def _loose_width(self) -> int:
         main, columns = self.bodies[-1], self.reducing and not self.rows
@@ -908,9 +931,8 @@ class _Generator:
         if not self.aligned or self._fast(self.layout_of[tree.letter, k]) != 1:
             return False
         axes = self.axes[self.along]
-        rows = len(axes) == 1 or axes[-1].length % self.width == 0
-        by_row = self.along == "k" and self.out_layout >= 0
-        return (rows or by_row) and self._read_evenly(tree, k, self.width)
+        rows = len(axes) == 1 or self._even_vectors()
+        return rows and self._read_evenly(tree, k, self.width)
 
     def _even_rows(self, width: int) -> bool:
         """Whether each row of the outputs begins at a multiple of such a vector."""
@@ -1438,9 +1460,7 @@ class _Generator:
     def _loosely(self) -> list[str]:
         """Vectors of the output, in which what is read lies anyhow."""
         m = -(-self.points // self.width)
-        if self.patch:
-            m = self._patched() * THREADS
-        elif self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
+        if self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
             *rows, last = self._lengths("k", 1)
             m = math.prod(rows) * -(-last // self.width)
         self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
@@ -1488,17 +1508,30 @@ class _Generator:
             return ["if (central) {", *lines, "} else {", *others, "}"]
 
         edge = self.partly.get(group)
-        by_row = bool(self.patch) or (group == "k" and self.out_layout >= 0)
-        coords, names, number = self._vectors(group, lengths, by_row)
+        if by_row := self._by_row():
+            rows, number = [*lengths[:-1], -(-lengths[-1] // width)], ""
+            coords, names = self._coordinates(group, rows, "i", group, width, "rows")
+        else:
+            number = "j"
+            coords, names = self._coordinates(group, lengths, "j", group, 1, "whole")
+            coords.insert(0, f"const {self.count} j = i * {width}u;")
         here = site(names, number)
         bounded = self.core is not None and bool(self._within(group))
         whole = [self._inside(here, group)] if bounded else []
-        even = by_row or lengths[-1] % width == 0  # vectors lie in rows, the last one perhaps not
-        if lengths[-1] % width and not (even and bounded):
+        even = self._even_vectors()
+        if lengths[-1] % width and self._fast_axis() < 0:
             most = self.number("whole", lengths[-1] - width + 1)
             whole.append(f"({self.count}){names[-1]} < {most}")
         lines = point(here, number, main, edge)
+        cuts = self._cuts(group, width if even else 1)
         beyond: list[str] = []
+
+        def slabs(slab: _Slab, tree: _Tree, otherwise: _Tree) -> list[str]:
+            uses = point(site(slab.names, "je"), "je", tree, otherwise)
+            return self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
+
+        if self.apart:
+            beyond = slabs(self._slabs("vectors", group, cuts, "core"), *[self.apart["last"]] * 2)
         self.width = 1
         if whole and even and bounded:  # what is in no whole vector of the core is beyond it
             lines = [f"if ({' && '.join(whole)}) {{", *lines, "}"]
@@ -1519,49 +1552,14 @@ class _Generator:
                 f"for (int one = 0; one < {width}; ++one) {{",
                 *inner, *check, *point(place, "je", main, edge), "}", "}",
             ]  # fmt: skip
-        if bounded:
-            _, total, found, names = self._beyond(group, width if even else 1)
-            found += point(site(names, "je"), "je", self.partly.get("k", self.tree), self.tree)
-            beyond = self._loop(others[0], total, others[1], found)
+        if "others" in self.apart:
+            for kind, tree in (("last", self.apart["others"]), ("beyond", self.tree)):
+                beyond += slabs(self._slabs(kind, group, cuts, kind), tree, tree)
+        elif bounded and not self.apart:
+            slab = self._slabs("all", group, cuts)
+            beyond = slabs(slab, self.partly.get("k", self.tree), self.tree)
         self.width = width
         return [*beyond, *self._loop(*vectors, [*coords, *lines])]
-
-    def _vectors(
-        self, group: str, lengths: Sequence[int], by_row: bool
-    ) -> tuple[list[str], list[str], str]:
-        """Statements that find a vector's first point by its number i, what the coordinates are
-        called, and the point's number, where it has one."""
-        width, c = self.width, self.count
-        if not by_row:
-            coords, names = self._coordinates(group, lengths, "j", group, 1, "whole")
-            return [f"const {c} j = i * {width}u;", *coords], names, "j"
-        if not self.patch:
-            rows = [*lengths[:-1], -(-lengths[-1] // width)]
-            coords, names = self._coordinates(group, rows, "i", group, width, "rows")
-            return coords, names, ""
-        coords, patches = self._coordinates(group, self._patches(), "patch", "c", 1, "patch")
-        coords.insert(0, f"const {c} patch = i >> 8, row = (i >> 5) & 7;")
-        names, ends = [f"{group}{n}" for n in range(len(lengths))], []
-        first, inner = len(lengths) - 1 - len(self.patch), 1
-        for n in range(len(lengths) - 1, -1, -1):
-            place = patches[n]
-            if n == len(lengths) - 1:
-                size = 32 * width
-                place = f"({place} * 32 + ({self.int})(i & 31)) * {width}"
-            elif n >= first:
-                size = self.patch[n - first]
-                place = f"{place} * {size} + ({self.int})(row / {inner} % {size})"
-                inner *= size
-            else:
-                size = 1
-            coords.append(f"const {self.int} {names[n]} = {place};")
-            if lengths[n] % size:
-                end = self.number(("length", group, "whole", n), lengths[n])
-                ends.append(f"({c}){names[n]} >= {end}")
-        if ends:
-            coords.append(f"if ({' || '.join(ends)}) continue;")
-        number = self._linear(group, lengths, names)
-        return [*coords, f"const {c} j = {number};"], names, "j"
 
     def _linear(self, group: str, lengths: Sequence[int], names: Sequence[str]) -> str:
         """A point's number among all of a group of axes."""
@@ -1580,44 +1578,76 @@ class _Generator:
         head = f"for ({self.count} i = {start}; i < {end}; i += {step}) {{"
         return [head, *lines, "}"]
 
-    def _beyond(self, group: str, unit: int = 1) -> tuple[int, str, list[str], list[str]]:
-        """How many points are not in the core along these axes, the argument that says so, and
-        statements that find one by its number i: its coordinates, which come last, and its number
-        among all. They lie in slabs before and behind the core along one axis after the other.
-        Along the last axis the core has whole vectors of a `unit`."""
-        cut, lengths = {}, [a.length for a in self.axes[group]]
-        for k, start, length in self._within(group):
+    def _cuts(self, group: str, unit: int = 1) -> dict[int, tuple[int, int]]:
+        """Where the core begins and ends along each of a group's axes where it is not all. Along
+        the last one it has whole vectors of a `unit`."""
+        cuts: dict[int, tuple[int, int]] = {}
+        last = len(self.axes[group]) - 1
+        for k, low, length in self._within(group) if self.core is not None else ():
             (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], group)) if s]
-            low, high = start, start + length
-            if a == len(lengths) - 1:
+            high = low + length
+            if a == last:
                 low, high = -(-low // unit) * unit, high // unit * unit
-            cut[a] = low, max(low, high)
-        total, chosen = 0, []
+            cuts[a] = low, max(low, high)
+        if cuts and last not in cuts and (odd := self.axes[group][-1].length % unit):
+            cuts[last] = 0, self.axes[group][-1].length - odd
+        return cuts
+
+    def _slabs(
+        self, name: str, group: str, cuts: dict[int, tuple[int, int]], kind: str = "whole"
+    ) -> _Slab:
+        """Points that are not in the core. They lie in slabs before and behind it along one axis
+        after the other. Of another `kind` are those that are in the core along the last axis
+        ("core": vectors then), those that are in it along all others ("last"), and those that are
+        neither ("beyond")."""
+        lengths = [a.length for a in self.axes[group]]
+        last, steps = len(lengths) - 1, 1
         begin, sizes = [0] * len(lengths), list(lengths)  # of what is left
-        for a, (low, high) in sorted(cut.items()):
+        order, gap = sorted(cuts), cuts.get(last, (0, lengths[-1]))
+        if kind == "last":
+            order = [last]
+            for a in cuts:
+                if a != last:
+                    begin[a], sizes[a] = cuts[a][0], cuts[a][1] - cuts[a][0]
+        elif kind != "whole":
+            order = [a for a in order if a != last]
+            if kind == "core":
+                steps = self.width
+                begin[last], sizes[last] = gap[0], (gap[1] - gap[0]) // steps
+            else:
+                sizes[last] = lengths[last] - (gap[1] - gap[0])
+        names = [f"{group}e{n}" for n in range(len(lengths))]
+        total, chosen = 0, []
+        for a in order:
+            low, high = cuts[a]
             for behind, (start, size) in enumerate(((0, low), (high, lengths[a] - high))):
                 where, slab = [], [*sizes[:a], size, *sizes[a + 1 :]]
-                for x in range(len(lengths) - 1, -1, -1):
+                for x in range(last, -1, -1):
                     at, length = start if x == a else begin[x], slab[x]
-                    word = group, a, x, behind and x == a
+                    word = name, group, a, x, behind and x == a
                     from_ = self.number(("from", *word), at)
-                    where.append(f"{group}e{x} = ({self.int})({from_} + rest % ")
-                    where[-1] += f"{self.number(('slab', *word), length)});"
+                    scale = f" * {steps}u" if x == last and steps > 1 else ""
+                    where.append(f"{names[x]} = ({self.int})({from_} + rest % ")
+                    where[-1] += f"{self.number(('slab', *word), length)}{scale});"
                     if x:
                         where.append(f"rest /= {self.number(('slab', *word), length)};")
-                many = self.number(("beyond", group, a, behind), math.prod(slab))
+                many = self.number(("slab", name, group, a, behind), math.prod(slab))
                 chosen += [f"if (rest < {many}) {{", *where, "break;", "}", f"rest -= {many};"]
                 total += math.prod(slab)
             begin[a], sizes[a] = low, high - low
-        names = [f"{group}e{n}" for n in range(len(lengths))]
-        linear = self._linear(group, lengths, names)
         found = [
             f"{self.count} rest = i;",
             f"{self.int} {', '.join(f'{x} = 0' for x in names)};",
             "do {", *chosen, "} while (0);",
-            f"const {self.count} je = {linear};",
         ]  # fmt: skip
-        return total, self.number(("beyond", group), total), found, names
+        if kind == "beyond":
+            from_, many = (
+                f"({self.int}){self.slot((word, name, group), n)}"
+                for word, n in (("gap", gap[0]), ("gap's", gap[1] - gap[0]))
+            )
+            found.append(f"if ({names[last]} >= {from_}) {names[last]} += {many};")
+        found.append(f"const {self.count} je = {self._linear(group, lengths, names)};")
+        return _Slab(total, self.number(("slabs", name, group), total), found, names)
 
     def _elementwise(self) -> list[str]:
         if self.loose:
@@ -1789,8 +1819,6 @@ class _Generator:
 
     def _steps(self) -> int:
         """Vectors along the reduced axes, or points where vectors lie beside each other."""
-        if self.rows and self.patch:
-            return self._patched() * THREADS
         return -(-self.reach // self.width) if self.rows else self.reach
 
     def _shares(self, results_: int) -> tuple[int, int, int, int]:
@@ -1879,10 +1907,11 @@ class _Generator:
         c, shared = self.count, self.wide or not self.rows
         live = ["const bool live = o < results;"]
         if name:
-            results_, _, found, names = self._beyond("k", unit)
-            found = [f"const {c} i = live ? o : 0;", *found]
-            site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": "je"})
-            live, number, bodies = [*live, *found], "je", [self.tree]
+            slab = self._slabs(name, "k", self._cuts("k", unit))
+            results_ = slab.points
+            site = _Site({("k", a): x for a, x in enumerate(slab.names)}, {"k": "je"})
+            live = [*live, f"const {c} i = live ? o : 0;", *slab.found]
+            number, bodies = "je", [self.tree]
             kept: list[str] = []
         else:
             results_ = self.points // self.held
@@ -2076,9 +2105,9 @@ class _Generator:
         main = point(self.bodies[-1], names, "j")
         if not self._within("r"):
             return steps(main)
-        _, total, found, where = self._beyond("r")
-        last = self._loop(others[0], total, others[1],
-                          [*found, *point(self.partly["k"], where, "je")])  # fmt: skip
+        slab = self._slabs("all", "r", self._cuts("r"))
+        uses = point(self.partly["k"], slab.names, "je")
+        last = self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
         if len(lengths) > 1:
             place = _Site({("r", a): x for a, x in enumerate(names)}, {"r": "j"})
             return [*last, *steps([f"if ({self._inside(place, 'r')}) {{", *main, "}"])]

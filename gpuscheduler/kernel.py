@@ -21,9 +21,10 @@ the last one to finish puts the parts together, in order. The same bits come out
 A view below a `where` may reach outside its array only where the condition is made of indices and
 constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
 Where such conditions are settled for most points at once (a block between the edges of its
-neighbours), these points have a body of their own, and the others come before them. Vectors are
-written also where what they are made of begins anywhere (edges, shifts, odd rows): each element of
-that is then read by itself, once.
+neighbours), these points have a body of their own, and the others come before them: most of these
+with a body that knows where they lie along some axes. Results that lie beyond that core are made by
+threads of their own. Vectors are written also where what they are made of begins anywhere (edges,
+shifts, odd rows): each element of that is then read by itself, once, or with others that lie evenly.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ LATE_BYTES, FEW_BYTES = 1000, 128
 #: What each element of a vector may cost whose parts are read one by one: the code is there twice.
 #: And how long rows have to be.
 LOOSE_COST, LOOSE_LEAST = 256, 64
-#: Points of one result from which on whole blocks of threads go along them.
+#: Points from which on it is worth while to reduce those beyond the core by themselves.
 MANY_STEPS = 2**14
 #: Bytes of a result that lies directly behind those of other items of a launch, at most.
 CLOSE = 2**16
@@ -441,6 +442,7 @@ class _Slab:
     total: str
     found: list[str]
     names: list[str]
+    number: str
 
 
 @dataclass(slots=True)
@@ -807,7 +809,7 @@ class _Generator:
         axes while vectors lie in it along the others."""
         along, across = ("r", "k") if self.rows else ("k", "r")  # vectors lie along the first
         for group in (along, across) if self._within(across) else ():
-            if group != along and not (self.rows and self._within(along)):
+            if group != along and not self._within(along):
                 continue  # no point of these lies beyond the core along the others
             tree = self._settled(self._within(group), {"k": "a", "r": "b"}[group])
             self.partly[group] = tree
@@ -1527,7 +1529,7 @@ class _Generator:
         beyond: list[str] = []
 
         def slabs(slab: _Slab, tree: _Tree, otherwise: _Tree) -> list[str]:
-            uses = point(site(slab.names, "je"), "je", tree, otherwise)
+            uses = point(site(slab.names, slab.number), slab.number, tree, otherwise)
             return self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
 
         if self.apart:
@@ -1646,8 +1648,9 @@ class _Generator:
                 for word, n in (("gap", gap[0]), ("gap's", gap[1] - gap[0]))
             )
             found.append(f"if ({names[last]} >= {from_}) {names[last]} += {many};")
-        found.append(f"const {self.count} je = {self._linear(group, lengths, names)};")
-        return _Slab(total, self.number(("slabs", name, group), total), found, names)
+        number = f"{group}at"
+        found.append(f"const {self.count} {number} = {self._linear(group, lengths, names)};")
+        return _Slab(total, self.number(("slabs", name, group), total), found, names, number)
 
     def _elementwise(self) -> list[str]:
         if self.loose:
@@ -1909,9 +1912,10 @@ class _Generator:
         if name:
             slab = self._slabs(name, "k", self._cuts("k", unit))
             results_ = slab.points
-            site = _Site({("k", a): x for a, x in enumerate(slab.names)}, {"k": "je"})
+            number = slab.number
+            site = _Site({("k", a): x for a, x in enumerate(slab.names)}, {"k": number})
             live = [*live, f"const {c} i = live ? o : 0;", *slab.found]
-            number, bodies = "je", [self.tree]
+            bodies = [self.tree, *filter(None, [self.partly.get("r")])]
             kept: list[str] = []
         else:
             results_ = self.points // self.held
@@ -1919,7 +1923,7 @@ class _Generator:
             site = _Site({("k", a): x for a, x in enumerate(names)}, {"k": f"o * {self.held}u"})
             bodies, number = self.bodies, "o"
             if self.loose and not self.rows:
-                bodies = self.bodies[1:]
+                bodies = [*filter(None, [self.partly.get("k")]), self.bodies[-1]]
                 if inside := self._inside(site, "k"):
                     live = [*kept, f"const bool live = o < results && {inside};"]
         side, lanes, share, long = self._shares(results_)
@@ -2101,12 +2105,14 @@ class _Generator:
 
         coords, names = self._coordinates("r", lengths, "j", "r", 1, "whole")
         if beyond:
-            return steps(point(self.tree, names, "j"))
-        main = point(self.bodies[-1], names, "j")
+            inside, outside = self.partly.get("r", self.tree), self.tree
+        else:
+            inside, outside = self.bodies[-1], self.partly.get("k", self.tree)
+        main = point(inside, names, "j")
         if not self._within("r"):
             return steps(main)
         slab = self._slabs("all", "r", self._cuts("r"))
-        uses = point(self.partly["k"], slab.names, "je")
+        uses = point(outside, slab.names, slab.number)
         last = self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
         if len(lengths) > 1:
             place = _Site({("r", a): x for a, x in enumerate(names)}, {"r": "j"})

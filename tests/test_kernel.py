@@ -421,12 +421,9 @@ def surrounded(draw):
     """A sum of what lies around each point of a block among its neighbours, perhaps reduced again:
     the lengths of blocks along each axis, the function, and the type."""
     edges = st.integers(0, 3)
-    lengths = tuple(
-        [
-            (draw(edges), draw(st.integers(8, 40)), draw(edges))
-            for _ in range(draw(st.sampled_from([2, 3])))
-        ]
-    )
+    inner = st.sampled_from([8, 16, 24, 40]) | st.integers(8, 40)
+    axes = st.tuples(edges, inner, edges)
+    lengths = tuple(draw(st.lists(axes, min_size=2, max_size=3)))
     corner = st.tuples(*[st.integers(0, a + b) for a, _, b in lengths])
     corners = tuple(draw(st.lists(corner, min_size=1, max_size=6, unique=True)))
     axes = tuple(sorted(draw(st.sets(st.sampled_from(range(len(lengths))), min_size=1))))

@@ -39,6 +39,29 @@ PROGRAMS = {
     "spread": lambda x: around(x, neighbours).std(),
     "furthest": lambda x: around(x, neighbours).argmax(),
     "mean of differences": lambda x: (x[1:, 1:] - x[:-1, :-1]).mean(),
+    "sums of columns": lambda x: around(x, neighbours).sum(axis=0),
+    "sums of rows": lambda x: around(x, neighbours).sum(axis=1),
+    "spread of columns": lambda x: around(x, neighbours).std(axis=0),
+    "furthest of rows": lambda x: around(x, neighbours).argmax(axis=1),
+}
+
+
+def six(b):
+    inner = b[1:-1, 1:-1, 1:-1]
+    ends = b[:-2, 1:-1, 1:-1] - b[2:, 1:-1, 1:-1] + b[1:-1, :-2, 1:-1] * 2 - b[1:-1, 2:, 1:-1]
+    return ends + b[1:-1, 1:-1, :-2] - b[1:-1, 1:-1, 2:] * 3 + inner
+
+
+SOLID = {
+    "blocks": lambda x: around(x, six),
+    "norm": lambda x: (around(x, six) ** 2).sum(),
+    "along the first": lambda x: around(x, six).sum(axis=0),
+    "along the second": lambda x: around(x, six).max(axis=1),
+    "along the last": lambda x: around(x, six).mean(axis=2),
+    "planes": lambda x: around(x, six).std(axis=(1, 2)),
+    "lines": lambda x: around(x, six).sum(axis=(0, 1)),
+    "slopes over time": lambda x: sum(g**2 for g in da.gradient(x, axis=(1, 2))).mean(axis=0),
+    "slopes over areas": lambda x: sum(g**2 for g in da.gradient(x, axis=(1, 2))).mean((1, 2)),
 }
 
 
@@ -71,3 +94,20 @@ def test_values(devices, program, chunks, dtype, chosen):
     for value in found:
         assert value.dtype == want.dtype
         np.testing.assert_allclose(value, want, rtol=1e-5 if dtype == "f4" else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
+@pytest.mark.parametrize("program", SOLID)
+def test_three_axes(program, chunks, dtype, chosen):
+    """Edges along three axes, and sums along some of them."""
+    shape = [2 * n for n in chunks]
+    x = da.from_array(np.random.default_rng(0).integers(0, 99, shape).astype(dtype), chunks=chunks)
+    want = SOLID[program](x).compute(scheduler="sync")
+    with Scheduler("cuda:0,0", fuse_least=0, check=True):
+        y = SOLID[program](x.to_backend("cupy").persist())
+        found = [cupy.asnumpy(y.compute()) for _ in range(3)]
+        found.append(cupy.asnumpy(y.persist().compute()))
+    for value in found:
+        assert value.dtype == want.dtype
+        np.testing.assert_allclose(value, want, rtol=2e-5 if dtype == "f4" else 1e-12)

@@ -22,9 +22,10 @@ A view below a `where` may reach outside its array only where the condition is m
 constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
 Where such conditions are settled for most points at once (a block between the edges of its
 neighbours), these points have a body of their own, and the others come before them: most of these
-with a body that knows where they lie along some axes. Results that lie beyond that core are made by
-threads of their own. Vectors are written also where what they are made of begins anywhere (edges,
-shifts, odd rows): each element of that is then read by itself, once, or with others that lie evenly.
+with a body that knows where they lie along some axes. Results that lie beyond that core are made
+by threads of their own. Vectors are written also where what they are made of begins anywhere
+(edges, shifts, odd rows): each element of that is then read by itself, once, or with others that
+lie evenly.
 """
 
 from __future__ import annotations

@@ -322,6 +322,9 @@ class Traced(NDArrayOperatorsMixin):
     def swapaxes(self, a: int, b: int) -> Traced:
         return look(self, lambda x: x.swapaxes(a, b))
 
+    def repeat(self, repeats: Any, axis: Any = None) -> Any:
+        return FUNCTIONS[np.repeat](self, repeats, axis)
+
     def squeeze(self, axis: Any = None) -> Traced:
         view = look(self, lambda a: a.squeeze(axis))
         return self if view.shape == self.shape else view
@@ -494,7 +497,7 @@ def look(x: Traced, how: Callable[[Any], Any]) -> Traced:
     return Traced(expr, shape, of=x)
 
 
-def _kept(x: Traced) -> Traced:
+def stored(x: Traced) -> Traced:
     """The same values, as an array that a kernel writes. To NumPy it is still the same array."""
     return Traced(current.get().keep(Stage(x.shape, x._expr), x.dtype), x.shape, of=x)
 
@@ -506,7 +509,7 @@ def broadcast(x: Traced, shape: Shape) -> Traced:
     if np.broadcast_shapes(x.shape, shape) != shape:
         raise ValueError(f"shape {x.shape} cannot be broadcast to {shape}")
     if x._expr.op not in LEAVES and math.prod(shape) > x.size and made_in(x._expr):
-        x = _kept(x)  # computed once for each of its own elements
+        x = stored(x)  # computed once for each of its own elements
     before = (0,) * (len(shape) - x.ndim)
     spread = [n == 1 and m != 1 for n, m in zip(x.shape, shape[len(before) :], strict=True)]
 
@@ -535,8 +538,8 @@ def reshaped(x: Traced, shape: Any, order: str = "C") -> Traced:
         return look(x, how)
     except ValueError:  # NumPy would copy; so does a kernel
         if order == "F":
-            return _kept(x.T).reshape(full[::-1]).T
-        out = look(_kept(x), how)
+            return stored(x.T).reshape(full[::-1]).T
+        out = look(stored(x), how)
         if out.ndim == 1:
             out._rows = Traced(x._expr, x.shape), out._expr
         return out

@@ -51,6 +51,7 @@ from .following import (
     view_over,
     with_leaves,
 )
+from .regions import settled
 from .sizes import map_leaves
 
 
@@ -305,10 +306,19 @@ class Assembly:
                 return node_of("input", (), leaf.dtype, (self.numbers[leaf.data[0]], leaf.data[1]))
             return leaf
 
+        args = _known([with_leaves(r.arg, numbered) for r in group.reductions], group.shape)
         reductions = [
-            Reduction(r.op, with_leaves(r.arg, numbered), r.dtypes) for r in group.reductions
+            Reduction(r.op, arg, r.dtypes) for r, arg in zip(group.reductions, args, strict=True)
         ]
-        return Kernel(group.shape, tuple(group.outputs), tuple(reductions), group.axes)
+        outputs = _known(group.outputs, group.kept)
+        return Kernel(group.shape, tuple(outputs), tuple(reductions), group.axes)
+
+
+def _known(roots: list[Expr], shape: Shape) -> list[Expr]:
+    """The same without choices by position of which is known what they choose wherever that is."""
+    if not any(n.op == "where" for n in nodes(roots)):
+        return roots
+    return settled(roots, tuple([(0, n) for n in shape]))
 
 
 def _canonically(expr: Expr, shape: Shape) -> Expr:

@@ -206,8 +206,13 @@ class Following:
         beside: Beside | None = None,
         points: bool = False,
         matrices: bool = False,
+        whole: bool = False,
     ) -> None:
         self.products, self.points, self.operations = products, points, 0
+        #: Whether parts of arrays that are put together shall be an array that a kernel writes;
+        #: and what those are, by the number (`id`) of the leaf that reads them.
+        self.whole = whole
+        self.parts: dict[int, Expr] = {}
         self.matrices = matrices  # whether products of two matrices may be values
         self.short = True  # whether short rows may be reduced one by one
         self.beside = beside

@@ -12,6 +12,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from operator import itemgetter
@@ -55,7 +56,7 @@ from .following import (
 )
 from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referred
 from .grid import Tile
-from .kernel import unwritten
+from .kernel import NotGenerated, generate, unwritten
 from .persisted import Chunk
 from .regions import bytes_touched, count_boxes, interior
 from .sizes import leaves, map_leaves
@@ -99,6 +100,8 @@ LARGE = 2**20
 #: Conditions on where a point is with which a program takes NumPy longer than Dask's own way, where
 #: there are fewer points than this in each box, on average, in which all of them are known.
 CHOICES, BOX_POINTS = 3, 2**15
+#: Places that a kernel may read, of which it is not asked whether it can be written for a GPU.
+MANY_PLACES = 100
 
 
 class Fused:
@@ -285,6 +288,18 @@ def _is_mosaic(kernel: Kernel) -> bool:
         for roots, shape in ((inner, kernel.shape), (kernel.outputs, kernel.kept))
         if roots
     )
+
+
+def _takes_too_much(kernel: Kernel) -> bool:
+    """Whether it reads so many places of the parts that arrays are put together of, that it cannot
+    be written for a GPU."""
+    if sum(node.op == "input" for node in nodes(kernel.roots)) < MANY_PLACES:
+        return False
+    try:
+        generate(kernel)
+    except NotGenerated:
+        return True
+    return False
 
 
 def changed(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
@@ -783,6 +798,11 @@ class Fuser:
         except Unfollowed as error:
             culprit = recipe.step_of(error)
             return Followed(None, str(error), operations=error.operations, culprit=culprit)
+        if self.on_gpus and any(map(_takes_too_much, program.kernels)):
+            again = following.Beside(dense=True, every=beside.every)
+            with suppress(Unfollowed):
+                program = trace.follow(call, every, True, again, whole=True)
+                beside = again
         if reason := unreadable(program):
             return Followed(None, reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):

@@ -33,6 +33,7 @@ from .arrays import (
     reshaped,
     rounded,
     scalar_if_point,
+    stored,
     traced,
 )
 from .bins import Bins, compared
@@ -141,6 +142,27 @@ def _stacked(ndim: int, axis: int, arrays: Sequence[Any], **kwargs: Any) -> Trac
     return _concatenate(parts, axis, **kwargs)
 
 
+def _put_together(parts: Sequence[Any], *args: Any, **kwargs: Any) -> Traced:
+    """`numpy.concatenate`, of what may itself be parts that were put together."""
+    return _whole(_concatenate([_in_parts(p) for p in parts], *args, **kwargs))
+
+
+def _whole(x: Traced) -> Traced:
+    """Parts that are put together, as an array that a kernel writes, if such are wanted."""
+    following = current.get()
+    if not following.whole or x._expr.op != "where":
+        return x
+    kept = stored(x)
+    following.parts[id(kept._expr)] = x._expr
+    return kept
+
+
+def _in_parts(x: Any) -> Traced:
+    x = traced(x)
+    before = current.get().parts.get(id(x._expr))
+    return x if before is None else Traced(before, x.shape)
+
+
 def _block(parts: Any) -> Traced:
     def depth(p: Any) -> int:
         return 1 + max(depth(q) for q in p) if isinstance(p, list) else 0
@@ -153,11 +175,11 @@ def _block(parts: Any) -> Traced:
 
     def join(p: Any, level: int) -> Traced:
         if not isinstance(p, list):
-            a = traced(p)
+            a = _in_parts(p)
             return a.reshape((1,) * (ndim - a.ndim) + a.shape)
         return _concatenate([join(q, level + 1) for q in p], ndim - levels + level)
 
-    return join(parts, 0)
+    return _whole(join(parts, 0))
 
 
 def _roll(x: Traced, shift: Any, axis: Any = None) -> Traced:
@@ -172,6 +194,23 @@ def _roll(x: Traced, shift: Any, axis: Any = None) -> Traced:
             ends = x[(*all_before, slice(-s, None))], x[(*all_before, slice(None, -s))]
             x = _concatenate(ends, a)
     return x.copy()
+
+
+def _repeat(x: Any, repeats: Any, axis: Any = None) -> Traced:
+    """`numpy.repeat`, of each element as often."""
+    x = traced(x)
+    if isinstance(repeats, Traced) or np.ndim(repeats):
+        raise refuse("it repeats elements as often as an array says")
+    times = operator.index(repeats)
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    axis = normalize_axis_index(operator.index(axis), x.ndim)
+    if times < 0:
+        raise ValueError("repeats may not contain negative values.")
+    shape, before = list(x.shape), x.shape[: axis + 1]
+    shape[axis] *= times
+    spread = broadcast(expand(x, axis + 1), (*before, times, *x.shape[axis + 1 :]))
+    return spread.reshape(shape).copy()
 
 
 def _split(x: Traced, parts: Any, axis: int = 0) -> list[Traced]:
@@ -263,12 +302,12 @@ def _as_view(name: str) -> None:
 for _name in _VIEWS.split():
     _as_view(_name)
 for _name, _function in {
-    "concatenate": _concatenate, "concat": _concatenate, "stack": _stack, "block": _block,
+    "concatenate": _put_together, "concat": _put_together, "stack": _stack, "block": _block,
     "vstack": functools.partial(_stacked, 2, 0), "row_stack": functools.partial(_stacked, 2, 0),
     "hstack": functools.partial(_stacked, 1, 1), "dstack": functools.partial(_stacked, 3, 2),
     "atleast_1d": functools.partial(_at_least, 1), "atleast_2d": functools.partial(_at_least, 2),
     "atleast_3d": functools.partial(_at_least, 3), "roll": _roll, "array_split": _split,
-    "split": _even_split, "pad": _pad,
+    "split": _even_split, "pad": _pad, "repeat": _repeat,
 }.items():  # fmt: skip
     implements(_name)(_function)
 
@@ -303,6 +342,29 @@ def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:
         raise refuse(f"it makes a histogram of {x.dtype} with edges of {edges.dtype}")
     ours = Bins.of(edges.astype(kind))
     return Traced(node_of("bin", (cast_to(x._expr, kind),), np.int64, ours), x.shape)
+
+
+#: Edges that each value is compared with, at most.
+MOST_EDGES = 32
+
+
+@implements("digitize")
+def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    """How many edges are below each value, or above it where they descend."""
+    x = traced(x)
+    if not isinstance(bins, np.ndarray | list | tuple):
+        raise refuse("the bins that it sorts into depend on values")
+    edges = np.asarray(bins)
+    np.digitize(np.empty(0, x.dtype), edges, right)  # it says what is wrong with them
+    kind = compared(x.dtype, edges.dtype) if x.dtype.kind in "iuf" else None
+    if kind is None or not 0 < edges.size <= MOST_EDGES or np.isnan(edges).any():
+        raise refuse(f"it sorts {x.dtype} into bins of {edges.size} edges of {edges.dtype}")
+    value, found = Traced(cast_to(x._expr, kind), x.shape), Traced(constant(0, np.intp), x.shape)
+    for edge in edges.astype(kind):
+        below = value <= edge if right else value < edge
+        # what is not a number lies behind all edges
+        found = found + (below if edges[0] > edges[-1] else ~below)
+    return scalar_if_point(found)
 
 
 @implements("std")

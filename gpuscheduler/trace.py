@@ -66,12 +66,14 @@ def follow(
     beside: Beside | None = None,
     points: bool = False,
     matrices: Callable[[Product], object] | None = None,
+    whole: bool = False,
 ) -> Program:
     """The program of `call(*arguments)`, whose arrays are known as `Abstract`s only. With
     `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
     Arrays that it reads beside its arguments are put into `beside`; without that, it may not.
     Of `points` each element is a number of Python's for the function. Where its value is the
-    product of two matrices, one that `matrices` agrees to, `Multiplies` is raised.
+    product of two matrices, one that `matrices` agrees to, `Multiplies` is raised. Parts of arrays
+    that it puts together are read where they are, or, if `whole`, put together first.
 
     >>> program = follow(lambda x: (x * 2).sum(), [Abstract((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -80,15 +82,15 @@ def follow(
     reason = impure(call)
     if reason:
         raise Unfollowed(reason)
-    whole = products and matrices is not None
+    multiplies = products and matrices is not None
     try:
-        return _followed(call, abstract, Following(products, beside, points, whole))
+        return _followed(call, abstract, Following(products, beside, points, multiplies, whole))
     except Multiplies as error:
         if matrices is not None and error.product is not None and matrices(error.product):
             raise
     # once more, to say where it does that
     again = beside and Beside(beside.dense, beside.every)
-    return _followed(call, abstract, Following(products, again, points))
+    return _followed(call, abstract, Following(products, again, points, whole=whole))
 
 
 def _followed(call: Callable[..., Any], abstract: Sequence[Any], following: Following) -> Program:

@@ -19,8 +19,10 @@ from dask.callbacks import Callback
 
 import gpuscheduler.scheduler
 from gpuscheduler import Scheduler
+from gpuscheduler.expr import nodes
 from gpuscheduler.fuse import MOST_READ, Fused, Fuser
 from gpuscheduler.graph import from_dask
+from gpuscheduler.kernel import generate
 from tests.strategies import graph_of, received
 
 
@@ -36,6 +38,28 @@ def test_so_much_disappears_into_a_task_and_no_more(scheduler):
     assert max(len(t.expects) for t in programs(graph)) < MOST_READ + 4
     assert len(programs(graph)) < 1000 + MOST_READ
     assert (x + 1).sum(split_every=4).compute() == np.arange(1, 2001.0).sum()
+
+
+WEIGHTS = (1, 2, 3, 4, 5, 4, 3, 2, 1)
+
+
+def smooth(b):
+    rows = sum(w * np.roll(b, k, 0) for k, w in enumerate(WEIGHTS, -4))
+    return sum(w * np.roll(rows, k, 1) for k, w in enumerate(WEIGHTS, -4)) / 625
+
+
+def test_what_reads_very_many_places_among_neighbours_reads_them_put_together():
+    """81 places of nine blocks have no room among a kernel's arguments."""
+    x = da.from_array(np.ones((300, 300), "f4"), chunks=100)
+    y = da.map_overlap(smooth, x, depth=4, boundary="reflect", dtype="f4")
+    every = [t.program.kernels for t in programs(Fuser(graph_of(y), 0, on_gpus=True).fused())]
+    blocks = [kernels for kernels in every if len(kernels) > 1]
+    assert len(blocks) == 9
+    for first, second in blocks:
+        assert len({n.data[0] for n in nodes(first.roots) if n.op == "input"}) >= 4
+        assert len({n.data[0] for n in nodes(second.roots) if n.op == "input"}) == 1
+        for kernel in (first, second):
+            generate(kernel)
 
 
 def stencil(u):

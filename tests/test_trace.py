@@ -521,6 +521,68 @@ def test_histograms_that_depend_on_values_stay_as_they_are():
     assert "must be positive" in reason(lambda x: np.histogram(x, 0, range=(0, 1)), DOUBLE)
 
 
+EDGES = {
+    "even": np.linspace(-1, 1, 5),
+    "descending": np.linspace(2, -2, 8),
+    "integers": np.array([0, 3, 3, 7]),
+    "a list": [0.5],
+    "single": np.array([-0.1, 0.1], "f4"),
+}
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize("x", [DOUBLE, SINGLE, HOLES, DOUBLE.astype("f2"), INTS, INTS.astype("u1"),
+                               DOUBLE[:0], DOUBLE.T[::2], np.array(0.5)],
+                         ids=lambda x: f"{x.dtype.str}{x.shape}")  # fmt: skip
+def test_bins_of_values(name, x, right):
+    agree(functools.partial(np.digitize, bins=EDGES[name], right=right), x)
+
+
+def test_bins_that_are_found_by_numpy():
+    assert "40 edges" in reason(functools.partial(np.digitize, bins=np.arange(40)), DOUBLE)
+    assert "depend on values" in reason(np.digitize, DOUBLE, SINGLE[0])
+    assert "monotonic" in reason(functools.partial(np.digitize, bins=[0, 2, 1]), DOUBLE)
+    assert "2 edges" in reason(functools.partial(np.digitize, bins=[0, np.nan]), DOUBLE)
+
+
+@pytest.mark.parametrize("x", [DOUBLE, INTS, CUBE, DOUBLE.T[::2], DOUBLE[:0], DOUBLE[0] > 0],
+                         ids=lambda x: f"{x.dtype.str}{x.shape}")  # fmt: skip
+def test_elements_that_are_repeated(x):
+    for times in (0, 1, 3, np.int64(2)):
+        agree(lambda x, n=times: np.repeat(x + x, n), x)
+        agree(lambda x, n=times: np.repeat(x * 2, n, axis=-1) + 1, x)
+        agree(lambda x, n=times: (x + x).repeat(n, 0), x)
+    assert "as an array says" in reason(lambda x: np.repeat(x, [1, 2]), DOUBLE)
+    assert "negative" in reason(lambda x: np.repeat(x, -1), DOUBLE)
+
+
+def test_parts_are_put_together_first_where_it_is_asked_for():
+    """Once, however deep they are nested; what reads them reads one array."""
+
+    def smooth(x):
+        whole = np.block([[x, x[:, :1]], [x[:1], x[:1, :1]]])
+        return whole[1:, 1:] + whole[:-1, :-1]
+
+    known = [Abstract(DOUBLE.shape, DOUBLE.dtype)]
+    (kernel,) = follow(smooth, known).kernels
+    first, second = follow(smooth, known, whole=True).kernels
+    assert {n.data[0] for n in nodes(kernel.roots) if n.op == "input"} == {0}
+    assert {n.data[0] for n in nodes(second.roots) if n.op == "input"} == {1}
+    assert first.shape == (DOUBLE.shape[0] + 1, DOUBLE.shape[1] + 1)
+    program = follow(lambda x: np.concatenate([np.concatenate([x, x]), x]) * 2, known, whole=True)
+    assert len(program.kernels) == 2
+    for function in (smooth, lambda x: np.concatenate([np.concatenate([x, x + 1], 1)] * 2)[1:] * 2):
+        program = follow(function, known, whole=True)
+        assert_same(fuse.computed(program, blocks.evaluate, [DOUBLE]), function(DOUBLE))
+
+
+def test_choices_that_are_known_everywhere_are_not_made():
+    """The ends of what is rolled are cut off."""
+    (kernel,) = kernels(lambda x: np.roll(x, 1, 0)[1:], DOUBLE)
+    assert all(n.op != "where" for n in nodes(kernel.roots))
+
+
 def test_independent_reductions_share_a_pass():
     assert len(kernels(lambda x, y: (x.sum(1), (x * y).max(1), y.argmin(1)), DOUBLE, DOUBLE)) == 1
     assert len(kernels(lambda x: (x.sum(1), x.sum(0)), DOUBLE)) == 2
@@ -682,7 +744,7 @@ def test_tasks_of_dask(name):
         ("cumsum", lambda x: x.cumsum(0)),
         ("partition", lambda x: da.topk(x, 2)),
         ("all values are NaN", lambda x: da.nanargmax(x)),
-        ("digitize", lambda x: da.digitize(x, np.array([0, 0.5]))),
+        ("into bins", lambda x: da.digitize(x, np.arange(40))),
         ("more than one result", lambda x: da.frexp(x)[0]),
     ],
 )

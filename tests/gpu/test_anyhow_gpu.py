@@ -111,3 +111,27 @@ def test_three_axes(program, chunks, dtype, chosen):
     for value in found:
         assert value.dtype == want.dtype
         np.testing.assert_allclose(value, want, rtol=2e-5 if dtype == "f4" else 1e-12)
+
+
+WEIGHTS = (1, 2, 3, 4, 5, 4, 3, 2, 1)
+
+
+def smooth(b):
+    rows = sum(w * np.roll(b, k, 0) for k, w in enumerate(WEIGHTS, -4))
+    return sum(w * np.roll(rows, k, 1) for k, w in enumerate(WEIGHTS, -4)) / 625
+
+
+@pytest.mark.parametrize("boundary", ["reflect", "periodic", "none"])
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_very_many_places(devices, boundary, chosen):
+    """What reads too many of its neighbours' has them put together first."""
+    values = np.random.default_rng(0).normal(size=(100, 150)).astype("f4")
+    x = da.from_array(values, chunks=(50, 50))
+    y = da.map_overlap(smooth, x, depth=4, boundary=boundary, dtype="f4")
+    want = y.compute(scheduler="sync")
+    with Scheduler(devices, fuse_least=0, check=True) as s:
+        x = x.to_backend("cupy").persist()
+        y = da.map_overlap(smooth, x, depth=4, boundary=boundary, dtype="f4", meta=x._meta)
+        assert not s.plan(y).why
+        for _ in range(3):
+            np.testing.assert_allclose(cupy.asnumpy(y.compute()), want, rtol=1e-4, atol=1e-5)

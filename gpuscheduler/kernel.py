@@ -82,6 +82,9 @@ LATE_BYTES, FEW_BYTES = 1000, 128
 #: What each element of a vector may cost whose parts are read one by one: the code is there twice.
 #: And how long rows have to be.
 LOOSE_COST, LOOSE_LEAST = 256, 64
+#: Places in each array that a reduction reads at each point, from which on it is worth while to
+#: read them one by one, but each once.
+OFTEN = 5
 #: Points from which on it is worth while to reduce those beyond the core by themselves.
 MANY_STEPS = 2**14
 #: Bytes of a result that lies directly behind those of other items of a launch, at most.
@@ -792,7 +795,8 @@ class _Generator:
             return False
         sizes = [_size(c) for c in self.outs]
         if self.reducing:
-            fits = self.core is not None and self.points * self.reach > MANY_STEPS
+            often = len(main.inputs) >= OFTEN * len({main.nodes[k].data[0] for k in main.inputs})
+            fits = (often or self.core is not None) and self.points * self.reach > MANY_STEPS
             fits = fits and (self.rows or self.writes) and self._may_leave_the_core()
         elif self.out_layout >= 0:
             fits = self._even_rows(self._loose_width())

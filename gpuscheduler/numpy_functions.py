@@ -350,21 +350,27 @@ MOST_EDGES = 32
 
 @implements("digitize")
 def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    """How many edges are below each value, or above it where they descend."""
-    x = traced(x)
-    if not isinstance(bins, np.ndarray | list | tuple):
-        raise refuse("the bins that it sorts into depend on values")
-    edges = np.asarray(bins)
-    np.digitize(np.empty(0, x.dtype), edges, right)  # it says what is wrong with them
-    kind = compared(x.dtype, edges.dtype) if x.dtype.kind in "iuf" else None
-    if kind is None or not 0 < edges.size <= MOST_EDGES or np.isnan(edges).any():
-        raise refuse(f"it sorts {x.dtype} into bins of {edges.size} edges of {edges.dtype}")
-    value, found = Traced(cast_to(x._expr, kind), x.shape), Traced(constant(0, np.intp), x.shape)
-    for edge in edges.astype(kind):
-        below = value <= edge if right else value < edge
-        # what is not a number lies behind all edges
-        found = found + (below if edges[0] > edges[-1] else ~below)
-    return scalar_if_point(found)
+    """How many edges are not above each value, or above it where they descend."""
+    x, given = traced(x), isinstance(bins, Traced)
+    edges = bins if given else np.asarray(bins)
+    count = edges.size
+    if edges.ndim != 1 or not 0 < count <= MOST_EDGES or x.dtype.kind not in "iuf":
+        raise refuse(f"it sorts {x.dtype} into bins of {count} edges")
+    kind = compared(x.dtype, edges.dtype)
+    if kind is None or not (given or np.array_equal(edges, edges)):  # they have holes
+        raise refuse(f"it sorts {x.dtype} into bins with edges of {edges.dtype}")
+    if not given:
+        np.digitize(np.empty(0, x.dtype), edges, right)  # it says what is wrong with them
+    value, edges = Traced(cast_to(x._expr, kind), x.shape), edges.astype(kind)
+    found = Traced(constant(0, np.intp), x.shape)
+    for k in range(count):
+        found = found + (value <= edges[k] if right else value < edges[k])
+    # what is not a number lies behind all edges
+    descends = edges[0] > edges[-1]
+    other = count - found
+    return scalar_if_point(
+        either(descends, found, other) if given else found if descends else other
+    )
 
 
 @implements("std")

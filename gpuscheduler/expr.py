@@ -43,7 +43,7 @@ DType = np.dtype[Any]
 
 #: Stand for the positions of blocks in their arrays, in programs that serve many blocks: the n-th
 #: is `PLACEHOLDER + 2 * n`. No constant of a user's is likely to be one of them.
-PLACEHOLDER, MOST_PLACES = 0x3B9A_C9FF_5A5A_0000, 2**16
+PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 #: Operations that read nothing from other nodes.
 LEAVES = frozenset({"input", "index", "constant", "reduced"})
 #: Random numbers.
@@ -203,6 +203,15 @@ def constant(value: Any, dtype: Any) -> Expr:
 def is_zero(node: Expr) -> bool:
     """Whether it is the constant zero."""
     return node.op == "constant" and not node.value
+
+
+def is_placeholder(value: int) -> bool:
+    """Whether it stands for a position that is not known yet.
+
+    >>> is_placeholder(PLACEHOLDER + 2), is_placeholder(2)
+    (True, False)
+    """
+    return 0 <= value - PLACEHOLDER < 2**16
 
 
 def source(n: int, shape: tuple[int, ...], dtype: Any) -> Expr:

@@ -289,8 +289,7 @@ def _is_mosaic(kernel: Kernel) -> bool:
 
 
 def _takes_too_much(kernel: Kernel) -> bool:
-    """Whether it reads so many places of the parts that arrays are put together of, that it cannot
-    be written for a GPU."""
+    """Whether it reads so many places that it cannot be written for a GPU."""
     if sum(node.op == "input" for node in nodes(kernel.roots)) < MANY_PLACES:
         return False
     try:

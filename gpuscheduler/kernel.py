@@ -707,7 +707,7 @@ class _Generator:
         if votes:
             self.across = max(votes, key=lambda a: (len(votes[a]), a))
             self.turned = set(votes[self.across])
-            self.core = None
+            self.core, self.within = None, []
 
     def _width(self) -> None:
         """How many elements a thread takes side by side, and how many times over."""
@@ -777,10 +777,9 @@ class _Generator:
             room = each <= FEW_BYTES < 4 * len(tree.inputs) and self.core is not None
             if room and not columns and self.points > 1:
                 self.at_once = 4  # registers are for the core: what is beyond it may spill
+            self._take_apart()
         else:
             self.partly = {}
-        if self.loose and self.core is not None and (self.rows or not self.reducing):
-            self._take_apart()
 
     def _may_be_loose(self, cost: int) -> bool:
         """Whether threads take neighbours side by side although what they read does not begin at
@@ -811,7 +810,7 @@ class _Generator:
 
     def _may_leave_the_core(self) -> bool:
         """Whether a reduction's results, or what is reduced, may lie beyond the core along some
-        axes while vectors lie in it along the others."""
+        axes while vectors lie in it along the others: with the bodies `partly`."""
         along, across = ("r", "k") if self.rows else ("k", "r")  # vectors lie along the first
         for group in (along, across) if self._within(across) else ():
             if group != along and not self._within(along):
@@ -844,7 +843,8 @@ class _Generator:
         """Points beyond the core are of three kinds, where vectors lie in rows: those that are in
         it along the last axis, and come as vectors; those that are in it along all others; and the
         few that are left."""
-        if self.partly or not self._even_vectors():
+        down = self.reducing and not self.rows
+        if self.core is None or self.partly or down or not self._even_vectors():
             return
         within, last = self._within(self.along), self._fast_axis()
         fast, others = [x for x in within if x[0] == last], [x for x in within if x[0] != last]
@@ -1215,8 +1215,9 @@ class _Generator:
                 anyhow.append(k)
             else:
                 lines.append(f"{check}{name} = *(const {kind}*)({place});")
+        vectors = [k for k in chosen if anyhow and self._vector(tree, k)]
         known: dict[tuple[int, int], str] = {}  # elements that are there, by who has them and where
-        for k in sorted([k for k in chosen if self._vector(tree, k)], key=anyhow.__contains__):
+        for k in sorted(vectors, key=anyhow.__contains__):  # those that are whole come first
             layout, name = self.layout_of[tree.letter, k], target.replace("#", str(k))
             first, away = self._beside(tree, k) if tree is self.bodies[-1] else (k, 0)
             guard, mine = tree.guards[k], []
@@ -1505,14 +1506,17 @@ class _Generator:
             coords = {(group, a): x for a, x in enumerate(names)}
             return _Site(base.coords | coords, base.linear | ({group: number} if number else {}))
 
-        def point(
-            place: _Site, number: str, middle: _Tree = main, edge: _Tree | None = None
-        ) -> list[str]:
-            lines = self._point(middle, place, use(middle, place, number))
-            if not self.partly or edge is None:
+        def point(place: _Site, number: str, tree: _Tree, edge: _Tree | None) -> list[str]:
+            lines = self._point(tree, place, use(tree, place, number))
+            if edge is None:
                 return lines
             others = self._point(edge, place, use(edge, place, number))
             return ["if (central) {", *lines, "} else {", *others, "}"]
+
+        def slabs(kind: str, tree: _Tree, edge: _Tree | None = None) -> list[str]:
+            slab = self._slabs(group, cuts, kind)
+            uses = point(site(slab.names, slab.number), slab.number, tree, edge)
+            return self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
 
         edge = self.partly.get(group)
         if by_row := self._by_row():
@@ -1523,7 +1527,7 @@ class _Generator:
             coords, names = self._coordinates(group, lengths, "j", group, 1, "whole")
             coords.insert(0, f"const {self.count} j = i * {width}u;")
         here = site(names, number)
-        bounded = self.core is not None and bool(self._within(group))
+        bounded = bool(self._within(group))
         whole = [self._inside(here, group)] if bounded else []
         even = self._even_vectors()
         if lengths[-1] % width and self._fast_axis() < 0:
@@ -1531,14 +1535,7 @@ class _Generator:
             whole.append(f"({self.count}){names[-1]} < {most}")
         lines = point(here, number, main, edge)
         cuts = self._cuts(group, width if even else 1)
-        beyond: list[str] = []
-
-        def slabs(slab: _Slab, tree: _Tree, otherwise: _Tree) -> list[str]:
-            uses = point(site(slab.names, slab.number), slab.number, tree, otherwise)
-            return self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
-
-        if self.apart:
-            beyond = slabs(self._slabs("vectors", group, cuts, "core"), *[self.apart["last"]] * 2)
+        beyond = slabs("core", self.apart["last"]) if self.apart else []
         self.width = 1
         if whole and even and bounded:  # what is in no whole vector of the core is beyond it
             lines = [f"if ({' && '.join(whole)}) {{", *lines, "}"]
@@ -1560,11 +1557,11 @@ class _Generator:
                 *inner, *check, *point(place, "je", main, edge), "}", "}",
             ]  # fmt: skip
         if "others" in self.apart:
-            for kind, tree in (("last", self.apart["others"]), ("beyond", self.tree)):
-                beyond += slabs(self._slabs(kind, group, cuts, kind), tree, tree)
+            beyond += slabs("last", self.apart["others"]) + slabs("beyond", self.tree)
+        elif bounded and self.partly:
+            beyond = slabs("whole", self.partly["k"], self.tree)
         elif bounded and not self.apart:
-            slab = self._slabs("all", group, cuts)
-            beyond = slabs(slab, self.partly.get("k", self.tree), self.tree)
+            beyond = slabs("whole", self.tree)
         self.width = width
         return [*beyond, *self._loop(*vectors, [*coords, *lines])]
 
@@ -1590,7 +1587,7 @@ class _Generator:
         the last one it has whole vectors of a `unit`."""
         cuts: dict[int, tuple[int, int]] = {}
         last = len(self.axes[group]) - 1
-        for k, low, length in self._within(group) if self.core is not None else ():
+        for k, low, length in self._within(group):
             (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], group)) if s]
             high = low + length
             if a == last:
@@ -1600,9 +1597,7 @@ class _Generator:
             cuts[last] = 0, self.axes[group][-1].length - odd
         return cuts
 
-    def _slabs(
-        self, name: str, group: str, cuts: dict[int, tuple[int, int]], kind: str = "whole"
-    ) -> _Slab:
+    def _slabs(self, group: str, cuts: dict[int, tuple[int, int]], kind: str = "whole") -> _Slab:
         """Points that are not in the core. They lie in slabs before and behind it along one axis
         after the other. Of another `kind` are those that are in the core along the last axis
         ("core": vectors then), those that are in it along all others ("last"), and those that are
@@ -1631,14 +1626,14 @@ class _Generator:
                 where, slab = [], [*sizes[:a], size, *sizes[a + 1 :]]
                 for x in range(last, -1, -1):
                     at, length = start if x == a else begin[x], slab[x]
-                    word = name, group, a, x, behind and x == a
+                    word = kind, group, a, x, behind and x == a
                     from_ = self.number(("from", *word), at)
                     scale = f" * {steps}u" if x == last and steps > 1 else ""
                     where.append(f"{names[x]} = ({self.int})({from_} + rest % ")
                     where[-1] += f"{self.number(('slab', *word), length)}{scale});"
                     if x:
                         where.append(f"rest /= {self.number(('slab', *word), length)};")
-                many = self.number(("slab", name, group, a, behind), math.prod(slab))
+                many = self.number(("slab", kind, group, a, behind), math.prod(slab))
                 chosen += [f"if (rest < {many}) {{", *where, "break;", "}", f"rest -= {many};"]
                 total += math.prod(slab)
             begin[a], sizes[a] = low, high - low
@@ -1649,13 +1644,13 @@ class _Generator:
         ]  # fmt: skip
         if kind == "beyond":
             from_, many = (
-                f"({self.int}){self.slot((word, name, group), n)}"
-                for word, n in (("gap", gap[0]), ("gap's", gap[1] - gap[0]))
+                f"({self.int}){self.slot((word, group), n)}"
+                for word, n in (("gap", gap[0]), ("gap length", gap[1] - gap[0]))
             )
             found.append(f"if ({names[last]} >= {from_}) {names[last]} += {many};")
         number = f"{group}at"
         found.append(f"const {self.count} {number} = {self._linear(group, lengths, names)};")
-        return _Slab(total, self.number(("slabs", name, group), total), found, names, number)
+        return _Slab(total, self.number(("slabs", kind, group), total), found, names, number)
 
     def _elementwise(self) -> list[str]:
         if self.loose:
@@ -1915,7 +1910,7 @@ class _Generator:
         c, shared = self.count, self.wide or not self.rows
         live = ["const bool live = o < results;"]
         if name:
-            slab = self._slabs(name, "k", self._cuts("k", unit))
+            slab = self._slabs("k", self._cuts("k", unit))
             results_ = slab.points
             number = slab.number
             site = _Site({("k", a): x for a, x in enumerate(slab.names)}, {"k": number})
@@ -2116,7 +2111,7 @@ class _Generator:
         main = point(inside, names, "j")
         if not self._within("r"):
             return steps(main)
-        slab = self._slabs("all", "r", self._cuts("r"))
+        slab = self._slabs("r", self._cuts("r"))
         uses = point(outside, slab.names, slab.number)
         last = self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
         if len(lengths) > 1:

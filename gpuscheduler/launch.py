@@ -24,7 +24,7 @@ from cupy.cuda.function import Module
 
 from . import device_code, shelf
 from .batches import SMALL, Batch
-from .expr import MOST_PLACES, PLACEHOLDER, Out, Program
+from .expr import PLACEHOLDER, Out, Program, is_placeholder
 from .fuse import Fused, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Call, Generated, NotGenerated, generate
@@ -393,7 +393,7 @@ class Kernels:
         positions = tuple(
             (slot, (int(word) - PLACEHOLDER) // 2)
             for slot, word in enumerate(made.slots)
-            if 0 <= int(word) - PLACEHOLDER < MOST_PLACES
+            if is_placeholder(int(word))
         )
         void = np.dtype((np.void, made.slots.nbytes * most))
         sizes = tuple([math.prod(shape) * dtype.itemsize for _, shape, dtype in outputs])

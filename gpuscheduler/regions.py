@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from .expr import MOST_PLACES, PLACEHOLDER, Expr, Kernel, View, nodes, read_by_leaves
+from .expr import Expr, Kernel, View, is_placeholder, nodes, read_by_leaves
 
 Box = tuple[tuple[int, int], ...]  # first and past the last, for each axis
 
@@ -35,9 +35,7 @@ def affine(node: Expr, axes: int) -> View | None:
         return node.data  # type: ignore[no-any-return]
     if node.op == "constant" and node.dtype.kind in "iu":
         value = int(node.value)
-        if 0 <= value - PLACEHOLDER < MOST_PLACES:
-            return None  # what it will be is not known yet
-        return View(value, (0,) * axes)
+        return None if is_placeholder(value) else View(value, (0,) * axes)
     if node.op in ("add", "subtract", "multiply") and node.dtype == np.int64:
         a, b = (affine(x, axes) for x in node.args)
         if a is None or b is None:

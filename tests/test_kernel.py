@@ -435,10 +435,8 @@ def surrounded(draw):
     def function(u):
         total = 0
         for corner in corners:
-            total = (
-                total
-                + u[tuple([slice(o, o + n[1]) for o, n in zip(corner, lengths, strict=True)])] * 2
-            )
+            ends = zip(corner, lengths, strict=True)
+            total = total + u[tuple([slice(o, o + n[1]) for o, n in ends])] * 2
         if op == "copy":
             return total
         return getattr(total, op)(axis=axes[0] if op == "argmin" else axes)
@@ -459,11 +457,7 @@ def test_any_block_among_its_neighbours(host, case):
     )
     arrays = [aligned(a) for a in leaves(given_)]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "LOOSE_LEAST": 1,
-            "MANY_STEPS": 0,
-            "CLOSE": 0,
-        }.items():
+        for name, value in (WAYS["vectors are read one by one"] | {"MANY_STEPS": 0}).items():
             patch.setattr(f"gpuscheduler.kernel.{name}", value)
         kernel = among(function, [[n for n in axis if n] for axis in lengths], dtype)
         want = blocks.evaluate(kernel, arrays)
@@ -530,11 +524,7 @@ def test_more_inputs_than_there_are_registers_are_loaded_one_by_one(host):
 #: What makes small kernels go the ways of large ones.
 WAYS = {
     "inputs are loaded late": {"LATE_BYTES": 0, "KEPT_BYTES": 16, "LEAST_COLUMNS": 2},
-    "vectors are read one by one": {
-        "LOOSE_LEAST": 1,
-        "CLOSE": 0,
-        "MANY_STEPS": 1024,
-    },
+    "vectors are read one by one": {"LOOSE_LEAST": 1, "CLOSE": 0, "MANY_STEPS": 1024},
 }
 
 

@@ -1270,7 +1270,7 @@ class _Generator:
                 text = self._operation(tree, k)
             guard = tree.guards.get(k) if node.op in ("call", "taken") else None
             if guard is None:
-                lines.append(f"const {TYPES[node.code]} {tree.letter}{k} = {text};")
+                lines.append(_let(node.code, f"{tree.letter}{k}", text))
                 continue
             others = [n for n in tree.below([guard]) if n not in done]
             before = self._statements(tree, others, site, inputs, element, drawn, done)
@@ -1329,7 +1329,7 @@ class _Generator:
             text = f"{self._draw(node)}({name}x, {name}y, {odd})"
         else:
             text = f"{self._draw(node)}({odd} ? {name}y : {name}x)"
-        return [*lines, f"const {TYPES[node.code]} {name} = {text};"]
+        return [*lines, _let(node.code, name, text)]
 
     def _pairs(self, tree: _Tree, site: _Site) -> tuple[list[str], dict[int, str]]:
         """Random numbers of a whole vector where they come in pairs, and what they are called."""
@@ -2478,6 +2478,13 @@ __device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
   if ({symbol}({", ".join(["&y", *passed])})) return {NOT_A_NUMBER[call.gives]};
   return {loaded(call.gives, "y")};
 }}""".strip("\n")
+
+
+def _let(code: str, name: str, text: str) -> str:
+    """A statement that gives a value its name. It is assigned, as a compiler works out, where it
+    can, what a name begins with, and follows those within it as often as they occur: a chain of 40
+    values, each of which occurs twice in the next, would take it years."""
+    return f"{TYPES[code]} {name}; {name} = {text};"
 
 
 def _literal(x: Any) -> str:

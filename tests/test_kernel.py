@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sysconfig
+import time
 from pathlib import Path
 
 import dask.array as da
@@ -649,6 +650,28 @@ def compiled(source, arch="sm_90"):
 def test_operations_compile(types):
     outputs = [of_loop(*loop) for loop in GROUPS[types]]
     compiled(generate(Kernel((256,), tuple(outputs))).source)
+
+
+CHAINS = {
+    "larger": lambda x, y: k.call("maximum", x, y),
+    "differences": lambda x, y: k.call("fabs", k.call("subtract", x, y)),
+    "chosen": lambda x, y: k.call("where", k.call("greater", x, y, dtype="?"), x, y, dtype=x.dtype),
+    "sums": lambda x, y: k.call("add", x, y),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(n, t) for n in CHAINS for t in ("i2", "i8", "f4", "c8") if n != "differences" or t == "f4"],
+)
+def test_a_long_chain_compiles_soon(name, dtype):
+    """NVRTC works out what a constant is each time that it occurs in what it works out next: with
+    40 values it never ended."""
+    values = [Expr("input", (), np.dtype(dtype), (n, View(0, (1,)))) for n in range(22)]
+    source = generate(Kernel((256,), (functools.reduce(CHAINS[name], values),))).source
+    begun = time.perf_counter()
+    compiled(source)
+    assert time.perf_counter() - begun < 3
 
 
 SCANNED = {

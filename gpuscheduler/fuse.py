@@ -60,7 +60,7 @@ from .grid import Tile
 from .kernel import NotGenerated, generate, unwritten
 from .persisted import Chunk
 from .regions import bytes_touched, count_boxes, interior
-from .sizes import leaves, map_leaves
+from .sizes import leaves, map_leaves, sizeof
 from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
 
 Key = Any
@@ -388,6 +388,7 @@ class Followed:
     program: Program | None
     reason: str = ""
     makes: Any = None  # the structure of its value
+    nbytes: int = 0  # ... its bytes
     number: int = -1  # ... among all that were foreseen
     expects: tuple[Abstract | None, ...] = ()  # of the values that it reads
     leaves: tuple[int, ...] = ()  # how many each of these has
@@ -778,7 +779,9 @@ class Fuser:
                 return Followed(None, str(error))
             if not (self.on_gpus and _is_copy(error.result, arguments)):
                 makes = map_leaves(_laid, error.result)
-                return Followed(None, str(error), makes, self._number(makes), view=error.result)
+                return Followed(
+                    None, str(error), makes, number=self._number(makes), view=error.result
+                )
             program, copies = error.program, True
         except OnlySelects as error:
             expects, sizes = _leaves_read([s for _, s in own], borrowed)
@@ -818,10 +821,15 @@ class Fuser:
         def foreseen(v: Any) -> Any:
             return Abstract(v.shape, dtypes[v.array]) if isinstance(v, Out) else v
 
-        makes = map_leaves(foreseen, program.result)
+        def held(v: Any) -> int:
+            if isinstance(v, Out) and (self.on_gpus or not v.scalar):
+                return foreseen(v).nbytes
+            return 0 if self.on_gpus else sizeof(0.0 if isinstance(v, Out) else v)
+
+        makes, nbytes = map_leaves(foreseen, program.result), sum(map(held, leaves(program.result)))
         expects, sizes = _leaves_read([*[s for _, s in own], *others], borrowed)
         found = Followed(
-            program, "", makes, self._number(makes), tuple(expects), tuple(sizes),
+            program, "", makes, nbytes, self._number(makes), tuple(expects), tuple(sizes),
             pairs=self._pairs(recipe.task), beside=tuple(beside.arrays), or_none=or_none,
         )  # fmt: skip
         found.offer = None if or_none else self._offered(found)
@@ -873,6 +881,7 @@ class Fuser:
         if found.or_none:
             graph.tasks[key] = OrNone(fused)
             return
+        graph.sizes[key] = found.nbytes
         self.foreseen[key] = found.number, found.makes
         if found.offer is not None and key not in graph.pins and key not in self.outputs:
             self.sources[key] = found.offer.of(fused.names, fused.positions, kind)

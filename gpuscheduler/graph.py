@@ -665,10 +665,7 @@ class _Builder:
             else:
                 value = self.tasks[key].args[0]
                 blocks[key] = Block(value.shape, value.dtype, "cupy.ndarray")
-        sizes = {
-            k: sum([b.nbytes for b in v]) if isinstance(v, tuple) else v.nbytes
-            for k, v in (values | blocks).items()
-        }
+        sizes = _sizes(values | blocks, self.tasks)
         within = self._within(order)
         draws = self._draws(order)
         stores = [k for k in order if _stores(self.tasks[k])]
@@ -1305,6 +1302,56 @@ def array_written(graph: Graph, key: Key) -> Any:
     given = {n: t.value for n, k in reads if isinstance(t := graph.tasks.get(k), DataNode)}
     target = _argument(graph.tasks[key], 1, given | graph.constants.get(key, {}))
     return target if _library(target) == "cupy" else None
+
+
+#: What Dask's reductions make between their steps, of which it says that it were one array, or one
+#: element of it: how many such that is, given their keywords. 0: nobody knows.
+BETWEEN: dict[str, Callable[[dict[str, Any]], int]] = {
+    "mean_chunk": lambda _: 2, "mean_combine": lambda _: 2, "arg_chunk": lambda _: 2,
+    "arg_combine": lambda _: 2, "_bincount_agg": lambda _: 0,
+    "moment_chunk": lambda given: given.get("order", 2) + 1,
+    "moment_combine": lambda given: given.get("order", 2) + 1,
+    "topk": lambda given: abs(given["k"]), "topk_aggregate": lambda given: abs(given["k"]),
+    "argtopk": lambda given: 2 * abs(given["k"]),
+    "argtopk_aggregate": lambda given: abs(given["k"]),
+}  # fmt: skip
+
+
+def _sizes(values: Mapping[Key, Any], tasks: Mapping[Key, Any]) -> dict[Key, int]:
+    """Bytes of each value, as the collections say."""
+    out, times = {}, {}
+    for key, value in values.items():
+        nbytes = sum([b.nbytes for b in value]) if isinstance(value, tuple) else value.nbytes
+        name = key[0] if type(key) is tuple and key else key
+        if name not in times:
+            times[name] = _between(tasks.get(key))
+        if times[name]:
+            out[key] = nbytes * times[name]
+    return out
+
+
+def _between(task: Any) -> int:
+    """How many times what Dask says of it a task makes.
+
+    >>> from dask.array.chunk import topk
+    >>> _between(Task("x", partial(topk, k=-5), 0)), _between(Task("x", abs, 0))
+    (5, 1)
+    """
+    if isinstance(task, Task) and task.func is execute_subgraph:
+        task = task.args[0].get(task.args[1])
+    function: Any = getattr(task, "func", None)
+    given = dict(getattr(task, "kwargs", None) or ())
+    while True:
+        if isinstance(function, partial):
+            function, given = function.func, {**function.keywords, **given}
+        elif hasattr(function, "funcs"):  # several functions as one: the last
+            function = function.funcs[-1]
+        else:
+            break
+    known = BETWEEN.get(getattr(function, "__name__", ""))
+    if known is None or not str(function.__module__).startswith("dask.array"):
+        return 1
+    return known(given)
 
 
 def _stored_bytes(task: Any) -> int | None:

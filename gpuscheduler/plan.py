@@ -557,35 +557,16 @@ def _sizes(
     """Bytes of each value: as the collection says, or as large as the largest thing it reads."""
     nbytes: list[int] = []
     known: list[bool] = []
-    times: dict[Any, int] = {}  # by the name of an array
     for key, reads in zip(keys, inputs, strict=True):
         size = sizes.get(key)
         known.append(size is not None)
-        if size is not None:
-            name = key[0] if type(key) is tuple and key else ""
-            if name not in times:
-                times[name] = _together(name)
-            size *= times[name]
-        else:
+        if size is None:
             size = 0
             for j in reads:
                 if nbytes[j] > size:
                     size = nbytes[j]
         nbytes.append(size)
     return nbytes, known
-
-
-#: Arrays in one value between the steps of Dask's reductions, where it tells the size of one.
-TOGETHER = {"mean_chunk": 2, "mean_combine-partial": 2, "moment_chunk": 3, "var-partial": 3}
-TOGETHER |= {"moment_combine-partial": 3, "arg-reduce": 2, "arg_combine-partial": 2}
-
-
-def _together(name: Any) -> int:
-    """
-    >>> _together("mean_chunk-865ac1b622faf535671b5c4849b249eb"), _together("x")
-    (2, 1)
-    """
-    return TOGETHER.get(name.rpartition("-")[0], 1) if isinstance(name, str) else 1
 
 
 def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:

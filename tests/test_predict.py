@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
+from dask.array import stats
 from hypothesis import given
 
 from gpuscheduler import Scheduler, cli, factors
 from gpuscheduler.machine import DISK, HOST, Machine
 from gpuscheduler.plan import Footprint, OutOfMemory
 from gpuscheduler.pretend import predict
+from gpuscheduler.state import State
 from tests.strategies import cases, plan_of, thorough
 
 
@@ -39,6 +42,51 @@ def test_no_workload_takes_more_than_was_predicted(name, devices, share, fuse):
             foreseen = s.plan(x).predicted
             x.compute()
             assert foreseen.peak[0] >= s.last.peak[0]
+
+
+#: What Dask says too little of: between their steps are several arrays, or longer ones.
+REDUCTIONS = {
+    "mean": lambda x: x.mean(axis=0),
+    "std": lambda x: x.std(axis=1),
+    "skewness": lambda x: stats.skew(x, axis=0),
+    "argmax": lambda x: x.argmax(axis=0),
+    "nanargmin": lambda x: da.nanargmin(x, axis=1),
+    "topk": lambda x: da.topk(x, 3, axis=0),
+    "argtopk": lambda x: da.argtopk(x, -3, axis=0),
+    "bincount": lambda x: da.bincount((x.ravel() * 9).astype(int), minlength=10),
+    "histogram": lambda x: da.histogram(x, bins=5, range=(0, 1))[0],
+    "standard": lambda x: (x - x.mean(axis=0)) / x.std(axis=0),
+    "several": lambda x: [x.mean(axis=0), x.std(axis=0), x.max(axis=0), x + 1],
+    "median": lambda x: da.median(x, axis=0),
+    "sums so far": lambda x: x.cumsum(axis=0),
+}
+
+
+def grown(monkeypatch, run):
+    """What steps have that made more than was known of them while it ran."""
+    out, issued = [], State._issued
+
+    def looked_at(state, event):
+        step = state.plan.steps[event.step]
+        if not state.guess[event.step] and event.nbytes > state.nbytes[event.step]:
+            out.append((step.key, state.nbytes[event.step], event.nbytes))
+        issued(state, event)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "_issued", looked_at)
+        run()
+    return out
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_no_step_makes_more_than_is_known(name, fuse, monkeypatch):
+    """Else a limit would be passed: nobody looks once a size is known."""
+    data = np.random.default_rng(0).random((40, 40))
+    for chunks in [(10, 20), (2, 40), (40, 2)]:
+        x = da.from_array(data, chunks=chunks)
+        with Scheduler("cpu:2", fuse=fuse, fuse_least=0):
+            assert not grown(monkeypatch, lambda x=x: dask.compute(REDUCTIONS[name](x)))
 
 
 def test_sizes_that_nobody_knows_are_estimated_and_said_to_be(monkeypatch):

@@ -187,17 +187,17 @@ def test_golden_counts_of_the_workloads(name):
 
 def test_what_does_not_fit_together_is_made_apart():
     """A sum, a maximum and a minimum of blocks of 8 rows make one row each, and the last step of
-    each reads the rows of four blocks: together they need 12, apart 9 at most."""
+    each reads the rows of four blocks and makes one: together they need 13, apart 9 at most."""
     data = np.random.default_rng(0).normal(size=(32, 1000))
     x = da.from_array(data, chunks=(8, 1000)).map_blocks(np.sort)
     wanted = x.sum(axis=0), x.max(axis=0), x.min(axis=0)
     steps = {}
-    for rows in (9, 10, 12):
+    for rows in (9, 12, 13):
         with Scheduler("cpu:1", memory_limit=rows * 8000 + 100, fuse_least=0, check=True) as s:
             for got, f in zip(dask.compute(*wanted), ("sum", "max", "min"), strict=True):
                 np.testing.assert_allclose(got, getattr(np.sort(data), f)(axis=0))
             steps[rows] = len(s.plan(*wanted).steps)
-    assert steps[9] == steps[10] > steps[12]
+    assert steps[9] == steps[12] > steps[13]
     with pytest.raises(OutOfMemory), Scheduler("cpu:1", memory_limit=8 * 8000, fuse_least=0):
         dask.compute(*wanted)
 

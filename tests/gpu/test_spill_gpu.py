@@ -11,6 +11,7 @@ import pytest
 
 cupy = pytest.importorskip("cupy")
 
+import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
@@ -18,6 +19,7 @@ from gpuscheduler import cuda  # noqa: E402
 from gpuscheduler.machine import DISK, HOST  # noqa: E402
 from gpuscheduler.plan import OutOfMemory  # noqa: E402
 from gpuscheduler.spill import SpillError  # noqa: E402
+from tests.test_predict import REDUCTIONS, grown  # noqa: E402
 
 from .test_cuda import DEVICES, cupy_array, host, used_bytes  # noqa: E402
 
@@ -44,6 +46,16 @@ def limited(devices, memory_limit, host_memory, directory):
         spill_directory=str(directory),
         check=True,
     )
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", sorted({*REDUCTIONS} - {"median"}))  # which CuPy sorts for
+def test_no_step_makes_more_than_is_known(name, fuse, monkeypatch):
+    source = np.random.default_rng(0).random((40, 40))
+    for chunks in [(10, 20), (2, 40), (40, 2)]:
+        x = da.from_array(source, chunks=chunks).to_backend("cupy")
+        with gpuscheduler.Scheduler("cuda:0,0", fuse=fuse, fuse_least=0):
+            assert not grown(monkeypatch, lambda x=x: dask.compute(REDUCTIONS[name](x)))
 
 
 @pytest.mark.parametrize("devices", DEVICES)

@@ -823,7 +823,7 @@ class Fuser:
 
         def held(v: Any) -> int:
             if isinstance(v, Out) and (self.on_gpus or not v.scalar):
-                return foreseen(v).nbytes
+                return int(foreseen(v).nbytes)
             return 0 if self.on_gpus else sizeof(0.0 if isinstance(v, Out) else v)
 
         makes, nbytes = map_leaves(foreseen, program.result), sum(map(held, leaves(program.result)))

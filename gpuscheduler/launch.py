@@ -28,6 +28,7 @@ from .expr import PLACEHOLDER, Out, Program, is_placeholder
 from .fuse import Fused, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Call, Generated, NotGenerated, generate
+from .reuse import brought_together
 from .scans import divided
 from .sizes import leaves
 
@@ -349,7 +350,7 @@ class Kernels:
             if len(self._texts) >= MOST_PROGRAMS:
                 self._texts.clear()
             processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-            program = hoisted(prepared(given, divided))
+            program = brought_together(hoisted(prepared(given, divided)))
             made = [generate(k, aligned[0], processors, aligned[1]) for k in program.kernels]
             found = self._texts[key] = given, program, made
         return found[1:]

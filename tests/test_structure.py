@@ -57,6 +57,7 @@ ORDER = [
     "device_code",
     "fuse",
     "hoist",
+    "reuse",
     "siblings",
     "place",
     "plan",

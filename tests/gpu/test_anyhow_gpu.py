@@ -4,7 +4,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from gpuscheduler import Scheduler, kernel
+from gpuscheduler import Scheduler, kernel, reuse
 from gpuscheduler.fuse import Fused
 from tests.test_fuse import smooth
 
@@ -111,6 +111,32 @@ def test_three_axes(program, chunks, dtype, chosen):
     """Edges along three axes, and sums along some of them."""
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype(dtype)
     check(SOLID[program], da.from_array(values, chunks=chunks), "cuda:0,0", 2e-5)
+
+
+def windows(x, of):
+    return of(da.lib.stride_tricks.sliding_window_view(x, 5, axis=0), axis=-1)
+
+
+WALKED = {
+    **{name: SOLID[name] for name in ("blocks", "norm", "along the first")},
+    "moving means": lambda x: windows(x, da.mean),
+    "moving maxima": lambda x: windows(x, da.max),
+}
+
+
+@pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
+@pytest.mark.parametrize("program", WALKED)
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_neighbours_along_a_slow_axis(devices, program, chunks, chosen, monkeypatch):
+    """In columns, as if planes were larger than the cache."""
+    turned = []
+    columns = reuse.columns
+    monkeypatch.setattr(reuse, "columns", lambda k: turned.append(columns(k)) or turned[-1])
+    for name, value in (("FAR", 1), ("TILE", 16), ("LEAST", 2)):
+        monkeypatch.setattr(reuse, name, value)
+    values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")
+    check(WALKED[program], da.from_array(values, chunks=chunks), devices, 2e-5)
+    assert any(k.strides for k in turned) or program in ("norm", "along the first")
 
 
 @pytest.mark.parametrize("boundary", ["reflect", "periodic", "none"])

@@ -1,0 +1,119 @@
+"""Kernels in the order in which they reuse what they read compute the same."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from gpuscheduler import blocks, reuse
+from gpuscheduler.expr import Expr, Kernel, View, constant, index
+from gpuscheduler.reuse import columns
+from tests import kernels as k
+from tests.cuda_on_host import COMPILER, Host, aligned
+
+host_only = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def host(libraries):
+    return Host(libraries)
+
+
+def read(number, offset, strides, dtype="f4"):
+    return Expr("input", (), np.dtype(dtype), (number, View(offset, tuple(strides))))
+
+
+def window(shape, axis, width, strides=None):
+    """The sum of so many neighbours along an axis, of an array that is so much longer."""
+    whole = [n + (width - 1) * (a == axis) for a, n in enumerate(shape)]
+    strides = strides or View.contiguous(tuple(whole)).strides
+    terms = [read(0, n * strides[axis], strides) for n in range(width)]
+    total = terms[0]
+    for term in terms[1:]:
+        total = k.call("add", total, term)
+    return Kernel(tuple(shape), (total,))
+
+
+#: Sums of planes, plus an array that has as many elements.
+MEANS = k.reduced(read(0, 0, (1024, 32, 1)), (512, 32, 32), (1, 2), "sum")
+MEANS = MEANS.with_roots([*MEANS.roots[:-1], k.call("add", MEANS.outputs[0], read(1, 0, (1,)))])
+#: Of an array, added: no element is read twice.
+HALVES = Kernel((32, MIB), (k.call("add", *[read(0, n * 32 * MIB, (MIB, 1)) for n in (0, 1)]),))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        (window((64, 1024, 1024), 0, 3), (64, 64, 16, 1024)),
+        (window((64, 2048, 2**16), 0, 2), (2048, 4, 64, 2**14)),
+        (window((3, 64, 2**21), 1, 3), (3, 128, 64, 2**14)),
+        (window((64, 1024, 1024), 0, 1), None),  # no neighbours
+        (window((64, 1024, 1024), 1, 3), None),  # near ones
+        (window((64, 512, 512), 0, 3), None),  # that the cache still has
+        (window((64, 1, 2**21 + 17), 0, 3), None),  # a prime number: of no tiles
+        (k.reduced(window((64, 1024, 1024), 0, 3).outputs[0], (64, 1024, 1024), (1,), "sum"), None),
+        (HALVES, None),
+        (MEANS, None),
+        (Kernel((2**24,), (k.call("add", read(0, 0, (1,)), read(0, 2**23, (1,))),)), None),
+    ],
+)  # fmt: skip
+def test_what_is_computed_in_columns(kernel, shape):
+    found = columns(kernel)
+    assert found.shape == (shape or kernel.shape)
+    assert (found is kernel) == (shape is None)
+    if shape:
+        assert found.made == kernel.made
+        assert columns(found) is found
+
+
+@st.composite
+def neighbours(draw):
+    """A kernel that reads an array at several places, and chooses by position, maybe."""
+    shape = tuple(draw(st.lists(st.integers(1, 12), min_size=2, max_size=4)))
+    strides = View.contiguous(shape).strides
+    dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "u1", "c8"])))
+    room = math.prod(shape) - 1
+    terms = [
+        read(draw(st.integers(0, 1)), draw(st.integers(0, room)), strides, dtype)
+        for _ in range(draw(st.integers(2, 5)))
+    ]
+    total = terms[0]
+    for term in terms[1:]:
+        if draw(st.booleans()):
+            place = index(
+                View(
+                    0,
+                    tuple(
+                        draw(st.lists(st.integers(0, 9), min_size=len(shape), max_size=len(shape)))
+                    ),
+                )
+            )
+            before = k.call("less", place, constant(draw(st.integers(0, 60)), "i8"), dtype="?")
+            total = k.call("where", before, total, term, dtype=dtype)
+        else:
+            total = k.call("add", total, term)
+    arrays = [k.values(dtype, 16 + 3 * math.prod(shape), seed=n) for n in (0, 1)]
+    return Kernel(shape, (total, *terms[:1])), arrays
+
+
+@host_only
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(neighbours(), st.integers(1, 40), st.integers(0, 1), st.booleans())
+def test_any_neighbours_are_what_they_were(host, case, tile, shift, one):
+    kernel, arrays = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reuse, "FAR", 1)
+        patch.setattr(reuse, "LEAST", 1)
+        patch.setattr(reuse, "TILE", tile)
+        turned = columns(kernel)
+    assume(turned is not kernel)
+    arrays = [aligned(a, shift * a.itemsize) for a in arrays]
+    with np.errstate(all="ignore"):
+        want = blocks.evaluate(kernel, arrays)
+    got = host.run([turned], [arrays], one=one, aligned=not shift, processors=1)[0]
+    k.same([g.reshape(kernel.shape) for g in got], want, kernel)

@@ -26,14 +26,14 @@ LEAST = 2**8
 def brought_together(program: Program) -> Program:
     """The program with its kernels in the order in which they reuse what they read."""
     kernels = tuple([columns(k) for k in program.kernels])
-    return program if kernels == program.kernels else replace(program, kernels=kernels)
+    same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
+    return program if same else replace(program, kernels=kernels)
 
 
 def columns(kernel: Kernel) -> Kernel:
     """The kernel with its axes in another order, one of them cut in two; itself where there is
     nothing to be gained.
 
-    >>> from .expr import source
     >>> shape = 64, 1024, 1024
     >>> one, two = [Expr("input", (), "f4", (0, View(n * 2**20, (2**20, 1024, 1)))) for n in (0, 1)]
     >>> columns(Kernel(shape, (Expr("subtract", (two, one), one.dtype),))).shape

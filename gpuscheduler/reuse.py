@@ -74,7 +74,7 @@ def columns(kernel: Kernel) -> Kernel:
 
 
 def _walked(kernel: Kernel) -> int | None:
-    """The axis along which it reads neighbours that are far apart, if there is one."""
+    """The axis along which it reads neighbours that are far apart, and along no other one."""
     reads: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
     for node in nodes(kernel.roots):
         if node.op == "input":
@@ -86,6 +86,8 @@ def _walked(kernel: Kernel) -> int | None:
         for axis, length in enumerate(kernel.shape[:-1]):
             stride = strides[axis]
             if 0 < stride <= apart < length * stride:
+                if any((o - offsets[0]) % stride for o in offsets):
+                    return None  # tiles have edges, which would be read twice
                 far = apart // stride * math.prod(kernel.shape[axis + 1 :]) * itemsize
                 if far >= most:
                     best, most = axis, far

@@ -42,6 +42,9 @@ def window(shape, axis, width, strides=None):
 #: Sums of planes, plus an array that has as many elements.
 MEANS = k.reduced(read(0, 0, (1024, 32, 1)), (512, 32, 32), (1, 2), "sum")
 MEANS = MEANS.with_roots([*MEANS.roots[:-1], k.call("add", MEANS.outputs[0], read(1, 0, (1,)))])
+#: Rows, too, whose neighbours would be in other tiles.
+CROSS = window((64, 1024, 1024), 0, 3)
+CROSS = Kernel(CROSS.shape, (k.call("add", CROSS.outputs[0], read(0, 1024, (MIB, 1024, 1))),))
 #: Of an array, added: no element is read twice.
 HALVES = Kernel((32, MIB), (k.call("add", *[read(0, n * 32 * MIB, (MIB, 1)) for n in (0, 1)]),))
 
@@ -58,6 +61,7 @@ HALVES = Kernel((32, MIB), (k.call("add", *[read(0, n * 32 * MIB, (MIB, 1)) for 
         (window((64, 1, 2**21 + 17), 0, 3), None),  # a prime number: of no tiles
         (k.reduced(window((64, 1024, 1024), 0, 3).outputs[0], (64, 1024, 1024), (1,), "sum"), None),
         (HALVES, None),
+        (CROSS, None),
         (MEANS, None),
         (Kernel((2**24,), (k.call("add", read(0, 0, (1,)), read(0, 2**23, (1,))),)), None),
     ],
@@ -77,9 +81,10 @@ def neighbours(draw):
     shape = tuple(draw(st.lists(st.integers(1, 12), min_size=2, max_size=4)))
     strides = View.contiguous(shape).strides
     dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "u1", "c8"])))
-    room = math.prod(shape) - 1
+    step = strides[draw(st.integers(0, max(0, len(shape) - 2)))]
+    far = st.integers(0, (math.prod(shape) - 1) // step)
     terms = [
-        read(draw(st.integers(0, 1)), draw(st.integers(0, room)), strides, dtype)
+        read(draw(st.integers(0, 1)), step * draw(far) + 1, strides, dtype)
         for _ in range(draw(st.integers(2, 5)))
     ]
     total = terms[0]

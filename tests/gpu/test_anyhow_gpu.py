@@ -122,8 +122,8 @@ WALKED = {
     "second differences": lambda x: da.map_overlap(
         lambda b: np.roll(b, 1, 0) + np.roll(b, -1, 0) - 2 * b,
         x,
-        {0: 1},
-        "reflect",
+        depth={0: 1},
+        boundary="reflect",
         dtype=x.dtype,
         meta=x._meta,
     ),

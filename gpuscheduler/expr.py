@@ -301,8 +301,8 @@ class Kernel:
     Without reductions each output is an expression over `shape`. With them, reductions are over
     `axes` of `shape`, and outputs are expressions of their results (``reduced`` nodes), and of
     other leaves, over the axes that are kept. Outputs are new, C-contiguous arrays of shape `kept`.
-    Scans keep all axes. Where there are `strides`, in elements, outputs are parts of larger arrays
-    that lie so; of kernels that keep all axes.
+    Scans keep all axes. Where there are `strides`, in elements, outputs lie so instead: as parts of
+    larger arrays, or with their axes in another order; of kernels that keep all axes.
     """
 
     shape: tuple[int, ...]

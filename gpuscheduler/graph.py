@@ -1337,21 +1337,24 @@ def _between(task: Any) -> int:
     >>> _between(Task("x", partial(topk, k=-5), 0)), _between(Task("x", abs, 0))
     (5, 1)
     """
-    if isinstance(task, Task) and task.func is execute_subgraph:
-        task = task.args[0].get(task.args[1])
-    function: Any = getattr(task, "func", None)
-    given = dict(getattr(task, "kwargs", None) or ())
-    while True:
-        if isinstance(function, partial):
-            function, given = function.func, {**function.keywords, **given}
-        elif hasattr(function, "funcs"):  # several functions as one: the last
-            function = function.funcs[-1]
-        else:
-            break
-    known = BETWEEN.get(getattr(function, "__name__", ""))
-    if known is None or not str(function.__module__).startswith("dask.array"):
+    task = _last(task)
+    if not isinstance(task, Task):
         return 1
-    return known(given)
+    function: Any = task.func
+    if type(function).__name__ == "Compose" and hasattr(function, "funcs"):
+        function = function.funcs[-1]  # which is called last
+    given = dict(task.kwargs)
+    while isinstance(function, partial):
+        function, given = function.func, {**function.keywords, **given}
+    library, name = factors.name_of(function)
+    return BETWEEN[name](given) if library == "dask" and name in BETWEEN else 1
+
+
+def _last(task: Any) -> Any:
+    """The last of the tasks that Dask has fused; any other as it is."""
+    if isinstance(task, Task) and task.func is execute_subgraph:
+        return task.args[0].get(task.args[1])
+    return task
 
 
 def _stored_bytes(task: Any) -> int | None:
@@ -1465,8 +1468,7 @@ def _shape_of(layers: Mapping[str, Layer], key: Any) -> tuple[int, ...] | None:
 
 def _selects(task: Any) -> bool:
     """Whether a task indexes one value with another: how much that leaves, only the run shows."""
-    if isinstance(task, Task) and task.func is execute_subgraph:
-        task = task.args[0].get(task.args[1])
+    task = _last(task)
     if not isinstance(task, Task) or len(task.args) < 2:
         return False
     function = task.kwargs.get("enforce_dtype_function", task.func)  # as x[mask] comes

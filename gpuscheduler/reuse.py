@@ -1,4 +1,4 @@
-"""In which order a kernel's points are computed, where it reads its neighbours along a slow axis.
+"""In which order a kernel's points are computed, where it reads neighbours along one slow axis.
 
 In C order a plane of many megabytes lies between two uses of what such a kernel reads, and a GPU's
 cache has lost it by then. In columns of tiles, which are walked along that axis, it has not: "2.5-D
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .expr import Expr, Kernel, Program, View, nodes
+from .expr import Expr, Kernel, Program, View, nodes, view_of, with_view
 from .fuse import changed
 
 #: Bytes between two uses of an element from which on they are brought together. Measured on H100:
@@ -59,12 +59,8 @@ def columns(kernel: Kernel) -> Kernel:
         return turned(old, old[cut] * n, old[cut])
 
     def leaf(x: Expr) -> Expr:
-        if x.op == "index":
-            return Expr(x.op, (), x.dtype, View(x.data.offset, strides(x.data.strides)))
-        if x.op == "input":
-            number, view = x.data
-            return Expr(x.op, (), x.dtype, (number, View(view.offset, strides(view.strides))))
-        return x
+        view = view_of(x)
+        return x if view is None else with_view(x, View(view.offset, strides(view.strides)))
 
     return replace(
         changed(kernel, leaf),
@@ -74,22 +70,24 @@ def columns(kernel: Kernel) -> Kernel:
 
 
 def _walked(kernel: Kernel) -> int | None:
-    """The axis along which it reads neighbours that are far apart, and along no other one."""
+    """The axis along which it reads neighbours that are far apart, if it reads any along that axis
+    alone: tiles have edges, and what lies beyond these would be read twice."""
     reads: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
     for node in nodes(kernel.roots):
         if node.op == "input":
             number, view = node.data
             reads.setdefault((number, view.strides, node.dtype.itemsize), []).append(view.offset)
-    best, most = None, FAR
+    axes, far = set(), 0
     for (_, strides, itemsize), offsets in reads.items():
         apart = max(offsets) - min(offsets)
-        for axis, length in enumerate(kernel.shape[:-1]):
-            stride = strides[axis]
+        for axis, (length, stride) in enumerate(zip(kernel.shape, strides, strict=True)):
             if 0 < stride <= apart < length * stride:
                 if any((o - offsets[0]) % stride for o in offsets):
-                    return None  # tiles have edges, which would be read twice
-                far = apart // stride * math.prod(kernel.shape[axis + 1 :]) * itemsize
-                if far >= most:
-                    best, most = axis, far
+                    return None
+                axes.add(axis)
+                far = max(far, apart // stride * math.prod(kernel.shape[axis + 1 :]) * itemsize)
                 break
-    return best
+    if len(axes) != 1 or far < FAR:
+        return None
+    (axis,) = axes
+    return axis if axis < len(kernel.shape) - 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -28,25 +29,32 @@ def read(number, offset, strides, dtype="f4"):
     return Expr("input", (), np.dtype(dtype), (number, View(offset, tuple(strides))))
 
 
-def window(shape, axis, width, strides=None):
+def added(terms):
+    return functools.reduce(lambda x, y: k.call("add", x, y), terms)
+
+
+def window(shape, axis, width):
     """The sum of so many neighbours along an axis, of an array that is so much longer."""
     whole = [n + (width - 1) * (a == axis) for a, n in enumerate(shape)]
-    strides = strides or View.contiguous(tuple(whole)).strides
-    terms = [read(0, n * strides[axis], strides) for n in range(width)]
-    total = terms[0]
-    for term in terms[1:]:
-        total = k.call("add", total, term)
-    return Kernel(tuple(shape), (total,))
+    strides = View.contiguous(tuple(whole)).strides
+    return Kernel(shape, (added([read(0, n * strides[axis], strides) for n in range(width)]),))
 
 
 #: Sums of planes, plus an array that has as many elements.
 MEANS = k.reduced(read(0, 0, (1024, 32, 1)), (512, 32, 32), (1, 2), "sum")
 MEANS = MEANS.with_roots([*MEANS.roots[:-1], k.call("add", MEANS.outputs[0], read(1, 0, (1,)))])
-#: Rows, too, whose neighbours would be in other tiles.
-CROSS = window((64, 1024, 1024), 0, 3)
-CROSS = Kernel(CROSS.shape, (k.call("add", CROSS.outputs[0], read(0, 1024, (MIB, 1024, 1))),))
+#: Rows, too, whose neighbours would be in other tiles; of the same array, and of another.
+CROSS, ROWS = (
+    Kernel((64, 1024, 1024), (added([*window((64, 1024, 1024), 0, 3).outputs, *rows]),))
+    for rows in (
+        [read(0, 1024, (MIB, 1024, 1))],
+        [read(1, n, (MIB + 1024, 1024, 1)) for n in (0, 1024)],
+    )
+)
 #: Of an array, added: no element is read twice.
-HALVES = Kernel((32, MIB), (k.call("add", *[read(0, n * 32 * MIB, (MIB, 1)) for n in (0, 1)]),))
+HALVES = Kernel((32, MIB), (added([read(0, n * 32 * MIB, (MIB, 1)) for n in (0, 1)]),))
+#: Neighbours along the only axis.
+LINE = Kernel((2**24,), (added([read(0, n * 2**23, (1,)) for n in (0, 1)]),))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +70,9 @@ HALVES = Kernel((32, MIB), (k.call("add", *[read(0, n * 32 * MIB, (MIB, 1)) for 
         (k.reduced(window((64, 1024, 1024), 0, 3).outputs[0], (64, 1024, 1024), (1,), "sum"), None),
         (HALVES, None),
         (CROSS, None),
+        (ROWS, None),
         (MEANS, None),
-        (Kernel((2**24,), (k.call("add", read(0, 0, (1,)), read(0, 2**23, (1,))),)), None),
+        (LINE, None),
     ],
 )  # fmt: skip
 def test_what_is_computed_in_columns(kernel, shape):
@@ -77,33 +86,25 @@ def test_what_is_computed_in_columns(kernel, shape):
 
 @st.composite
 def neighbours(draw):
-    """A kernel that reads an array at several places, and chooses by position, maybe."""
-    shape = tuple(draw(st.lists(st.integers(1, 12), min_size=2, max_size=4)))
+    """A kernel that reads an array at several places along an axis, and another one anywhere; and
+    chooses by position, maybe."""
+    shape = tuple(draw(st.lists(st.integers(2, 12), min_size=2, max_size=4)))
     strides = View.contiguous(shape).strides
     dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "u1", "c8"])))
-    step = strides[draw(st.integers(0, max(0, len(shape) - 2)))]
-    far = st.integers(0, (math.prod(shape) - 1) // step)
-    terms = [
-        read(draw(st.integers(0, 1)), step * draw(far) + 1, strides, dtype)
-        for _ in range(draw(st.integers(2, 5)))
-    ]
-    total = terms[0]
-    for term in terms[1:]:
+    axis = draw(st.integers(0, len(shape) - 2))
+    far = st.integers(0, shape[axis] - 1)
+    places = draw(st.lists(far, min_size=2, max_size=4, unique=True))
+    total, *terms = [read(0, strides[axis] * n + 1, strides, dtype) for n in places]
+    kept = total
+    for term in (*terms, read(1, draw(st.integers(0, 99)), strides, dtype)):
         if draw(st.booleans()):
-            place = index(
-                View(
-                    0,
-                    tuple(
-                        draw(st.lists(st.integers(0, 9), min_size=len(shape), max_size=len(shape)))
-                    ),
-                )
-            )
+            place = index(View(0, tuple([draw(st.integers(0, 9)) for _ in shape])))
             before = k.call("less", place, constant(draw(st.integers(0, 60)), "i8"), dtype="?")
             total = k.call("where", before, total, term, dtype=dtype)
         else:
-            total = k.call("add", total, term)
-    arrays = [k.values(dtype, 16 + 3 * math.prod(shape), seed=n) for n in (0, 1)]
-    return Kernel(shape, (total, *terms[:1])), arrays
+            total = added([total, term])
+    arrays = [k.values(dtype, 116 + 2 * math.prod(shape), seed=n) for n in (0, 1)]
+    return Kernel(shape, (total, kept)), arrays
 
 
 @host_only

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .expr import LEAVES, REDUCTIONS, SCANS, DType, Expr, Reduction, View, nodes
+from .expr import LEAVES, REDUCTIONS, SCANS, DType, Expr, Reduction, View, nodes, view_of
 from .following import (
     MADE,
     Abstract,
@@ -51,6 +51,7 @@ from .scans import BOTH
 
 MOST_PARTS = 64  # of a concatenation
 SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
+LEAST_WINDOW = 4  # elements of a window that a kernel makes several of at a time
 FEW = 64  # elements that are put side by side, to be reduced one by one
 #: Scans, by the function of two that does what they do.
 ACCUMULATED = {BOTH[op]: scan for scan, op in SCANS.items()}
@@ -939,7 +940,9 @@ def reduce(
         return [reshaped(v, shape) for v in every] if keep else every
     if op == "sum" and (total := _counted(x, axes, types[0])) is not None:
         return [scalar_if_point(broadcast(total, reduced_shape(x, axes, keep)))]
-    if op in ADDED_UP and (_is_few(x) or (short and _is_short(x, axes))):
+    if op in ADDED_UP and (
+        _is_few(x) or (short and _is_short(x, axes) and not _are_windows(x, axes))
+    ):
         return [_one_by_one(op, x, axes, types[0], keep)]
     results = []
     for which in range(REDUCTIONS[op]):
@@ -981,6 +984,20 @@ def _is_short(x: Traced, axes: Shape) -> bool:
         (expr,) = expr.args
     beside = expr.op == "where" and expr.args[0].op == "less"
     return beside and 0 < math.prod(x.shape[k] for k in axes) <= SHORT
+
+
+def _are_windows(x: Traced, axes: Shape) -> bool:
+    """Whether rows are windows that slide along an axis, though not along that where elements lie
+    one behind the other: of such, kernels make several results at a time."""
+    views = [v for n in nodes([x._expr]) if (v := view_of(n)) is not None]
+    others = [k for k, n in enumerate(x.shape) if n > 1 and k not in axes]
+    return any(
+        x.shape[r] >= LEAST_WINDOW
+        and all(v.strides[a] == v.strides[r] for v in views)
+        and max([abs(v.strides[a]) for v in views], default=0) > 1
+        for a in others
+        for r in axes
+    )
 
 
 def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Traced:

@@ -1028,6 +1028,10 @@ struct alignas(8) Moment {
     sum = fma(count, apart, sum);
     k = to;
   }
+  __device__ __forceinline__ void begin(const Moment& b) {  // with the same k
+    clear();
+    k = b.k;
+  }
   __device__ __forceinline__ void add(const Moment& b) {  // of the same k
     n += b.n;
     sum += b.sum;
@@ -1093,6 +1097,14 @@ struct alignas(8) ComplexMoment {
     for (int i = 0; i < N; ++i) { a[i] = x[i].x; b[i] = x[i].y; }
     real.take(a, may_be_first);
     imag.take(b, may_be_first);
+  }
+  __device__ __forceinline__ void begin(const ComplexMoment& b) {
+    real.begin(b.real);
+    imag.begin(b.imag);
+  }
+  __device__ __forceinline__ void add(const ComplexMoment& b) {
+    real.add(b.real);
+    imag.add(b.imag);
   }
   __device__ __forceinline__ void settle() { real.settle(); imag.settle(); }
   __device__ __forceinline__ void merge(ComplexMoment b) {

@@ -6,12 +6,14 @@ leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbe
 64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
 carry several.
 
-Each launch reads and writes memory once. There are four ways of going through it:
+Each launch reads and writes memory once. There are five ways of going through it:
 
 - element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
   in tiles that are turned around in shared memory.
 - reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
 - other reductions: threads lie along the fastest kept axis and go along the reduced ones.
+- reductions of windows that slide along another axis: each thread makes several results along it,
+  which share most of what they read.
 - scans: lanes of a warp go along a line and put together what they have, or each thread goes along
   a line of its own where neighbouring lines lie side by side.
 
@@ -95,6 +97,14 @@ BESIDE = 8
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
 MOST_BINS, COUNTERS = TILES // 4, 4096
+#: Results along an axis that a thread makes at a time of windows that slide along it, at least and
+#: at most; and words that it has for those parts of them that they do not all share. Measured, as
+#: the points of a tile in which threads follow such windows: their rows stay in the cache.
+LEAST_SLIDING, MOST_SLIDING, SLIDING_WORDS, SLIDING_TILE = 4, 16, 128, 2**8
+#: Threads of a processor that have work then, at least.
+SLIDING_THREADS = 2 * THREADS
+#: Nodes of what they reduce, at most, and how often these may be there: the compiler's time.
+MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -593,6 +603,10 @@ class _Generator:
         self.points = math.prod(kernel.shape[k] for k in kept)
         self.reach = math.prod(kernel.shape[k] for k in over)
         last, order = self._fastest(kept, over)
+        slides = self._slides(kept, over, last)
+        if slides is not None:
+            order = [slides[1], *[k for k in order if k != slides[1]]]
+            self.core, self.within, self.axis_layout = None, [], {}
         self.out_layout = -1  # where outputs lie one behind the other
         if kernel.strides is not None:
             assert self.scanning or not self.reducing
@@ -617,8 +631,81 @@ class _Generator:
         self.along = "r" if self.reducing and self.rows else "k"
         self._tiles()
         self._width()
+        if slides is not None:
+            self._slide(slides)
         self._panels()
         self._small()
+
+    def _slides(self, kept: list[int], over: list[int], last: int) -> tuple[int, int] | None:
+        """The axes along which windows slide and reach, where there are any, and how many results
+        a thread makes along the first (`sliding`): those along which all that is reduced goes
+        alike."""
+        self.sliding, self.width = 0, 1
+        orders = any(r.op in ("argmin", "argmax", "histogram") for r in self.kernel.reductions)
+        shape, tree = self.kernel.shape, self.tree
+        if not self.reducing or self.scanning or orders or last not in kept:
+            return None
+        if tree.taken or tree.calls or len(tree.nodes) > MOST_SLIDING_NODES:
+            return None
+        every = {self.layout_of[tree.letter, k] for k in (*tree.inputs, *tree.indices)}
+        layouts = [s for s, n in self.layouts.items() if n in every]
+        found = [
+            (shape[r], a, r)
+            for a in kept
+            for r in over
+            if a != last and all(s[a] == s[r] for s in layouts) and any(s[a] for s in layouts)
+        ]
+        window, a, r = max(found, default=(0, -1, -1))
+        room = self._sliding_room()
+        some = _power_below(min(MOST_SLIDING, window, shape[a], room))
+        if not found or some < LEAST_SLIDING:
+            return None
+        self.sliding = some
+        return a, r
+
+    def _sliding_room(self) -> int:
+        """Results that a thread may have, so that there are enough threads."""
+        return self.points // (SLIDING_THREADS * self.processors)
+
+    def _slide(self, slides: tuple[int, int]) -> None:
+        """Put the axis along which windows slide before the last one, of which a part goes in a
+        tile, so that threads which read the same do so at the same time."""
+        a, r = slides
+        layouts, shape = list(self.layouts), self.kernel.shape
+        words = 0  # that each part has of its own
+        for op, short, gives in self.kinds:
+            words += _part_size(op, short, gives) // (8 if op == "moment" else 4)
+        room = self._sliding_room()
+        self.width = min(self.width, 4 if self.sliding == LEAST_SLIDING else 2)
+
+        def fits(some: int, width: int) -> bool:
+            registers = (some - 1) * width * words <= SLIDING_WORDS
+            text = 2 * some * width * len(self.tree.nodes) <= SLIDING_STATEMENTS
+            return registers and text and some * width <= room
+
+        while self.width > 1 and not fits(self.sliding, self.width):
+            self.width //= 2
+        while self.sliding > LEAST_SLIDING and not fits(self.sliding, self.width):
+            self.sliding //= 2
+        self.times = 4 if self.sliding == LEAST_SLIDING else 8
+        # of two arrays, more threads are worth more than the registers that they have not
+        narrow = all(_size(self.tree.nodes[k].code) <= 4 for k in self.tree.inputs)
+        several = len(self.tree.inputs) > 1 and narrow
+        self.at_once = 2 if several and self.sliding * words <= 2 * MOST_SLIDING else 1
+
+        def axis(k: int) -> Axis:
+            return Axis(shape[k], tuple(s[k] for s in layouts))
+
+        *others, fast = collapsed(axis(k) for k in self.groups["k"] if k != a)
+        part = fast.length
+        if part > SLIDING_TILE:
+            tiles = range(self.width, SLIDING_TILE + 1, self.width)
+            found = max([n for n in tiles if part % n == 0], default=0)
+            part = found if found >= 32 else part
+        if part < fast.length:
+            others.append(Axis(fast.length // part, tuple([s * part for s in fast.strides])))
+        self.axes["k"] = [*others, axis(a), Axis(part, fast.strides)]
+        self.axes["r"] = [axis(r), *collapsed(axis(k) for k in self.groups["r"] if k != r)]
 
     def _leaf_strides(self, tree: _Tree, k: int, kept: Sequence[int]) -> tuple[int, ...]:
         """The strides of a leaf along all axes, of which the outputs of a reduction have `kept`."""
@@ -786,6 +873,8 @@ class _Generator:
         multiples of a vector, or ends within one: edges and shifts. They read it one by one then,
         each element once, and write vectors."""
         if self.across >= 0 or cost > LOOSE_COST or self.scanning or self.kernel.counts:
+            return False
+        if self.sliding:
             return False
         main, axes = self.bodies[-1], self.axes[self.along]
         if any(n.op in (*RANDOM, "taken", "call") for tree in self.bodies for n in tree.nodes):
@@ -1531,7 +1620,7 @@ class _Generator:
         whole = [self._inside(here, group)] if bounded else []
         even = self._even_vectors()
         if lengths[-1] % width and self._fast_axis() < 0:
-            most = self.number("whole", lengths[-1] - width + 1)
+            most = self.number("whole", max(lengths[-1] - width + 1, 0))
             whole.append(f"({self.count}){names[-1]} < {most}")
         lines = point(here, number, main, edge)
         cuts = self._cuts(group, width if even else 1)
@@ -2145,7 +2234,7 @@ class _Generator:
                 extra = ", at, " + (self._times("1", step, name, True) if step else "0")
             elif op == "moment" and self.across < 0 and not self.loose:
                 # the vectors of a step are there in order
-                extra = ", u == 0"
+                extra = ", opens" if self.sliding else ", u == 0"
             kind = TYPES[short]
             if op == "histogram":
                 after.append(f"count_bin(table, {value}, bins, copies);")
@@ -2237,11 +2326,12 @@ class _Generator:
         ]
 
     def _finished(self, site: _Site, number: str = "o") -> list[str]:
-        """The outputs, of results that are complete; `number` says which result a point has."""
+        """The outputs, of results that are complete; `number` says which result a point has, where
+        they are in order."""
         tree = self.final
         held = self.held
         coords = dict(site.coords)
-        linear = {"k": f"o * {held}u + e" if held > 1 else number}
+        linear = {"k": f"o * {held}u + e" if held > 1 else number} if number else {}
         if held > 1:
             last = len(self.axes["k"]) - 1
             coords["k", last] = f"{coords['k', last]} + e"
@@ -2272,6 +2362,120 @@ class _Generator:
             return body
         return [*before, "#pragma unroll", f"for (int e = 0; e < {held}; ++e) {{", *body, "}",
                 *after]  # fmt: skip
+
+    # ---- windows
+
+    def _windows(self) -> list[str]:
+        """Each thread makes some results one behind the other. Most of what these reduce they share
+        (`shared`); what lies before that is put together from its end backwards (`head`), what lies
+        behind it from its begin on (`tail`): van Herk, Pattern Recognition Letters 13 (1992)."""
+        some, width, c, tree = self.sliding, self.width, self.count, self.tree
+        self.held = width
+        axes, (window, *others) = self.axes["k"], self.axes["r"]
+        at = len(axes) - 2  # the axis that they slide along
+        lengths = self._lengths("k", width)
+        lengths[at] = -(-lengths[at] // some)
+        n = math.prod(lengths)
+        self.blocks = max(1, min(-(-n // THREADS), self.processors * WAVES))
+        coords, names = self._coordinates("k", lengths, "i", "k", width)
+        across, inner = self._coordinates("r", [x.length for x in others], "q", "r")
+        site = _Site({("k", x): name for x, name in enumerate(names)})
+        site.coords["k", at] = "begin"
+        place = _Site(site.coords | {("r", 0): "(int)s"})
+        place.coords |= {("r", x + 1): name for x, name in enumerate(inner)}
+        reduced = [("r", x) for x in range(1 + len(others))]
+        loads: list[str] = []
+        if others:  # all that lies across belongs to a step
+            many = self.number("across", math.prod(x.length for x in others))
+            takes = self._taken(tree, place, "0")
+            takes = [f"for ({c} q = 0; q < {many}; ++q) {{", *across,
+                     *self._point(tree, place, takes), "}"]  # fmt: skip
+        else:
+            loads = self._scoped(self._loads(tree, self._inner(tree), place, "x#[u]"))
+            takes = self._taken(tree, place, "u")
+        room = [] if others else self._declared(tree, some - 1)
+
+        def every(own: str, moments: str = "") -> list[str]:
+            """The same for all reductions, and for all results side by side."""
+            return self._over_held(
+                [
+                    (moments if moments and op == "moment" else own).replace("#", str(j))
+                    for j, (op, _, _) in enumerate(self.kinds)
+                ]
+            )
+
+        def parts(name: str, many: str = "") -> list[str]:
+            return [f"Part{j} {name}{j}{many}[{width}];" for j in range(len(self.kinds))]
+
+        def into(name: str, which: str = "") -> list[str]:
+            """What takes in values from here on."""
+            return [f"Part{j} (&part{j})[{width}] = {name}{j}{which};"
+                    for j in range(len(self.kinds))]  # fmt: skip
+
+        def unrolled(head: str, lines: list[str]) -> list[str]:
+            return ["#pragma unroll", f"for ({head}) {{", *lines, "}"] if lines else []
+
+        begins = every("part#[e].clear();", "part#[e].begin(shared#[e]);")
+        reach = f"({c}){self.slot('window', window.length)}"
+        shared = [
+            f"for ({c} r = {some - 1}; r < {reach}; r += {self.times}u) {{",
+            *([] if others else self._declared(tree, self.times)),
+            *(self._each(f"s < {reach}", "s = r + u", loads) if loads else []),
+            *self._each(
+                f"s < {reach}", "s = r + u",
+                ["const bool opens = u == 0;", *into("shared"), *takes],
+            ),
+            "}",
+        ]  # fmt: skip
+        ahead = f"int u = 0; u < {some - 1}; ++u"
+        join = every("part#[e].merge(head#[u + 1][e]);", "part#[e].add(head#[u + 1][e]);")
+        head = [
+            *room,
+            *unrolled(ahead, [f"const {c} s = u;", *loads] if loads else []),
+            *unrolled(
+                f"int u = {some - 2}; u >= 0; --u",
+                [f"const {c} s = u;", "const bool opens = false;", *into("head", "[u]"), *begins,
+                 *takes, f"if (u < {some - 2}) {{", *join, "}"],
+            ),
+        ]  # fmt: skip
+        behind = ["const int u = t - 1;", f"const {c} s = {reach} + u;",
+                  "const bool opens = false;", *into("tail"), *takes]  # fmt: skip
+        here = _Site({**site.coords, ("k", at): "(begin + t)"})
+        tail = [
+            *room,
+            *unrolled(ahead, [f"const {c} s = {reach} + u;", *loads] if loads else []),
+            *unrolled(
+                f"int t = 0; t < {some}; ++t",
+                ["if (t) {", *behind, "}", "if (t >= skip) {", *parts("part"),
+                 *every("part#[e] = shared#[e];"),
+                 f"if (t < {some - 1}) {{",
+                 *every("part#[e].merge(head#[t][e]);", "part#[e].add(head#[t][e]);"),
+                 "}", "if (t) {", *every("part#[e].merge(tail#[e]);", "part#[e].add(tail#[e]);"),
+                 "}", *self._finished(here, ""), "}"],
+            ),
+        ]  # fmt: skip
+        last = f"({self.int}){self.slot('last', axes[at].length - some)}"
+        step = f"({c})blocks * {THREADS}u"
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} n = {self.number('n', n)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+            *self._pointers(),
+            *self._loop(
+                f"blockIdx.x * {THREADS}u + threadIdx.x", "n", step,
+                [
+                    *coords,
+                    f"const {self.int} mine = {names[at]} * {some};",
+                    f"const {self.int} begin = mine < {last} ? mine : {last};",
+                    f"const {self.int} skip = mine - begin;",
+                    *self._before(_Site(site.coords | dict.fromkeys(reduced, "0"))),
+                    *parts("shared"), *every("shared#[e].clear();"), *shared,
+                    *parts("head", f"[{some - 1}]"), "{", *head, "}",
+                    *parts("tail"), *every("tail#[e].clear();", "tail#[e].begin(shared#[e]);"),
+                    "{", *tail, "}",
+                ],
+            ),
+        ]  # fmt: skip
 
     # ---- scans
 
@@ -2398,6 +2602,8 @@ class _Generator:
             body = self._counting()
         elif self.scanning:
             body = self._scan()
+        elif self.sliding:
+            body = self._windows()
         elif self.reducing:
             body = self._reducing()
         elif self.across >= 0:

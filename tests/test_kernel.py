@@ -891,7 +891,15 @@ def programs():
         "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
         "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),
         "prices of options": (prices(), "LDG.E.128"),
+        "windows": (in_windows("sum", 31), "LDG.E.64"),
+        "short windows": (in_windows("max", 7), "LDG.E.128"),
+        "deviations in windows": (in_windows("moment", 31), "LDG.E.64"),
     }
+
+
+def in_windows(op, length):
+    x, whole = k.windows((256, 256, 1024), 0, length)
+    return k.reduced(x, whole, (3,), op)
 
 
 def prices():

@@ -1,5 +1,7 @@
 """Edges and shifts: what vectors of the output read lies anyhow."""
 
+import functools
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -113,10 +115,6 @@ def test_three_axes(program, chunks, dtype, chosen):
     check(SOLID[program], da.from_array(values, chunks=chunks), "cuda:0,0", 2e-5)
 
 
-def windows(x, of):
-    return of(da.lib.stride_tricks.sliding_window_view(x, 5, axis=0), axis=-1)
-
-
 WALKED = {
     "second differences": lambda x: da.map_overlap(
         lambda b: np.roll(b, 1, 0) + np.roll(b, -1, 0) - 2 * b,
@@ -126,8 +124,14 @@ WALKED = {
         dtype=x.dtype,
         meta=x._meta,
     ),
-    "moving means": lambda x: windows(x, da.mean),
-    "moving maxima": lambda x: windows(x, da.max),
+    "moving maxima": lambda x: da.map_overlap(
+        lambda b: functools.reduce(np.maximum, [np.roll(b, n, 0) for n in range(-2, 3)]),
+        x,
+        depth={0: 2},
+        boundary="nearest",
+        dtype=x.dtype,
+        meta=x._meta,
+    ),
 }
 
 
@@ -144,6 +148,40 @@ def test_neighbours_along_a_slow_axis(devices, program, chunks, chosen, monkeypa
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")
     check(WALKED[program], da.from_array(values, chunks=chunks), devices, 2e-5)
     assert any(k.strides for k in turned)
+
+
+def windows(x, length=5, axis=0):
+    return da.lib.stride_tricks.sliding_window_view(x, length, axis=axis)
+
+
+SLIDING = {
+    "means": lambda x: windows(x).mean(-1),
+    "maxima": lambda x: windows(x, 12).max(-1),
+    "long sums": lambda x: windows(x, 17).sum(-1),
+    "deviations": lambda x: windows(x, 9).std(-1),
+    "of the middle axis": lambda x: windows(x, 6, 1).min(-1),
+    "of squares": lambda x: (windows(x, 7) ** 2).sum(-1),
+    "boxes": lambda x: windows(x, (4, 3), (0, 1)).mean((-2, -1)),
+    "departures": lambda x: x[2:-2] - windows(x).mean(-1),
+    "of what there is": lambda x: da.nanmean(windows(da.where(x > 50, np.nan, x)), axis=-1),
+    "seldom all": lambda x: (windows(x, 4) > 20).all(-1),
+}
+
+
+@pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
+@pytest.mark.parametrize("program", SLIDING)
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_windows_that_slide(devices, program, chunks, chosen, monkeypatch):
+    """Several results of each thread, also where there are few, with edges and without."""
+    found = []
+    slides = kernel._Generator._slides
+    monkeypatch.setattr(kernel, "SLIDING_THREADS", 1)
+    monkeypatch.setattr(
+        kernel._Generator, "_slides", lambda *args: found.append(slides(*args)) or found[-1]
+    )
+    values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")
+    check(SLIDING[program], da.from_array(values, chunks=chunks), devices, 2e-5)
+    assert any(found)
 
 
 @pytest.mark.parametrize("boundary", ["reflect", "periodic", "none"])

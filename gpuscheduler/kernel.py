@@ -105,6 +105,9 @@ LEAST_SLIDING, MOST_SLIDING, SLIDING_WORDS, SLIDING_TILE = 4, 16, 128, 2**8
 SLIDING_THREADS = 2 * THREADS
 #: Nodes of what they reduce, at most, and how often these may be there: the compiler's time.
 MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
+#: Bytes of shared memory for panes of what windows slide over, and results from which on there are
+#: panes.
+MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -469,6 +472,46 @@ class _Results:
     units: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Pane:
+    """What a block reduces at a time of windows that slide along rows: how many results a thread
+    makes, threads along and across these, the windows' lengths, and the axis across."""
+
+    some: int
+    across: int
+    rows: int
+    window: int
+    down: int
+    down_axis: int
+
+    @property
+    def columns(self) -> int:
+        return self.across * self.some
+
+    @property
+    def wide(self) -> int:
+        """Columns that are read."""
+        return self.columns + self.window - 1
+
+    @property
+    def high(self) -> int:
+        return self.rows + self.down - 1
+
+    @property
+    def pitch(self) -> int:
+        """From one row to the next in shared memory. There is an element between those of one
+        thread and the next, so that the lanes of a warp read from different banks."""
+        return self.wide + -(-self.wide // self.some)
+
+    @property
+    def made_pitch(self) -> int:
+        return self.across * (self.some + 1)
+
+    def room(self, values: int, made: int) -> int:
+        """Bytes of shared memory, given those of a point and of a result."""
+        return 64 + self.high * self.pitch * values + self.rows * self.made_pitch * made
+
+
 class _Generator:
     def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
@@ -603,9 +646,14 @@ class _Generator:
         self.points = math.prod(kernel.shape[k] for k in kept)
         self.reach = math.prod(kernel.shape[k] for k in over)
         last, order = self._fastest(kept, over)
-        slides = self._slides(kept, over, last)
+        self.sliding, self.pane, self.width = 0, None, 1
+        panes = self._panes(kept, over)
+        slides = self._slides(kept, over, last) if panes is None else None
+        if panes is not None:
+            last = panes[-1][0]
         if slides is not None:
             order = [slides[1], *[k for k in order if k != slides[1]]]
+        if self.sliding:
             self.core, self.within, self.axis_layout = None, [], {}
         self.out_layout = -1  # where outputs lie one behind the other
         if kernel.strides is not None:
@@ -633,22 +681,94 @@ class _Generator:
         self._width()
         if slides is not None:
             self._slide(slides)
+        if panes is not None:
+            self._lie_in_panes(panes)
         self._panels()
         self._small()
+
+    def _may_slide(self) -> list[tuple[int, ...]] | None:
+        """The layouts of all that is reduced, where it may be put together in parts."""
+        orders = any(r.op in ("argmin", "argmax", "histogram") for r in self.kernel.reductions)
+        tree = self.tree
+        if not self.reducing or self.scanning or orders or tree.taken or tree.calls:
+            return None
+        if len(tree.nodes) > MOST_SLIDING_NODES or not self.points:
+            return None
+        every = {self.layout_of[tree.letter, k] for k in (*tree.inputs, *tree.indices)}
+        return [s for s, n in self.layouts.items() if n in every]
+
+    def _panes(self, kept: list[int], over: list[int]) -> list[tuple[int, int]] | None:
+        """The axes along which windows slide and reach, where one of them, the last, is that along
+        which elements lie one behind the other, and nothing else is reduced: panes of what is
+        reduced go to shared memory."""
+        layouts, shape = self._may_slide(), self.kernel.shape
+        over = [r for r in over if shape[r] > 1]
+        if layouts is None or not 0 < len(over) <= 2 or self.points < LEAST_IN_PANES:
+            return None
+        pairs = []
+        for r in over:
+            along = [a for a in kept if all(s[a] == s[r] for s in layouts)]
+            if not along or not any(s[r] for s in layouts):
+                return None
+            pairs.append((along[0], r))
+        memory = {n for k in self.tree.inputs for n in [self.layout_of[self.tree.letter, k]]}
+        inputs = [s for s, n in self.layouts.items() if n in memory]
+        fast = [(a, r) for a, r in pairs if any(abs(s[a]) == 1 for s in inputs)]
+        if len(fast) != 1 or len({a for a, _ in pairs}) < len(pairs):
+            return None
+        pairs = [*[pair for pair in pairs if pair not in fast], *fast]
+        self.pane = self._pane(kept, pairs)
+        self.sliding = 0 if self.pane is None else self.pane.some
+        return None if self.pane is None else pairs
+
+    def _pane(self, kept: list[int], pairs: list[tuple[int, int]]) -> _Pane | None:
+        """How large panes are, and what each thread makes of them: what costs least."""
+        shape = self.kernel.shape
+        (a, r), down = pairs[-1], shape[pairs[0][1]] if len(pairs) > 1 else 1
+        window, others = shape[r], [k for k in kept if k != a and shape[k] > 1]
+        rows = pairs[0][0] if len(pairs) > 1 else others[-1] if others else -1
+        high = shape[rows] if rows >= 0 else 1
+        values = sum({root: _held_size(short) for root, (_, short, _) in
+                      zip(self.tree.roots, self.kinds, strict=True)}.values())  # fmt: skip
+        made = sum(_held_size(g) for _, _, gives in self.kinds for g in gives)
+        best: tuple[float, _Pane] | None = None
+        for some in (16, 8, 4, 2):
+            for across in (256, 128, 64, 32, 16, 8):
+                pane = _Pane(some, across, THREADS // across, window, down, rows)
+                tiles = -(-shape[a] // pane.columns) * -(-high // pane.rows)
+                tiles *= self.points // (shape[a] * high)
+                few = tiles < self.processors and some > 2
+                if some > window or few or pane.room(values, made) > MOST_SHARED:
+                    continue
+                # what is read and computed once takes several times as long as what is taken again
+                cost = tiles * pane.wide * pane.high * 8
+                cost += tiles * pane.columns * pane.rows * (some + window - 1) // some * down
+                if best is None or cost < best[0]:
+                    best = cost, pane
+        return best and best[1]
+
+    def _lie_in_panes(self, pairs: list[tuple[int, int]]) -> None:
+        """Put the axes that panes lie along last."""
+        assert self.pane is not None
+        (a, r), rows, layouts = pairs[-1], self.pane.down_axis, list(self.layouts)
+
+        def axis(k: int) -> Axis:
+            if k < 0:
+                return Axis(1, (0,) * len(layouts))
+            return Axis(self.kernel.shape[k], tuple(s[k] for s in layouts))
+
+        others = collapsed(axis(k) for k in self.groups["k"] if k not in (a, rows))
+        self.axes["k"] = [*others, axis(rows), axis(a)]
+        self.axes["r"] = [axis(r)]
+        self.width, self.times, self.at_once = 1, 4, 1
 
     def _slides(self, kept: list[int], over: list[int], last: int) -> tuple[int, int] | None:
         """The axes along which windows slide and reach, where there are any, and how many results
         a thread makes along the first (`sliding`): those along which all that is reduced goes
         alike."""
-        self.sliding, self.width = 0, 1
-        orders = any(r.op in ("argmin", "argmax", "histogram") for r in self.kernel.reductions)
-        shape, tree = self.kernel.shape, self.tree
-        if not self.reducing or self.scanning or orders or last not in kept:
+        layouts, shape = self._may_slide(), self.kernel.shape
+        if layouts is None or last not in kept:
             return None
-        if tree.taken or tree.calls or len(tree.nodes) > MOST_SLIDING_NODES:
-            return None
-        every = {self.layout_of[tree.letter, k] for k in (*tree.inputs, *tree.indices)}
-        layouts = [s for s, n in self.layouts.items() if n in every]
         found = [
             (shape[r], a, r)
             for a in kept
@@ -1348,6 +1468,8 @@ class _Generator:
                 op, takes, gives = self.kinds[j]
                 x = f"part{j}[{'e' if self.held > 1 else 0}]"
                 found = x if op == "histogram" else results(op, takes, gives, x)[r]
+                if self.pane is not None:
+                    found = f"made{j}_{r}[at]"
                 text = cast(gives[r], node.code, found)
             elif node.op in RANDOM:
                 if drawn and k in drawn:
@@ -1455,6 +1577,8 @@ class _Generator:
 
     def _inner(self, tree: _Tree) -> list[int]:
         """The inputs that are loaded in the loop, not before it."""
+        if self.pane is not None:
+            return list(tree.inputs)
         groups = ("r",) if self.reducing else ("k", "r")
         return [k for k in tree.inputs if not self._hoisted(tree, k, groups)]
 
@@ -2366,9 +2490,7 @@ class _Generator:
     # ---- windows
 
     def _windows(self) -> list[str]:
-        """Each thread makes some results one behind the other. Most of what these reduce they share
-        (`shared`); what lies before that is put together from its end backwards (`head`), what lies
-        behind it from its begin on (`tail`): van Herk, Pattern Recognition Letters 13 (1992)."""
+        """Each thread goes along all that some results one behind the other reduce."""
         some, width, c, tree = self.sliding, self.width, self.count, self.tree
         self.held = width
         axes, (window, *others) = self.axes["k"], self.axes["r"]
@@ -2387,13 +2509,43 @@ class _Generator:
         loads: list[str] = []
         if others:  # all that lies across belongs to a step
             many = self.number("across", math.prod(x.length for x in others))
-            takes = self._taken(tree, place, "0")
-            takes = [f"for ({c} q = 0; q < {many}; ++q) {{", *across,
-                     *self._point(tree, place, takes), "}"]  # fmt: skip
+            takes = self._point(tree, place, self._taken(tree, place, "0"))
+            takes = [f"for ({c} q = 0; q < {many}; ++q) {{", *across, *takes, "}"]
         else:
             loads = self._scoped(self._loads(tree, self._inner(tree), place, "x#[u]"))
             takes = self._taken(tree, place, "u")
-        room = [] if others else self._declared(tree, some - 1)
+        last = f"({self.int}){self.slot('last', axes[at].length - some)}"
+        here = _Site({**site.coords, ("k", at): "(begin + t)"})
+        finished = ["if (t >= skip) {", *self._finished(here, ""), "}"]
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} n = {self.number('n', n)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+            *self._pointers(),
+            *self._loop(
+                f"blockIdx.x * {THREADS}u + threadIdx.x", "n", f"({c})blocks * {THREADS}u",
+                [
+                    *coords,
+                    f"const {self.int} mine = {names[at]} * {some};",
+                    f"const {self.int} begin = mine < {last} ? mine : {last};",
+                    f"const {self.int} skip = mine - begin;",
+                    *self._before(_Site(site.coords | dict.fromkeys(reduced, "0"))),
+                    *self._shared(window.length, loads, takes, finished),
+                ],
+            ),
+        ]  # fmt: skip
+
+    def _shared(
+        self, window: int, loads: list[str], takes: list[str], finished: list[str]
+    ) -> list[str]:
+        """Results of windows one behind the other. Most of what these reduce they share (`shared`);
+        what lies before that is put together from its end backwards (`head`), what lies behind it
+        from its begin on (`tail`): van Herk, Pattern Recognition Letters 13 (1992). Step `s` is
+        loaded, and taken in, and result `t` is `finished`."""
+        some, width, c = self.sliding, self.width, self.count
+
+        def room(times: int) -> list[str]:
+            return self._declared(self.tree, times) if loads else []
 
         def every(own: str, moments: str = "") -> list[str]:
             """The same for all reductions, and for all results side by side."""
@@ -2404,6 +2556,9 @@ class _Generator:
                 ]
             )
 
+        def joined(other: str) -> list[str]:
+            return every(f"part#[e].merge({other});", f"part#[e].add({other});")
+
         def parts(name: str, many: str = "") -> list[str]:
             return [f"Part{j} {name}{j}{many}[{width}];" for j in range(len(self.kinds))]
 
@@ -2413,13 +2568,12 @@ class _Generator:
                     for j in range(len(self.kinds))]  # fmt: skip
 
         def unrolled(head: str, lines: list[str]) -> list[str]:
-            return ["#pragma unroll", f"for ({head}) {{", *lines, "}"] if lines else []
+            return ["#pragma unroll", f"for ({head}) {{", *lines, "}"]
 
-        begins = every("part#[e].clear();", "part#[e].begin(shared#[e]);")
-        reach = f"({c}){self.slot('window', window.length)}"
+        reach = f"({c}){self.slot('window', window)}"
         shared = [
             f"for ({c} r = {some - 1}; r < {reach}; r += {self.times}u) {{",
-            *([] if others else self._declared(tree, self.times)),
+            *room(self.times),
             *(self._each(f"s < {reach}", "s = r + u", loads) if loads else []),
             *self._each(
                 f"s < {reach}", "s = r + u",
@@ -2427,55 +2581,156 @@ class _Generator:
             ),
             "}",
         ]  # fmt: skip
-        ahead = f"int u = 0; u < {some - 1}; ++u"
-        join = every("part#[e].merge(head#[u + 1][e]);", "part#[e].add(head#[u + 1][e]);")
+        ahead, closed = f"int u = 0; u < {some - 1}; ++u", "const bool opens = false;"
         head = [
-            *room,
-            *unrolled(ahead, [f"const {c} s = u;", *loads] if loads else []),
+            *room(some - 1),
+            *(unrolled(ahead, [f"const {c} s = u;", *loads]) if loads else []),
             *unrolled(
                 f"int u = {some - 2}; u >= 0; --u",
-                [f"const {c} s = u;", "const bool opens = false;", *into("head", "[u]"), *begins,
-                 *takes, f"if (u < {some - 2}) {{", *join, "}"],
+                [f"const {c} s = u;", closed, *into("head", "[u]"),
+                 *every("part#[e].clear();", "part#[e].begin(shared#[e]);"), *takes,
+                 f"if (u < {some - 2}) {{", *joined("head#[u + 1][e]"), "}"],
             ),
         ]  # fmt: skip
-        behind = ["const int u = t - 1;", f"const {c} s = {reach} + u;",
-                  "const bool opens = false;", *into("tail"), *takes]  # fmt: skip
-        here = _Site({**site.coords, ("k", at): "(begin + t)"})
         tail = [
-            *room,
-            *unrolled(ahead, [f"const {c} s = {reach} + u;", *loads] if loads else []),
+            *room(some - 1),
+            *(unrolled(ahead, [f"const {c} s = {reach} + u;", *loads]) if loads else []),
             *unrolled(
                 f"int t = 0; t < {some}; ++t",
-                ["if (t) {", *behind, "}", "if (t >= skip) {", *parts("part"),
-                 *every("part#[e] = shared#[e];"),
-                 f"if (t < {some - 1}) {{",
-                 *every("part#[e].merge(head#[t][e]);", "part#[e].add(head#[t][e]);"),
-                 "}", "if (t) {", *every("part#[e].merge(tail#[e]);", "part#[e].add(tail#[e]);"),
-                 "}", *self._finished(here, ""), "}"],
+                ["if (t) {", "const int u = t - 1;", f"const {c} s = {reach} + u;", closed,
+                 *into("tail"), *takes, "}", *parts("part"), *every("part#[e] = shared#[e];"),
+                 f"if (t < {some - 1}) {{", *joined("head#[t][e]"), "}",
+                 "if (t) {", *joined("tail#[e]"), "}", *finished],
             ),
         ]  # fmt: skip
-        last = f"({self.int}){self.slot('last', axes[at].length - some)}"
-        step = f"({c})blocks * {THREADS}u"
+        return [
+            *parts("shared"), *every("shared#[e].clear();"), *shared,
+            *parts("head", f"[{some - 1}]"), "{", *head, "}",
+            *parts("tail"), *every("tail#[e].clear();", "tail#[e].begin(shared#[e]);"),
+            "{", *tail, "}",
+        ]  # fmt: skip
+
+    def _paned(self) -> list[str]:
+        """A block reads a pane, computes what is reduced of each of its points once, and leaves
+        that in shared memory. Of that each thread makes some results, which it leaves there, too,
+        so that they are written one beside the other."""
+        pane, c, tree, some = self.pane, self.count, self.tree, self.sliding
+        assert pane is not None
+        self.held = 1
+        axes = self.axes["k"]
+        fast, slow = len(axes) - 1, len(axes) - 2
+        lengths = [x.length for x in axes]
+        lengths[slow] = -(-lengths[slow] // pane.rows)
+        lengths[fast] = -(-lengths[fast] // pane.columns)
+        panes = math.prod(lengths)
+        self.blocks = max(1, min(panes, self.processors * WAVES))
+        coords, names = self._coordinates("k", lengths, "w", "t", name="pane")
+        site = _Site({("k", x): name for x, name in enumerate(names)} | {("r", 0): "0"})
+        site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
+
+        declared, stores, takes, room, known = [], [], [], 0, {}
+
+        def array(name: str, short: str, many: int) -> None:
+            nonlocal room
+            room = -(-room // 16) * 16
+            kind = TYPES[short]
+            begin = self.slot(("room", name), room)
+            declared.append(f"{kind}* const {name} = ({kind}*)(room + {begin});")
+            room += many * _held_size(short)
+
+        for j, (root, (op, short, gives)) in enumerate(zip(tree.roots, self.kinds, strict=True)):
+            if root not in known:
+                known[root] = f"points{j}"
+                array(known[root], short, pane.high * pane.pitch)
+                stores.append(f"{known[root]}[to] = {tree.letter}{root};")
+            takes.append(f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};")
+            takes.append(f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});")
+            for r, g in enumerate(gives):
+                array(f"made{j}_{r}", g, pane.rows * pane.made_pitch)
+
+        def split(number: str, of: int, what: str, pitch: int, to: str) -> list[str]:
+            """The row and the column of a point, and where it lies in shared memory."""
+            wide, magic = self.slot((what, "wide"), of), self.slot((what, "magic"), _magic(of))
+            pitch_ = f"(int){self.slot((what, 'pitch'), pitch)}"
+            return [
+                f"const int row = (int)divide((unsigned){number}, {magic});",
+                f"const int column = (int){number} - row * (int){wide};",
+                f"const int {to} = row * {pitch_} + column + column / {some};",
+            ]
+
+        def inside(more: bool) -> str:
+            """Whether a point is one of those that are reduced, or a result."""
+            down, along = (pane.down - 1, pane.window - 1) if more else (0, 0)
+            rows, columns = (
+                f"({self.int}){self.slot(('end', a, more), axes[a].length + n)}"
+                for a, n in ((slow, down), (fast, along))
+            )
+            return f"above + row < {rows} && first + column < {columns}"
+
+        many = f"(unsigned){self.slot('points', pane.high * pane.wide)}"
+        found = split("p", pane.wide, "points", pane.pitch, "to")
+        fill = [
+            f"for ({c} i = threadIdx.x; i < {many}; i += {THREADS * self.times}u) {{",
+            *self._declared(tree, self.times),
+            *self._each(
+                f"p < {many}", f"p = i + u * {THREADS}u",
+                [*found, f"if ({inside(True)}) {{",
+                 *self._scoped(self._loads(tree, tree.inputs, site, "x#[u]")), "}"],
+            ),
+            *self._each(
+                f"p < {many}", f"p = i + u * {THREADS}u",
+                [*found, f"if ({inside(True)}) {{",
+                 *self._elements(tree, site, "u", stores), "}"],
+            ),
+            "}",
+        ]  # fmt: skip
+        pitch = f"(int){self.slot(('points', 'pitch'), pane.pitch)}"
+        step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
+        if pane.down > 1:
+            down = f"(int){self.slot('down', pane.down)}"
+            step = [f"for (int q = 0; q < {down}; ++q) {{",
+                    f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);",
+                    *takes, "}"]  # fmt: skip
+        leave = [
+            f"made{j}_{r}[own + t] = {value};"
+            for j, (op, short, gives) in enumerate(self.kinds)
+            for r, value in enumerate(results(op, short, gives, f"part{j}[0]"))
+        ]
+        made_pitch = f"(int){self.slot(('results', 'pitch'), pane.made_pitch)}"
+        write = f"(unsigned){self.slot('results', pane.rows * pane.columns)}"
+        rows, columns = (
+            f"({self.int}){self.slot(('pane', n), n_)}"
+            for n, n_ in (("rows", pane.rows), ("columns", pane.columns))
+        )
+        body = [
+            *coords,
+            f"const {self.int} above = {names[slow]} * {rows};",
+            f"const {self.int} first = {names[fast]} * {columns};",
+            *fill,
+            "__syncthreads();",
+            f"const int mine = y * {pitch} + x * {some + 1};",
+            f"const int own = y * {made_pitch} + x * {some + 1};",
+            *self._shared(pane.window, [], step, leave),
+            "__syncthreads();",
+            f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
+            *split("p", pane.columns, "results", pane.made_pitch, "at"),
+            f"if ({inside(False)}) {{", *self._finished(site, ""), "}",
+            "}",
+        ]
+        across = f"(unsigned){self.slot('across', pane.across)}"
         return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {c} n = {self.number('n', n)};",
-            "if (n == 0 || blockIdx.x >= blocks) return;",
+            f"const {c} panes = {self.number('panes', panes)};",
+            "if (blockIdx.x >= blocks) return;",
+            f"__shared__ Vec<float, 4> whole[{-(-room // 4096) * 256}];",
+            "unsigned char* const room = (unsigned char*)whole;",
+            *declared,
+            f"const int x = threadIdx.x % {across}, y = threadIdx.x / {across};",
             *self._pointers(),
-            *self._loop(
-                f"blockIdx.x * {THREADS}u + threadIdx.x", "n", step,
-                [
-                    *coords,
-                    f"const {self.int} mine = {names[at]} * {some};",
-                    f"const {self.int} begin = mine < {last} ? mine : {last};",
-                    f"const {self.int} skip = mine - begin;",
-                    *self._before(_Site(site.coords | dict.fromkeys(reduced, "0"))),
-                    *parts("shared"), *every("shared#[e].clear();"), *shared,
-                    *parts("head", f"[{some - 1}]"), "{", *head, "}",
-                    *parts("tail"), *every("tail#[e].clear();", "tail#[e].begin(shared#[e]);"),
-                    "{", *tail, "}",
-                ],
-            ),
-        ]  # fmt: skip
+            f"for ({c} w = blockIdx.x; w < panes; w += blocks) {{",
+            *body,
+            "}",
+        ]
 
     # ---- scans
 
@@ -2602,6 +2857,8 @@ class _Generator:
             body = self._counting()
         elif self.scanning:
             body = self._scan()
+        elif self.pane is not None:
+            body = self._paned()
         elif self.sliding:
             body = self._windows()
         elif self.reducing:
@@ -2720,6 +2977,11 @@ def _cost(node: _Node) -> int:
         return 1 if node.op not in ("input", "constant", "index") else 0
     wide = node.code in ("f8", "c8", "c16")
     return COSTS.get(node.op, (20, 40))[wide]
+
+
+def _held_size(short: str) -> int:
+    """Bytes of a value in registers."""
+    return 4 if short == "f2" else _size(short)
 
 
 def _part_size(op: str, short: str, gives: Sequence[str]) -> int:

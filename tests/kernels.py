@@ -356,11 +356,11 @@ def reduced(x, shape, axes, *ops):
     return Kernel(shape, outputs, parts, axes)
 
 
-def windows(shape, axis, length, dtype="f4", across=()):
-    """What there is in windows of an array along an axis, and all along some others: an expression
-    and the shape that it has, the windows' axes last."""
+def windows(shape, lengths, dtype="f4", across=()):
+    """What there is in windows of some `lengths`, by axis, of an array, and all along the axes
+    `across`: an expression and the shape that it has, the windows' axes last."""
     strides = View.contiguous(shape).strides
-    over = {axis: length, **{a: shape[a] for a in across}}
+    over = {**lengths, **{a: shape[a] for a in across}}
     kept = [n - over[a] + 1 if a in over else n for a, n in enumerate(shape)]
     view = View(0, (*strides, *[strides[a] for a in over]))
     return Expr("input", (), np.dtype(dtype), (0, view)), (*kept, *over.values())

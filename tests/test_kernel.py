@@ -891,15 +891,17 @@ def programs():
         "normals": (k.reduced(draws, shape, (0, 1), "sum"), "MUFU"),
         "normal pairs": (Kernel(shape, (pairs,)), "STG.E.128"),
         "prices of options": (prices(), "LDG.E.128"),
-        "windows": (in_windows("sum", 31), "LDG.E.64"),
-        "short windows": (in_windows("max", 7), "LDG.E.128"),
-        "deviations in windows": (in_windows("moment", 31), "LDG.E.64"),
+        "windows": (in_windows("sum", {0: 31}), "LDG.E.64"),
+        "short windows": (in_windows("max", {0: 7}), "LDG.E.128"),
+        "windows along rows": (in_windows("sum", {2: 31}), "LDS"),
+        "boxes": (in_windows("moment", {1: 5, 2: 5}), "LDS"),
+        "deviations in windows": (in_windows("moment", {0: 31}), "LDG.E.64"),
     }
 
 
-def in_windows(op, length):
-    x, whole = k.windows((256, 256, 1024), 0, length)
-    return k.reduced(x, whole, (3,), op)
+def in_windows(op, lengths):
+    x, whole = k.windows((256, 256, 1024), lengths)
+    return k.reduced(x, whole, tuple(range(3, len(whole))), op)
 
 
 def prices():

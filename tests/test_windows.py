@@ -23,51 +23,75 @@ def host(libraries):
     return Host(libraries)
 
 
-def sliding(kernel_, processors=132):
-    """How many results a thread makes at a time, and how many of these side by side."""
-    found = kernel._Generator(kernel_, True, processors, True)
-    return found.sliding, found.width
-
-
 BIG = (128, 512, 1024)
 
 
 def of(op, length, dtype="f4", axis=0, shape=BIG, across=()):
-    x, whole = k.windows(shape, axis, length, dtype, across)
+    x, whole = k.windows(shape, {axis: length}, dtype, across)
+    return k.reduced(x, whole, tuple(range(len(shape), len(whole))), op)
+
+
+def boxes(op, lengths, dtype="f4", shape=BIG):
+    x, whole = k.windows(shape, lengths, dtype)
     return k.reduced(x, whole, tuple(range(len(shape), len(whole))), op)
 
 
 def places(length):
-    """Positions in windows, instead of values."""
-    x, whole = k.windows(BIG, 0, length)
+    """Positions in windows, too, not only values."""
+    x, whole = k.windows(BIG, {0: length})
     place = index(View(0, (0, 0, 0, 1)))
-    chosen = k.call("where", k.call("less", place, constant(3, "i8"), dtype="?"), x, x, dtype="f4")
-    return k.reduced(k.call("add", chosen, Expr("cast", (place,), "f4")), whole, (3,), "sum")
+    return k.reduced(k.call("add", x, Expr("cast", (place,), "f4")), whole, (3,), "sum")
+
+
+def found(kernel_, processors=132):
+    return kernel._Generator(kernel_, True, processors, True)
 
 
 @pytest.mark.parametrize(
-    ("kernel_", "found"),
+    ("kernel_", "some", "width"),
     [
-        (of("sum", 4), (4, 4)),
-        (of("max", 31), (16, 2)),
-        (of("sum", 12), (8, 2)),
-        (of("moment", 31), (16, 2)),
-        (of("sum", 31, "f8"), (16, 2)),
-        (of("sum", 31, "c16"), (16, 1)),
-        (of("sum", 31, axis=1), (16, 2)),
-        (of("sum", 5, across=(1,)), (0, None)),  # of a few results
-        (of("sum", 3), (0, None)),  # short
-        (of("sum", 31, axis=2), (0, None)),  # along rows
-        (of("argmax", 31), (0, None)),  # where the first one is
-        (of("sum", 31, shape=(128, 64, 64)), (4, 1)),  # too few for more
-        (of("sum", 31, shape=(40, 64, 64)), (0, None)),
-        (places(31), (0, None)),  # the same element is another value in each window
-        (k.reduced(of("sum", 31).reductions[0].arg, (98, 512, 1024, 31), (0, 3), "sum"), (0, None)),
+        (of("sum", 4), 4, 4),
+        (of("max", 31), 16, 2),
+        (of("sum", 12), 8, 2),
+        (of("moment", 31), 16, 2),
+        (of("sum", 31, "f8"), 16, 2),
+        (of("sum", 31, "c16"), 16, 1),
+        (of("sum", 31, axis=1), 16, 2),
+        (of("sum", 31, shape=(128, 64, 64)), 4, 1),  # too few for more
+        (of("sum", 5, across=(1,)), 0, None),  # of a few results
+        (of("sum", 31, shape=(40, 64, 64)), 0, None),
+        (of("sum", 3), 0, None),  # short
+        (of("argmax", 31), 0, None),  # where the first one is
+        (places(31), 0, None),  # the same element is another value in each window
     ],
-)  # fmt: skip
-def test_which_windows_slide(kernel_, found):
-    some, width = sliding(kernel_)
-    assert (some, width if some else None) == found
+)
+def test_which_windows_slide(kernel_, some, width):
+    made = found(kernel_)
+    assert made.pane is None
+    assert (made.sliding, made.width if some else None) == (some, width)
+
+
+@pytest.mark.parametrize(
+    ("kernel_", "some", "across", "rows"),
+    [
+        (of("sum", 31, shape=(2**24,)), 16, 256, 1),
+        (of("sum", 31, axis=2), 16, 64, 4),
+        (of("max", 5, axis=2), 4, 256, 1),
+        (of("moment", 31, shape=(2**24,)), 8, 256, 1),
+        (boxes("sum", {1: 5, 2: 5}), 4, 8, 32),
+        (boxes("sum", {1: 3, 2: 3}), 2, 16, 16),
+        (of("sum", 31, axis=2, shape=(40, 20, 60)), 2, 16, 16),
+        (boxes("sum", {0: 3, 1: 3, 2: 3}), None, 0, 0),
+        (of("sum", 5, axis=2, across=(1,)), None, 0, 0),
+        (of("sum", 9000, shape=(2**24,)), None, 0, 0),  # more than there is room for
+        (of("sum", 5, axis=2, shape=(2, 4, 1000)), None, 0, 0),  # few
+    ],
+)
+def test_which_windows_lie_in_panes(kernel_, some, across, rows):
+    pane = found(kernel_).pane
+    assert (None if pane is None else pane.some) == some
+    if pane is not None:
+        assert (pane.across, pane.rows) == (across, rows)
 
 
 OPS = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "moment"]
@@ -76,41 +100,47 @@ OPS = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "moment"]
 @st.composite
 def cases(draw):
     dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "u1", "i4", "c8", "f2"])))
-    rank = draw(st.integers(2, 4))
-    axis = draw(st.integers(0, rank - 2))
+    rank = draw(st.integers(1, 4))
     shape = [draw(st.sampled_from([1, 2, 3, 5, 8])) for _ in range(rank)]
     shape[-1] = draw(st.sampled_from([8, 64, 33, 300]))
-    width = draw(st.integers(4, 40))
-    results = draw(st.integers(4, 70))
-    shape[axis] = width + results - 1
-    across = [a for a in range(rank - 1) if a != axis and draw(st.booleans())]
-    x, whole = k.windows(tuple(shape), axis, width, dtype, across)
-    sizes = [math.prod(shape), math.prod(shape), shape[-1]]
-    arrays = [k.values(dtype, n + 20, seed=7 + n) for n in sizes]
-    view = x.data[1]
+    along = draw(st.permutations(range(rank)))[: draw(st.integers(1, 2))]
+    lengths = {along[0]: draw(st.integers(2, 40)), **{a: draw(st.integers(2, 5)) for a in along[1:]}}
+    for a, n in lengths.items():
+        shape[a] = max(shape[a], n - 1 + draw(st.sampled_from([1, 3, 4, 5, 16, 17, 40])))
+    others = [a for a in range(rank - 1) if a not in lengths]
+    across = [a for a in others if draw(st.integers(0, 2)) == 0]
+    x, whole = k.windows(tuple(shape), lengths, dtype, across)
+    axes = tuple(range(rank, len(whole)))
+    arrays = [k.values(dtype, math.prod(shape) + 20, seed=7 + n) for n in range(3)]
     if draw(st.booleans()):  # two arrays one behind the other
         steps = [0] * len(whole)
-        steps[axis] = steps[rank] = 1
+        steps[along[0]] = steps[rank] = 1
         here = index(View(0, tuple(steps)))
         before = k.call("less", here, constant(draw(st.integers(0, 60)), "i8"), dtype="?")
-        other = Expr("input", (), dtype, (1, view))
-        x = k.call("where", before, x, other, dtype=dtype)
-    if draw(st.booleans()) and dtype.kind != "c" and dtype != np.uint8:
-        last = tuple([int(a == rank - 1) for a in range(len(whole))])
-        x = k.call("subtract", x, Expr("input", (), dtype, (2, View(0, last))), dtype=dtype)
+        x = k.call("where", before, x, Expr("input", (), dtype, (1, x.data[1])), dtype=dtype)
+    if draw(st.booleans()) and dtype.kind == "f":  # a row of numbers for all
+        last = [int(a == rank - 1) for a in range(rank)]
+        last += [int(a == rank - 1) for a in (*lengths, *across)]
+        x = k.call("subtract", x, Expr("input", (), dtype, (2, View(0, tuple(last)))), dtype=dtype)
     some = [op for op in OPS if dtype.kind != "c" or op in ("sum", "moment", "any")]
     ops = draw(st.lists(st.sampled_from(some), min_size=1, max_size=2, unique=True))
-    kernel_ = k.reduced(x, whole, tuple(range(rank, len(whole))), *ops)
-    return kernel_, arrays
+    out = k.reduced(x, whole, axes, *ops)
+    if draw(st.booleans()) and dtype.kind == "f":  # what else there is of each result
+        kept = Expr("input", (), dtype, (1, View.contiguous(tuple(shape))))
+        outputs = [k.call("subtract", kept, Expr("cast", (o,), dtype)) for o in out.outputs]
+        out = out.with_roots([*out.roots[: len(ops)], *outputs])
+    return out, arrays
 
 
 @host_only
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.integers(0, 1), st.booleans(), st.sampled_from([32, 2**8]))
 def test_any_windows(host, case, shift, one, tile):
     kernel_, arrays = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernel, "SLIDING_TILE", tile)
+        patch.setattr(kernel, "SLIDING_THREADS", 16)
+        patch.setattr(kernel, "LEAST_IN_PANES", 1)
         arrays = [aligned(a, shift * a.itemsize) for a in arrays]
         with np.errstate(all="ignore"):
             want = blocks.evaluate(kernel_, arrays)

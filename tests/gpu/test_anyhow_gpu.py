@@ -150,8 +150,9 @@ def test_neighbours_along_a_slow_axis(devices, program, chunks, chosen, monkeypa
     assert any(k.strides for k in turned)
 
 
-def windows(x, length=5, axis=0):
-    return da.lib.stride_tricks.sliding_window_view(x, length, axis=axis)
+def windows(x, length=5, axis=0, split=True):
+    view = da.lib.stride_tricks.sliding_window_view
+    return view(x, length, axis=axis, automatic_rechunk=split)
 
 
 SLIDING = {
@@ -161,26 +162,36 @@ SLIDING = {
     "deviations": lambda x: windows(x, 9).std(-1),
     "of the middle axis": lambda x: windows(x, 6, 1).min(-1),
     "of squares": lambda x: (windows(x, 7) ** 2).sum(-1),
-    "boxes": lambda x: windows(x, (4, 3), (0, 1)).mean((-2, -1)),
     "departures": lambda x: x[2:-2] - windows(x).mean(-1),
     "of what there is": lambda x: da.nanmean(windows(da.where(x > 50, np.nan, x)), axis=-1),
     "seldom all": lambda x: (windows(x, 4) > 20).all(-1),
 }
+PANES = {
+    "along rows": lambda x: windows(x, 11, 2).mean(-1),
+    "maxima along rows": lambda x: windows(x, 3, 2).max(-1),
+    "deviations along rows": lambda x: windows(x, 8, 2).std(-1),
+    "boxes": lambda x: windows(x, (4, 3), (1, 2)).mean((-2, -1)),
+    "boxes across": lambda x: windows(x, (3, 5), (0, 2)).sum((-2, -1)),
+    "departures from boxes": lambda x: x[:, 2:-2, 2:-2] - windows(x, (5, 5), (1, 2), False).mean((-2, -1)),
+}
 
 
 @pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
-@pytest.mark.parametrize("program", SLIDING)
+@pytest.mark.parametrize("program", [*SLIDING, *PANES])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 def test_windows_that_slide(devices, program, chunks, chosen, monkeypatch):
     """Several results of each thread, also where there are few, with edges and without."""
     found = []
-    slides = kernel._Generator._slides
-    monkeypatch.setattr(kernel, "SLIDING_THREADS", 1)
+    place = "_slides" if program in SLIDING else "_panes"
+    chooses = getattr(kernel._Generator, place)
+    monkeypatch.setattr(kernel, "LEAST_IN_PANES", 1)
+    monkeypatch.setattr(kernel._Generator, "_sliding_room", lambda self: 64)
     monkeypatch.setattr(
-        kernel._Generator, "_slides", lambda *args: found.append(slides(*args)) or found[-1]
+        kernel._Generator, place, lambda *args: found.append(chooses(*args)) or found[-1]
     )
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")
-    check(SLIDING[program], da.from_array(values, chunks=chunks), devices, 2e-5)
+    x = da.from_array(values, chunks=chunks)
+    check((SLIDING | PANES)[program], x, devices, 2e-5)
     assert any(found)
 
 

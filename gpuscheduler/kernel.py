@@ -683,6 +683,10 @@ class _Generator:
             self._slide(slides)
         if panes is not None:
             self._lie_in_panes(panes)
+        self.either: dict[int, Any] = {}
+        self.gone: set[int] = set()
+        if self.sliding:
+            self._find_either()
         self._panels()
         self._small()
 
@@ -762,6 +766,48 @@ class _Generator:
         self.axes["r"] = [axis(r)]
         self.width, self.times, self.at_once = 1, 4, 1
 
+    def _find_either(self) -> None:
+        """Values that are one of several inputs, by what is known from the index: such a one is a
+        single load, from a place that is chosen. `either` has the conditions and inputs of each
+        (condition, one, other), by the first of the inputs and by the node, which has then what
+        that input has; `gone` are the other nodes that nobody wants any longer."""
+        tree = self.tree
+        uses = [0] * len(tree.nodes)
+        for n in tree.nodes:
+            for a in n.args:
+                uses[a] += 1
+        for root in tree.roots:
+            uses[root] += 1
+
+        def known(op: str, *args: int) -> int:
+            return tree._known.get((op, "b1", args, None), -1)
+
+        def both(guard: int | None, condition: int) -> int:
+            return condition if guard is None else known("logical_and", guard, condition)
+
+        def of(k: int, guard: int | None, leaves: list[int], wheres: list[int]) -> Any:
+            node = tree.nodes[k]
+            if node.op == "input" and uses[k] == 1 and tree.guards[k] == guard:
+                leaves.append(k)
+                return k
+            if node.op != "where" or tree.values[node.args[0]] or (wheres and uses[k] > 1):
+                return None
+            wheres.append(k)
+            c, a, b = node.args
+            one = of(a, both(guard, c), leaves, wheres)
+            other = of(b, both(guard, known("logical_not", c)), leaves, wheres)
+            return None if one is None or other is None else (c, one, other)
+
+        for k in range(len(tree.nodes) - 1, -1, -1):
+            leaves: list[int] = []
+            wheres: list[int] = []
+            if k in self.gone or tree.nodes[k].op != "where":
+                continue
+            found = of(k, None, leaves, wheres)
+            if found is not None and len({self._kind(tree, n) for n in leaves}) == 1:
+                self.either[k] = self.either[leaves[0]] = found
+                self.gone |= {*leaves[1:], *wheres[1:]}
+
     def _slides(self, kept: list[int], over: list[int], last: int) -> tuple[int, int] | None:
         """The axes along which windows slide and reach, where there are any, and how many results
         a thread makes along the first (`sliding`): those along which all that is reduced goes
@@ -808,10 +854,7 @@ class _Generator:
         while self.sliding > LEAST_SLIDING and not fits(self.sliding, self.width):
             self.sliding //= 2
         self.times = 4 if self.sliding == LEAST_SLIDING else 8
-        # of two arrays, more threads are worth more than the registers that they have not
-        narrow = all(_size(self.tree.nodes[k].code) <= 4 for k in self.tree.inputs)
-        several = len(self.tree.inputs) > 1 and narrow
-        self.at_once = 2 if several and self.sliding * words <= 2 * MOST_SLIDING else 1
+        self.at_once = 1
 
         def axis(k: int) -> Axis:
             return Axis(shape[k], tuple(s[k] for s in layouts))
@@ -1415,9 +1458,19 @@ class _Generator:
                 offsets[layout] = f"o{len(offsets)}"
                 text = self._offset(layout, site)
                 lines.append(f"const {self.int} {offsets[layout]} = {text};")
-            place = f"p{tree.letter}{k} + {offsets[layout]}"
+        either, gone = (self.either, self.gone) if tree is self.tree else ({}, set())
+
+        def place_of(k: Any) -> str:
+            if isinstance(k, tuple):
+                return f"({tree.letter}{k[0]} ? {place_of(k[1])} : {place_of(k[2])})"
+            return f"p{tree.letter}{k} + {offsets[self.layout_of[tree.letter, k]]}"
+
+        for k in chosen:
+            if k in gone:
+                continue
+            place = place_of(either.get(k, k))
             kind = self._kind(tree, k)
-            guard = tree.guards[k]
+            guard = None if k in either else tree.guards[k]
             check = f"if ({tree.letter}{guard}) " if guard is not None else ""
             name = target.replace("#", str(k))
             if self.loose and self._vector(tree, k) and not self._begins_evenly(tree, k):
@@ -1449,10 +1502,15 @@ class _Generator:
         have their statements."""
         lines = []
         done = set(done)
+        either = self.either if tree is self.tree else {}
         for k in wanted:
             done.add(k)
             node = tree.nodes[k]
-            if node.op == "input":
+            if either and k in self.gone:
+                continue
+            if k in either and node.op == "where":
+                text = self._first_of(tree, either[k])
+            elif node.op == "input":
                 text = loaded(node.code, inputs[k])
             elif node.op == "index":
                 text = self._position(tree, k, site)
@@ -1488,6 +1546,12 @@ class _Generator:
             check = f"if ({tree.letter}{guard}) {tree.letter}{k} = {text};"
             lines += [f"{TYPES[node.code]} {tree.letter}{k} = {{}};", "{", *before, check, "}"]
         return lines
+
+    def _first_of(self, tree: _Tree, either: Any) -> str:
+        """The input that has the value of one of several."""
+        while isinstance(either, tuple):
+            either = either[1]
+        return f"{tree.letter}{either}"
 
     # ---- random numbers
 
@@ -1618,7 +1682,8 @@ class _Generator:
         out, x = [], self._register(tree)
         for k in self._inner(tree):
             clear = " = {}" if tree.guards[k] is not None else ""
-            out.append(f"{self._kind(tree, k)} {x}{k}[{times}]{clear};")
+            if tree is not self.tree or k not in self.gone:
+                out.append(f"{self._kind(tree, k)} {x}{k}[{times}]{clear};")
         return out
 
     def _passes(

@@ -4,6 +4,7 @@ time."""
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpuscheduler import blocks, kernel
 from gpuscheduler.expr import Expr, View, constant, index
+from gpuscheduler.kernel import generate
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
 
@@ -94,6 +96,19 @@ def test_which_windows_lie_in_panes(kernel_, some, across, rows):
         assert (pane.across, pane.rows) == (across, rows)
 
 
+def test_one_of_several_arrays_is_one_load():
+    """Where it is known from the index which."""
+    x, whole = k.windows(BIG, {0: 31})
+    parts = [Expr("input", (), "f4", (n, x.data[1])) for n in range(3)]
+    here = index(View(0, (1, 0, 0, 1)))
+    before = [k.call("less", here, constant(n, "i8"), dtype="?") for n in (40, 90)]
+    x = parts[0]
+    for condition, part in zip(before, parts[1:], strict=True):
+        x = k.call("where", condition, x, part, dtype="f4")
+    source = generate(k.reduced(x, whole, (3,), "sum")).source
+    assert len(re.findall(r"x\d+\[u\] = \*\(const", source)) == 3  # shared, head and tail
+
+
 OPS = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "moment"]
 
 
@@ -104,20 +119,23 @@ def cases(draw):
     shape = [draw(st.sampled_from([1, 2, 3, 5, 8])) for _ in range(rank)]
     shape[-1] = draw(st.sampled_from([8, 64, 33, 300]))
     along = draw(st.permutations(range(rank)))[: draw(st.integers(1, 2))]
-    lengths = {along[0]: draw(st.integers(2, 40)), **{a: draw(st.integers(2, 5)) for a in along[1:]}}
+    lengths = {a: draw(st.integers(2, 5)) for a in along} | {along[0]: draw(st.integers(2, 40))}
     for a, n in lengths.items():
         shape[a] = max(shape[a], n - 1 + draw(st.sampled_from([1, 3, 4, 5, 16, 17, 40])))
     others = [a for a in range(rank - 1) if a not in lengths]
     across = [a for a in others if draw(st.integers(0, 2)) == 0]
     x, whole = k.windows(tuple(shape), lengths, dtype, across)
-    axes = tuple(range(rank, len(whole)))
+    view, axes = x.data[1], tuple(range(rank, len(whole)))
     arrays = [k.values(dtype, math.prod(shape) + 20, seed=7 + n) for n in range(3)]
     if draw(st.booleans()):  # two arrays one behind the other
         steps = [0] * len(whole)
         steps[along[0]] = steps[rank] = 1
         here = index(View(0, tuple(steps)))
         before = k.call("less", here, constant(draw(st.integers(0, 60)), "i8"), dtype="?")
-        x = k.call("where", before, x, Expr("input", (), dtype, (1, x.data[1])), dtype=dtype)
+        x = k.call("where", before, x, Expr("input", (), dtype, (1, view)), dtype=dtype)
+        if draw(st.booleans()):
+            before = k.call("less", constant(draw(st.integers(0, 9)), "i8"), here, dtype="?")
+            x = k.call("where", before, x, Expr("input", (), dtype, (2, view)), dtype=dtype)
     if draw(st.booleans()) and dtype.kind == "f":  # a row of numbers for all
         last = [int(a == rank - 1) for a in range(rank)]
         last += [int(a == rank - 1) for a in (*lengths, *across)]

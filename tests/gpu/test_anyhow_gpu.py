@@ -172,7 +172,9 @@ PANES = {
     "deviations along rows": lambda x: windows(x, 8, 2).std(-1),
     "boxes": lambda x: windows(x, (4, 3), (1, 2)).mean((-2, -1)),
     "boxes across": lambda x: windows(x, (3, 5), (0, 2)).sum((-2, -1)),
-    "departures from boxes": lambda x: x[:, 2:-2, 2:-2] - windows(x, (5, 5), (1, 2), False).mean((-2, -1)),
+    "departures from boxes": lambda x: (
+        x[:, 2:-2, 2:-2] - windows(x, (5, 5), (1, 2), False).mean((-2, -1))
+    ),
 }
 
 

@@ -2779,7 +2779,9 @@ class _Generator:
             "__syncthreads();",
             f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
             *split("p", pane.columns, "results", pane.made_pitch, "at"),
-            f"if ({inside(False)}) {{", *self._finished(site, ""), "}",
+            f"if ({inside(False)}) {{",
+            *self._finished(site, ""),
+            "}",
             "}",
         ]
         across = f"(unsigned){self.slot('across', pane.across)}"

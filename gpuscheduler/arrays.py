@@ -1000,6 +1000,19 @@ def _are_windows(x: Traced, axes: Shape) -> bool:
     )
 
 
+def elements(x: Traced, axes: Shape) -> list[Traced]:
+    """What there is along some axes, of which each has these with length one."""
+    out = []
+    for place in itertools.product(*[range(x.shape[k]) for k in axes]):
+        index: list[Any] = [slice(None)] * x.ndim
+        for k, i in zip(axes, place, strict=True):
+            index[k] = slice(i, i + 1)
+        part = look(x, lambda a, index=tuple(index): a[index])  # type: ignore[misc]
+        (expr,) = settled([part._expr], tuple([(0, n) for n in part.shape]))
+        out.append(Traced(with_leaves(expr, lambda leaf: leaf), part.shape))
+    return out
+
+
 def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Traced:
     """A reduction of a few as operations on elements: so one step of a tree may disappear into the
     next. Floating point adds up in double precision, as it does in kernels."""
@@ -1007,13 +1020,8 @@ def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Tr
     if op in ("sum", "prod") and dtype.kind in "fc":
         wide = np.dtype(np.float64 if dtype.kind == "f" else np.complex128)
     out: Traced | None = None
-    for place in itertools.product(*[range(x.shape[k]) for k in axes]):
-        index: list[Any] = [slice(None)] * x.ndim
-        for k, i in zip(axes, place, strict=True):
-            index[k] = slice(i, i + 1)
-        part = look(x, lambda a, index=tuple(index): a[index])  # type: ignore[misc]
-        (expr,) = settled([part._expr], tuple([(0, n) for n in part.shape]))
-        part = Traced(cast_to(with_leaves(expr, lambda leaf: leaf), wide), part.shape)
+    for part in elements(x, axes):
+        part = Traced(cast_to(part._expr, wide), part.shape)
         both = ADDED_UP[op]
         out = part if out is None else elementwise(both, both.__name__, (out, part))
     assert out is not None

@@ -48,6 +48,7 @@ ORDER = [
     "reductions",
     "numpy_functions",
     "masks",
+    "medians",
     "chunk_functions",
     "python_numbers",
     "assembly",

@@ -178,6 +178,26 @@ PANES = {
 }
 
 
+MEDIANS = {
+    "of five": lambda x: da.median(windows(x), axis=-1),
+    "of boxes": lambda x: da.median(windows(x, (3, 3), (1, 2)), axis=(-2, -1)),
+    "of an even number": lambda x: da.median(windows(x, 4, 2), axis=-1),
+    "of what there is": lambda x: da.nanmedian(windows(da.where(x > 40, np.nan, x)), axis=-1),
+    "over time": lambda x: da.median(x, axis=0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+@pytest.mark.parametrize("program", MEDIANS)
+def test_medians(program, dtype, chosen):
+    """In registers: nothing is sorted by a library."""
+    chunks = (13, 18, 27)
+    values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype(dtype)
+    planned = check(MEDIANS[program], da.from_array(values, chunks=chunks), "cuda:0,0")
+    assert not planned.why
+
+
 @pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
 @pytest.mark.parametrize("program", [*SLIDING, *PANES])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])

@@ -1,0 +1,115 @@
+"""Medians of a few elements, as operations on these: a network that sorts them (Knuth, The Art of
+Computer Programming 3, 5.2.2, algorithm M), of which only what the middle needs is left.
+
+A library sorts a copy of all that a median filter looks at; a kernel has it in registers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .arrays import Traced, axes_of, either, elements, implements, reshaped, scalar_if_point, traced
+from .following import no_out, nothing, refuse
+
+#: Elements that are sorted in registers, at most.
+MOST_SORTED = 32
+
+
+def exchanges(n: int) -> Iterator[tuple[int, int]]:
+    """Pairs of places, the lower first, that are to be put in order one after the other: then all
+    `n` are.
+
+    >>> list(exchanges(3))
+    [(0, 2), (0, 1), (1, 2)]
+    """
+    most = 1 << max(n - 1, 0).bit_length() >> 1
+    p = most
+    while p:
+        q, r, d = most, 0, p
+        while True:
+            yield from ((i, i + d) for i in range(n - d) if i & p == r)
+            if q == p:
+                break
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+
+
+def in_order(every: list[Traced]) -> list[Traced]:
+    """The same elements from the least to the largest; none is NaN."""
+    out = list(every)
+    for i, j in exchanges(len(out)):
+        out[i], out[j] = np.fmin(out[i], out[j]), np.fmax(out[i], out[j])
+    return out
+
+
+def _between(low: Traced, high: Traced) -> Traced:
+    """The mean of the middle two, in the type that NumPy has it in."""
+    kind = low.dtype.kind
+    if kind in "biu":
+        low, high = low.astype(np.float64), high.astype(np.float64)
+    if low is high:
+        return low
+    if low.dtype == np.float16:
+        return np.true_divide(low.astype("f4") + high.astype("f4"), np.float32(2)).astype("f2")
+    return np.true_divide(low + high, low.dtype.type(2))
+
+
+def _few(x: Any, axis: Any, name: str) -> tuple[Traced, Any, list[Traced]]:
+    """The elements along some axes."""
+    x = traced(x)
+    axes = axes_of(x, axis)
+    count = 1
+    for k in axes:
+        count *= x.shape[k]
+    if not 0 < count <= MOST_SORTED or not x.size or x.dtype.kind not in "biuf":
+        raise refuse(f"numpy.{name} of {count:,} elements of {x.dtype} has no expression")
+    return x, axes, elements(x, axes)
+
+
+def _shaped(out: Traced, axes: Any, keepdims: Any) -> Any:
+    if keepdims is not nothing and keepdims:
+        return out
+    return scalar_if_point(reshaped(out, [n for k, n in enumerate(out.shape) if k not in axes]))
+
+
+@implements("median")
+def median_of(
+    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False
+) -> Any:  # fmt: skip
+    no_out(out)
+    x, axes, every = _few(a, axis, "median")
+    n = len(every)
+    if x.dtype.kind == "b":
+        every = [e.astype(np.uint8) for e in every]
+    ordered = in_order(every)
+    middle = _between(ordered[(n - 1) // 2], ordered[n // 2])
+    if x.dtype.kind == "f":
+        none = functools.reduce(np.logical_or, [np.isnan(e) for e in every])
+        middle = either(none, x.dtype.type(np.nan), middle)
+    return _shaped(middle, axes, keepdims)
+
+
+@implements("nanmedian")
+def nanmedian_of(
+    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    keepdims: Any = nothing,
+) -> Any:  # fmt: skip
+    no_out(out)
+    x, axes, every = _few(a, axis, "nanmedian")
+    if x.dtype.kind != "f":
+        return median_of(x, axis, None, overwrite_input, keepdims)
+    none = [np.isnan(e) for e in every]
+    last = x.dtype.type(np.inf)
+    ordered = in_order([either(m, last, e) for m, e in zip(none, every, strict=True)])
+    count = len(every) - functools.reduce(np.add, [m.astype(np.intp) for m in none])
+    low, high = ordered[0], ordered[0]
+    for k in range(1, len(every)):
+        low = either((count - 1) // 2 == k, ordered[k], low)
+        high = either(count // 2 == k, ordered[k], high)
+    middle = either(count % 2 == 1, high, _between(low, high))
+    middle = either(count == 0, x.dtype.type(np.nan), middle)
+    return _shaped(middle, axes, keepdims)

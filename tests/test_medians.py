@@ -1,0 +1,90 @@
+"""Medians of a few elements are what NumPy's are."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuscheduler import Scheduler
+from gpuscheduler.fuse import Fused
+from gpuscheduler.medians import MOST_SORTED, exchanges
+from tests import kernels as k
+from tests.test_trace import agree, traced
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_exchanges_sort(n):
+    """Whatever lies on either side of a threshold (the zero-one principle)."""
+    rows = np.array(list(itertools.product([0, 1], repeat=n)))
+    for i, j in exchanges(n):
+        rows[:, [i, j]] = np.sort(rows[:, [i, j]], axis=1)
+    assert (np.diff(rows, axis=1) >= 0).all()
+
+
+@st.composite
+def arrays(draw):
+    dtype = np.dtype(draw(st.sampled_from(["f4", "f8", "f2", "i4", "u1", "i8", "?"])))
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    x = k.values(dtype, 900, seed=draw(st.integers(0, 99)))
+    return x[draw(st.integers(0, 9)) :][: np.prod(shape)].reshape(shape)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(arrays(), st.data())
+def test_any_median(x, data):
+    axes = data.draw(st.lists(st.integers(0, x.ndim - 1), min_size=1, unique=True))
+    if np.prod([x.shape[a] for a in axes]) > MOST_SORTED:
+        axes = axes[:1]
+    axes, keep = tuple(axes), data.draw(st.booleans())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all NaN; the mean of infinities
+        agree(lambda x: np.median(x, axis=axes, keepdims=keep), x)
+        if x.dtype.kind != "b":
+            agree(lambda x: np.nanmedian(x, axis=axes, keepdims=keep), x)
+
+
+def test_the_greatest():
+    """Their sum would be infinite."""
+    x = np.full((3, 4), np.finfo("f8").max)
+    x[0, 0] = np.nan
+    agree(lambda x: np.median(x, 0), x)
+    assert np.isfinite(traced(lambda x: np.nanmedian(x, 0), x)[1:]).all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: np.median(x),  # of too many
+        lambda x: np.median(x[:0], 0),
+        lambda x: np.median(x[:3] * 1j, 0),
+        lambda x: np.median(x[:3], 0, out=np.empty(33)),
+    ],
+)
+def test_what_is_not_followed(function):
+    with pytest.raises(Exception, match="has no expression|out="):
+        traced(function, np.ones((33, 33)))
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_filters(devices):
+    """Of windows, and over time."""
+    values = np.random.default_rng(3).random((40, 24, 20)).astype("f4")
+    values[3, 4, 5] = np.nan
+    x = da.from_array(values, chunks=(10, 12, 20))
+    windows = da.lib.stride_tricks.sliding_window_view
+    for y in (
+        da.median(windows(x, 5, axis=0), axis=-1),
+        da.nanmedian(windows(x, (3, 3), axis=(1, 2)), axis=(-2, -1)),
+        da.median(x[:30], axis=0),
+    ):
+        want = y.compute(scheduler="sync")
+        with Scheduler(devices, fuse_least=0) as s:
+            steps = s.plan(y).steps
+            assert any(isinstance(step.task, Fused) for step in steps)
+            np.testing.assert_array_equal(y.compute(), want)

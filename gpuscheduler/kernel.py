@@ -516,7 +516,12 @@ class _Generator:
     def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
         self.writes = writes  # whether its outputs begin at multiples of a vector
+        self.width = self.times = 1  # elements side by side, and how many times over
         self.at_once = 1  # blocks that a multiprocessor shall have room for
+        self.sliding = 0  # results of windows that a thread makes, one behind the other
+        self.pane: _Pane | None = None
+        self.either: dict[int, Any] = {}  # see `_find_either`
+        self.gone: set[int] = set()
         self.slots = _Slots()
         self.constants = 0  # among them
         self.pointers: dict[int, tuple[int, int]] = {}  # slot -> array number and offset
@@ -646,7 +651,6 @@ class _Generator:
         self.points = math.prod(kernel.shape[k] for k in kept)
         self.reach = math.prod(kernel.shape[k] for k in over)
         last, order = self._fastest(kept, over)
-        self.sliding, self.pane, self.width = 0, None, 1
         panes = self._panes(kept, over)
         slides = self._slides(kept, over, last) if panes is None else None
         if panes is not None:
@@ -683,8 +687,6 @@ class _Generator:
             self._slide(slides)
         if panes is not None:
             self._lie_in_panes(panes)
-        self.either: dict[int, Any] = {}
-        self.gone: set[int] = set()
         if self.sliding:
             self._find_either()
         self._panels()

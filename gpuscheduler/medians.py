@@ -38,7 +38,7 @@ def exchanges(n: int) -> Iterator[tuple[int, int]]:
         p >>= 1
 
 
-def in_order(every: list[Traced]) -> list[Traced]:
+def in_order(every: list[Any]) -> list[Any]:
     """The same elements from the least to the largest; none is NaN."""
     out = list(every)
     for i, j in exchanges(len(out)):
@@ -46,7 +46,7 @@ def in_order(every: list[Traced]) -> list[Traced]:
     return out
 
 
-def _between(low: Traced, high: Traced) -> Traced:
+def _between(low: Any, high: Any) -> Any:
     """The mean of the middle two, in the type that NumPy has it in."""
     kind = low.dtype.kind
     if kind in "biu":

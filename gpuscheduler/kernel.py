@@ -108,6 +108,8 @@ MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
 #: Bytes of shared memory for panes of what windows slide over, and results from which on there are
 #: panes.
 MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
+#: Values of a column that are added up in their own type.
+TOGETHER = 8
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -767,6 +769,26 @@ class _Generator:
         self.axes["k"] = [*others, axis(rows), axis(a)]
         self.axes["r"] = [axis(r)]
         self.width, self.times, self.at_once = 1, 4, 1
+        self._core_of_panes(pairs)
+
+    def _core_of_panes(self, pairs: list[tuple[int, int]]) -> None:
+        """Where it is known of all points of a pane what is chosen there by position: that and
+        whether there are such points is not asked of each then."""
+        assert self.pane is not None
+        shape = list(self.kernel.shape)
+        for a, r in pairs:
+            shape[a], shape[r] = shape[a] + shape[r] - 1, 1
+        box, roots = interior(self.evaluated, tuple(shape)) or (None, self.evaluated)
+        box = box or tuple([(0, n) for n in shape])
+        core = _Tree(roots, "c")
+        rows, along = self.pane.down_axis, pairs[-1][0]
+        others = any(box[k] != (0, n) for k, n in enumerate(shape) if k not in (rows, along))
+        leaves = {k: self._leaf_strides(core, k, ()) for k in (*core.inputs, *core.indices)}
+        if others or not all(s in self.layouts for s in leaves.values()):
+            return
+        self.core = core
+        self.layout_of |= {(core.letter, k): self.layouts[s] for k, s in leaves.items()}
+        self.within_panes = [box[k] if k >= 0 else (0, 1) for k in (rows, along)]
 
     def _find_either(self) -> None:
         """Values that are one of several inputs, by what is known from the index: such a one is a
@@ -2695,7 +2717,10 @@ class _Generator:
         site = _Site({("k", x): name for x, name in enumerate(names)} | {("r", 0): "0"})
         site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
 
-        declared, stores, takes, room, known = [], [], [], 0, {}
+        declared: list[str] = []
+        pairs: list[tuple[str, str]] = []  # what takes in a value, of each reduction
+        known: dict[int, str] = {}
+        room = 0
 
         def array(name: str, short: str, many: int) -> None:
             nonlocal room
@@ -2709,11 +2734,14 @@ class _Generator:
             if root not in known:
                 known[root] = f"points{j}"
                 array(known[root], short, pane.high * pane.pitch)
-                stores.append(f"{known[root]}[to] = {tree.letter}{root};")
-            takes.append(f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};")
-            takes.append(f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});")
+            pairs.append((
+                f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};",
+                f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});",
+            ))  # fmt: skip
             for r, g in enumerate(gives):
                 array(f"made{j}_{r}", g, pane.rows * pane.made_pitch)
+
+        takes = [x for pair in pairs for x in pair]
 
         def split(number: str, of: int, what: str, pitch: int, to: str) -> list[str]:
             """The row and the column of a point, and where it lies in shared memory."""
@@ -2736,28 +2764,57 @@ class _Generator:
 
         many = f"(unsigned){self.slot('points', pane.high * pane.wide)}"
         found = split("p", pane.wide, "points", pane.pitch, "to")
-        fill = [
-            f"for ({c} i = threadIdx.x; i < {many}; i += {THREADS * self.times}u) {{",
-            *self._declared(tree, self.times),
-            *self._each(
-                f"p < {many}", f"p = i + u * {THREADS}u",
-                [*found, f"if ({inside(True)}) {{",
-                 *self._scoped(self._loads(tree, tree.inputs, site, "x#[u]")), "}"],
-            ),
-            *self._each(
-                f"p < {many}", f"p = i + u * {THREADS}u",
-                [*found, f"if ({inside(True)}) {{",
-                 *self._elements(tree, site, "u", stores), "}"],
-            ),
-            "}",
-        ]  # fmt: skip
+
+        def filled(tree: _Tree, check: str) -> list[str]:
+            """Compute what is reduced of each point of a pane, if it is one."""
+            x = f"{self._register(tree)}#[u]"
+            loads = self._scoped(self._loads(tree, tree.inputs, site, x))
+            stores = [f"{known[root]}[to] = {tree.letter}{own};"
+                      for root, own in zip(self.tree.roots, tree.roots, strict=True)]  # fmt: skip
+            uses = self._elements(tree, site, "u", list(dict.fromkeys(stores)))
+            if check:
+                loads, uses = ([f"if ({check}) {{", *lines, "}"] for lines in (loads, uses))
+            each = f"p < {many}", f"p = i + u * {THREADS}u"
+            return [
+                f"for ({c} i = threadIdx.x; i < {many}; i += {THREADS * self.times}u) {{",
+                *self._declared(tree, self.times),
+                *(self._each(*each, [*found, *loads]) if loads else []),
+                *self._each(*each, [*found, *uses]),
+                "}",
+            ]
+
+        fill = filled(tree, inside(True))
+        if self.core is not None:
+            bounds = []
+            for a, start, size in ((slow, "above", pane.high), (fast, "first", pane.wide)):
+                low, high = self.within_panes[a - slow]
+                low_, high_ = (f"({self.int}){self.slot(('core', a, n), value)}"
+                               for n, value in enumerate((low, high - size)))  # fmt: skip
+                bounds.append(f"{start} >= {low_} && {start} <= {high_}")
+            central = " && ".join(bounds)
+            fill = [f"if ({central}) {{", *filled(self.core, ""), "} else {", *fill, "}"]
         pitch = f"(int){self.slot(('points', 'pitch'), pane.pitch)}"
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
         if pane.down > 1:
             down = f"(int){self.slot('down', pane.down)}"
-            step = [f"for (int q = 0; q < {down}; ++q) {{",
-                    f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);",
-                    *takes, "}"]  # fmt: skip
+            here = f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);"
+            step = [f"for (int q = 0; q < {down}; ++q) {{", here, *takes, "}"]
+            # float32 as NumPy adds it up: some in their own type, and these in double
+            added = [
+                (n, known[tree.roots[n]])
+                for n, (op, kind, _) in enumerate(self.kinds)
+                if op == "sum" and kind in ("f2", "f4")
+            ]
+            if added:
+                others = [x for n, pair in enumerate(pairs) if n not in dict(added) for x in pair]
+                sums = [x.replace(f"{name}[at]", f"few{n}") for n, name in added for x in pairs[n]]
+                step = [
+                    f"for (int q0 = 0; q0 < {down}; q0 += {TOGETHER}) {{",
+                    *[f"float few{n} = 0;" for n, _ in added],
+                    f"const int end = q0 + {TOGETHER} < {down} ? q0 + {TOGETHER} : {down};",
+                    "for (int q = q0; q < end; ++q) {", here, *others,
+                    *[f"few{n} += {name}[at];" for n, name in added], "}", *sums, "}",
+                ]  # fmt: skip
         leave = [
             f"made{j}_{r}[own + t] = {value};"
             for j, (op, short, gives) in enumerate(self.kinds)

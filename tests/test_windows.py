@@ -164,3 +164,30 @@ def test_any_windows(host, case, shift, one, tile):
             want = blocks.evaluate(kernel_, arrays)
         got = host.run([kernel_], [arrays], one=one, aligned=not shift, processors=1)[0]
     k.same(got, want, kernel_)
+
+
+@host_only
+@pytest.mark.parametrize("ops", [("sum",), ("moment",), ("sum", "max")])
+@pytest.mark.parametrize(
+    ("shape", "lengths"),
+    [((20_000,), {0: 9}), ((60, 700), {1: 30}), ((200, 300), {0: 3, 1: 5}),
+     ((120, 300), {0: 20, 1: 4})],
+)  # fmt: skip
+def test_many_panes(host, shape, lengths, ops):
+    """Most of which lie where it is known what is chosen."""
+    x, whole = k.windows(shape, lengths)
+    view, rank = x.data[1], len(shape)
+    for n, a in enumerate(lengths):  # other arrays behind some places along each axis
+        steps = [0] * len(whole)
+        steps[a] = steps[rank + n] = 1
+        here = index(View(0, tuple(steps)))
+        before = k.call("less", here, constant(shape[a] * 4 // 5, "i8"), dtype="?")
+        x = k.call("where", before, x, Expr("input", (), "f4", (n + 1, view)), dtype="f4")
+    kernel_ = k.reduced(x, whole, tuple(range(rank, len(whole))), *ops)
+    made = found(kernel_, 1)
+    assert made.core is not None
+    assert not any(n.op == "where" for n in made.core.nodes)
+    arrays = [aligned(k.values("f4", math.prod(shape), seed=n)) for n in range(3)]
+    with np.errstate(all="ignore"):
+        want = blocks.evaluate(kernel_, arrays)
+    k.same(host.run([kernel_], [arrays], processors=1)[0], want, kernel_)

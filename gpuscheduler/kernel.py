@@ -108,8 +108,6 @@ MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
 #: Bytes of shared memory for panes of what windows slide over, and results from which on there are
 #: panes.
 MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
-#: Values of a column that are added up in their own type.
-TOGETHER = 8
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -739,6 +737,8 @@ class _Generator:
         values = sum({root: _held_size(short) for root, (_, short, _) in
                       zip(self.tree.roots, self.kinds, strict=True)}.values())  # fmt: skip
         made = sum(_held_size(g) for _, _, gives in self.kinds for g in gives)
+        # all of a thread's results share something, or nothing at all; moments need a first value
+        most = window if any(op == "moment" for op, _, _ in self.kinds) else window + 1
         best: tuple[float, _Pane] | None = None
         for some in (16, 8, 4, 2):
             for across in (256, 128, 64, 32, 16, 8):
@@ -746,7 +746,7 @@ class _Generator:
                 tiles = -(-shape[a] // pane.columns) * -(-high // pane.rows)
                 tiles *= self.points // (shape[a] * high)
                 few = tiles < self.processors and some > 2
-                if some > window or few or pane.room(values, made) > MOST_SHARED:
+                if some > most or few or pane.room(values, made) > MOST_SHARED:
                     continue
                 # what is read and computed once takes several times as long as what is taken again
                 cost = tiles * pane.wide * pane.high * 8
@@ -2718,7 +2718,7 @@ class _Generator:
         site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
 
         declared: list[str] = []
-        pairs: list[tuple[str, str]] = []  # what takes in a value, of each reduction
+        takes: list[str] = []  # what takes in a value, of each reduction
         known: dict[int, str] = {}
         room = 0
 
@@ -2734,14 +2734,10 @@ class _Generator:
             if root not in known:
                 known[root] = f"points{j}"
                 array(known[root], short, pane.high * pane.pitch)
-            pairs.append((
-                f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};",
-                f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});",
-            ))  # fmt: skip
+            takes.append(f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};")
+            takes.append(f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});")
             for r, g in enumerate(gives):
                 array(f"made{j}_{r}", g, pane.rows * pane.made_pitch)
-
-        takes = [x for pair in pairs for x in pair]
 
         def split(number: str, of: int, what: str, pitch: int, to: str) -> list[str]:
             """The row and the column of a point, and where it lies in shared memory."""
@@ -2796,25 +2792,12 @@ class _Generator:
         pitch = f"(int){self.slot(('points', 'pitch'), pane.pitch)}"
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
         if pane.down > 1:
-            down = f"(int){self.slot('down', pane.down)}"
-            here = f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);"
-            step = [f"for (int q = 0; q < {down}; ++q) {{", here, *takes, "}"]
-            # float32 as NumPy adds it up: some in their own type, and these in double
-            added = [
-                (n, known[tree.roots[n]])
-                for n, (op, kind, _) in enumerate(self.kinds)
-                if op == "sum" and kind in ("f2", "f4")
-            ]
-            if added:
-                others = [x for n, pair in enumerate(pairs) if n not in dict(added) for x in pair]
-                sums = [x.replace(f"{name}[at]", f"few{n}") for n, name in added for x in pairs[n]]
-                step = [
-                    f"for (int q0 = 0; q0 < {down}; q0 += {TOGETHER}) {{",
-                    *[f"float few{n} = 0;" for n, _ in added],
-                    f"const int end = q0 + {TOGETHER} < {down} ? q0 + {TOGETHER} : {down};",
-                    "for (int q = q0; q < end; ++q) {", here, *others,
-                    *[f"few{n} += {name}[at];" for n, name in added], "}", *sums, "}",
-                ]  # fmt: skip
+            down, unrolled = f"(int){self.slot('down', pane.down)}", "#pragma unroll 4"
+            if pane.down <= MOST_SLIDING:  # part of the text: its loads are under way at once
+                down, unrolled = str(pane.down), "#pragma unroll"
+            step = [unrolled, f"for (int q = 0; q < {down}; ++q) {{",
+                    f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);",
+                    *takes, "}"]  # fmt: skip
         leave = [
             f"made{j}_{r}[own + t] = {value};"
             for j, (op, short, gives) in enumerate(self.kinds)

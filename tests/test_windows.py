@@ -81,7 +81,7 @@ def test_which_windows_slide(kernel_, some, width):
         (of("max", 5, axis=2), 4, 256, 1),
         (of("moment", 31, shape=(2**24,)), 8, 256, 1),
         (boxes("sum", {1: 5, 2: 5}), 4, 8, 32),
-        (boxes("sum", {1: 3, 2: 3}), 2, 16, 16),
+        (boxes("sum", {1: 3, 2: 3}), 4, 8, 32),
         (of("sum", 31, axis=2, shape=(40, 20, 60)), 2, 16, 16),
         (boxes("sum", {0: 3, 1: 3, 2: 3}), None, 0, 0),
         (of("sum", 5, axis=2, across=(1,)), None, 0, 0),

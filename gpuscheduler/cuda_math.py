@@ -1370,9 +1370,12 @@ def stored(short: str, x: str) -> str:
 # ---- reductions
 
 
-def accumulator(op: str, short: str, gives: str, name: str) -> tuple[str, str] | None:
-    """The structure that accumulates a reduction, and the code of the values that it takes; None
-    where there is none. `short` is what is reduced, `gives` the type of the first result."""
+def accumulator(
+    op: str, short: str, gives: str, name: str, scans: bool = False
+) -> tuple[str, str] | None:
+    """The structure that accumulates a reduction, or `scans`, and the code of the values that it
+    takes; None where there is none. `short` is what is reduced, `gives` the type of the first
+    result."""
     if op == "moment":
         if short[0] == "c":
             return f"typedef ComplexMoment {name};", short
@@ -1381,7 +1384,7 @@ def accumulator(op: str, short: str, gives: str, name: str) -> tuple[str, str] |
         sign, start = ("||", "false") if op == "any" else ("&&", "true")
         return _simple(name, "bool", start, f"v {sign} x", f"v {sign} o.v"), "b1"
     if op in ("sum", "prod") and gives != "b1":
-        return _added(op, gives, name), gives
+        return _added(op, gives, name, scans), gives
     if op in ("sum", "prod"):
         return accumulator("any" if op == "sum" else "all", short, gives, name)
     if op in ("argmin", "argmax"):
@@ -1428,7 +1431,7 @@ struct alignas(8) {name} {{
 }};""".strip("\n")
 
 
-def _added(op: str, gives: str, name: str) -> str:
+def _added(op: str, gives: str, name: str, scans: bool) -> str:
     """Sums and products. Those of floating point are of doubles; what a thread has at hand is
     added up in its own type first."""
     kind, sign = TYPES[gives], "+" if op == "sum" else "*"
@@ -1449,18 +1452,24 @@ struct alignas(8) {name} {{
 }};""".strip("\n")
     step = "{v.x + (double)x[i].x, v.y + (double)x[i].y}"
     join = "{v.x + o.v.x, v.y + o.v.y}"
+    member, none, count = "", "", ""
     if op == "prod":
         step = "times(v, Complex<double>{(double)x[i].x, (double)x[i].y})"
         join = "times(v, o.v)"
+    if op == "prod" and scans:  # what comes first, as it is: NaN times one is NaN in both parts
+        step = "n++ ? " + step + " : Complex<double>{(double)x[i].x, (double)x[i].y}"
+        join = f"!o.n ? v : n ? {join} : o.v"
+        member, none, count = "unsigned long long n;", "n = 0;", "n += o.n;"
     return f"""
 struct alignas(16) {name} {{
   Complex<double> v;
-  __device__ __forceinline__ void clear() {{ v = {{{int(op == "prod")}, 0}}; }}
+  {member}
+  __device__ __forceinline__ void clear() {{ v = {{{int(op == "prod")}, 0}}; {none} }}
   template<int N> __device__ __forceinline__ void take(const {kind} (&x)[N]) {{
     #pragma unroll
     for (int i = 0; i < N; ++i) v = {step};
   }}
-  __device__ __forceinline__ void merge(const {name}& o) {{ v = {join}; }}
+  __device__ __forceinline__ void merge(const {name}& o) {{ v = {join}; {count} }}
 }};""".strip("\n")
 
 

@@ -108,6 +108,9 @@ MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
 #: Bytes of shared memory for panes of what windows slide over, and results from which on there are
 #: panes.
 MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
+#: Rows of a window of which all that is taken in may be under way at once: of nine, registers were
+#: too few.
+MOST_AT_ONCE = 8
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -561,7 +564,7 @@ class _Generator:
                 self.kinds.append((r.op, "i8", gives))
                 continue
             op = SCANS.get(r.op, r.op)
-            found = accumulator(op, _code(r.arg), gives[0], f"Part{j}")
+            found = accumulator(op, _code(r.arg), gives[0], f"Part{j}", r.op in SCANS)
             if found is None:
                 raise NotGenerated(f"{r.op} of {r.arg.dtype}")
             text, takes = found
@@ -2792,10 +2795,10 @@ class _Generator:
         pitch = f"(int){self.slot(('points', 'pitch'), pane.pitch)}"
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
         if pane.down > 1:
-            down, unrolled = f"(int){self.slot('down', pane.down)}", "#pragma unroll 4"
-            if pane.down <= MOST_SLIDING:  # part of the text: its loads are under way at once
-                down, unrolled = str(pane.down), "#pragma unroll"
-            step = [unrolled, f"for (int q = 0; q < {down}; ++q) {{",
+            down, unrolled = f"(int){self.slot('down', pane.down)}", []
+            if pane.down <= MOST_AT_ONCE:  # part of the text: its loads are under way at once
+                down, unrolled = str(pane.down), ["#pragma unroll"]
+            step = [*unrolled, f"for (int q = 0; q < {down}; ++q) {{",
                     f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);",
                     *takes, "}"]  # fmt: skip
         leave = [

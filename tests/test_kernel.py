@@ -740,6 +740,20 @@ def test_scans(host, case):
             k.same([a.reshape(shape) for a in every[-len(want) :]], want, kernel)
 
 
+@host_only
+@pytest.mark.parametrize("shape", [(8, 3), (3, 8), (5, 1), (1, 40)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_first_factor_is_left_as_it_is(host, shape, axis):
+    """NaN times one would be NaN in both parts of a complex number."""
+    x = np.ones(shape, "c8")
+    x[::2, 0] = np.nan
+    x[0, -1] = np.inf
+    kernel = k.scanned(source(0, shape, "c8"), shape, axis, "cumprod")
+    with np.errstate(all="ignore"):
+        want = blocks.evaluate(kernel, [x])
+    k.same(host.run([kernel], [[aligned(x)]], processors=2)[0], want, kernel)
+
+
 def test_what_copies_rows_compiles():
     compiled(cuda_math.ROWS_COPIED)
 

@@ -6,7 +6,7 @@ leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbe
 64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
 carry several.
 
-Each launch reads and writes memory once. There are five ways of going through it:
+Each launch reads and writes memory once. There are six ways of going through it:
 
 - element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
   in tiles that are turned around in shared memory.
@@ -14,6 +14,8 @@ Each launch reads and writes memory once. There are five ways of going through i
 - other reductions: threads lie along the fastest kept axis and go along the reduced ones.
 - reductions of windows that slide along another axis: each thread makes several results along it,
   which share most of what they read.
+- reductions of windows that slide along the fastest axis: a block has what they slide over in
+  shared memory.
 - scans: lanes of a warp go along a line and put together what they have, or each thread goes along
   a line of its own where neighbouring lines lie side by side.
 

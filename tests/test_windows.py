@@ -191,3 +191,19 @@ def test_many_panes(host, shape, lengths, ops):
     with np.errstate(all="ignore"):
         want = blocks.evaluate(kernel_, arrays)
     k.same(host.run([kernel_], [arrays], processors=1)[0], want, kernel_)
+
+
+@host_only
+@pytest.mark.parametrize(("shape", "lengths"), [((90, 300), {0: 9}), ((90, 300), {0: 3, 1: 7})])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_windows_of_random_numbers(host, shape, lengths, dtype, monkeypatch):
+    """Which are drawn where they are wanted, and added to what is read."""
+    monkeypatch.setattr(kernel, "SLIDING_THREADS", 16)
+    x, whole = k.windows(shape, lengths, dtype)
+    drawn = Expr("uniform", (index(x.data[1]),), dtype, 1234)
+    axes = tuple(range(len(shape), len(whole)))
+    kernel_ = k.reduced(k.call("add", drawn, x), whole, axes, "sum", "moment")
+    assert found(kernel_, 1).sliding
+    arrays = [aligned(np.random.default_rng(1).random(shape).astype(dtype))]
+    want = blocks.evaluate(kernel_, arrays)
+    k.same(host.run([kernel_], [arrays], processors=1)[0], want, kernel_)

@@ -832,6 +832,35 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
     return out  # type: ignore[no-any-return]
 
 
+@implements("piecewise")
+def _piecewise(x: Any, conditions: Any, functions: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    x = traced(x)
+    if not isinstance(conditions, list | tuple) or any(np.shape(c) != x.shape for c in conditions):
+        raise refuse("it has no list of conditions of its own shape")
+    conditions = [traced(c).astype(bool) for c in conditions]
+    if len(conditions) == len(functions) - 1:  # otherwise
+        conditions.append(~functools.reduce(np.logical_or, conditions))
+    if len(conditions) != len(functions):
+        n = len(conditions)
+        raise ValueError(f"with {n} condition(s), either {n} or {n + 1} functions are expected")
+    out = np.zeros_like(x)
+    for condition, function in zip(conditions, functions, strict=True):
+        found = function(x[condition], *args, **kwargs) if callable(function) else function
+        out[condition] = found
+    return out
+
+
+@implements("polyval")
+def _polyval(p: Any, x: Any) -> Any:
+    """Horner's rule, as NumPy has it."""
+    if isinstance(x, np.poly1d) or isinstance(p, Traced) or np.ndim(p) != 1:
+        raise refuse("it evaluates a polynomial whose coefficients are not numbers")
+    out: Any = np.zeros_like(traced(x))
+    for coefficient in np.asarray(p):
+        out = out * x + coefficient
+    return out
+
+
 @implements("outer")
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
     no_out(out)

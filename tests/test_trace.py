@@ -223,6 +223,10 @@ ELEMENTWISE = {
     "minimum": lambda x: (np.minimum(x, 0), np.fmax(x, x[::-1]), np.hypot(x, 2)),
     "logic": lambda x: (np.logical_and(x, x > 1), np.isfinite(x), np.isposinf(x), np.isneginf(x)),
     "dtype": lambda x: (np.add(x, 1, dtype="f4"), np.divide(x.astype("i4"), 2, dtype="f8")),
+    "piecewise": lambda x: (np.piecewise(x, [x < 0, x > 1], [lambda v: -v, np.sqrt, 7]),
+                            np.piecewise(x, [x < 0], [lambda v, k: v * k, 1.5], 3)),
+    "polyval": lambda x: (np.polyval([1.5, 0, -2, 3], x), np.polyval(np.arange(3), x),
+                          np.polyval([], x)),
     "deg": lambda x: np.deg2rad(x) + np.float_power(x, 2) + np.ldexp(x, 2),
 }  # fmt: skip
 

@@ -288,6 +288,18 @@ def _is_mosaic(kernel: Kernel) -> bool:
     )
 
 
+def _has_windows_over_edges(kernel: Kernel) -> bool:
+    """Whether it is chosen by position what it reduces, in another way from result to result. There
+    are no boxes then in which all is known, and NumPy copies arrays together in less time."""
+    inner = nodes([r.arg for r in kernel.reductions])
+    places = [n for n in nodes([n.args[0] for n in inner if n.op == "where"]) if n.op == "index"]
+    return any(
+        any(s for k, s in enumerate(n.data.strides) if k in kernel.axes and kernel.shape[k] > 1)
+        and any(s for k, s in enumerate(n.data.strides) if k not in kernel.axes)
+        for n in places
+    )
+
+
 def _takes_too_much(kernel: Kernel) -> bool:
     """Whether it reads so many places that it cannot be written for a GPU."""
     if sum(node.op == "input" for node in nodes(kernel.roots)) < MANY_PLACES:
@@ -807,7 +819,11 @@ class Fuser:
             return Followed(None, reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
             return Followed(None, f"there is no kernel for {reason}")
-        if not self.on_gpus and not generated and any(map(_is_mosaic, program.kernels)):
+        if (
+            not self.on_gpus
+            and not generated
+            and any(_is_mosaic(k) or _has_windows_over_edges(k) for k in program.kernels)
+        ):
             return Followed(None, "it joins parts of arrays: NumPy does it faster than to choose")
         few = not copies and not generated and not borrowed
         if few and _operations(program) < self.fewest and not _gains(program):

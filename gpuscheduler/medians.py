@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from .arrays import Traced, axes_of, either, elements, implements, reshaped, scalar_if_point, traced
-from .following import no_out, nothing, refuse
+from .following import current, no_out, nothing, refuse
 
-#: Elements that are sorted in registers, at most.
-MOST_SORTED = 32
+#: Elements that are sorted in registers, at most; and of which there may be NaN, on CPU devices.
+MOST_SORTED, MOST_WITH_NAN = 32, 16
 
 
 def exchanges(n: int) -> Iterator[tuple[int, int]]:
@@ -58,14 +58,14 @@ def _between(low: Any, high: Any) -> Any:
     return np.true_divide(low + high, low.dtype.type(2))
 
 
-def _few(x: Any, axis: Any, name: str) -> tuple[Traced, Any, list[Traced]]:
+def _few(x: Any, axis: Any, name: str, most: int = MOST_SORTED) -> tuple[Traced, Any, list[Traced]]:
     """The elements along some axes."""
     x = traced(x)
     axes = axes_of(x, axis)
     count = 1
     for k in axes:
         count *= x.shape[k]
-    if not 0 < count <= MOST_SORTED or not x.size or x.dtype.kind not in "biuf":
+    if not 0 < count <= most or not x.size or x.dtype.kind not in "biuf":
         raise refuse(f"numpy.{name} of {count:,} elements of {x.dtype} has no expression")
     return x, axes, elements(x, axes)
 
@@ -99,7 +99,8 @@ def nanmedian_of(
     keepdims: Any = nothing,
 ) -> Any:  # fmt: skip
     no_out(out)
-    x, axes, every = _few(a, axis, "nanmedian")
+    most = MOST_SORTED if current.get().products else MOST_WITH_NAN
+    x, axes, every = _few(a, axis, "nanmedian", most)
     if x.dtype.kind != "f":
         return median_of(x, axis, None, overwrite_input, keepdims)
     none = [np.isnan(e) for e in every]

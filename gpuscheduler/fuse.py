@@ -810,10 +810,11 @@ class Fuser:
         except Unfollowed as error:
             culprit = recipe.step_of(error)
             return Followed(None, str(error), operations=error.operations, culprit=culprit)
-        if self.on_gpus and any(map(_takes_too_much, program.kernels)):
-            again = following.Beside(dense=True, every=beside.every)
+        too_much = _takes_too_much if self.on_gpus else _has_windows_over_edges
+        if any(map(too_much, program.kernels)):
+            again = following.Beside(dense=self.on_gpus, every=beside.every)
             with suppress(Unfollowed):
-                program = trace.follow(call, every, True, again, whole=True)
+                program = trace.follow(call, every, self.on_gpus, again, whole=True)
                 beside = again
         if reason := unreadable(program):
             return Followed(None, reason)

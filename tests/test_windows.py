@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 import re
 
+import dask.array as da
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler import blocks, kernel
+from gpuscheduler import Scheduler, blocks, kernel
 from gpuscheduler.expr import Expr, View, constant, index
+from gpuscheduler.fuse import Fused, _has_windows_over_edges
 from gpuscheduler.kernel import generate
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
@@ -107,6 +109,26 @@ def test_one_of_several_arrays_is_one_load():
         x = k.call("where", condition, x, part, dtype="f4")
     source = generate(k.reduced(x, whole, (3,), "sum")).source
     assert len(re.findall(r"x\d+\[u\] = \*\(const", source)) == 3  # shared, head and tail
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    ("length", "axis"), [(5, 0), (31, 0), (7, 1), ((5, 5), (0, 1)), ((3, 4), (0, 1))]
+)
+@pytest.mark.parametrize("of", ["mean", "max", "std"])
+def test_windows_on_cpus(length, axis, of, fused):
+    """Those that lie over the edges of blocks are never chosen one by one: NumPy is faster."""
+    values = np.random.default_rng(5).random((240, 260)).astype("f4")
+    x = da.from_array(values, chunks=(80, 130)) * 2
+    view = da.lib.stride_tricks.sliding_window_view(x, length, axis=axis, automatic_rechunk=fused)
+    y = getattr(da, of)(view, axis=tuple(range(2, view.ndim)))
+    with Scheduler("cpu:2", fuse_least=0) as s:
+        tasks = [step.task for step in s.plan(y).steps]
+        value = y.compute()
+    for task in tasks:
+        for kernel_ in task.program.kernels if isinstance(task, Fused) else ():
+            assert not _has_windows_over_edges(kernel_)
+    np.testing.assert_allclose(value, y.compute(scheduler="sync"), rtol=1e-4)
 
 
 OPS = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "moment"]

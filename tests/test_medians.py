@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuscheduler import Scheduler
 from gpuscheduler.fuse import Fused
-from gpuscheduler.medians import MOST_SORTED, exchanges
+from gpuscheduler.medians import MOST_SORTED, MOST_WITH_NAN, exchanges
 from tests import kernels as k
 from tests.test_trace import agree, traced
 
@@ -45,7 +45,7 @@ def test_any_median(x, data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # all NaN; the mean of infinities
         agree(lambda x: np.median(x, axis=axes, keepdims=keep), x)
-        if x.dtype.kind != "b":
+        if x.dtype.kind != "b" and np.prod([x.shape[a] for a in axes]) <= MOST_WITH_NAN:
             agree(lambda x: np.nanmedian(x, axis=axes, keepdims=keep), x)
 
 

@@ -190,7 +190,7 @@ MEDIANS = {
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
 @pytest.mark.parametrize("program", MEDIANS)
-def test_medians(program, dtype, chosen):
+def test_medians(program, dtype):
     """In registers: nothing is sorted by a library."""
     chunks = (13, 18, 27)
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype(dtype)
@@ -201,7 +201,7 @@ def test_medians(program, dtype, chosen):
 @pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
 @pytest.mark.parametrize("program", [*SLIDING, *PANES])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
-def test_windows_that_slide(devices, program, chunks, chosen, monkeypatch):
+def test_windows_that_slide(devices, program, chunks, monkeypatch):
     """Several results of each thread, also where there are few, with edges and without."""
     found = []
     place = "_slides" if program in SLIDING else "_panes"

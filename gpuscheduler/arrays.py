@@ -45,13 +45,13 @@ from .following import (
     viewed,
     with_leaves,
 )
+from .kernel import LEAST_SLIDING
 from .reading import words
 from .regions import settled
 from .scans import BOTH
 
 MOST_PARTS = 64  # of a concatenation
 SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
-LEAST_WINDOW = 4  # elements of a window that a kernel makes several of at a time
 FEW = 64  # elements that are put side by side, to be reduced one by one
 #: Scans, by the function of two that does what they do.
 ACCUMULATED = {BOTH[op]: scan for scan, op in SCANS.items()}
@@ -992,7 +992,7 @@ def _are_windows(x: Traced, axes: Shape) -> bool:
     views = [v for n in nodes([x._expr]) if (v := view_of(n)) is not None]
     others = [k for k, n in enumerate(x.shape) if n > 1 and k not in axes]
     return any(
-        x.shape[r] >= LEAST_WINDOW
+        x.shape[r] >= LEAST_SLIDING
         and all(v.strides[a] == v.strides[r] for v in views)
         and max([abs(v.strides[a]) for v in views], default=0) > 1
         for a in others

@@ -110,8 +110,8 @@ MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
 #: Bytes of shared memory for panes of what windows slide over, and results from which on there are
 #: panes.
 MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
-#: Rows of a window of which all that is taken in may be under way at once: of nine, registers were
-#: too few.
+#: Rows of a window of which all that is taken in may be under way at once: with nine, a sum took
+#: longer than row by row.
 MOST_AT_ONCE = 8
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27

@@ -7,12 +7,23 @@ A library sorts a copy of all that a median filter looks at; a kernel has it in 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from .arrays import Traced, axes_of, either, elements, implements, reshaped, scalar_if_point, traced
+from .arrays import (
+    Traced,
+    axes_of,
+    either,
+    elements,
+    implements,
+    reduced_shape,
+    reshaped,
+    scalar_if_point,
+    traced,
+)
 from .following import current, no_out, nothing, refuse
 
 #: Elements that are sorted in registers, at most; and of which there may be NaN, on CPU devices.
@@ -48,8 +59,7 @@ def in_order(every: list[Any]) -> list[Any]:
 
 def _between(low: Any, high: Any) -> Any:
     """The mean of the middle two, in the type that NumPy has it in."""
-    kind = low.dtype.kind
-    if kind in "biu":
+    if low.dtype.kind in "biu":
         low, high = low.astype(np.float64), high.astype(np.float64)
     if low is high:
         return low
@@ -62,18 +72,10 @@ def _few(x: Any, axis: Any, name: str, most: int = MOST_SORTED) -> tuple[Traced,
     """The elements along some axes."""
     x = traced(x)
     axes = axes_of(x, axis)
-    count = 1
-    for k in axes:
-        count *= x.shape[k]
+    count = math.prod(x.shape[k] for k in axes)
     if not 0 < count <= most or not x.size or x.dtype.kind not in "biuf":
         raise refuse(f"numpy.{name} of {count:,} elements of {x.dtype} has no expression")
     return x, axes, elements(x, axes)
-
-
-def _shaped(out: Traced, axes: Any, keepdims: Any) -> Any:
-    if keepdims is not nothing and keepdims:
-        return out
-    return scalar_if_point(reshaped(out, [n for k, n in enumerate(out.shape) if k not in axes]))
 
 
 @implements("median")
@@ -90,7 +92,7 @@ def median_of(
     if x.dtype.kind == "f":
         none = functools.reduce(np.logical_or, [np.isnan(e) for e in every])
         middle = either(none, x.dtype.type(np.nan), middle)
-    return _shaped(middle, axes, keepdims)
+    return scalar_if_point(reshaped(middle, reduced_shape(x, axes, keepdims)))
 
 
 @implements("nanmedian")
@@ -113,4 +115,4 @@ def nanmedian_of(
         high = either(count // 2 == k, ordered[k], high)
     middle = either(count % 2 == 1, high, _between(low, high))
     middle = either(count == 0, x.dtype.type(np.nan), middle)
-    return _shaped(middle, axes, keepdims)
+    return scalar_if_point(reshaped(middle, reduced_shape(x, axes, keepdims)))

@@ -30,14 +30,13 @@ def host(libraries):
 BIG = (128, 512, 1024)
 
 
-def of(op, length, dtype="f4", axis=0, shape=BIG, across=()):
-    x, whole = k.windows(shape, {axis: length}, dtype, across)
+def boxes(op, lengths, dtype="f4", shape=BIG, across=()):
+    x, whole = k.windows(shape, lengths, dtype, across)
     return k.reduced(x, whole, tuple(range(len(shape), len(whole))), op)
 
 
-def boxes(op, lengths, dtype="f4", shape=BIG):
-    x, whole = k.windows(shape, lengths, dtype)
-    return k.reduced(x, whole, tuple(range(len(shape), len(whole))), op)
+def of(op, length, dtype="f4", axis=0, **options):
+    return boxes(op, {axis: length}, dtype, **options)
 
 
 def places(length):

@@ -1,4 +1,4 @@
-"""Edges and shifts: what vectors of the output read lies anyhow."""
+"""Neighbours: edges and shifts, whose vectors read what lies anyhow; windows; medians of these."""
 
 import functools
 

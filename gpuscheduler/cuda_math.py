@@ -1032,6 +1032,12 @@ struct alignas(8) Moment {
     clear();
     k = b.k;
   }
+  __device__ __forceinline__ void of(unsigned long long values) { n = values; }
+  __device__ __forceinline__ void join(Moment b, bool may_be_first) {
+    if (may_be_first && n == 0) k = b.k;
+    b.move(k);
+    add(b);
+  }
   __device__ __forceinline__ void add(const Moment& b) {  // of the same k
     n += b.n;
     sum += b.sum;
@@ -1055,6 +1061,16 @@ struct alignas(8) Moment {
     n += b.n;
   }
 };
+// Steps of windows go over to one k, that of the first whose values are finite.
+template<int N> __device__ __forceinline__ void to_one_base(Moment (&steps)[N][1]) {
+  double k = 0;
+  #pragma unroll
+  for (int u = N - 1; u >= 0; --u) {
+    k = steps[u][0].sum - steps[u][0].sum == 0 ? steps[u][0].k : k;
+  }
+  #pragma unroll
+  for (int u = 0; u < N; ++u) steps[u][0].move(k);
+}
 // Threads that belong together go over to the first one's k, and then only add.
 template<> __device__ __forceinline__ void gather_lanes<Moment>(Moment& a, int lanes) {
   a.move(__shfl_sync(0xffffffffu, a.k, threadIdx.x & 31 & -lanes));
@@ -1106,6 +1122,11 @@ struct alignas(8) ComplexMoment {
     real.add(b.real);
     imag.add(b.imag);
   }
+  __device__ __forceinline__ void of(unsigned long long values) { real.n = imag.n = values; }
+  __device__ __forceinline__ void join(const ComplexMoment& b, bool may_be_first) {
+    real.join(b.real, may_be_first);
+    imag.join(b.imag, may_be_first);
+  }
   __device__ __forceinline__ void settle() { real.settle(); imag.settle(); }
   __device__ __forceinline__ void merge(ComplexMoment b) {
     b.settle();
@@ -1119,6 +1140,17 @@ struct alignas(8) ComplexMoment {
     return {a + b * 0, b - a * 0};
   }
 };
+template<int N> __device__ __forceinline__ void to_one_base(ComplexMoment (&steps)[N][1]) {
+  double a = 0, b = 0;
+  #pragma unroll
+  for (int u = N - 1; u >= 0; --u) {
+    const Moment &x = steps[u][0].real, &y = steps[u][0].imag;
+    a = x.sum - x.sum == 0 ? x.k : a;
+    b = y.sum - y.sum == 0 ? y.k : b;
+  }
+  #pragma unroll
+  for (int u = 0; u < N; ++u) { steps[u][0].real.move(a); steps[u][0].imag.move(b); }
+}
 """,
     "ComplexMoment",
 )

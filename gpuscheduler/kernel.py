@@ -113,6 +113,13 @@ MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
 #: Rows of a window of which all that is taken in may be under way at once: with nine, a sum took
 #: longer than row by row.
 MOST_AT_ONCE = 8
+#: The members of a moment, but for how many there are.
+MOMENT = ("k", "sum", "squares")
+#: Results of a thread down a column, and along a row; of moments, which need more registers.
+#: Measured.
+TALL, SIDE = {False: (12, 8, 6, 4, 2), True: (4, 2)}, {False: (8, 4, 2), True: (4, 2)}
+#: Words that a thread has for all steps of windows that it holds at once.
+BOX_WORDS = 48
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -517,6 +524,46 @@ class _Pane:
         return 64 + self.high * self.pitch * values + self.rows * self.made_pitch * made
 
 
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """What a block reduces at a time of windows that slide along rows and across them: how many
+    results a thread makes of what lies in its column, how many of these of what lies along a row,
+    threads side by side, the windows' lengths, and the axis across."""
+
+    tall: int
+    some: int
+    wide: int
+    window: int
+    down: int
+    down_axis: int
+
+    @property
+    def rows(self) -> int:
+        return self.tall * (THREADS // self.wide)
+
+    @property
+    def high(self) -> int:
+        return self.rows + self.down - 1
+
+    @property
+    def columns(self) -> int:
+        """Of results: whole sectors, if there are some."""
+        unit, left = max(self.some, 8), self.wide - self.window + 1
+        return left // unit * unit or left // self.some * self.some
+
+    @property
+    def pitch(self) -> int:
+        return self.wide + -(-self.wide // self.some)
+
+    @property
+    def made_pitch(self) -> int:
+        return self.columns // self.some * (self.some + 1)
+
+    def room(self, parts: int, made: int) -> int:
+        """Bytes of shared memory, given those of all that lies in a column and of a result."""
+        return 64 + self.rows * (self.pitch * parts + self.made_pitch * made)
+
+
 class _Generator:
     def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
@@ -524,7 +571,7 @@ class _Generator:
         self.width = self.times = 1  # elements side by side, and how many times over
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.sliding = 0  # results of windows that a thread makes, one behind the other
-        self.pane: _Pane | None = None
+        self.pane: _Pane | _Box | None = None
         self.either: dict[int, Any] = {}  # see `_find_either`
         self.gone: set[int] = set()
         self.slots = _Slots()
@@ -714,23 +761,79 @@ class _Generator:
         reduced go to shared memory."""
         layouts, shape = self._may_slide(), self.kernel.shape
         over = [r for r in over if shape[r] > 1]
-        if layouts is None or not 0 < len(over) <= 2 or self.points < LEAST_IN_PANES:
+        if layouts is None or not over or self.points < LEAST_IN_PANES:
             return None
-        pairs = []
+        pairs, rest = [], []
         for r in over:
             along = [a for a in kept if all(s[a] == s[r] for s in layouts)]
-            if not along or not any(s[r] for s in layouts):
-                return None
-            pairs.append((along[0], r))
+            if along and any(s[r] for s in layouts):
+                pairs.append((along[0], r))
+            else:
+                rest.append(r)
         memory = {n for k in self.tree.inputs for n in [self.layout_of[self.tree.letter, k]]}
         inputs = [s for s, n in self.layouts.items() if n in memory]
         fast = [(a, r) for a, r in pairs if any(abs(s[a]) == 1 for s in inputs)]
         if len(fast) != 1 or len({a for a, _ in pairs}) < len(pairs):
             return None
-        pairs = [*[pair for pair in pairs if pair not in fast], *fast]
-        self.pane = self._pane(kept, pairs)
+        # what lies in a column is put together first: of the longest windows
+        slow = sorted([p for p in pairs if p not in fast], key=lambda p: (shape[p[1]], p[0]))
+        pairs = [*slow, *fast]
+        short = max(shape[r] for _, r in pairs) <= MOST_AT_ONCE
+        moments = any(op == "moment" for op, _, _ in self.kinds)
+        if slow and not (moments and short and len(pairs) == 2 and not rest):
+            self.pane = self._box(kept, pairs[-2:], [*rest, *[r for _, r in pairs[:-2]]])
+        if self.pane is None and not rest and len(pairs) <= 2:
+            self.pane = self._pane(kept, pairs)
         self.sliding = 0 if self.pane is None else self.pane.some
         return None if self.pane is None else pairs
+
+    def _box(self, kept: list[int], pairs: list[tuple[int, int]], rest: list[int]) -> _Box | None:
+        """How large boxes are, and what each thread makes of them: what costs least."""
+        shape = self.kernel.shape
+        (rows, q), (a, r) = pairs
+        down, window, deep = shape[q], shape[r], math.prod(shape[k] for k in rest)
+        parts = sum(
+            8 * len(MOMENT) if self._apart_in_columns(j) else _part_size(*kind)
+            for j, kind in enumerate(self.kinds)
+        )
+        made = sum(_held_size(g) for _, _, gives in self.kinds for g in gives)
+        moments = any(op == "moment" for op, _, _ in self.kinds)
+        # counts are the same of all, and one value is what all moments deviate from
+        words = sum(_part_size(*kind) // (8 if kind[0] == "moment" else 4) for kind in self.kinds)
+        reads = 8 + sum(_cost(n) for n in self.tree.nodes)  # what a point takes
+        joins = words * (3 if moments else 1)
+        best: tuple[float, _Box] | None = None
+
+        def fits(many: int, reach: int) -> bool:
+            """Whether a thread may make so many results one behind the other."""
+            if reach <= MOST_AT_ONCE:
+                return (many + reach - 1) * words <= BOX_WORDS
+            most = reach if moments else reach + 1
+            power = many & (many - 1) == 0
+            return power and many <= most and 2 * (many - 1) * words <= SLIDING_WORDS
+
+        def effort(many: int, reach: int, takes: float, adds: float) -> float:
+            """Of each result: what is taken in, and put together."""
+            twice = reach > MOST_AT_ONCE
+            return takes * (many + reach - 1) / many + adds * (3 if twice else reach - 1)
+
+        for tall in TALL[moments]:
+            for some in SIDE[moments]:
+                for wide in (256, 128, 64, 32):
+                    box = _Box(tall, some, wide, window, down, rows)
+                    if box.columns <= 0 or not (fits(tall, down) and fits(some, window)):
+                        continue
+                    tiles = -(-shape[a] // box.columns) * -(-shape[rows] // box.rows)
+                    tiles *= self.points // (shape[a] * shape[rows])
+                    few = tiles < self.processors and (tall > 4 or rest)
+                    if few or box.room(parts, made) > MOST_SHARED:
+                        continue
+                    first = effort(tall, down, reads * deep, joins) + 2 * joins
+                    then = effort(some, window, 2 * joins, joins) + 8
+                    cost = tiles * box.rows * (box.wide * first + box.columns * then)
+                    if best is None or cost < best[0]:
+                        best = cost, box
+        return best and best[1]
 
     def _pane(self, kept: list[int], pairs: list[tuple[int, int]]) -> _Pane | None:
         """How large panes are, and what each thread makes of them: what costs least."""
@@ -770,15 +873,25 @@ class _Generator:
                 return Axis(1, (0,) * len(layouts))
             return Axis(self.kernel.shape[k], tuple(s[k] for s in layouts))
 
-        others = collapsed(axis(k) for k in self.groups["k"] if k not in (a, rows))
-        self.axes["k"] = [*others, axis(rows), axis(a)]
-        self.axes["r"] = [axis(r)]
         self.width, self.times, self.at_once = 1, 4, 1
-        self._core_of_panes(pairs)
+        self.within_panes = self._core_of_panes(pairs)
+        others = [k for k in self.groups["k"] if k not in (a, rows)]
+        every = [axis(k) for k in others]
+        if not any(k in self.within_panes for k in others):
+            every = collapsed(every)
+        # where what each axis asks of the core is found among the coordinates
+        self.asked = {rows: len(every), a: len(every) + 1}
+        self.asked |= {k: others.index(k) for k in self.within_panes if k in others}
+        self.axes["k"] = [*every, axis(rows), axis(a)]
+        self.axes["r"] = [axis(r)]
+        if isinstance(self.pane, _Box):
+            gone = {r for _, r in pairs[-2:]}
+            self.axes["r"] = collapsed(axis(k) for k in self.groups["r"] if k not in gone)
 
-    def _core_of_panes(self, pairs: list[tuple[int, int]]) -> None:
+    def _core_of_panes(self, pairs: list[tuple[int, int]]) -> dict[int, tuple[int, int, int]]:
         """Where it is known of all points of a pane what is chosen there by position: that and
-        whether there are such points is not asked of each then."""
+        whether there are such points is not asked of each then. By axis the first one and the end
+        of these points, and how many of them a pane has."""
         assert self.pane is not None
         shape = list(self.kernel.shape)
         for a, r in pairs:
@@ -787,13 +900,17 @@ class _Generator:
         box = box or tuple([(0, n) for n in shape])
         core = _Tree(roots, "c")
         rows, along = self.pane.down_axis, pairs[-1][0]
-        others = any(box[k] != (0, n) for k, n in enumerate(shape) if k not in (rows, along))
+        reaches = {a: self.kernel.shape[r] for a, r in pairs}
+        cut = [k for k, n in enumerate(shape) if k not in (rows, along) and box[k] != (0, n)]
         leaves = {k: self._leaf_strides(core, k, ()) for k in (*core.inputs, *core.indices)}
-        if others or not all(s in self.layouts for s in leaves.values()):
-            return
+        if any(k not in reaches for k in cut) or not all(
+            s in self.layouts for s in leaves.values()
+        ):
+            return {}
         self.core = core
         self.layout_of |= {(core.letter, k): self.layouts[s] for k, s in leaves.items()}
-        self.within_panes = [box[k] if k >= 0 else (0, 1) for k in (rows, along)]
+        within = {along: (*box[along], self.pane.wide)} | {k: (*box[k], reaches[k]) for k in cut}
+        return within if rows < 0 else within | {rows: (*box[rows], self.pane.high)}
 
     def _find_either(self) -> None:
         """Values that are one of several inputs, by what is known from the index: such a one is a
@@ -2630,16 +2747,17 @@ class _Generator:
         ]  # fmt: skip
 
     def _shared(
-        self, window: int, loads: list[str], takes: list[str], finished: list[str]
-    ) -> list[str]:
+        self, window: int, loads: list[str], takes: list[str], finished: list[str],
+        some: int = 0, tree: _Tree | None = None, name: str = "window",
+    ) -> list[str]:  # fmt: skip
         """Results of windows one behind the other. Most of what these reduce they share (`shared`);
         what lies before that is put together from its end backwards (`head`), what lies behind it
         from its begin on (`tail`): van Herk, Pattern Recognition Letters 13 (1992). Step `s` is
         loaded, and taken in, and result `t` is `finished`."""
-        some, width, c = self.sliding, self.width, self.count
+        some, width, c = some or self.sliding, self.width, self.count
 
         def room(times: int) -> list[str]:
-            return self._declared(self.tree, times) if loads else []
+            return self._declared(tree or self.tree, times) if loads else []
 
         def every(own: str, moments: str = "") -> list[str]:
             """The same for all reductions, and for all results side by side."""
@@ -2664,7 +2782,7 @@ class _Generator:
         def unrolled(head: str, lines: list[str]) -> list[str]:
             return ["#pragma unroll", f"for ({head}) {{", *lines, "}"]
 
-        reach = f"({c}){self.slot('window', window)}"
+        reach = f"({c}){self.slot(name, window)}"
         shared = [
             f"for ({c} r = {some - 1}; r < {reach}; r += {self.times}u) {{",
             *room(self.times),
@@ -2709,7 +2827,7 @@ class _Generator:
         that in shared memory. Of that each thread makes some results, which it leaves there, too,
         so that they are written one beside the other."""
         pane, c, tree, some = self.pane, self.count, self.tree, self.sliding
-        assert pane is not None
+        assert isinstance(pane, _Pane)
         self.held = 1
         axes = self.axes["k"]
         fast, slow = len(axes) - 1, len(axes) - 2
@@ -2786,13 +2904,7 @@ class _Generator:
 
         fill = filled(tree, inside(True))
         if self.core is not None:
-            bounds = []
-            for a, start, size in ((slow, "above", pane.high), (fast, "first", pane.wide)):
-                low, high = self.within_panes[a - slow]
-                low_, high_ = (f"({self.int}){self.slot(('core', a, n), value)}"
-                               for n, value in enumerate((low, high - size)))  # fmt: skip
-                bounds.append(f"{start} >= {low_} && {start} <= {high_}")
-            central = " && ".join(bounds)
+            central = self._central(names, "above", "first")
             fill = [f"if ({central}) {{", *filled(self.core, ""), "} else {", *fill, "}"]
         pitch = f"(int){self.slot(('points', 'pitch'), pane.pitch)}"
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
@@ -2845,6 +2957,227 @@ class _Generator:
             *body,
             "}",
         ]
+
+    def _central(self, names: Sequence[str], above: str, first: str) -> str:
+        """Whether all points of a pane lie in the core."""
+        places = [*names[:-2], above, first]
+        bounds = []
+        for a, (low, high, size) in self.within_panes.items():
+            place = places[self.asked[a]]
+            low_, high_ = (
+                f"({self.int}){self.slot(('core', a, n), value)}"
+                for n, value in enumerate((low, high - size))
+            )
+            bounds.append(f"{place} >= {low_} && {place} <= {high_}")
+        return " && ".join(bounds)
+
+    def _boxed(self) -> list[str]:
+        """Each thread puts together what lies in a column, of results one below the other, and
+        leaves that in shared memory; then of that what lies along a row, which it leaves there,
+        too, so that results are written one beside the other."""
+        box, c, tree = self.pane, self.count, self.tree
+        assert isinstance(box, _Box)
+        self.held = 1
+        axes = self.axes["k"]
+        fast, slow = len(axes) - 1, len(axes) - 2
+        lengths = [x.length for x in axes]
+        lengths[slow] = -(-lengths[slow] // box.rows)
+        lengths[fast] = -(-lengths[fast] // box.columns)
+        boxes = math.prod(lengths)
+        self.blocks = max(1, min(boxes, self.processors * WAVES))
+        coords, names = self._coordinates("k", lengths, "w", "t", name="pane")
+        declared, room = [], 0
+        for j, (op, short, gives) in enumerate(self.kinds):
+            kinds = [(f"columns{j}", f"Part{j}", box.pitch, _part_size(op, short, gives))]
+            if self._apart_in_columns(j):
+                kinds = [(f"columns{j}{x}", "double", box.pitch, 8) for x in MOMENT]
+            for r, g in enumerate(gives):
+                kinds.append((f"made{j}_{r}", TYPES[g], box.made_pitch, _held_size(g)))
+            for name, kind, wide, size in kinds:
+                room = -(-room // 16) * 16
+                begin = self.slot(("room", name), room)
+                declared.append(f"{kind}* const {name} = ({kind}*)(room + {begin});")
+                room += box.rows * wide * size
+        pitch = f"(int){self.slot('pitch', box.pitch)}"
+        made_pitch = f"(int){self.slot('made pitch', box.made_pitch)}"
+        fill = self._columns(tree, names, pitch, inside=True)
+        if self.core is not None:
+            central = self._central(names, "above", "first")
+            own = self._columns(self.core, names, pitch, inside=False)
+            fill = [f"if ({central}) {{", *own, "} else {", *fill, "}"]
+        write = f"(unsigned){self.slot('results', box.rows * box.columns)}"
+        rows, columns = (
+            f"({self.int}){self.slot(('pane', n), n_)}"
+            for n, n_ in (("rows", box.rows), ("columns", box.columns))
+        )
+        site = _Site({("k", x): name for x, name in enumerate(names)})
+        site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
+        wide, magic = self.slot("wide", box.columns), self.slot("magic", _magic(box.columns))
+        ends = [f"({self.int}){self.slot(('end', a), axes[a].length)}" for a in (slow, fast)]
+        across = f"(unsigned){self.slot('across', box.wide)}"
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} boxes = {self.number('boxes', boxes)};",
+            "if (blockIdx.x >= blocks) return;",
+            f"__shared__ Vec<float, 4> whole[{-(-room // 4096) * 256}];",
+            "unsigned char* const room = (unsigned char*)whole;",
+            *declared,
+            f"const int column = threadIdx.x % {across}, up = threadIdx.x / {across} * {box.tall};",
+            *self._pointers(),
+            f"for ({c} w = blockIdx.x; w < boxes; w += blocks) {{",
+            *coords,
+            f"const {self.int} above = {names[slow]} * {rows};",
+            f"const {self.int} first = {names[fast]} * {columns};",
+            "{",
+            *fill,
+            "}",
+            "__syncthreads();",
+            *self._along_rows(pitch, made_pitch),
+            "__syncthreads();",
+            f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
+            f"const int row = (int)divide((unsigned)p, {magic});",
+            f"const int column = (int)p - row * (int){wide};",
+            f"const int at = row * {made_pitch} + column + column / {box.some};",
+            f"if (above + row < {ends[0]} && first + column < {ends[1]}) {{",
+            *self._finished(site, ""),
+            "}",
+            "}",
+            "}",
+        ]  # fmt: skip
+
+    def _columns(self, tree: _Tree, names: Sequence[str], pitch: str, inside: bool) -> list[str]:
+        """What lies in a thread's column of a box. Whether there are such points is asked of each
+        if need be (`inside`)."""
+        box, c, axes, others = self.pane, self.count, self.axes["k"], self.axes["r"]
+        assert isinstance(box, _Box)
+        fast, slow = len(axes) - 1, len(axes) - 2
+        direct = box.down <= MOST_AT_ONCE
+        step = "up + u" if direct else "up + (int)s"
+        site = _Site({("k", x): name for x, name in enumerate(names)})
+        site.coords["k", slow], site.coords["k", fast] = f"(above + {step})", "(first + column)"
+        across, inner = self._coordinates("r", [x.length for x in others], "q", "r")
+        for x, name in enumerate(inner):
+            site.coords["r", x] = name
+        deep = math.prod(x.length for x in others)
+        many = self.number("deep", deep) if deep > 1 else ""
+        over = [f"for ({c} q = 0; q < {many}; ++q) {{", *across] if many else []
+        if others and not many:
+            over = [f"{{ const {c} q = 0;", *across]
+        end = ["}"] if over else []
+        rows, columns = (
+            f"({self.int}){self.slot(('end of points', a), axes[a].length + n - 1)}"
+            for a, n in ((slow, box.down), (fast, box.window))
+        )
+        check = f"first + column < {columns} && above + {step} < {rows}" if inside else ""
+
+        def asked(lines: list[str]) -> list[str]:
+            return [f"if ({check}) {{", *lines, "}"] if check and lines else lines
+
+        loads = asked(self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[u]"))
+        takes = asked(self._taken(tree, site, "u"))
+        place = f"(up + t) * {pitch} + column + column / {box.some}"
+        leave = []
+        for j in range(len(self.kinds)):
+            if self._apart_in_columns(j):
+                leave += [f"columns{j}{x}[{place}] = part{j}[0].{x};" for x in MOMENT]
+            else:
+                leave.append(f"columns{j}[{place}] = part{j}[0];")
+        if not direct:
+            if over:  # all that lies across belongs to a step
+                point = asked(self._point(tree, site, self._taken(tree, site, "0")))
+                return self._shared(
+                    box.down, [], [*over, *point, *end], leave, box.tall, tree, "down"
+                )
+            loads = self._scoped(loads)
+            return self._shared(box.down, loads, takes, leave, box.tall, tree, "down")
+        times, self.times = self.times, box.tall + box.down - 1
+        lines = [f"Part{j} steps{j}[{self.times}][1];" for j in range(len(self.kinds))]
+        clear = [f"steps{j}[u][0].clear();" for j in range(len(self.kinds))]
+        if over:
+            lines += _unrolled(self.times, clear)
+        parts = [f"Part{j} (&part{j})[1] = steps{j}[u];" for j in range(len(self.kinds))]
+        opens = ["const bool opens = true;"] if any(k[0] == "moment" for k in self.kinds) else []
+        body = [
+            *self._declared(tree, self.times),
+            *_unrolled(self.times, self._scoped(loads)),
+            *_unrolled(self.times, [*([] if over else clear), *opens, *parts, *takes]),
+        ]  # fmt: skip
+        lines += [*over, *body, *end, *self._joined(box.tall, box.down, leave)]
+        self.times = times
+        return lines
+
+    def _joined(self, many: int, reach: int, leave: list[str]) -> list[str]:
+        """Put together so many windows of steps that a thread has at hand."""
+        moments = [op == "moment" for op, _, _ in self.kinds]
+        return [
+            *[f"to_one_base(steps{j});" for j, moment in enumerate(moments) if moment],
+            "#pragma unroll",
+            f"for (int t = 0; t < {many}; ++t) {{",
+            *[f"Part{j} part{j}[1] = {{steps{j}[t][0]}};" for j in range(len(moments))],
+            "#pragma unroll",
+            f"for (int u = 1; u < {reach}; ++u) {{",
+            *[f"part{j}[0].{'add' if moment else 'merge'}(steps{j}[t + u][0]);"
+              for j, moment in enumerate(moments)],
+            "}",
+            *leave,
+            "}",
+        ]  # fmt: skip
+
+    def _along_rows(self, pitch: str, made_pitch: str) -> list[str]:
+        """Put together along rows what lies in columns."""
+        box, c = self.pane, self.count
+        assert isinstance(box, _Box)
+        some, each = box.some, box.columns // box.some
+        kinds = [op == "moment" for op, _, _ in self.kinds]
+        units = f"(unsigned){self.slot('units', box.rows * each)}"
+        magic, size = self.slot("units magic", _magic(each)), self.slot("units wide", each)
+        leave = [
+            f"made{j}_{r}[own + t] = {value};"
+            for j, (op, short, gives) in enumerate(self.kinds)
+            for r, value in enumerate(results(op, short, gives, f"part{j}[0]"))
+        ]
+        head = [
+            f"for ({c} p = threadIdx.x; p < {units}; p += {THREADS}u) {{",
+            f"const int row = (int)divide((unsigned)p, {magic});",
+            f"const int x = (int)p - row * (int){size};",
+            f"const int mine = row * {pitch} + x * {some + 1};",
+            f"const int own = row * {made_pitch} + x * {some + 1};",
+        ]
+        points = box.down * math.prod(x.length for x in self.axes["r"])
+        held = f"(unsigned long long){self.slot('points', points)}" if any(kinds) else ""
+
+        def read(j: int, to: str, at: str) -> list[str]:
+            """What lies in a column."""
+            if self._apart_in_columns(j):
+                return [*[f"{to}.{x} = columns{j}{x}[{at}];" for x in MOMENT], f"{to}.n = {held};"]
+            counted = [f"{to}.of({held});"] if kinds[j] else []
+            return [f"{to} = columns{j}[{at}];", *counted]
+
+        if box.window > MOST_AT_ONCE:
+            takes = [f"const int at = mine + (int)(s + s / {some}u);"]
+            for j, moment in enumerate(kinds):
+                join = f"join(step{j}, opens)" if moment else f"merge(step{j})"
+                takes += [f"Part{j} step{j};", *read(j, f"step{j}", "at"), f"part{j}[0].{join};"]
+            return [*head, *self._shared(box.window, [], takes, leave), "}"]
+        many = some + box.window - 1
+        steps = [
+            x
+            for j in range(len(kinds))
+            for x in read(j, f"steps{j}[u][0]", f"mine + u + u / {some}")
+        ]
+        return [
+            *head,
+            *[f"Part{j} steps{j}[{many}][1];" for j in range(len(kinds))],
+            *_unrolled(many, steps),
+            *self._joined(some, box.window, leave),
+            "}",
+        ]
+
+    def _apart_in_columns(self, j: int) -> bool:
+        """Whether the members of a part lie in arrays of their own: threads read from different
+        banks then."""
+        op, short, _ = self.kinds[j]
+        return op == "moment" and short[0] != "c"
 
     # ---- scans
 
@@ -2972,7 +3305,7 @@ class _Generator:
         elif self.scanning:
             body = self._scan()
         elif self.pane is not None:
-            body = self._paned()
+            body = self._boxed() if isinstance(self.pane, _Box) else self._paned()
         elif self.sliding:
             body = self._windows()
         elif self.reducing:
@@ -3055,6 +3388,13 @@ __device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
   if ({symbol}({", ".join(["&y", *passed])})) return {NOT_A_NUMBER[call.gives]};
   return {loaded(call.gives, "y")};
 }}""".strip("\n")
+
+
+def _unrolled(times: int, lines: list[str]) -> list[str]:
+    """The same for each `u`."""
+    if not lines:
+        return []
+    return ["#pragma unroll", f"for (int u = 0; u < {times}; ++u) {{", *lines, "}"]
 
 
 def _let(code: str, name: str, text: str) -> str:

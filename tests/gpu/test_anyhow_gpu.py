@@ -175,6 +175,17 @@ PANES = {
     "departures from boxes": lambda x: (
         x[:, 2:-2, 2:-2] - windows(x, (5, 5), (1, 2), False).mean((-2, -1))
     ),
+    "long boxes": lambda x: windows(x, (9, 12), (1, 2), False).max((-2, -1)),
+    "deviations in boxes": lambda x: windows(x, (9, 4), (1, 2), False).std((-2, -1)),
+    "deviations in long boxes": lambda x: windows(x, (3, 10), (0, 2), False).var((-2, -1)),
+    "cubes": lambda x: windows(x, (3, 4, 2), (0, 1, 2), False).mean((-3, -2, -1)),
+    "deviations in cubes": lambda x: windows(x, (3, 3, 3), (0, 1, 2), False).std((-3, -2, -1)),
+    "boxes over time": lambda x: windows(x, (3, 10), (1, 2), False).sum((0, -2, -1)),
+    "of complex numbers": lambda x: windows(x + 2j * x, (9, 3), (1, 2), False).mean((-2, -1)),
+    "of those, deviations": lambda x: windows(x + 1j, (9, 9), (1, 2), False).std((-2, -1)),
+    "boxes of what there is": lambda x: da.nanmax(
+        windows(da.where(x > 50, np.nan, x), (2, 3), (1, 2), False), axis=(-2, -1)
+    ),
 }
 
 

@@ -825,7 +825,7 @@ class _Generator:
                         continue
                     tiles = -(-shape[a] // box.columns) * -(-shape[rows] // box.rows)
                     tiles *= self.points // (shape[a] * shape[rows])
-                    few = tiles < self.processors and (tall > 4 or rest)
+                    few = self._too_few(tiles) and (tall > 4 or bool(rest))
                     if few or box.room(parts, made) > MOST_SHARED:
                         continue
                     first = effort(tall, down, reads * deep, joins) + 2 * joins
@@ -853,7 +853,7 @@ class _Generator:
                 pane = _Pane(some, across, THREADS // across, window, down, rows)
                 tiles = -(-shape[a] // pane.columns) * -(-high // pane.rows)
                 tiles *= self.points // (shape[a] * high)
-                few = tiles < self.processors and some > 2
+                few = self._too_few(tiles) and some > 2
                 if some > most or few or pane.room(values, made) > MOST_SHARED:
                     continue
                 # what is read and computed once takes several times as long as what is taken again
@@ -862,6 +862,10 @@ class _Generator:
                 if best is None or cost < best[0]:
                     best = cost, pane
         return best and best[1]
+
+    def _too_few(self, tiles: int) -> bool:
+        """Whether processors would have nothing to do."""
+        return tiles < self.processors
 
     def _lie_in_panes(self, pairs: list[tuple[int, int]]) -> None:
         """Put the axes that panes lie along last."""
@@ -3012,7 +3016,7 @@ class _Generator:
         )
         site = _Site({("k", x): name for x, name in enumerate(names)})
         site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
-        wide, magic = self.slot("wide", box.columns), self.slot("magic", _magic(box.columns))
+        each, magic = self.slot("wide", box.columns), self.slot("magic", _magic(box.columns))
         ends = [f"({self.int}){self.slot(('end', a), axes[a].length)}" for a in (slow, fast)]
         across = f"(unsigned){self.slot('across', box.wide)}"
         return [
@@ -3036,7 +3040,7 @@ class _Generator:
             "__syncthreads();",
             f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
             f"const int row = (int)divide((unsigned)p, {magic});",
-            f"const int column = (int)p - row * (int){wide};",
+            f"const int column = (int)p - row * (int){each};",
             f"const int at = row * {made_pitch} + column + column / {box.some};",
             f"if (above + row < {ends[0]} && first + column < {ends[1]}) {{",
             *self._finished(site, ""),

@@ -219,6 +219,7 @@ def test_windows_that_slide(devices, program, chunks, monkeypatch):
     chooses = getattr(kernel._Generator, place)
     monkeypatch.setattr(kernel, "LEAST_IN_PANES", 1)
     monkeypatch.setattr(kernel._Generator, "_sliding_room", lambda self: 64)
+    monkeypatch.setattr(kernel._Generator, "_too_few", lambda self, tiles: False)
     monkeypatch.setattr(
         kernel._Generator, place, lambda *args: found.append(chooses(*args)) or found[-1]
     )

@@ -778,9 +778,7 @@ class _Generator:
         # what lies in a column is put together first: of the longest windows
         slow = sorted([p for p in pairs if p not in fast], key=lambda p: (shape[p[1]], p[0]))
         pairs = [*slow, *fast]
-        short = max(shape[r] for _, r in pairs) <= MOST_AT_ONCE
-        moments = any(op == "moment" for op, _, _ in self.kinds)
-        if slow and not (moments and short and len(pairs) == 2 and not rest):
+        if slow:
             self.pane = self._box(kept, pairs[-2:], [*rest, *[r for _, r in pairs[:-2]]])
         if self.pane is None and not rest and len(pairs) <= 2:
             self.pane = self._pane(kept, pairs)

@@ -1033,6 +1033,8 @@ struct alignas(8) Moment {
     k = b.k;
   }
   __device__ __forceinline__ void of(unsigned long long values) { n = values; }
+  __device__ __forceinline__ void lead(const Moment& b) { if (b.sum - b.sum == 0) k = b.k; }
+  __device__ __forceinline__ void follow(const Moment& b) { move(b.k); }
   __device__ __forceinline__ void join(Moment b, bool may_be_first) {
     if (may_be_first && n == 0) k = b.k;
     b.move(k);
@@ -1062,14 +1064,13 @@ struct alignas(8) Moment {
   }
 };
 // Steps of windows go over to one k, that of the first whose values are finite.
-template<int N> __device__ __forceinline__ void to_one_base(Moment (&steps)[N][1]) {
-  double k = 0;
+template<class M, int N> __device__ __forceinline__ void to_one_base(M (&steps)[N][1]) {
+  M base;
+  base.clear();
   #pragma unroll
-  for (int u = N - 1; u >= 0; --u) {
-    k = steps[u][0].sum - steps[u][0].sum == 0 ? steps[u][0].k : k;
-  }
+  for (int u = N - 1; u >= 0; --u) base.lead(steps[u][0]);
   #pragma unroll
-  for (int u = 0; u < N; ++u) steps[u][0].move(k);
+  for (int u = 0; u < N; ++u) steps[u][0].follow(base);
 }
 // Threads that belong together go over to the first one's k, and then only add.
 template<> __device__ __forceinline__ void gather_lanes<Moment>(Moment& a, int lanes) {
@@ -1123,6 +1124,14 @@ struct alignas(8) ComplexMoment {
     imag.add(b.imag);
   }
   __device__ __forceinline__ void of(unsigned long long values) { real.n = imag.n = values; }
+  __device__ __forceinline__ void lead(const ComplexMoment& b) {
+    real.lead(b.real);
+    imag.lead(b.imag);
+  }
+  __device__ __forceinline__ void follow(const ComplexMoment& b) {
+    real.follow(b.real);
+    imag.follow(b.imag);
+  }
   __device__ __forceinline__ void join(const ComplexMoment& b, bool may_be_first) {
     real.join(b.real, may_be_first);
     imag.join(b.imag, may_be_first);
@@ -1140,17 +1149,6 @@ struct alignas(8) ComplexMoment {
     return {a + b * 0, b - a * 0};
   }
 };
-template<int N> __device__ __forceinline__ void to_one_base(ComplexMoment (&steps)[N][1]) {
-  double a = 0, b = 0;
-  #pragma unroll
-  for (int u = N - 1; u >= 0; --u) {
-    const Moment &x = steps[u][0].real, &y = steps[u][0].imag;
-    a = x.sum - x.sum == 0 ? x.k : a;
-    b = y.sum - y.sum == 0 ? y.k : b;
-  }
-  #pragma unroll
-  for (int u = 0; u < N; ++u) { steps[u][0].real.move(a); steps[u][0].imag.move(b); }
-}
 """,
     "ComplexMoment",
 )

@@ -15,7 +15,7 @@ Each launch reads and writes memory once. There are six ways of going through it
 - reductions of windows that slide along another axis: each thread makes several results along it,
   which share most of what they read.
 - reductions of windows that slide along the fastest axis: a block has what they slide over in
-  shared memory.
+  shared memory, or, where they slide down columns as well, what lies in these (`panes`).
 - scans: lanes of a warp go along a line and put together what they have, or each thread goes along
   a line of its own where neighbouring lines lie side by side.
 
@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 
+from . import panes
 from .bins import Bins
 from .cuda_math import (
     NOT_A_NUMBER,
@@ -58,9 +59,9 @@ from .cuda_math import (
     stored,
 )
 from .expr import LEAVES, RANDOM, SCANS, Expr, Kernel, View, constant, nodes, substituted
+from .panes import MOST_AT_ONCE, SLIDING_WORDS, THREADS, Box, Pane
 from .regions import interior, settled
 
-THREADS = 256
 #: Bytes of arguments that a kernel can have, and items of a launch.
 MOST_BYTES, MOST_ITEMS = 4000, 32
 #: Columns from which a thread may have four of them, with all that a mean and a variance need: with
@@ -100,26 +101,17 @@ TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
 MOST_BINS, COUNTERS = TILES // 4, 4096
 #: Results along an axis that a thread makes at a time of windows that slide along it, at least and
-#: at most; and words that it has for those parts of them that they do not all share. Measured, as
-#: the points of a tile in which threads follow such windows: their rows stay in the cache.
-LEAST_SLIDING, MOST_SLIDING, SLIDING_WORDS, SLIDING_TILE = 4, 16, 128, 2**8
+#: at most, and the points of a tile in which threads follow such windows: their rows stay in the
+#: cache. Measured.
+LEAST_SLIDING, MOST_SLIDING, SLIDING_TILE = 4, 16, 2**8
 #: Threads of a processor that have work then, at least.
 SLIDING_THREADS = 2 * THREADS
 #: Nodes of what they reduce, at most, and how often these may be there: the compiler's time.
 MOST_SLIDING_NODES, SLIDING_STATEMENTS = 100, 2000
-#: Bytes of shared memory for panes of what windows slide over, and results from which on there are
-#: panes.
-MOST_SHARED, LEAST_IN_PANES = 48 * 1024, 2**14
-#: Rows of a window of which all that is taken in may be under way at once: with nine, a sum took
-#: longer than row by row.
-MOST_AT_ONCE = 8
+#: Results from which on windows lie in panes.
+LEAST_IN_PANES = 2**14
 #: The members of a moment, but for how many there are.
 MOMENT = ("k", "sum", "squares")
-#: Results of a thread down a column, and along a row; of moments, which need more registers.
-#: Measured.
-TALL, SIDE = {False: (12, 8, 6, 4, 2), True: (4, 2)}, {False: (8, 4, 2), True: (4, 2)}
-#: Words that a thread has for all steps of windows that it holds at once.
-BOX_WORDS = 48
 #: Points and elements that 32 bits can count, and go on by some steps.
 SMALL = 2**31 - 2**27
 #: What takes about as long as this many additions, in float32 and float64.
@@ -443,11 +435,14 @@ class _Slots:
         self._known: dict[Any, int] = {}
 
     def at(self, name: Any, value: int = 0) -> int:
-        """The slot of that name."""
+        """The slot of that name, which has one value."""
+        word = int(value) & (2**64 - 1)
         if name not in self._known:
             self._known[name] = len(self.words)
-            self.words.append(int(value) & (2**64 - 1))
-        return self._known[name]
+            self.words.append(word)
+        found = self._known[name]
+        assert self.words[found] == word, f"two values of {name}"
+        return found
 
     def __contains__(self, name: Any) -> bool:
         return name in self._known
@@ -484,86 +479,6 @@ class _Results:
     units: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Pane:
-    """What a block reduces at a time of windows that slide along rows: how many results a thread
-    makes, threads along and across these, the windows' lengths, and the axis across."""
-
-    some: int
-    across: int
-    rows: int
-    window: int
-    down: int
-    down_axis: int
-
-    @property
-    def columns(self) -> int:
-        return self.across * self.some
-
-    @property
-    def wide(self) -> int:
-        """Columns that are read."""
-        return self.columns + self.window - 1
-
-    @property
-    def high(self) -> int:
-        return self.rows + self.down - 1
-
-    @property
-    def pitch(self) -> int:
-        """From one row to the next in shared memory. There is an element between those of one
-        thread and the next, so that the lanes of a warp read from different banks."""
-        return self.wide + -(-self.wide // self.some)
-
-    @property
-    def made_pitch(self) -> int:
-        return self.across * (self.some + 1)
-
-    def room(self, values: int, made: int) -> int:
-        """Bytes of shared memory, given those of a point and of a result."""
-        return 64 + self.high * self.pitch * values + self.rows * self.made_pitch * made
-
-
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """What a block reduces at a time of windows that slide along rows and across them: how many
-    results a thread makes of what lies in its column, how many of these of what lies along a row,
-    threads side by side, the windows' lengths, and the axis across."""
-
-    tall: int
-    some: int
-    wide: int
-    window: int
-    down: int
-    down_axis: int
-
-    @property
-    def rows(self) -> int:
-        return self.tall * (THREADS // self.wide)
-
-    @property
-    def high(self) -> int:
-        return self.rows + self.down - 1
-
-    @property
-    def columns(self) -> int:
-        """Of results: whole sectors, if there are some."""
-        unit, left = max(self.some, 8), self.wide - self.window + 1
-        return left // unit * unit or left // self.some * self.some
-
-    @property
-    def pitch(self) -> int:
-        return self.wide + -(-self.wide // self.some)
-
-    @property
-    def made_pitch(self) -> int:
-        return self.columns // self.some * (self.some + 1)
-
-    def room(self, parts: int, made: int) -> int:
-        """Bytes of shared memory, given those of all that lies in a column and of a result."""
-        return 64 + self.rows * (self.pitch * parts + self.made_pitch * made)
-
-
 class _Generator:
     def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
@@ -571,7 +486,8 @@ class _Generator:
         self.width = self.times = 1  # elements side by side, and how many times over
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.sliding = 0  # results of windows that a thread makes, one behind the other
-        self.pane: _Pane | _Box | None = None
+        self.pane: Pane | None = None
+        self.down_axis = -1  # along which the rows of a pane lie
         self.either: dict[int, Any] = {}  # see `_find_either`
         self.gone: set[int] = set()
         self.slots = _Slots()
@@ -757,8 +673,8 @@ class _Generator:
 
     def _panes(self, kept: list[int], over: list[int]) -> list[tuple[int, int]] | None:
         """The axes along which windows slide and reach, where one of them, the last, is that along
-        which elements lie one behind the other, and nothing else is reduced: panes of what is
-        reduced go to shared memory."""
+        which elements lie one behind the other, and that before it that down which columns lie, if
+        there are any: what is reduced goes to shared memory."""
         layouts, shape = self._may_slide(), self.kernel.shape
         over = [r for r in over if shape[r] > 1]
         if layouts is None or not over or self.points < LEAST_IN_PANES:
@@ -778,97 +694,47 @@ class _Generator:
         # what lies in a column is put together first: of the longest windows
         slow = sorted([p for p in pairs if p not in fast], key=lambda p: (shape[p[1]], p[0]))
         pairs = [*slow, *fast]
-        if slow:
-            self.pane = self._box(kept, pairs[-2:], [*rest, *[r for _, r in pairs[:-2]]])
-        if self.pane is None and not rest and len(pairs) <= 2:
-            self.pane = self._pane(kept, pairs)
+        self._choose_pane(kept, pairs, rest)
         self.sliding = 0 if self.pane is None else self.pane.some
         return None if self.pane is None else pairs
 
-    def _box(self, kept: list[int], pairs: list[tuple[int, int]], rest: list[int]) -> _Box | None:
-        """How large boxes are, and what each thread makes of them: what costs least."""
-        shape = self.kernel.shape
-        (rows, q), (a, r) = pairs
-        down, window, deep = shape[q], shape[r], math.prod(shape[k] for k in rest)
-        parts = sum(
-            8 * len(MOMENT) if self._apart_in_columns(j) else _part_size(*kind)
-            for j, kind in enumerate(self.kinds)
-        )
-        made = sum(_held_size(g) for _, _, gives in self.kinds for g in gives)
-        moments = any(op == "moment" for op, _, _ in self.kinds)
-        # counts are the same of all, and one value is what all moments deviate from
-        words = sum(_part_size(*kind) // (8 if kind[0] == "moment" else 4) for kind in self.kinds)
-        reads = 8 + sum(_cost(n) for n in self.tree.nodes)  # what a point takes
-        joins = words * (3 if moments else 1)
-        best: tuple[float, _Box] | None = None
-
-        def fits(many: int, reach: int) -> bool:
-            """Whether a thread may make so many results one behind the other."""
-            if reach <= MOST_AT_ONCE:
-                return (many + reach - 1) * words <= BOX_WORDS
-            most = reach if moments else reach + 1
-            power = many & (many - 1) == 0
-            return power and many <= most and 2 * (many - 1) * words <= SLIDING_WORDS
-
-        def effort(many: int, reach: int, takes: float, adds: float) -> float:
-            """Of each result: what is taken in, and put together."""
-            twice = reach > MOST_AT_ONCE
-            return takes * (many + reach - 1) / many + adds * (3 if twice else reach - 1)
-
-        for tall in TALL[moments]:
-            for some in SIDE[moments]:
-                for wide in (256, 128, 64, 32):
-                    box = _Box(tall, some, wide, window, down, rows)
-                    if box.columns <= 0 or not (fits(tall, down) and fits(some, window)):
-                        continue
-                    tiles = -(-shape[a] // box.columns) * -(-shape[rows] // box.rows)
-                    tiles *= self.points // (shape[a] * shape[rows])
-                    few = self._too_few(tiles) and (tall > 4 or bool(rest))
-                    if few or box.room(parts, made) > MOST_SHARED:
-                        continue
-                    first = effort(tall, down, reads * deep, joins) + 2 * joins
-                    then = effort(some, window, 2 * joins, joins) + 8
-                    cost = tiles * box.rows * (box.wide * first + box.columns * then)
-                    if best is None or cost < best[0]:
-                        best = cost, box
-        return best and best[1]
-
-    def _pane(self, kept: list[int], pairs: list[tuple[int, int]]) -> _Pane | None:
-        """How large panes are, and what each thread makes of them: what costs least."""
-        shape = self.kernel.shape
-        (a, r), down = pairs[-1], shape[pairs[0][1]] if len(pairs) > 1 else 1
-        window, others = shape[r], [k for k in kept if k != a and shape[k] > 1]
-        rows = pairs[0][0] if len(pairs) > 1 else others[-1] if others else -1
+    def _choose_pane(self, kept: list[int], pairs: list[tuple[int, int]], rest: list[int]) -> None:
+        """A box where windows slide down columns, too, if there is room, or a pane where there is
+        nothing else."""
+        shape, (a, r) = self.kernel.shape, pairs[-1]
+        if len(pairs) > 1:
+            rows, down = pairs[-2][0], shape[pairs[-2][1]]
+        else:
+            others = [k for k in kept if k != a and shape[k] > 1]
+            rows, down = others[-1] if others else -1, 1
         high = shape[rows] if rows >= 0 else 1
-        values = sum({root: _held_size(short) for root, (_, short, _) in
-                      zip(self.tree.roots, self.kinds, strict=True)}.values())  # fmt: skip
-        made = sum(_held_size(g) for _, _, gives in self.kinds for g in gives)
-        # all of a thread's results share something, or nothing at all; moments need a first value
-        most = window if any(op == "moment" for op, _, _ in self.kinds) else window + 1
-        best: tuple[float, _Pane] | None = None
-        for some in (16, 8, 4, 2):
-            for across in (256, 128, 64, 32, 16, 8):
-                pane = _Pane(some, across, THREADS // across, window, down, rows)
-                tiles = -(-shape[a] // pane.columns) * -(-high // pane.rows)
-                tiles *= self.points // (shape[a] * high)
-                few = self._too_few(tiles) and some > 2
-                if some > most or few or pane.room(values, made) > MOST_SHARED:
-                    continue
-                # what is read and computed once takes several times as long as what is taken again
-                cost = tiles * pane.wide * pane.high * 8
-                cost += tiles * pane.columns * pane.rows * (some + window - 1) // some * down
-                if best is None or cost < best[0]:
-                    best = cost, pane
-        return best and best[1]
-
-    def _too_few(self, tiles: int) -> bool:
-        """Whether processors would have nothing to do."""
-        return tiles < self.processors
+        windows = panes.Windows(
+            along=shape[a], rows=high, planes=self.points // (shape[a] * high), window=shape[r],
+            down=down, deep=math.prod(shape[k] for k in (*rest, *[r for _, r in pairs[:-2]])),
+            made=sum(_held_size(g) for _, _, gives in self.kinds for g in gives),
+            moments=any(op == "moment" for op, _, _ in self.kinds),
+        )  # fmt: skip
+        if len(pairs) > 1:
+            held = words = 0
+            for j, kind in enumerate(self.kinds):
+                if own := len(self._members(j)):
+                    held += 8 * own
+                    words += 2 * (own - own // len(MOMENT))  # all deviate from the same
+                else:
+                    held += _part_size(*kind)
+                    words += _part_size(*kind) // 4
+            reads = 8 + sum(_cost(n) for n in self.tree.nodes)
+            self.pane = panes.box(windows, held, words, reads, self.processors)
+        if self.pane is None and not rest and len(pairs) <= 2:
+            values = {root: _held_size(short) for root, (_, short, _) in
+                      zip(self.tree.roots, self.kinds, strict=True)}  # fmt: skip
+            self.pane = panes.pane(windows, sum(values.values()), self.processors)
+        self.down_axis = rows
 
     def _lie_in_panes(self, pairs: list[tuple[int, int]]) -> None:
         """Put the axes that panes lie along last."""
         assert self.pane is not None
-        (a, r), rows, layouts = pairs[-1], self.pane.down_axis, list(self.layouts)
+        (a, r), rows, layouts = pairs[-1], self.down_axis, list(self.layouts)
 
         def axis(k: int) -> Axis:
             if k < 0:
@@ -876,17 +742,17 @@ class _Generator:
             return Axis(self.kernel.shape[k], tuple(s[k] for s in layouts))
 
         self.width, self.times, self.at_once = 1, 4, 1
-        self.within_panes = self._core_of_panes(pairs)
+        within = self._core_of_panes(pairs)
         others = [k for k in self.groups["k"] if k not in (a, rows)]
+        places = {k: n for n, k in enumerate([*others, rows, a])}
         every = [axis(k) for k in others]
-        if not any(k in self.within_panes for k in others):
+        if not any(k in within for k in others):
             every = collapsed(every)
-        # where what each axis asks of the core is found among the coordinates
-        self.asked = {rows: len(every), a: len(every) + 1}
-        self.asked |= {k: others.index(k) for k in self.within_panes if k in others}
+            places = {rows: len(every), a: len(every) + 1}
+        self.within_panes = {places[k]: bounds for k, bounds in within.items()}
         self.axes["k"] = [*every, axis(rows), axis(a)]
         self.axes["r"] = [axis(r)]
-        if isinstance(self.pane, _Box):
+        if isinstance(self.pane, Box):
             gone = {r for _, r in pairs[-2:]}
             self.axes["r"] = collapsed(axis(k) for k in self.groups["r"] if k not in gone)
 
@@ -901,7 +767,7 @@ class _Generator:
         box, roots = interior(self.evaluated, tuple(shape)) or (None, self.evaluated)
         box = box or tuple([(0, n) for n in shape])
         core = _Tree(roots, "c")
-        rows, along = self.pane.down_axis, pairs[-1][0]
+        rows, along = self.down_axis, pairs[-1][0]
         reaches = {a: self.kernel.shape[r] for a, r in pairs}
         cut = [k for k, n in enumerate(shape) if k not in (rows, along) and box[k] != (0, n)]
         leaves = {k: self._leaf_strides(core, k, ()) for k in (*core.inputs, *core.indices)}
@@ -2781,9 +2647,6 @@ class _Generator:
             return [f"Part{j} (&part{j})[{width}] = {name}{j}{which};"
                     for j in range(len(self.kinds))]  # fmt: skip
 
-        def unrolled(head: str, lines: list[str]) -> list[str]:
-            return ["#pragma unroll", f"for ({head}) {{", *lines, "}"]
-
         reach = f"({c}){self.slot(name, window)}"
         shared = [
             f"for ({c} r = {some - 1}; r < {reach}; r += {self.times}u) {{",
@@ -2798,8 +2661,8 @@ class _Generator:
         ahead, closed = f"int u = 0; u < {some - 1}; ++u", "const bool opens = false;"
         head = [
             *room(some - 1),
-            *(unrolled(ahead, [f"const {c} s = u;", *loads]) if loads else []),
-            *unrolled(
+            *(_unrolled(ahead, [f"const {c} s = u;", *loads]) if loads else []),
+            *_unrolled(
                 f"int u = {some - 2}; u >= 0; --u",
                 [f"const {c} s = u;", closed, *into("head", "[u]"),
                  *every("part#[e].clear();", "part#[e].begin(shared#[e]);"), *takes,
@@ -2808,8 +2671,8 @@ class _Generator:
         ]  # fmt: skip
         tail = [
             *room(some - 1),
-            *(unrolled(ahead, [f"const {c} s = {reach} + u;", *loads]) if loads else []),
-            *unrolled(
+            *(_unrolled(ahead, [f"const {c} s = {reach} + u;", *loads]) if loads else []),
+            *_unrolled(
                 f"int t = 0; t < {some}; ++t",
                 ["if (t) {", "const int u = t - 1;", f"const {c} s = {reach} + u;", closed,
                  *into("tail"), *takes, "}", *parts("part"), *every("part#[e] = shared#[e];"),
@@ -2825,66 +2688,135 @@ class _Generator:
         ]  # fmt: skip
 
     def _paned(self) -> list[str]:
-        """A block reads a pane, computes what is reduced of each of its points once, and leaves
-        that in shared memory. Of that each thread makes some results, which it leaves there, too,
-        so that they are written one beside the other."""
-        pane, c, tree, some = self.pane, self.count, self.tree, self.sliding
-        assert isinstance(pane, _Pane)
+        """A block makes a pane of results at a time, and leaves them in shared memory, so that they
+        are written one beside the other."""
+        pane, c, axes = self.pane, self.count, self.axes["k"]
+        assert pane is not None
         self.held = 1
-        axes = self.axes["k"]
-        fast, slow = len(axes) - 1, len(axes) - 2
         lengths = [x.length for x in axes]
-        lengths[slow] = -(-lengths[slow] // pane.rows)
-        lengths[fast] = -(-lengths[fast] // pane.columns)
-        panes = math.prod(lengths)
-        self.blocks = max(1, min(panes, self.processors * WAVES))
+        lengths[-2] = -(-lengths[-2] // pane.rows)
+        lengths[-1] = -(-lengths[-1] // pane.columns)
+        many = math.prod(lengths)
+        self.blocks = max(1, min(many, self.processors * WAVES))
         coords, names = self._coordinates("k", lengths, "w", "t", name="pane")
-        site = _Site({("k", x): name for x, name in enumerate(names)} | {("r", 0): "0"})
-        site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
-
-        declared: list[str] = []
-        takes: list[str] = []  # what takes in a value, of each reduction
-        known: dict[int, str] = {}
-        room = 0
-
-        def array(name: str, short: str, many: int) -> None:
-            nonlocal room
-            room = -(-room // 16) * 16
-            kind = TYPES[short]
+        threads, arrays, made = self._boxed(names) if isinstance(pane, Box) else self._filled(names)
+        for j, (_, _, gives) in enumerate(self.kinds):
+            size = pane.rows * pane.made_pitch
+            arrays += [
+                (f"made{j}_{r}", TYPES[g], size * _held_size(g)) for r, g in enumerate(gives)
+            ]
+        declared, room = [], 0
+        for name, kind, nbytes in arrays:
             begin = self.slot(("room", name), room)
             declared.append(f"{kind}* const {name} = ({kind}*)(room + {begin});")
-            room += many * _held_size(short)
+            room += -(-nbytes // 16) * 16
+        rows, columns = (
+            f"({self.int}){self.slot(('pane', n), n_)}"
+            for n, n_ in (("rows", pane.rows), ("columns", pane.columns))
+        )
+        write = f"(unsigned){self.slot('results', pane.rows * pane.columns)}"
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} panes = {self.number('panes', many)};",
+            "if (blockIdx.x >= blocks) return;",
+            f"__shared__ Vec<float, 4> whole[{-(-room // 4096) * 256}];",
+            "unsigned char* const room = (unsigned char*)whole;",
+            *declared,
+            threads,
+            *self._pointers(),
+            f"for ({c} w = blockIdx.x; w < panes; w += blocks) {{",
+            *coords,
+            f"const {self.int} above = {names[-2]} * {rows};",
+            f"const {self.int} first = {names[-1]} * {columns};",
+            "{",
+            *made,
+            "}",
+            "__syncthreads();",
+            f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
+            *self._split("p", pane.columns, "results"),
+            f"const int at = row * {self._made_pitch()} + column + column / {pane.some};",
+            f"if ({self._inside_pane('row', points=False)}) {{",
+            *self._finished(self._in_pane(names, "row"), ""),
+            "}",
+            "}",
+            "}",
+        ]  # fmt: skip
 
-        for j, (root, (op, short, gives)) in enumerate(zip(tree.roots, self.kinds, strict=True)):
+    def _in_pane(self, names: Sequence[str], row: str) -> _Site:
+        """Where a point or a result of a pane is, by its row and column."""
+        coords = {("k", x): name for x, name in enumerate(names)}
+        coords["k", len(names) - 2] = f"(above + {row})"
+        coords["k", len(names) - 1] = "(first + column)"
+        return _Site(coords | {("r", x): "0" for x in range(len(self.axes["r"]))})
+
+    def _inside_pane(self, row: str, points: bool) -> str:
+        """Whether there is such a result, or such a point."""
+        assert self.pane is not None
+        more = (self.pane.down - 1, self.pane.window - 1) if points else (0, 0)
+        rows, columns = (
+            f"({self.int}){self.slot(('end', n, points), axis.length + extra)}"
+            for n, (axis, extra) in enumerate(zip(self.axes["k"][-2:], more, strict=True))
+        )
+        return f"above + {row} < {rows} && first + column < {columns}"
+
+    def _split(self, number: str, wide: int, what: str) -> list[str]:
+        """The row and the column of one of many."""
+        wide_, magic = self.slot((what, "wide"), wide), self.slot((what, "magic"), _magic(wide))
+        return [
+            f"const int row = (int)divide((unsigned){number}, {magic});",
+            f"const int column = (int){number} - row * (int){wide_};",
+        ]
+
+    def _pitch(self) -> str:
+        assert self.pane is not None
+        return f"(int){self.slot('pitch', self.pane.pitch)}"
+
+    def _made_pitch(self) -> str:
+        assert self.pane is not None
+        return f"(int){self.slot('made pitch', self.pane.made_pitch)}"
+
+    def _central(self, names: Sequence[str], core: list[str], anywhere: list[str]) -> list[str]:
+        """What is done where all points of a pane lie in the core, and elsewhere."""
+        places = [*names[:-2], "above", "first"]
+        bounds = []
+        for n, (low, high, size) in self.within_panes.items():
+            low_, high_ = (
+                f"({self.int}){self.slot(('core', n, end), value)}"
+                for end, value in enumerate((low, high - size))
+            )
+            bounds.append(f"{places[n]} >= {low_} && {places[n]} <= {high_}")
+        return [f"if ({' && '.join(bounds)}) {{", *core, "} else {", *anywhere, "}"]
+
+    def _results_left(self) -> list[str]:
+        """Leave results in shared memory, the one before number `t` of which is `own`."""
+        return [
+            f"made{j}_{r}[own + t] = {value};"
+            for j, (op, short, gives) in enumerate(self.kinds)
+            for r, value in enumerate(results(op, short, gives, f"part{j}[0]"))
+        ]
+
+    def _filled(self, names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]], list[str]]:
+        """Compute what is reduced of each point of a pane once, and leave that in shared memory, of
+        which each thread makes some results. What threads are called, arrays in shared memory
+        (name, type, bytes), and what is done."""
+        pane, c, tree, some = self.pane, self.count, self.tree, self.sliding
+        assert pane is not None
+        site = self._in_pane(names, "row")
+        arrays: list[tuple[str, str, int]] = []
+        takes: list[str] = []  # what takes in a value, of each reduction
+        known: dict[int, str] = {}
+        for j, (root, (op, short, _)) in enumerate(zip(tree.roots, self.kinds, strict=True)):
             if root not in known:
                 known[root] = f"points{j}"
-                array(known[root], short, pane.high * pane.pitch)
+                nbytes = pane.high * pane.pitch * _held_size(short)
+                arrays.append((known[root], TYPES[short], nbytes))
             takes.append(f"const {TYPES[short]} g{j}[1] = {{{known[root]}[at]}};")
             takes.append(f"part{j}[0].take(g{j}{', opens' if op == 'moment' else ''});")
-            for r, g in enumerate(gives):
-                array(f"made{j}_{r}", g, pane.rows * pane.made_pitch)
-
-        def split(number: str, of: int, what: str, pitch: int, to: str) -> list[str]:
-            """The row and the column of a point, and where it lies in shared memory."""
-            wide, magic = self.slot((what, "wide"), of), self.slot((what, "magic"), _magic(of))
-            pitch_ = f"(int){self.slot((what, 'pitch'), pitch)}"
-            return [
-                f"const int row = (int)divide((unsigned){number}, {magic});",
-                f"const int column = (int){number} - row * (int){wide};",
-                f"const int {to} = row * {pitch_} + column + column / {some};",
-            ]
-
-        def inside(more: bool) -> str:
-            """Whether a point is one of those that are reduced, or a result."""
-            down, along = (pane.down - 1, pane.window - 1) if more else (0, 0)
-            rows, columns = (
-                f"({self.int}){self.slot(('end', a, more), axes[a].length + n)}"
-                for a, n in ((slow, down), (fast, along))
-            )
-            return f"above + row < {rows} && first + column < {columns}"
-
-        many = f"(unsigned){self.slot('points', pane.high * pane.wide)}"
-        found = split("p", pane.wide, "points", pane.pitch, "to")
+        pitch, many = self._pitch(), f"(unsigned){self.slot('points', pane.high * pane.wide)}"
+        found = [
+            *self._split("p", pane.wide, "points"),
+            f"const int to = row * {pitch} + column + column / {some};",
+        ]
 
         def filled(tree: _Tree, check: str) -> list[str]:
             """Compute what is reduced of each point of a pane, if it is one."""
@@ -2904,11 +2836,9 @@ class _Generator:
                 "}",
             ]
 
-        fill = filled(tree, inside(True))
+        fill = filled(tree, self._inside_pane("row", points=True))
         if self.core is not None:
-            central = self._central(names, "above", "first")
-            fill = [f"if ({central}) {{", *filled(self.core, ""), "} else {", *fill, "}"]
-        pitch = f"(int){self.slot(('points', 'pitch'), pane.pitch)}"
+            fill = self._central(names, filled(self.core, ""), fill)
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
         if pane.down > 1:
             down, unrolled = f"(int){self.slot('down', pane.down)}", []
@@ -2917,269 +2847,145 @@ class _Generator:
             step = [*unrolled, f"for (int q = 0; q < {down}; ++q) {{",
                     f"const int at = mine + q * {pitch} + (int)(s + s / {some}u);",
                     *takes, "}"]  # fmt: skip
-        leave = [
-            f"made{j}_{r}[own + t] = {value};"
-            for j, (op, short, gives) in enumerate(self.kinds)
-            for r, value in enumerate(results(op, short, gives, f"part{j}[0]"))
-        ]
-        made_pitch = f"(int){self.slot(('results', 'pitch'), pane.made_pitch)}"
-        write = f"(unsigned){self.slot('results', pane.rows * pane.columns)}"
-        rows, columns = (
-            f"({self.int}){self.slot(('pane', n), n_)}"
-            for n, n_ in (("rows", pane.rows), ("columns", pane.columns))
-        )
-        body = [
-            *coords,
-            f"const {self.int} above = {names[slow]} * {rows};",
-            f"const {self.int} first = {names[fast]} * {columns};",
+        across = f"(unsigned){self.slot('across', pane.columns // some)}"
+        threads = f"const int x = threadIdx.x % {across}, y = threadIdx.x / {across};"
+        return threads, arrays, [
             *fill,
             "__syncthreads();",
             f"const int mine = y * {pitch} + x * {some + 1};",
-            f"const int own = y * {made_pitch} + x * {some + 1};",
-            *self._shared(pane.window, [], step, leave),
-            "__syncthreads();",
-            f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
-            *split("p", pane.columns, "results", pane.made_pitch, "at"),
-            f"if ({inside(False)}) {{",
-            *self._finished(site, ""),
-            "}",
-            "}",
-        ]
-        across = f"(unsigned){self.slot('across', pane.across)}"
-        return [
-            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {c} panes = {self.number('panes', panes)};",
-            "if (blockIdx.x >= blocks) return;",
-            f"__shared__ Vec<float, 4> whole[{-(-room // 4096) * 256}];",
-            "unsigned char* const room = (unsigned char*)whole;",
-            *declared,
-            f"const int x = threadIdx.x % {across}, y = threadIdx.x / {across};",
-            *self._pointers(),
-            f"for ({c} w = blockIdx.x; w < panes; w += blocks) {{",
-            *body,
-            "}",
-        ]
-
-    def _central(self, names: Sequence[str], above: str, first: str) -> str:
-        """Whether all points of a pane lie in the core."""
-        places = [*names[:-2], above, first]
-        bounds = []
-        for a, (low, high, size) in self.within_panes.items():
-            place = places[self.asked[a]]
-            low_, high_ = (
-                f"({self.int}){self.slot(('core', a, n), value)}"
-                for n, value in enumerate((low, high - size))
-            )
-            bounds.append(f"{place} >= {low_} && {place} <= {high_}")
-        return " && ".join(bounds)
-
-    def _boxed(self) -> list[str]:
-        """Each thread puts together what lies in a column, of results one below the other, and
-        leaves that in shared memory; then of that what lies along a row, which it leaves there,
-        too, so that results are written one beside the other."""
-        box, c, tree = self.pane, self.count, self.tree
-        assert isinstance(box, _Box)
-        self.held = 1
-        axes = self.axes["k"]
-        fast, slow = len(axes) - 1, len(axes) - 2
-        lengths = [x.length for x in axes]
-        lengths[slow] = -(-lengths[slow] // box.rows)
-        lengths[fast] = -(-lengths[fast] // box.columns)
-        boxes = math.prod(lengths)
-        self.blocks = max(1, min(boxes, self.processors * WAVES))
-        coords, names = self._coordinates("k", lengths, "w", "t", name="pane")
-        declared, room = [], 0
-        for j, (op, short, gives) in enumerate(self.kinds):
-            kinds = [(f"columns{j}", f"Part{j}", box.pitch, _part_size(op, short, gives))]
-            if self._apart_in_columns(j):
-                kinds = [(f"columns{j}{x}", "double", box.pitch, 8) for x in MOMENT]
-            for r, g in enumerate(gives):
-                kinds.append((f"made{j}_{r}", TYPES[g], box.made_pitch, _held_size(g)))
-            for name, kind, wide, size in kinds:
-                room = -(-room // 16) * 16
-                begin = self.slot(("room", name), room)
-                declared.append(f"{kind}* const {name} = ({kind}*)(room + {begin});")
-                room += box.rows * wide * size
-        pitch = f"(int){self.slot('pitch', box.pitch)}"
-        made_pitch = f"(int){self.slot('made pitch', box.made_pitch)}"
-        fill = self._columns(tree, names, pitch, inside=True)
-        if self.core is not None:
-            central = self._central(names, "above", "first")
-            own = self._columns(self.core, names, pitch, inside=False)
-            fill = [f"if ({central}) {{", *own, "} else {", *fill, "}"]
-        write = f"(unsigned){self.slot('results', box.rows * box.columns)}"
-        rows, columns = (
-            f"({self.int}){self.slot(('pane', n), n_)}"
-            for n, n_ in (("rows", box.rows), ("columns", box.columns))
-        )
-        site = _Site({("k", x): name for x, name in enumerate(names)})
-        site.coords["k", slow], site.coords["k", fast] = "(above + row)", "(first + column)"
-        each, magic = self.slot("wide", box.columns), self.slot("magic", _magic(box.columns))
-        ends = [f"({self.int}){self.slot(('end', a), axes[a].length)}" for a in (slow, fast)]
-        across = f"(unsigned){self.slot('across', box.wide)}"
-        return [
-            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {c} boxes = {self.number('boxes', boxes)};",
-            "if (blockIdx.x >= blocks) return;",
-            f"__shared__ Vec<float, 4> whole[{-(-room // 4096) * 256}];",
-            "unsigned char* const room = (unsigned char*)whole;",
-            *declared,
-            f"const int column = threadIdx.x % {across}, up = threadIdx.x / {across} * {box.tall};",
-            *self._pointers(),
-            f"for ({c} w = blockIdx.x; w < boxes; w += blocks) {{",
-            *coords,
-            f"const {self.int} above = {names[slow]} * {rows};",
-            f"const {self.int} first = {names[fast]} * {columns};",
-            "{",
-            *fill,
-            "}",
-            "__syncthreads();",
-            *self._along_rows(pitch, made_pitch),
-            "__syncthreads();",
-            f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
-            f"const int row = (int)divide((unsigned)p, {magic});",
-            f"const int column = (int)p - row * (int){each};",
-            f"const int at = row * {made_pitch} + column + column / {box.some};",
-            f"if (above + row < {ends[0]} && first + column < {ends[1]}) {{",
-            *self._finished(site, ""),
-            "}",
-            "}",
-            "}",
+            f"const int own = y * {self._made_pitch()} + x * {some + 1};",
+            *self._shared(pane.window, [], step, self._results_left()),
         ]  # fmt: skip
 
-    def _columns(self, tree: _Tree, names: Sequence[str], pitch: str, inside: bool) -> list[str]:
+    def _boxed(self, names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]], list[str]]:
+        """Each thread puts together what lies in its column, of results one below the other, and
+        leaves that in shared memory; then of that what lies along a row. As `_filled`."""
+        box = self.pane
+        assert isinstance(box, Box)
+        size, arrays = box.rows * box.pitch, []
+        for j, kind in enumerate(self.kinds):
+            own = [(_array(j, x), "double", size * 8) for x in self._members(j)]
+            arrays += own or [(f"columns{j}", f"Part{j}", size * _part_size(*kind))]
+        fill = self._columns(self.tree, names, inside=True)
+        if self.core is not None:
+            fill = self._central(names, self._columns(self.core, names, inside=False), fill)
+        across = f"(unsigned){self.slot('across', box.wide)}"
+        threads = (
+            f"const int column = threadIdx.x % {across}, up = threadIdx.x / {across} * {box.tall};"
+        )
+        return threads, arrays, [*fill, "__syncthreads();", *self._along_rows()]
+
+    def _members(self, j: int) -> list[str]:
+        """What a moment consists of but for its count, which is known. Each lies in an array of its
+        own: threads read from different banks then."""
+        op, short, _ = self.kinds[j]
+        if op != "moment":
+            return []
+        return (
+            [f"{x}.{m}" for x in ("real", "imag") for m in MOMENT] if short[0] == "c" else [*MOMENT]
+        )
+
+    def _columns(self, tree: _Tree, names: Sequence[str], inside: bool) -> list[str]:
         """What lies in a thread's column of a box. Whether there are such points is asked of each
         if need be (`inside`)."""
-        box, c, axes, others = self.pane, self.count, self.axes["k"], self.axes["r"]
-        assert isinstance(box, _Box)
-        fast, slow = len(axes) - 1, len(axes) - 2
+        box, c, others = self.pane, self.count, self.axes["r"]
+        assert isinstance(box, Box)
         direct = box.down <= MOST_AT_ONCE
-        step = "up + u" if direct else "up + (int)s"
-        site = _Site({("k", x): name for x, name in enumerate(names)})
-        site.coords["k", slow], site.coords["k", fast] = f"(above + {step})", "(first + column)"
-        across, inner = self._coordinates("r", [x.length for x in others], "q", "r")
-        for x, name in enumerate(inner):
-            site.coords["r", x] = name
-        deep = math.prod(x.length for x in others)
-        many = self.number("deep", deep) if deep > 1 else ""
-        over = [f"for ({c} q = 0; q < {many}; ++q) {{", *across] if many else []
-        if others and not many:
-            over = [f"{{ const {c} q = 0;", *across]
-        end = ["}"] if over else []
-        rows, columns = (
-            f"({self.int}){self.slot(('end of points', a), axes[a].length + n - 1)}"
-            for a, n in ((slow, box.down), (fast, box.window))
-        )
-        check = f"first + column < {columns} && above + {step} < {rows}" if inside else ""
+        row = "up + u" if direct else "up + (int)s"
+        site = self._in_pane(names, row)
+        check = self._inside_pane(row, points=True) if inside else ""
 
         def asked(lines: list[str]) -> list[str]:
             return [f"if ({check}) {{", *lines, "}"] if check and lines else lines
 
-        loads = asked(self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[u]"))
-        takes = asked(self._taken(tree, site, "u"))
-        place = f"(up + t) * {pitch} + column + column / {box.some}"
+        across, inner = self._coordinates("r", [x.length for x in others], "q", "r")
+        site.coords |= {("r", x): name for x, name in enumerate(inner)}
+        over, end = [], []
+        if others:  # all that lies across belongs to a step
+            many = self.number("deep", math.prod(x.length for x in others))
+            over, end = [f"for ({c} q = 0; q < {many}; ++q) {{", *across], ["}"]
+        place = f"(up + t) * {self._pitch()} + column + column / {box.some}"
         leave = []
         for j in range(len(self.kinds)):
-            if self._apart_in_columns(j):
-                leave += [f"columns{j}{x}[{place}] = part{j}[0].{x};" for x in MOMENT]
-            else:
-                leave.append(f"columns{j}[{place}] = part{j}[0];")
+            own = [f"{_array(j, x)}[{place}] = part{j}[0].{x};" for x in self._members(j)]
+            leave += own or [f"columns{j}[{place}] = part{j}[0];"]
         if not direct:
-            if over:  # all that lies across belongs to a step
+            loads, takes = [], []
+            if others:
                 point = asked(self._point(tree, site, self._taken(tree, site, "0")))
-                return self._shared(
-                    box.down, [], [*over, *point, *end], leave, box.tall, tree, "down"
-                )
-            loads = self._scoped(loads)
+                takes = [*over, *point, *end]
+            else:
+                x = f"{self._register(tree)}#[u]"
+                loads = self._scoped(asked(self._loads(tree, self._inner(tree), site, x)))
+                takes = asked(self._taken(tree, site, "u"))
             return self._shared(box.down, loads, takes, leave, box.tall, tree, "down")
-        times, self.times = self.times, box.tall + box.down - 1
-        lines = [f"Part{j} steps{j}[{self.times}][1];" for j in range(len(self.kinds))]
-        clear = [f"steps{j}[u][0].clear();" for j in range(len(self.kinds))]
-        if over:
-            lines += _unrolled(self.times, clear)
-        parts = [f"Part{j} (&part{j})[1] = steps{j}[u];" for j in range(len(self.kinds))]
-        opens = ["const bool opens = true;"] if any(k[0] == "moment" for k in self.kinds) else []
-        body = [
-            *self._declared(tree, self.times),
-            *_unrolled(self.times, self._scoped(loads)),
-            *_unrolled(self.times, [*([] if over else clear), *opens, *parts, *takes]),
-        ]  # fmt: skip
-        lines += [*over, *body, *end, *self._joined(box.tall, box.down, leave)]
-        self.times = times
-        return lines
+        many_steps = box.tall + box.down - 1
+        each = f"int u = 0; u < {many_steps}; ++u"
+        loads = asked(self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[u]"))
+        into = [f"Part{j} (&part{j})[1] = steps{j}[u];" for j in range(len(self.kinds))]
+        opens = ["const bool opens = true;"] if self._has_moments() else []
+        return [
+            *[f"Part{j} steps{j}[{many_steps}][1];" for j in range(len(self.kinds))],
+            *_unrolled(each, [f"steps{j}[u][0].clear();" for j in range(len(self.kinds))]),
+            *over,
+            *self._declared(tree, many_steps),
+            *(_unrolled(each, self._scoped(loads)) if loads else []),
+            *_unrolled(each, [*opens, *into, *asked(self._taken(tree, site, "u"))]),
+            *end,
+            *self._joined(box.tall, box.down, leave),
+        ]
+
+    def _has_moments(self) -> bool:
+        return any(op == "moment" for op, _, _ in self.kinds)
 
     def _joined(self, many: int, reach: int, leave: list[str]) -> list[str]:
         """Put together so many windows of steps that a thread has at hand."""
-        moments = [op == "moment" for op, _, _ in self.kinds]
-        return [
-            *[f"to_one_base(steps{j});" for j, moment in enumerate(moments) if moment],
-            "#pragma unroll",
-            f"for (int t = 0; t < {many}; ++t) {{",
-            *[f"Part{j} part{j}[1] = {{steps{j}[t][0]}};" for j in range(len(moments))],
-            "#pragma unroll",
-            f"for (int u = 1; u < {reach}; ++u) {{",
-            *[f"part{j}[0].{'add' if moment else 'merge'}(steps{j}[t + u][0]);"
-              for j, moment in enumerate(moments)],
-            "}",
-            *leave,
-            "}",
-        ]  # fmt: skip
+        own, bases, joins = [], [], []
+        for j, (op, _, _) in enumerate(self.kinds):
+            own.append(f"Part{j} part{j}[1] = {{steps{j}[t][0]}};")
+            bases += [f"to_one_base(steps{j});"] if op == "moment" else []
+            join = "add" if op == "moment" else "merge"
+            joins.append(f"part{j}[0].{join}(steps{j}[t + u][0]);")
+        joined = _unrolled(f"int u = 1; u < {reach}; ++u", joins)
+        return [*bases, *_unrolled(f"int t = 0; t < {many}; ++t", [*own, *joined, *leave])]
 
-    def _along_rows(self, pitch: str, made_pitch: str) -> list[str]:
+    def _along_rows(self) -> list[str]:
         """Put together along rows what lies in columns."""
         box, c = self.pane, self.count
-        assert isinstance(box, _Box)
+        assert isinstance(box, Box)
         some, each = box.some, box.columns // box.some
-        kinds = [op == "moment" for op, _, _ in self.kinds]
-        units = f"(unsigned){self.slot('units', box.rows * each)}"
-        magic, size = self.slot("units magic", _magic(each)), self.slot("units wide", each)
-        leave = [
-            f"made{j}_{r}[own + t] = {value};"
-            for j, (op, short, gives) in enumerate(self.kinds)
-            for r, value in enumerate(results(op, short, gives, f"part{j}[0]"))
-        ]
-        head = [
-            f"for ({c} p = threadIdx.x; p < {units}; p += {THREADS}u) {{",
-            f"const int row = (int)divide((unsigned)p, {magic});",
-            f"const int x = (int)p - row * (int){size};",
-            f"const int mine = row * {pitch} + x * {some + 1};",
-            f"const int own = row * {made_pitch} + x * {some + 1};",
-        ]
         points = box.down * math.prod(x.length for x in self.axes["r"])
-        held = f"(unsigned long long){self.slot('points', points)}" if any(kinds) else ""
+        held = f"{self.slot('points', points)}" if self._has_moments() else ""
 
         def read(j: int, to: str, at: str) -> list[str]:
             """What lies in a column."""
-            if self._apart_in_columns(j):
-                return [*[f"{to}.{x} = columns{j}{x}[{at}];" for x in MOMENT], f"{to}.n = {held};"]
-            counted = [f"{to}.of({held});"] if kinds[j] else []
-            return [f"{to} = columns{j}[{at}];", *counted]
+            own = [f"{to}.{x} = {_array(j, x)}[{at}];" for x in self._members(j)]
+            return [*own, f"{to}.of({held});"] if own else [f"{to} = columns{j}[{at}];"]
 
         if box.window > MOST_AT_ONCE:
             takes = [f"const int at = mine + (int)(s + s / {some}u);"]
-            for j, moment in enumerate(kinds):
-                join = f"join(step{j}, opens)" if moment else f"merge(step{j})"
+            for j, (op, _, _) in enumerate(self.kinds):
+                join = f"join(step{j}, opens)" if op == "moment" else f"merge(step{j})"
                 takes += [f"Part{j} step{j};", *read(j, f"step{j}", "at"), f"part{j}[0].{join};"]
-            return [*head, *self._shared(box.window, [], takes, leave), "}"]
-        many = some + box.window - 1
-        steps = [
-            x
-            for j in range(len(kinds))
-            for x in read(j, f"steps{j}[u][0]", f"mine + u + u / {some}")
-        ]
+            rows = self._shared(box.window, [], takes, self._results_left())
+        else:
+            many, steps = some + box.window - 1, []
+            for j in range(len(self.kinds)):
+                steps += read(j, f"steps{j}[u][0]", f"mine + u + u / {some}")
+            rows = [
+                *[f"Part{j} steps{j}[{many}][1];" for j in range(len(self.kinds))],
+                *_unrolled(f"int u = 0; u < {many}; ++u", steps),
+                *self._joined(some, box.window, self._results_left()),
+            ]
+        units = f"(unsigned){self.slot('units', box.rows * each)}"
         return [
-            *head,
-            *[f"Part{j} steps{j}[{many}][1];" for j in range(len(kinds))],
-            *_unrolled(many, steps),
-            *self._joined(some, box.window, leave),
+            f"for ({c} p = threadIdx.x; p < {units}; p += {THREADS}u) {{",
+            *self._split("p", each, "units"),
+            f"const int mine = row * {self._pitch()} + column * {some + 1};",
+            f"const int own = row * {self._made_pitch()} + column * {some + 1};",
+            *rows,
             "}",
         ]
-
-    def _apart_in_columns(self, j: int) -> bool:
-        """Whether the members of a part lie in arrays of their own: threads read from different
-        banks then."""
-        op, short, _ = self.kinds[j]
-        return op == "moment" and short[0] != "c"
 
     # ---- scans
 
@@ -3307,7 +3113,7 @@ class _Generator:
         elif self.scanning:
             body = self._scan()
         elif self.pane is not None:
-            body = self._boxed() if isinstance(self.pane, _Box) else self._paned()
+            body = self._paned()
         elif self.sliding:
             body = self._windows()
         elif self.reducing:
@@ -3392,11 +3198,13 @@ __device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
 }}""".strip("\n")
 
 
-def _unrolled(times: int, lines: list[str]) -> list[str]:
-    """The same for each `u`."""
-    if not lines:
-        return []
-    return ["#pragma unroll", f"for (int u = 0; u < {times}; ++u) {{", *lines, "}"]
+def _array(j: int, member: str) -> str:
+    """What the array is called that has a member of the moments of columns."""
+    return f"columns{j}_{member.replace('.', '_')}"
+
+
+def _unrolled(head: str, lines: list[str]) -> list[str]:
+    return ["#pragma unroll", f"for ({head}) {{", *lines, "}"]
 
 
 def _let(code: str, name: str, text: str) -> str:

@@ -40,6 +40,7 @@ ORDER = [
     "host_code",
     "blocks",
     "cuda_math",
+    "panes",
     "kernel",
     "reading",
     "following",
@@ -99,8 +100,8 @@ ORDER = [
 ]
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc", "base"}
 #: Pure: they decide, and are tested with numbers. No thread, no clock, no device.
-PURE = ["machine", "subgraph", "graph", "expr", "cuda_math", "kernel", "fuse", "siblings", "place"]
-PURE += ["plan", "cut", "state"]
+PURE = ["machine", "subgraph", "graph", "expr", "cuda_math", "panes", "kernel", "fuse", "siblings"]
+PURE += ["place", "plan", "cut", "state"]
 IMPURE_IMPORTS = {"threading", "time", "queue", "concurrent", "multiprocessing", "asyncio", "cupy"}
 
 MODULES = sorted(p.stem for p in PACKAGE.glob("*.py"))

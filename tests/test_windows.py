@@ -16,6 +16,7 @@ from gpuscheduler import Scheduler, blocks, kernel
 from gpuscheduler.expr import Expr, View, constant, index
 from gpuscheduler.fuse import Fused, _has_windows_over_edges
 from gpuscheduler.kernel import generate
+from gpuscheduler.panes import Box
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
 
@@ -85,13 +86,15 @@ def test_which_windows_slide(kernel_, some, width):
         (of("sum", 5, axis=2, across=(1,)), None, 0, 0),
         (of("sum", 9000, shape=(2**24,)), None, 0, 0),  # more than there is room for
         (of("sum", 5, axis=2, shape=(2, 4, 1000)), None, 0, 0),  # few
+        (boxes("sum", {0: 5, 2: 300}), 8, 32, 8),  # longer than boxes are wide
     ],
 )
 def test_which_windows_lie_in_panes(kernel_, some, across, rows):
     pane = found(kernel_).pane
+    assert not isinstance(pane, Box)
     assert (None if pane is None else pane.some) == some
     if pane is not None:
-        assert (pane.across, pane.rows) == (across, rows)
+        assert (pane.columns // some, pane.rows) == (across, rows)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +106,12 @@ def test_which_windows_lie_in_panes(kernel_, some, across, rows):
         (boxes("moment", {1: 15, 2: 15}), 4, 4, 128),
         (boxes("sum", {0: 3, 1: 3, 2: 3}), 12, 8, 128),
         (boxes("sum", {1: 3, 2: 3}, across=(0,)), 12, 8, 128),
-        (boxes("sum", {0: 5, 2: 300}), 0, 0, 0),  # longer than boxes are wide
         (boxes("max", {1: 5, 2: 5}, "c16"), 4, 8, 128),
     ],
 )
 def test_which_windows_are_boxes(kernel_, tall, some, wide):
     box = found(kernel_).pane
-    mine = (box.tall, box.some, box.wide) if isinstance(box, kernel._Box) else (0, 0, 0)
+    mine = (box.tall, box.some, box.wide) if isinstance(box, Box) else (0, 0, 0)
     assert mine == (tall, some, wide)
 
 
@@ -208,7 +210,7 @@ def test_any_windows(host, case, shift, one, tile):
 @pytest.mark.parametrize(
     ("shape", "lengths"),
     [((20_000,), {0: 9}), ((60, 700), {1: 30}), ((200, 300), {0: 3, 1: 5}),
-     ((120, 300), {0: 20, 1: 4})],
+     ((120, 300), {0: 20, 1: 4}), ((200, 900), {0: 4, 1: 260})],
 )  # fmt: skip
 def test_many_panes(host, shape, lengths, ops):
     """Most of which lie where it is known what is chosen."""
@@ -244,3 +246,33 @@ def test_windows_of_random_numbers(host, shape, lengths, dtype, monkeypatch):
     arrays = [aligned(np.random.default_rng(1).random(shape).astype(dtype))]
     want = blocks.evaluate(kernel_, arrays)
     k.same(host.run([kernel_], [arrays], processors=1)[0], want, kernel_)
+
+
+@host_only
+@pytest.mark.parametrize("lengths", [{0: 3, 1: 5}, {0: 9, 1: 12}])
+@pytest.mark.parametrize("dtype", ["f8", "c8"])
+def test_deviations_beside_none(host, lengths, dtype):
+    """What is no number, or infinite, costs its neighbours no digits, far from zero as they are."""
+    rng, shape = np.random.default_rng(3), (100, 300)
+    array = (1e6 + rng.random(shape)).astype(dtype)
+    array.flat[rng.choice(array.size, 60)] = np.nan
+    array.flat[rng.choice(array.size, 60)] = np.inf
+    array[0, :200] = np.nan  # the first ones of all columns
+    x, whole = k.windows(shape, lengths, dtype)
+    kernel_ = k.reduced(x, whole, (2, 3), "moment")
+    assert isinstance(found(kernel_, 1).pane, Box)
+    with np.errstate(invalid="ignore"):
+        got = host.run([kernel_], [[aligned(array.ravel())]], processors=1)[0]
+        windows = np.lib.stride_tricks.sliding_window_view(array, tuple(lengths.values()))
+        wide = windows.astype("f8" if dtype == "f8" else "c16")
+        want = wide.var(axis=(2, 3)) * math.prod(lengths.values())
+    known = np.isfinite(windows).all(axis=(2, 3))
+    assert known.sum() > 1000
+    np.testing.assert_allclose(got[-1].reshape(want.shape)[known], want[known], rtol=1e-6)
+
+
+def test_a_slot_has_one_value():
+    slots = kernel._Slots()
+    assert slots.at("rows", 3) == slots.at("rows", 3) == 0
+    with pytest.raises(AssertionError, match="two values of rows"):
+        slots.at("rows", 4)

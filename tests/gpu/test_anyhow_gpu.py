@@ -6,7 +6,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from gpuscheduler import Scheduler, kernel, reuse
+from gpuscheduler import Scheduler, kernel, panes, reuse
 from gpuscheduler.fuse import Fused
 from tests.test_fuse import smooth
 
@@ -170,6 +170,8 @@ PANES = {
     "along rows": lambda x: windows(x, 11, 2).mean(-1),
     "maxima along rows": lambda x: windows(x, 3, 2).max(-1),
     "deviations along rows": lambda x: windows(x, 8, 2).std(-1),
+}
+BOXES = {
     "boxes": lambda x: windows(x, (4, 3), (1, 2)).mean((-2, -1)),
     "boxes across": lambda x: windows(x, (3, 5), (0, 2)).sum((-2, -1)),
     "departures from boxes": lambda x: (
@@ -210,22 +212,22 @@ def test_medians(program, dtype):
 
 
 @pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
-@pytest.mark.parametrize("program", [*SLIDING, *PANES])
+@pytest.mark.parametrize("program", [*SLIDING, *PANES, *BOXES])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 def test_windows_that_slide(devices, program, chunks, monkeypatch):
     """Several results of each thread, also where there are few, with edges and without."""
     found = []
-    place = "_slides" if program in SLIDING else "_panes"
-    chooses = getattr(kernel._Generator, place)
+    owner, place = (kernel._Generator, "_slides") if program in SLIDING else (panes, "pane")
+    if program in BOXES:
+        place = "box"
+    chooses = getattr(owner, place)
     monkeypatch.setattr(kernel, "LEAST_IN_PANES", 1)
     monkeypatch.setattr(kernel._Generator, "_sliding_room", lambda self: 64)
-    monkeypatch.setattr(kernel._Generator, "_too_few", lambda self, tiles: False)
-    monkeypatch.setattr(
-        kernel._Generator, place, lambda *args: found.append(chooses(*args)) or found[-1]
-    )
+    monkeypatch.setattr(panes, "too_few", lambda tiles, processors: False)
+    monkeypatch.setattr(owner, place, lambda *args: found.append(chooses(*args)) or found[-1])
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")
     x = da.from_array(values, chunks=chunks)
-    check((SLIDING | PANES)[program], x, devices, 2e-5)
+    check((SLIDING | PANES | BOXES)[program], x, devices, 2e-5)
     assert any(found)
 
 

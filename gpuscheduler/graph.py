@@ -57,7 +57,8 @@ Key = Any
 Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
-#: A cell, a function or a partial, and what it was made of when it was looked at.
+#: A cell, a function, a partial, a list, a dictionary or an array, and what it was made of when it
+#: was looked at.
 Variable = tuple[Any, tuple[Any, ...]]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -70,8 +71,8 @@ FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
 
 
 def made_of(it: Any) -> tuple[Any, ...]:
-    """What a variable around a function is, what a function does, or what a partial gives to one:
-    all that somebody may change there.
+    """What a variable around a function is, what a function does, what a partial gives to one, or
+    what is in a container: all that somebody may change there.
 
     >>> def f(block, *, k=2):
     ...     return block * k
@@ -84,7 +85,12 @@ def made_of(it: Any) -> tuple[Any, ...]:
     if type(it) is FunctionType:
         given = it.__kwdefaults__ or {}
         return (it.__code__, it.__defaults__, *given, *given.values())
-    return (*it.keywords, *it.keywords.values())
+    if type(it) is list:
+        return tuple(it)
+    if type(it) is np.ndarray:
+        return (it.tobytes(),)
+    named = it if type(it) is dict else it.keywords
+    return (*named, *named.values())
 
 
 def same(around: Iterable[Variable]) -> bool:
@@ -96,7 +102,13 @@ def same(around: Iterable[Variable]) -> bool:
 
 
 def _are(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
-    return len(now) == len(before) and all(map(operator.is_, now, before))
+    if len(now) != len(before):
+        return False
+    return all(map(operator.is_, now, before)) or all(map(_is, now, before))
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is bytes and a == b)
 
 
 class PlanError(ValueError):

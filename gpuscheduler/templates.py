@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
-from operator import is_not
+from functools import WRAPPER_ASSIGNMENTS, partial
+from operator import getitem, is_not
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 from weakref import ref
@@ -27,7 +27,14 @@ from dask.array.optimization import optimize as optimize_array
 from dask.blockwise import Blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep, ArrayOverlapLayer, ArraySliceDep
+from dask.layers import (
+    ArrayBlockIdDep,
+    ArrayChunkShapeDep,
+    ArrayOverlapLayer,
+    ArraySliceDep,
+    ArrayValuesDep,
+)  # fmt: skip
+from dask.utils import Dispatch, apply, methodcaller
 
 from .batches import Batch
 from .expr import Expr
@@ -49,10 +56,16 @@ SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
 OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
 #: Layers of one graph, and tasks of one layer, beyond which reading what they say takes long.
 MOST_LAYERS, MOST_TASKS = 2_000, 20_000
-#: Words of one layer, and length of one string.
-MOST_WORDS, LONGEST = 1_000_000, 1_000
+#: Words of one layer, and length of one string, and bytes of one array that is told by its values.
+MOST_WORDS, LONGEST, LARGEST = 1_000_000, 1_000, 65_536
+#: Whose functions change no list, dictionary or array that they are handed beside their blocks.
+TRUSTED = ("cupy", "cupyx", "dask", "numpy", "scipy", __name__.partition(".")[0])
 #: Whose callable objects do not change once they are made: kernels and compiled functions.
 COMPILERS = ("cupy", "numba")
+#: How the names begin under which Dask has the numbers of what it takes from arrays.
+LISTS = ("shuffle-taker-", "shuffle-sorter-")
+#: What `functools.wraps` writes to a function, which does not read it.
+WRAPPED = {*WRAPPER_ASSIGNMENTS, "__wrapped__"}
 #: Under whose names Dask has functions that were given some arguments, and functions in a row.
 TOOLS = ("toolz", "tlz", "cytoolz")
 
@@ -66,6 +79,9 @@ SENDERS = (unchanged, np.ascontiguousarray)
 _ATOMS = (type(Ellipsis), Expr)
 _PLAIN = (int, float, bool, str, type(None), TaskRef)
 _BOUNDS = (int, type(None))
+#: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
+#: that do not, so that it only has to be watched; or seen by nobody but such functions.
+_ANYBODYS, _WATCHED, _FRESH = range(3)
 
 
 class _Unlike(Exception):
@@ -173,6 +189,9 @@ class Reader:
         data = [_value(layers[name][k]) for name, s in order.items() for k in s.data]
         data += [array for s in order.values() for array in s.inside]
         around = [v for s in order.values() for v in s.around]
+        held = {id(v) for v in data}
+        if any(type(v) is np.ndarray and id(v) in held for v, _ in around):
+            raise _Unlike  # an array that is told by its values, and is data elsewhere
 
         def numbered(keys: Collection[Key]) -> tuple[Any, ...]:
             if any(_name_of(k) not in numbers for k in keys):
@@ -228,7 +247,8 @@ class _Words:
         self.one = False  # whether arrays here can be data: it is one task for all blocks
         self.around: list[Variable] = []
         self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
-        self.fresh = False  # whether nobody changes the lists and dictionaries that come
+        self.lists = _ANYBODYS  # what the lists and dictionaries that come are
+        self.watched: set[int] = set()  # ids of these, and of arrays
         self.left = MOST_WORDS
 
     def of(self, layer: Layer) -> _Said:
@@ -263,12 +283,15 @@ class _Words:
 
     def _each(self, facts: Mapping[str, Any] | None) -> Any:
         """Of what Dask says of a layer, which no function gets."""
-        self.fresh = True
+        self.lists = _FRESH
         words = tuple([(k, self(v)) for k, v in (facts or {}).items()])
-        self.fresh = False
+        self.lists = _ANYBODYS
         return words
 
     def _blocks(self, of: Any) -> Any:
+        if type(of) is ArrayValuesDep and type(of.values) is dict:
+            values = tuple([(self(k), self(v)) for k, v in of.values.items()])
+            return type(of), self(of.chunks), values
         if type(of) not in OF_CHUNKS:
             raise _Unlike
         return type(of), self(of.chunks)
@@ -281,19 +304,23 @@ class _Words:
         if _is_data(_value(item)):
             self.data.append(key)
             return Chunk
+        if type(item) is DataNode and _name_of(key).startswith(LISTS):
+            self.lists = _WATCHED
+            words, self.lists = self(item), _ANYBODYS
+            return words
         return self(item) if isinstance(item, GraphNode) else self._legacy(item)
 
     def _legacy(self, item: Any) -> Any:
         """A task as a tuple, or what is in one: lists in it are of keys and of tasks."""
         if type(item) is tuple and item and callable(item[0]):
-            before, (words, self.fresh) = self.fresh, self._called(item[0])
+            before, words = self.lists, self._calls(item[0], item[1:])
             out = tuple, words, *[self._legacy(a) for a in item[1:]]
-            self.fresh = before
+            self.lists = before
             return out
         if type(item) is tuple and item and type(item[0]) is str:
             return TaskRef, self._key(item)
-        if type(item) is list and not (self.fresh and all(type(x) is int for x in item)):
-            if not all(type(x) in (list, tuple) for x in item):
+        if type(item) is list:  # Dask makes another of it
+            if not self.lists and not all(type(x) in (list, tuple) for x in item):
                 raise _Unlike
             return (list, *[self._legacy(x) for x in item])
         return self(item)
@@ -309,8 +336,11 @@ class _Words:
         if type(key) is not tuple or not key:
             raise _Unlike
         name, index = key[0], key[1:]
-        if not all(type(n) is int or type(n) is float for n in index):
-            raise _Unlike
+        for n in index:
+            if type(n) is str:
+                self.plain.add(n)
+            elif not isinstance(n, (int, float, np.integer)):
+                raise _Unlike
         return self._name(name), index
 
     def __call__(self, v: Any) -> Any:
@@ -326,7 +356,10 @@ class _Words:
             if kind is str:
                 self.plain.add(v)
             return kind, v
-        if kind is tuple or (kind is list and self.fresh):
+        if kind is tuple:
+            return (kind, *[self(x) for x in v])
+        if kind is list and self.lists:
+            self._watch(v)
             return (kind, *[self(x) for x in v])
         if kind is TaskRef or kind is Alias:
             return kind, self._key(v.key if kind is TaskRef else v.target)
@@ -345,16 +378,31 @@ class _Words:
             return kind, self(v.value)
         if isinstance(v, NestedContainer):
             return (kind, *[self(a) for a in v.args])
-        if kind is dict and self.fresh:
+        if kind is dict and self.lists:
+            self._watch(v)
             return (kind, *[(self(k), self(x)) for k, x in v.items()])
         return self._object(v, kind)
 
     def _task(self, task: Task) -> Any:
-        before, (words, self.fresh) = self.fresh, self._called(task.func)
+        before, words = self.lists, self._calls(task.func, (*task.args, *task.kwargs.values()))
         args = [self(a) for a in task.args]
         args += [(k, self(a)) for k, a in task.kwargs.items()]
-        self.fresh = before
+        self.lists = before
         return Task, words, task.data_producer, task.block_fusion, tuple(args)
+
+    def _calls(self, function: Any, args: Sequence[Any]) -> Any:
+        """Words for a function; what comes next are its arguments."""
+        words, fresh = self._called(function)
+        if function is apply and args:
+            function, args = args[0], args[1:]
+        watched = _WATCHED if _trusted(function) and all(map(_harmless, args)) else _ANYBODYS
+        self.lists = _FRESH if fresh else watched
+        return words
+
+    def _watch(self, it: Any) -> None:
+        if self.lists is _WATCHED and id(it) not in self.watched:  # the layer keeps it alive
+            self.watched.add(id(it))
+            self.around.append((it, made_of(it)))
 
     def _called(self, function: Any) -> tuple[Any, bool]:
         found = self.functions.get(id(function))  # the task keeps it alive
@@ -370,15 +418,21 @@ class _Words:
         return found
 
     def _object(self, v: Any, kind: type) -> Any:
-        before, self.fresh = (self.fresh, self.one), False  # what is in it may be anybody's
-        words = self._parts(v, kind)
-        self.fresh, self.one = before
+        before, lists = (self.lists, self.one), self.lists
+        self.lists = _ANYBODYS  # what is in it may be anybody's
+        words = self._parts(v, kind, lists)
+        self.lists, self.one = before
         return words
 
-    def _parts(self, v: Any, kind: type) -> Any:
+    def _parts(self, v: Any, kind: type, lists: int) -> Any:
         if self.one and kind is not Chunk and _is_data(v):
             self.inside.append(v)
             return _Slot
+        if lists and kind is np.ndarray and v.nbytes <= LARGEST and not v.dtype.hasobject:
+            self.lists = _WATCHED  # its values count, and somebody may write to it
+            self._watch(v)
+            self.left -= v.nbytes // 8
+            return kind, v.dtype, v.shape, v.strides, v.tobytes()
         if isinstance(v, np.void):  # a record, which is a part of its array
             raise _Unlike
         if isinstance(v, np.generic):
@@ -396,11 +450,15 @@ class _Words:
         root = kind.__module__.partition(".")[0]
         if root in COMPILERS and callable(v):
             return kind, _Same(v)
+        if kind is Dispatch:
+            return kind, _Same(v)
+        if kind is methodcaller:
+            return kind, v.method
         curried = root in TOOLS and kind.__name__ == "curry"
         if kind is partial or curried:
             self.one = self.one and not curried  # nobody puts others in there
             self.around.append((v, made_of(v)))
-            words, self.fresh = self._called(v.func)
+            words = self._calls(v.func, (*v.args, *v.keywords.values()))
             return kind, words, self(v.args), *[(k, self(x)) for k, x in v.keywords.items()]
         self.one = False  # nobody puts others in there
         if root in TOOLS and kind.__name__ == "Compose":
@@ -414,8 +472,8 @@ class _Words:
 
     def _function(self, f: FunctionType) -> Any:
         """A function that may be made again and again is what it says."""
-        if vars(f) or variables_written(f.__code__):  # whose variables they are counts
-            raise _Unlike
+        if vars(f).keys() - WRAPPED or variables_written(f.__code__):
+            raise _Unlike  # whose variables they are counts
         try:
             around = [(cell, made_of(cell)) for cell in f.__closure__ or ()]
         except ValueError:  # not bound yet
@@ -424,6 +482,36 @@ class _Words:
         inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
         return FunctionType, f.__code__, _Same(f.__globals__), self(inside), self(given)
+
+
+def _trusted(f: Any) -> bool:
+    """Whether a function changes no list or dictionary that it gets, and keeps none."""
+    if type(f) is partial or type(f).__name__ == "curry":
+        return _trusted(f.func) and all(map(_harmless, (*f.args, *f.keywords.values())))
+    if type(f).__name__ == "Compose":
+        return _trusted(f.first) and all(map(_trusted, f.funcs))
+    if isinstance(f, np.ufunc) or type(f) is Dispatch or f is getitem:
+        return True
+    if type(f) is FunctionType and not _has_name(f):  # made around others
+        around = [v for c in f.__closure__ or () for v in made_of(c)]
+        space = f.__globals__.get("__name__")
+        return _root(space) in TRUSTED and all(map(_harmless, around))
+    return _has_name(f) and _root(f.__module__) in TRUSTED and f is not apply
+
+
+def _harmless(v: Any) -> bool:
+    """Whether nothing in an argument is a function that could change lists."""
+    if type(v) in (list, tuple) or isinstance(v, NestedContainer):
+        return all(map(_harmless, v.args if isinstance(v, NestedContainer) else v))
+    if type(v) is dict:
+        return all(map(_harmless, v.values()))
+    if type(v) is Task:
+        return _trusted(v.func) and all(map(_harmless, (*v.args, *v.kwargs.values())))
+    return not callable(v) or isinstance(v, (GraphNode, TaskRef, type)) or _trusted(v)
+
+
+def _root(module: Any) -> str:
+    return str(module).partition(".")[0]
 
 
 def _has_name(v: Any) -> bool:

@@ -577,8 +577,28 @@ FUSION = {
     ),
     "lists may be changed by anybody": (
         TEMPLATES,
-        "if kind is tuple or (kind is list and self.fresh):",
-        "if kind is tuple or kind is list:",
+        "if kind is list and self.lists:",
+        "if kind is list:",
+    ),
+    "lists and arrays that tasks read are not watched": (
+        TEMPLATES,
+        "            self.around.append((it, made_of(it)))\n",
+        "",
+    ),
+    "any function may get lists": (
+        TEMPLATES,
+        "_WATCHED if _trusted(function) and all(map(_harmless, args)) else _ANYBODYS",
+        "_WATCHED",
+    ),
+    "arguments change no lists": (
+        TEMPLATES,
+        "_WATCHED if _trusted(function) and all(map(_harmless, args)) else _ANYBODYS",
+        "_WATCHED if _trusted(function) else _ANYBODYS",
+    ),
+    "an array is told by its values and data, too": (
+        TEMPLATES,
+        "if any(type(v) is np.ndarray and id(v) in held for v, _ in around):",
+        "if False:",
     ),
     "what is persisted has the names of the first round": (
         TEMPLATES,

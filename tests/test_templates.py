@@ -18,6 +18,8 @@ import pytest
 from dask._expr import FinalizeCompute
 from dask.base import collections_to_expr
 from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import apply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -101,6 +103,104 @@ def test_a_workload_that_is_built_again_is_known(scheduler, planned, name):
     assert len(planned) == 1
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
+
+
+def windows(x):
+    return da.lib.stride_tricks.sliding_window_view(x, 3, axis=1)
+
+
+#: Of whose tasks Dask says something with lists, dictionaries, arrays or functions made anew.
+LISTS = {
+    "apply_along_axis": lambda x: da.apply_along_axis(np.sum, 1, x.rechunk((4, 6))),
+    "argmax": lambda x: x.argmax(axis=0),
+    "argwhere": lambda x: da.argwhere(x > 0),
+    "coarsen": lambda x: da.coarsen(np.mean, x, {0: 2, 1: 3}),
+    "compress": lambda x: da.compress(np.arange(8) % 3 == 0, x, axis=0),
+    "corrcoef": da.corrcoef,
+    "cumsum": lambda x: x.cumsum(axis=0),
+    "delete": lambda x: da.delete(x, [1, 5], axis=0),
+    "gradient": lambda x: da.gradient(x, axis=1),
+    "histogram": lambda x: da.histogram(x, 5, (-9, 9), weights=x)[0],
+    "histogram of edges": lambda x: da.histogram(x, [-9, -1, 0, 9])[0],
+    "histogramdd": lambda x: da.histogramdd(x.rechunk((4, 6))[:, :2], 3, [(-9, 9)] * 2)[0],
+    "list": lambda x: x[[5, 1, 1, 7]],
+    "map_overlap": lambda x: x.map_overlap(lambda b: b * 2, depth=1, boundary="reflect"),
+    "mask": lambda x: x[np.arange(8) % 2 == 0],
+    "median": lambda x: da.median(x, axis=1),
+    "nanargmin": lambda x: da.nanargmin(x, axis=1),
+    "percentile": lambda x: da.percentile(x.ravel(), [10, 50]),
+    "quantile": lambda x: da.quantile(x, 0.3, axis=[1]),
+    "tril": da.tril,
+    "vindex": lambda x: x.vindex[[0, 3, 3], [5, 0, 1]],
+    "windows": lambda x: windows(x).argmax(axis=-1),
+}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", LISTS)
+def test_functions_of_dask_that_are_told_by_lists(planned, name, fuse):
+    with Scheduler(devices="cpu:2", check=True, fuse=fuse, fuse_least=0):
+        for seed in range(3):
+            x = table(seed)[0]
+            got = LISTS[name](x).compute()
+            want = LISTS[name](x).compute(scheduler="sync")
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+    # one plan may take more than one reading, where layers are left apart
+    assert len({*map(tuple, planned)}) == 1
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_lists_that_somebody_changes(fuse):
+    """Those of a plan are what its tasks have; those of a new collection may say the same."""
+    x, a = table()
+    edges, axis, taken = np.array([-9.0, 0, 9]), [1], np.array([0, 1])
+
+    def every(edges, axis, taken):
+        yield da.histogram(x, edges)[0], lambda: np.histogram(a, edges)[0]
+        yield da.quantile(x, 0.5, axis=axis), lambda: np.quantile(a, 0.5, axis=tuple(axis))
+        yield x[taken], lambda: a[taken]
+        meta = {"dtype": "f8", "meta": np.empty((0, 0))}
+        yield x.map_blocks(np.digitize, edges, **meta), lambda: np.digitize(a, edges)
+        yield (
+            x.map_blocks(np.clip, a_min=edges[0], a_max=edges[1], **meta),
+            lambda: np.clip(a, edges[0], edges[1]),
+        )
+
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0):
+        for n in range(3):
+            for of in ((edges, axis, taken), (edges.copy(), [*axis], taken.copy())):
+                for y, want in every(*of):
+                    np.testing.assert_array_equal(y.compute(), want())
+            edges[1], taken[n % 2] = n - 3, n + 2
+            axis[0] = n % 2
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_lists_in_layers_that_were_read_before(fuse):
+    """What is like another's plan is no more once its own list says something else."""
+    x, a = table()
+    of, first = np.array([-9.0, 0, 9]), da.histogram(x, np.array([-9.0, 0, 9]))[0]
+    axis, quantile = [1], da.quantile(x, 0.5, axis=[1])
+    second, other = da.histogram(x, of)[0], da.quantile(x, 0.5, axis=axis)
+    with Scheduler(devices="cpu:2", fuse=fuse, fuse_least=0):
+        for y in (first, second, quantile, other):
+            (y + 1).compute()
+        of[1], axis[0] = 0.5, 0
+        np.testing.assert_array_equal((second + 1).compute(), np.histogram(a, of)[0] + 1)
+        want = (other + 1).compute(scheduler="sync")
+        np.testing.assert_array_equal((other + 1).compute(), want)
+
+
+def test_an_array_that_is_read_and_told_by_its_values(scheduler):
+    """Another of the same values may be told in the next round, and others be read."""
+    for n in range(3):
+        x, a = table(n)
+        edges = np.array([-9.0, 0, 9])
+        b = edges if n == 0 else edges + n
+        y = da.Array({(f"edges {n}", 0): b}, f"edges {n}", ((3,),), dtype="f8")
+        z = da.histogram(x, edges)[0].astype("f8") + y[:2]
+        np.testing.assert_array_equal(z.compute(), np.histogram(a, edges)[0] + b[:2])
 
 
 def test_a_mesh_of_a_function_that_is_made_again(scheduler, planned):
@@ -205,6 +305,24 @@ def test_lists_in_partials_and_closures_are_like_nothing():
             assert words(x.map_blocks(f, dtype="f8", meta=x._meta, **options)) is None
     assert words(x.map_blocks(max, given=given, enforce_ndim=True, dtype="f8")) is None
     assert words(x.map_blocks(max, "x" * 5000, dtype="f8")) is None
+
+
+def test_lists_that_functions_of_others_get_are_like_nothing():
+    """They may write to them, and so may what they call."""
+    x, kept = table()[0].rechunk((4, 6)), []
+
+    def keeps(row, out):
+        out.append(row.sum())
+        return row.sum()
+
+    inside = [keeps, partial(keeps), lambda row, out: keeps(row, out)]
+    for f in inside:
+        assert words(da.apply_along_axis(f, 1, x, dtype="f8", shape=(), out=kept)) is None
+    assert words(x.map_blocks(partial(keeps, out=kept), dtype="f8")) is None
+    assert words(da.apply_along_axis(np.sum, 1, x)) is not None
+    legacy = {("y", n, 0): (apply, keeps, [("x", n, 0), kept]) for n in range(2)}
+    graph = HighLevelGraph.from_collections("y", legacy, [x])
+    assert words(da.Array(graph, "y", ((4, 4), (6,)), dtype="f8")) is None
 
 
 def test_bags_and_delayed_tasks_are_planned_each_time(scheduler, planned):
@@ -572,6 +690,10 @@ UNARY = [
     lambda x: x.sum(axis=0, keepdims=True) + x,
     lambda x: x - x.max(),
     lambda x: x.mean(axis=-1)[..., None] * x,
+    np.tril,
+    lambda x: np.cumsum(x, axis=0),
+    lambda x: x[[*range(x.shape[0])][::-1]],
+    lambda x: x[:, np.arange(x.shape[1]) % 2 == 0],
 ]
 BINARY = [operator.add, operator.sub, operator.mul, np.maximum]
 

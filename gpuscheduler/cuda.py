@@ -52,6 +52,7 @@ from .gather import WIDEST, Gathering, strips
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
+from .mixed import SAID, moved
 from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .replay import Recorder, Rooms, one_copy_pays, rooms_of
@@ -2012,21 +2013,51 @@ class CudaDevices:
             return None, _asked_for(error, 1)
 
     def _called(self, lane: _Lane, i: int, values: dict[Any, Any], into: Any) -> Any:
-        task, kernels = self.plan.steps[i].task, self.hardware.kernels
+        step, mixed = self.plan.steps[i], self.plan.mixed
+        task = step.task if into is None else self.rooms.tasks[i]  # type: ignore[union-attr]
         try:
-            if into is not None:
-                task = self.rooms.tasks[i]  # type: ignore[union-attr]
-            if type(task) is Fused:
-                value = kernels.run(task, values, lane.device, lane.work, into)
-            elif type(task) is Batch:
-                value = kernels.run_batch(task, values, lane.device, lane.work, self.alone)
-            elif type(task) is OrNone:  # which waits for it
-                value = task.found(kernels.run(task.fused, values, lane.device, lane.work))
+            if step.kind in mixed:
+                value = self._without_arrays_of_host(lane, task, values, into)
             else:
-                value = task(values)
+                value = self._computed(lane, task, values, into)
+        except SAID as error:
+            if step.kind in mixed or is_refusal(error):
+                raise
+            value = self._without_arrays_of_host(lane, task, values, into, error)
+            mixed.add(step.kind)
         finally:
             self._come_home(lane)
         return _solid(value) if self.crossing[i] else value
+
+    def _computed(self, lane: _Lane, task: Any, values: dict[Any, Any], into: Any) -> Any:
+        kernels = self.hardware.kernels
+        if type(task) is Fused:
+            return kernels.run(task, values, lane.device, lane.work, into)
+        if type(task) is Batch:
+            return kernels.run_batch(task, values, lane.device, lane.work, self.alone)
+        if type(task) is OrNone:  # which waits for it
+            return task.found(kernels.run(task.fused, values, lane.device, lane.work))
+        return task(values)
+
+    def _without_arrays_of_host(
+        self, lane: _Lane, task: Any, values: dict[Any, Any], into: Any, error: Any = None
+    ) -> Any:
+        """The value of a task with arrays of NumPy's among those of CuPy's, by copies of these."""
+        self._come_home(lane)
+        there = moved(task, values)
+        if there is None:
+            if error is not None:
+                raise error
+            return self._computed(lane, task, values, into)
+        try:
+            value = self._computed(lane, there.task, there.values, into)
+        except Exception as again:
+            if error is None or is_refusal(again):
+                raise
+            raise error from None
+        if there.changed():
+            raise error or TypeError("it writes to an array of NumPy's, and reads one of CuPy's")
+        return value
 
     def _part(self, i: int) -> Any:
         """The part of the result that a kernel writes; None where a step makes an array of its

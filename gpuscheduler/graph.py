@@ -1189,7 +1189,7 @@ SENDERS = {"array", "asanyarray", "asarray"}
 LEAST_SENT = 2**16
 
 
-def _sends(function: Any) -> bool:
+def is_sender(function: Any) -> bool:
     """Whether a function of one array brings it to the device and does nothing else."""
     if function is to_cupy_dispatch:
         return True
@@ -1218,7 +1218,7 @@ class _Sending:
         something else first."""
         if type(task) is not Task or task.kwargs:
             return None
-        if _sends(task.func):
+        if is_sender(task.func):
             (only,) = task.args if len(task.args) == 1 else (None,)
             return Task(task.key, unchanged, only) if _refers(only, name) else None
         if task.func is not execute_subgraph:
@@ -1261,7 +1261,7 @@ def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key
             continue
         if type(task) is not Task or task.kwargs or len(task.args) != 1:
             return None
-        if not _sends(task.func) or not _refers(task.args[0], next(iter(read))):
+        if not is_sender(task.func) or not _refers(task.args[0], next(iter(read))):
             return None
         out[key] = Task(key, unchanged, task.args[0])
     return out

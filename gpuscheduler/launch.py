@@ -28,6 +28,7 @@ from .expr import PLACEHOLDER, Out, Program, is_placeholder
 from .fuse import Fused, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Call, Generated, NotGenerated, generate
+from .mixed import on_device
 from .reuse import brought_together
 from .scans import divided
 from .sizes import leaves
@@ -144,7 +145,8 @@ class Kernels:
             return fused.original(values)
         arrays = fused.arrays(values)
         if arrays is None or not all_here(arrays, device):
-            return fused(values)
+            there = on_device(values)
+            return fused(values) if there is None else self.run(fused, there, device, work, into)
         if not arrays and fused.kind != "cupy.ndarray":
             return fused(values)
         pointers = [a.data.ptr for a in arrays]
@@ -189,6 +191,7 @@ class Kernels:
                 or self.broken(first.program)
                 or (not first.names and first.kind != "cupy.ndarray")
             ):
+                values = on_device(values) or values
                 return tuple([self.run(f, values, device, work) for f in batch.members])
             try:
                 ready = self.ready(first.program, device, (aligned, True), single=False)

@@ -9,12 +9,11 @@ object of a user's class) makes a graph unlike all others.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import WRAPPER_ASSIGNMENTS, partial
 from operator import getitem, is_not
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 from weakref import ref
 
@@ -44,6 +43,7 @@ from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
 from .reading import Cells, variables_written
+from .rebuilt import TASKS, attributes_of, has_name, swapped
 from .siblings import Together
 from .subgraph import COMPILED
 
@@ -69,15 +69,9 @@ WRAPPED = {*WRAPPER_ASSIGNMENTS, "__wrapped__"}
 #: Under whose names Dask has functions that were given some arguments, and functions in a row.
 TOOLS = ("toolz", "tlz", "cytoolz")
 
-#: Our own kinds of tasks, which have others in them.
-TASKS = (
-    "Call", "Chain", "Fused", "Batch", "OrNone", "Products", "_Each", "_Pairs", "_Behind",
-    "_WithZeros",
-)  # fmt: skip
 #: Tasks that send an array to a device.
 SENDERS = (unchanged, np.ascontiguousarray)
 _ATOMS = (type(Ellipsis), Expr)
-_PLAIN = (int, float, bool, str, type(None), TaskRef)
 _BOUNDS = (int, type(None))
 #: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
 #: that do not, so that it only has to be watched; or seen by nobody but such functions.
@@ -441,11 +435,11 @@ class _Words:
             return v
         if kind is np.random.SeedSequence:
             return kind, repr(v)
-        if kind is FunctionType and not _has_name(v):
+        if kind is FunctionType and not has_name(v):
             return self._function(v)
         if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
             return kind, _Same(v)
-        if isinstance(v, (np.ufunc, ModuleType)) or _has_name(v):
+        if isinstance(v, (np.ufunc, ModuleType)) or has_name(v):
             return kind, _Same(v)
         root = kind.__module__.partition(".")[0]
         if root in COMPILERS and callable(v):
@@ -492,11 +486,11 @@ def _trusted(f: Any) -> bool:
         return _trusted(f.first) and all(map(_trusted, f.funcs))
     if isinstance(f, np.ufunc) or type(f) is Dispatch or f is getitem:
         return True
-    if type(f) is FunctionType and not _has_name(f):  # made around others
+    if type(f) is FunctionType and not has_name(f):  # made around others
         around = [v for c in f.__closure__ or () for v in made_of(c)]
         space = f.__globals__.get("__name__")
         return _root(space) in TRUSTED and all(map(_harmless, around))
-    return _has_name(f) and _root(f.__module__) in TRUSTED and f is not apply
+    return has_name(f) and _root(f.__module__) in TRUSTED and f is not apply
 
 
 def _harmless(v: Any) -> bool:
@@ -512,12 +506,6 @@ def _harmless(v: Any) -> bool:
 
 def _root(module: Any) -> str:
     return str(module).partition(".")[0]
-
-
-def _has_name(v: Any) -> bool:
-    """Whether it is a function of a module, under its own name."""
-    name, module = getattr(v, "__qualname__", None), getattr(v, "__module__", None)
-    return callable(v) and vars(sys.modules.get(str(module), sys)).get(str(name)) is v
 
 
 class _Same:
@@ -741,11 +729,11 @@ def _emptied(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any
         n = number.get(id(it))
         return it if n is None or not _is_data(it) else _Slot(n)
 
-    return _swapped(task, swap, known)
+    return swapped(task, swap, known)
 
 
 def _filled(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
-    return _swapped(task, lambda it: data[it.number] if type(it) is _Slot else it, known)
+    return swapped(task, lambda it: data[it.number] if type(it) is _Slot else it, known)
 
 
 def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
@@ -761,71 +749,6 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
     if type(task) is OrNone:
         return OrNone(_with_arrays(task.fused, data, known))
     return _filled(task, data, known)
-
-
-def _swapped(it: Any, swap: Callable[[Any], Any], known: dict[int, Any]) -> Any:
-    """Something with others in place of what it consists of; itself where all of that stays. What
-    is `known` already was made before, with what it was made of."""
-    if type(it) in _PLAIN:
-        return it
-    if id(it) in known:
-        return known[id(it)][1]
-    other = swap(it)
-    if other is not it:
-        return other
-    known[id(it)] = it, it  # a function may be among its own variables
-    other = _put_together(it, lambda part: _swapped(part, swap, known))
-    known[id(it)] = it, other
-    return other
-
-
-def _put_together(it: Any, change: Callable[[Any], Any]) -> Any:
-    kind = type(it)
-    if kind in (tuple, list):
-        parts = [change(v) for v in it]
-        return kind(parts) if any(map(is_not, parts, it)) else it
-    if kind is dict:
-        values = change([*it.values()])
-        return dict(zip(it, values, strict=True)) if any(map(is_not, values, it.values())) else it
-    if kind is partial:
-        before = it.func, it.args, it.keywords
-        function, args, keywords = parts = [change(v) for v in before]
-        return partial(function, *args, **keywords) if any(map(is_not, parts, before)) else it
-    if kind is FunctionType:  # a module's own counts as itself, with all that it has
-        return it if _has_name(it) else _function_with(it, change)
-    if not (isinstance(it, GraphNode) or kind.__name__ in TASKS):
-        return it
-    new = {n: change(v) for n, v in _attributes(it).items()}
-    if not any(getattr(it, n) is not v for n, v in new.items()):
-        return it
-    other = object.__new__(kind)
-    for name, value in new.items():
-        setattr(other, name, value)
-    return other
-
-
-def _attributes(it: Any) -> dict[str, Any]:
-    names = [n for c in type(it).__mro__ for n in getattr(c, "__slots__", ())]
-    names += getattr(it, "__dict__", {})
-    return {n: getattr(it, n) for n in names if n != "__weakref__" and hasattr(it, n)}
-
-
-def _function_with(f: FunctionType, change: Callable[[Any], Any]) -> FunctionType:
-    compiled = f.__code__.co_filename == COMPILED
-    names = {k: v for k, v in f.__globals__.items() if k != "__builtins__"} if compiled else None
-    cells = f.__closure__ or ()
-    try:
-        before = names, [c.cell_contents for c in cells], f.__defaults__, f.__kwdefaults__
-    except ValueError:  # not bound yet
-        return f
-    names, contents, given, named = parts = [change(v) for v in before]
-    if not any(map(is_not, parts, before)):
-        return f
-    new = [c if c.cell_contents is v else CellType(v) for c, v in zip(cells, contents, strict=True)]
-    space = f.__globals__ if names is None else {**f.__globals__, **names}
-    out = FunctionType(f.__code__, space, f.__name__, given, tuple(new))
-    out.__kwdefaults__, out.__qualname__, out.__module__ = named, f.__qualname__, f.__module__
-    return out
 
 
 def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
@@ -853,5 +776,5 @@ def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
             if it.__code__.co_filename == COMPILED:
                 stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]
         elif isinstance(it, GraphNode) or kind.__name__ in TASKS:
-            stack += _attributes(it).values()
+            stack += attributes_of(it).values()
     return False

@@ -1,0 +1,143 @@
+"""Tasks of code that was written for NumPy, with a table, weights or edges of NumPy's beside blocks
+of CuPy's. CuPy computes with no array of the host, so such a task is called again with copies.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .batches import Batch
+from .graph import is_plain, is_sender
+from .reading import is_users
+from .rebuilt import swapped
+from .sizes import leaves, map_leaves
+
+Values = dict[Any, Any]
+Task = Callable[[Values], Any]
+
+#: What CuPy says of arrays of the host, and NumPy of arrays of CuPy's.
+SAID = (TypeError, NotImplementedError, AttributeError)
+#: Functions and methods that write to an array that they are given.
+WRITERS = {
+    "at", "copyto", "fill", "itemset", "partition", "place", "put", "put_along_axis", "putmask",
+    "resize", "setfield", "shuffle", "sort",
+}  # fmt: skip
+
+
+class _Writes(Exception):
+    """A function writes to variables around it, which another function would not."""
+
+
+def on_device(values: Values) -> Values | None:
+    """Values with arrays of the current device in place of those of the host; None where there is
+    none of these, or none of the others."""
+    every = [v for value in values.values() for v in leaves(value)]
+    if not any(isinstance(v, cupy.ndarray) for v in every) or not any(map(_is_of_host, every)):
+        return None
+    return {k: map_leaves(_copied, v) for k, v in values.items()}
+
+
+class Moved:
+    """A task, and what it is called with, with arrays of the current device in place of those of
+    the host: among its values, its arguments, and the variables around its functions."""
+
+    def __init__(self, task: Task, values: Values):
+        self._known: dict[int, Any] = {}
+        self._copies: list[tuple[Any, Any]] = []
+        self._there = False  # whether some arrays are on a device, or brought to one
+        self._writes = False  # whether a function may write to one of these
+        self.values = {k: map_leaves(self._swap, v) for k, v in values.items()}
+        self.task: Task = task
+        if type(task) is not Batch:  # whose members are programs, and have no arrays
+            self.task = swapped(task, self._swap, self._known)
+
+    def found(self) -> Moved | None:
+        return self if self._there and self._copies else None
+
+    def changed(self) -> bool:
+        """Whether the task has written to a copy: nobody would see it."""
+        return self._writes and any(_differ(copy, _copied(v)) for v, copy in self._copies)
+
+    def _swap(self, it: Any) -> Any:
+        if isinstance(it, cupy.ndarray) or (callable(it) and is_sender(it)):
+            self._there = True
+            return it
+        if type(it) is FunctionType:
+            return self._function(it)
+        if not _is_of_host(it):
+            return it
+        if id(it) not in self._known:
+            copy = _copied(it)
+            self._copies.append((it, copy))
+            self._known[id(it)] = it, copy
+        return self._known[id(it)][1]
+
+    def _function(self, f: FunctionType) -> Any:
+        """A function that reads arrays among the variables of its module."""
+        if not is_users(f):
+            return f
+        steps = list(_steps(f.__code__))
+        if any(s.opname in ("STORE_GLOBAL", "STORE_DEREF") for s in steps):
+            raise _Writes
+        self._writes = self._writes or any(map(_may_write, steps))
+        space = f.__globals__
+        tables = {n: space[n] for n in f.__code__.co_names if _is_of_host(space.get(n))}
+        if not tables:
+            return f
+        space = {**space, **{n: self._swap(v) for n, v in tables.items()}}
+        out = FunctionType(f.__code__, space, f.__name__, f.__defaults__, f.__closure__)
+        out.__kwdefaults__, out.__qualname__ = f.__kwdefaults__, f.__qualname__
+        out.__module__ = f.__module__
+        return swapped(out, self._swap, self._known)
+
+
+def moved(task: Task, values: Values) -> Moved | None:
+    """The task with all its arrays on the current device; None where none or all of them are, or
+    that would mean another thing."""
+    try:
+        return Moved(task, values).found()
+    except _Writes:
+        return None
+
+
+def _is_of_host(value: Any) -> bool:
+    return type(value) is np.ndarray and value.ndim > 0 and is_plain(value.dtype)
+
+
+def _copied(value: Any) -> Any:
+    """A copy on the current device; what is seen many times over there is copied once."""
+    if not _is_of_host(value):
+        return value
+    if not value.size or 0 not in value.strides:
+        return cupy.asarray(value)
+    once = value[tuple([slice(1) if s == 0 else slice(None) for s in value.strides])]
+    return cupy.broadcast_to(cupy.asarray(once), value.shape)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two arrays of one type differ in any bit."""
+    a, b = (cupy.ascontiguousarray(v).view(np.uint8) for v in (a, b))
+    return bool((a != b).any())
+
+
+def _steps(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _steps(inner)
+
+
+def _may_write(step: dis.Instruction) -> bool:
+    """Whether it may write to an array: of which, is not told."""
+    if step.opname in ("STORE_SUBSCR", "STORE_SLICE", "DELETE_SUBSCR"):
+        return True
+    if step.opname.startswith("INPLACE") or (step.opname == "BINARY_OP" and "=" in step.argrepr):
+        return True
+    said = step.argval
+    return said in WRITERS if type(said) is str else type(said) is tuple and "out" in said

@@ -1,0 +1,182 @@
+"""NumPy's arrays in tasks of code that was written for NumPy: tables, weights, edges."""
+
+from __future__ import annotations
+
+import cupy
+import dask.array as da
+import numpy as np
+import pytest
+
+from gpuscheduler import Scheduler
+
+A = np.random.default_rng(0).random((8, 12))
+K = np.random.default_rng(1).integers(0, 9, (8, 12))
+TABLE = np.linspace(0, 1, 9)
+WEIGHTS = np.array([1.0, 4, 6, 4, 1])
+
+
+def windows(x, axis):
+    return da.lib.stride_tricks.sliding_window_view(x, 5, axis=axis)
+
+
+EVERY = {
+    "average": (
+        lambda x, k: da.average(x, axis=0, weights=np.arange(8)),
+        lambda: np.average(A, axis=0, weights=np.arange(8)),
+    ),
+    "choose": (
+        lambda x, k: da.choose(k % 3, [x, x + 1, x * 2]),
+        lambda: np.choose(K % 3, [A, A + 1, A * 2]),
+    ),
+    "digitize": (lambda x, k: da.digitize(x, TABLE), lambda: np.digitize(A, TABLE)),
+    "histogram": (
+        lambda x, k: da.histogram(x, TABLE, weights=x)[0],
+        lambda: np.histogram(A, TABLE, weights=A)[0],
+    ),
+    "interp": (
+        lambda x, k: x.map_blocks(np.interp, TABLE, TABLE**2, dtype="f8"),
+        lambda: np.interp(A, TABLE, TABLE**2),
+    ),
+    "isin": (lambda x, k: da.isin(k, [1, 3, 7]), lambda: np.isin(K, [1, 3, 7])),
+    "look-up": (
+        lambda x, k: k.map_blocks(lambda i, table: table[i], TABLE, dtype="f8"),
+        lambda: TABLE[K],
+    ),
+    "look-up of its own": (
+        lambda x, k: k.map_blocks(lambda i: TABLE[i], dtype="f8"),
+        lambda: TABLE[K],
+    ),
+    "weights of windows": (
+        lambda x, k: (windows(x, 1) * WEIGHTS).sum(axis=-1),
+        lambda: sum(A[:, i : 8 + i] * w for i, w in enumerate(WEIGHTS)),
+    ),
+    "weights of windows as a product": (
+        lambda x, k: windows(x, 0) @ WEIGHTS,
+        lambda: sum(A[i : 4 + i] * w for i, w in enumerate(WEIGHTS)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("name", EVERY)
+def test_arrays_of_numpy_among_those_of_cupy(name, fuse):
+    build, want = EVERY[name]
+    with Scheduler(devices="cuda:0,0", fuse=fuse, fuse_least=0):
+        x, k = (da.from_array(v, chunks=(4, 6)).map_blocks(cupy.asarray).persist() for v in (A, K))
+        for _ in range(4):
+            np.testing.assert_allclose(cupy.asnumpy(build(x, k).compute()), want(), rtol=1e-12)
+
+
+def blocks(a=A):
+    return da.from_array(a, chunks=(4, 6)).map_blocks(cupy.asarray)
+
+
+def gathered(x):
+    return cupy.asnumpy(x.compute())
+
+
+@pytest.fixture
+def scheduler():
+    with Scheduler(devices="cuda:0") as scheduler:
+        yield scheduler
+
+
+def test_what_a_function_has_around_it_or_is_given(scheduler):
+    table = TABLE.copy()
+
+    def own(i):
+        return table[i]
+
+    k = blocks(K)
+    for f in (lambda i: own(i), own):
+        np.testing.assert_array_equal(gathered(k.map_blocks(f, dtype="f8")), table[K])
+    y = k.map_blocks(lambda i, tables: tables["a"][0][i], {"a": [table]}, dtype="f8")
+    np.testing.assert_array_equal(gathered(y), table[K])
+    table[:] = table**2  # tasks read what is there when they run
+    np.testing.assert_array_equal(gathered(k.map_blocks(own, dtype="f8")), table[K])
+    np.testing.assert_array_equal(gathered(y), table[K])
+
+
+@pytest.mark.parametrize("dtype", ["i2", "f4", "c16", "?"])
+@pytest.mark.parametrize("fuse", [True, False])
+def test_arrays_in_any_order_and_seen_many_times(fuse, dtype):
+    with Scheduler(devices="cuda:0", fuse=fuse, fuse_least=0):
+        for b in (
+            np.broadcast_to(np.arange(8)[:, None], (8, 12)),
+            np.broadcast_to(np.arange(12), (8, 12)),
+            np.arange(96).reshape(12, 8).T,
+            np.arange(384).reshape(16, 24)[::-2, ::2],
+        ):
+            b = b.astype(dtype, order="K", subok=False) if b.strides[1] else b.astype(dtype)
+            many = da.from_array(b, chunks=(4, 6), asarray=False)
+            np.testing.assert_allclose(gathered(blocks() * many), A * b)
+            row = np.broadcast_to(b[0, :6], (4, 6))
+            y = blocks().map_blocks(lambda v, row: np.add(v, row), row, dtype="c16")
+            np.testing.assert_allclose(gathered(y), A + np.tile(b[0, :6], 2))
+
+
+def test_a_function_that_writes_to_what_nobody_would_see(scheduler):
+    """It is not called again where it keeps numbers outside, and its writes are not lost."""
+    sums, calls = np.zeros(4), []
+
+    def keeps(block):
+        calls.append(1)
+        sums[:] = block[0, :4]
+        return block
+
+    def counts(block):
+        nonlocal sums
+        sums = sums + block[0, :4]
+        return block
+
+    def given(block, out):
+        np.add.at(out, np.zeros(1, int), np.ones(1))
+        out[:] = out + block[0, :4]
+        return block
+
+    for f, more in ((keeps, ()), (counts, ()), (given, (sums,))):
+        with pytest.raises(TypeError, match="NumPy array|numpy.ndarray"):
+            blocks().map_blocks(f, *more, dtype="f8").compute()
+    # one that only might: it writes to an array of its own
+
+    def own(block, table):
+        out = block * 0
+        out[:, 0] = table[:4]
+        return out
+
+    y = blocks().map_blocks(own, TABLE, dtype="f8")
+    np.testing.assert_array_equal(gathered(y)[:, 6], np.tile(TABLE[:4], 2))
+
+
+def test_what_fails_for_other_reasons_says_those(scheduler):
+    def fails(block, table):
+        block[:, :4] * table[:4]
+        raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match="of its own|numpy.ndarray"):
+        blocks().map_blocks(fails, TABLE, dtype="f8").compute()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        blocks().map_blocks(lambda b: b + object(), dtype="f8").compute()
+    x = da.from_array(A, chunks=(4, 6))  # all of it is the host's
+    with pytest.raises(TypeError, match="of its own"):
+        x.map_blocks(fails, TABLE, dtype="f8").compute()
+    np.testing.assert_array_equal(
+        x.map_blocks(np.interp, TABLE, TABLE).compute(), np.interp(A, TABLE, TABLE)
+    )
+
+
+def test_memory_that_is_refused_while_arrays_are_brought():
+    """The task is tried again as any other is."""
+    tried = []
+
+    def asks(block, table):
+        out = np.interp(block, table, table)
+        tried.append(1)
+        if len(tried) == 1:
+            raise cupy.cuda.memory.OutOfMemoryError(1, 1, 1)
+        return out
+
+    with Scheduler(devices="cuda:0"):
+        y = blocks().map_blocks(asks, TABLE, dtype="f8")
+        np.testing.assert_allclose(gathered(y), np.interp(A, TABLE, TABLE))
+        assert len(tried) == 5

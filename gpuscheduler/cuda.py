@@ -52,7 +52,7 @@ from .gather import WIDEST, Gathering, strips
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
-from .mixed import SAID, moved
+from .mixed import SAID, moved, says_so
 from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .replay import Recorder, Rooms, one_copy_pays, rooms_of
@@ -2021,7 +2021,7 @@ class CudaDevices:
             else:
                 value = self._computed(lane, task, values, into)
         except SAID as error:
-            if step.kind in mixed or is_refusal(error):
+            if step.kind in mixed or is_refusal(error) or not says_so(error):
                 raise
             value = self._without_arrays_of_host(lane, task, values, into, error)
             mixed.add(step.kind)

@@ -21,8 +21,8 @@ from .sizes import leaves, map_leaves
 Values = dict[Any, Any]
 Task = Callable[[Values], Any]
 
-#: What CuPy says of arrays of the host, and NumPy of arrays of CuPy's.
-SAID = (TypeError, NotImplementedError, AttributeError)
+#: What CuPy raises for arrays of the host, and NumPy for arrays of CuPy's.
+SAID = (TypeError, NotImplementedError, AttributeError, ValueError)
 #: Functions and methods that write to an array that they are given.
 WRITERS = {
     "at", "copyto", "fill", "itemset", "partition", "place", "put", "put_along_axis", "putmask",
@@ -32,6 +32,11 @@ WRITERS = {
 
 class _Writes(Exception):
     """A function writes to variables around it, which another function would not."""
+
+
+def says_so(error: BaseException) -> bool:
+    """Whether an error may be for an array of the host."""
+    return type(error) is not ValueError or "numpy.ndarray" in str(error)
 
 
 def on_device(values: Values) -> Values | None:

@@ -422,6 +422,8 @@ class _Words:
         if self.one and kind is not Chunk and _is_data(v):
             self.inside.append(v)
             return _Slot
+        if kind is not Chunk and _is_data(v) and not v.size:  # it says of which kind others are
+            return kind, v.dtype, v.shape
         if lists and kind is np.ndarray and v.nbytes <= LARGEST and not v.dtype.hasobject:
             self.lists = _WATCHED  # its values count, and somebody may write to it
             self._watch(v)
@@ -453,7 +455,10 @@ class _Words:
             self.one = self.one and not curried  # nobody puts others in there
             self.around.append((v, made_of(v)))
             words = self._calls(v.func, (*v.args, *v.keywords.values()))
-            return kind, words, self(v.args), *[(k, self(x)) for k, x in v.keywords.items()]
+            named = {**v.keywords}
+            if _trusted(v.func) and _is_data(like := named.get("like")):
+                named["like"] = type(like)  # all that NumPy and Dask take from it
+            return kind, words, self(v.args), *[(k, self(x)) for k, x in named.items()]
         self.one = False  # nobody puts others in there
         if root in TOOLS and kind.__name__ == "Compose":
             return kind, self(v.first), self(tuple(v.funcs))

@@ -24,10 +24,6 @@ EVERY = {
         lambda x, k: da.average(x, axis=0, weights=np.arange(8)),
         lambda: np.average(A, axis=0, weights=np.arange(8)),
     ),
-    "choose": (
-        lambda x, k: da.choose(k % 3, [x, x + 1, x * 2]),
-        lambda: np.choose(K % 3, [A, A + 1, A * 2]),
-    ),
     "digitize": (lambda x, k: da.digitize(x, TABLE), lambda: np.digitize(A, TABLE)),
     "histogram": (
         lambda x, k: da.histogram(x, TABLE, weights=x)[0],
@@ -155,7 +151,7 @@ def test_what_fails_for_other_reasons_says_those(scheduler):
 
     with pytest.raises(TypeError, match="of its own|numpy.ndarray"):
         blocks().map_blocks(fails, TABLE, dtype="f8").compute()
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(TypeError, match="operand type"):
         blocks().map_blocks(lambda b: b + object(), dtype="f8").compute()
     x = da.from_array(A, chunks=(4, 6))  # all of it is the host's
     with pytest.raises(TypeError, match="of its own"):

@@ -119,7 +119,7 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
 
     def __setitem__(self, key, value):
         if _hosts((value,)):
-            raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         _called(_np.ndarray.__setitem__, (self, key, value), {}, writes=(self,), hosts=True)
 
     def __getitem__(self, key):

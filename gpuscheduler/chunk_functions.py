@@ -243,6 +243,11 @@ for _getter in GETTERS:
         KNOWN[_getter] = _getting(_getter)
 
 
+@instead_of(dask_reductions._custom_nanquantile)
+def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
+    return np.nanquantile(a, q, axis, **kwargs)
+
+
 @instead_of(takes.taken)
 def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
     """A view: what makes it copies it, and readers that are kernels write into nothing."""

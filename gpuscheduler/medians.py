@@ -1,5 +1,5 @@
-"""Medians of a few elements, as operations on these: a network that sorts them (Knuth, The Art of
-Computer Programming 3, 5.2.2, algorithm M), of which only what the middle needs is left.
+"""Medians and quantiles of a few elements, as operations on these: a network that sorts them
+(Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M), of which what they need is left.
 
 A library sorts a copy of all that a median filter looks at; a kernel has it in registers.
 """
@@ -28,6 +28,8 @@ from .following import current, no_out, nothing, refuse
 
 #: Elements that are sorted in registers, at most; and of which there may be NaN, on CPU devices.
 MOST_SORTED, MOST_WITH_NAN = 32, 16
+#: Quantiles of the same elements, at most.
+MOST_QUANTILES = 8
 
 
 def exchanges(n: int) -> Iterator[tuple[int, int]]:
@@ -116,3 +118,120 @@ def nanmedian_of(
     middle = either(count % 2 == 1, high, _between(low, high))
     middle = either(count == 0, x.dtype.type(np.nan), middle)
     return scalar_if_point(reshaped(middle, reduced_shape(x, axes, keepdims)))
+
+
+# ---- quantiles
+
+
+@implements("quantile")
+def quantile_of(
+    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
+) -> Any:  # fmt: skip
+    no_out(out)
+    weak = type(q) in (int, float)
+    return _quantiles(a, _in_range(q), weak, axis, method, keepdims, weights, False)
+
+
+@implements("percentile")
+def percentile_of(
+    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
+) -> Any:  # fmt: skip
+    no_out(out)
+    weak, q = type(q) in (int, float), _in_range(np.true_divide(q, 100))
+    return _quantiles(a, q, weak, axis, method, keepdims, weights, False)
+
+
+@implements("nanquantile")
+def nanquantile_of(
+    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
+) -> Any:  # fmt: skip
+    no_out(out)
+    weak = type(q) in (int, float)
+    return _quantiles(a, _in_range(q), weak, axis, method, keepdims, weights, True)
+
+
+@implements("nanpercentile")
+def nanpercentile_of(
+    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
+) -> Any:  # fmt: skip
+    no_out(out)
+    weak, q = type(q) in (int, float), _in_range(np.true_divide(q, 100))
+    return _quantiles(a, q, weak, axis, method, keepdims, weights, True)
+
+
+def _in_range(q: Any) -> Any:
+    """Quantiles that are known; or an array of those that will be known when it is computed."""
+    if isinstance(q, Traced):
+        return q
+    q = np.asanyarray(q)
+    if not (q.dtype.kind in "biuf" and ((q >= 0) & (q <= 1)).all()):
+        raise refuse("its quantiles are not in the range [0, 1]")
+    return q
+
+
+def _quantiles(
+    a: Any, q: Any, weak: bool, axis: Any, method: Any, keepdims: Any, weights: Any, skip: bool
+) -> Any:
+    """Quantiles by NumPy's method "linear", of elements that are not NaN where these are to be
+    skipped. With `weak`, the quantile was a number of Python's, which has no type of its own."""
+    name = "nanquantile" if skip else "quantile"
+    most = MOST_SORTED if current.get().products else MOST_WITH_NAN
+    x, axes, every = _few(a, tuple(axis) if isinstance(axis, list) else axis, name, most)
+    if (
+        method != "linear"
+        or weights is not None
+        or x.dtype.kind == "b"
+        or q.dtype.kind not in "iuf"
+    ):
+        raise refuse(f"numpy.{name} of {x.dtype}, by its method {method!r}, has no expression")
+    if q.ndim > 1 or q.size > MOST_QUANTILES:
+        raise refuse(f"numpy.{name} of {q.size} quantiles has no expression")
+    count: Any = len(every)
+    none = [np.isnan(e) for e in every] if x.dtype.kind == "f" else []
+    if none and skip:
+        last = x.dtype.type(np.inf)
+        every = [either(m, last, e) for m, e in zip(none, every, strict=True)]
+        count = count - functools.reduce(np.add, [m.astype(np.intp) for m in none])
+    ordered, shape = in_order(every), reduced_shape(x, axes, keepdims)
+
+    def one(q: Any) -> Any:
+        value = _quantile(ordered, count, q, weak)
+        if none:
+            empty = count == 0 if skip else functools.reduce(np.logical_or, none)
+            value = either(empty, value.dtype.type(np.nan), value)
+        return reshaped(value, shape)
+
+    if not q.ndim:
+        return scalar_if_point(one(q))
+    return np.stack([one(q[k]) for k in range(q.size)])
+
+
+def _quantile(ordered: list[Any], count: Any, q: Any, weak: bool) -> Any:
+    """The quantile of as many of these as `count` says."""
+    last = count - 1
+    index = (last.astype(q.dtype) if isinstance(last, Traced) else last) * q
+    if index.dtype.kind in "iu":
+        return _at(ordered, index)
+    before = np.floor(index)
+    low = _at(ordered, np.minimum(before, last))
+    high = _at(ordered, np.minimum(before + 1, last))
+    part = index - before
+    if weak:  # it takes the type of the elements
+        part = part.astype(low.dtype if low.dtype.kind == "f" else np.float64)
+    difference = high - low
+    value = low + difference * part
+    return either(part >= 0.5, (high - difference * (1 - part)).astype(value.dtype), value)
+
+
+def _at(every: list[Any], index: Any) -> Any:
+    """One of these; the first where there is none of that number."""
+    if not isinstance(index, Traced):
+        return every[max(int(index), 0)]
+    out = every[0]
+    for k in range(1, len(every)):
+        out = either(index == k, every[k], out)
+    return out

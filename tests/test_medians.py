@@ -49,6 +49,33 @@ def test_any_median(x, data):
             agree(lambda x: np.nanmedian(x, axis=axes, keepdims=keep), x)
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(arrays(), st.data())
+def test_any_quantile(x, data):
+    axis = data.draw(st.integers(-x.ndim, x.ndim - 1))
+    if not 1 < x.shape[axis] <= MOST_WITH_NAN or x.dtype.kind == "b":
+        return
+    q = data.draw(
+        st.one_of(
+            st.sampled_from([0, 1, 0.5]),
+            st.floats(0, 1),
+            st.lists(st.floats(0, 1), min_size=1, max_size=3).map(np.array),
+            st.floats(0, 1, width=32).map(np.float32),
+        )
+    )
+    keep, known = data.draw(st.booleans()), type(q) is not np.ndarray or data.draw(st.booleans())
+    for f, most in (
+        (np.quantile, 1), (np.nanquantile, 1), (np.percentile, 100), (np.nanpercentile, 100),
+    ):  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # all NaN; differences of infinities
+            if known:
+                given = tuple((q * most).tolist()) if type(q) is np.ndarray else q * most
+                agree(lambda x, f=f, q=given: f(x, q, axis=axis, keepdims=keep), x)
+            else:
+                agree(lambda x, q, f=f: f(x, q, axis=axis, keepdims=keep), x, q * most)
+
+
 def test_the_greatest():
     """Their sum would be infinite."""
     x = np.full((3, 4), np.finfo("f8").max)
@@ -64,6 +91,12 @@ def test_the_greatest():
         lambda x: np.median(x[:0], 0),
         lambda x: np.median(x[:3] * 1j, 0),
         lambda x: np.median(x[:3], 0, out=np.empty(33)),
+        lambda x: np.quantile(x, 0.5),
+        lambda x: np.quantile(x[:3], 0.5, axis=0, method="lower"),
+        lambda x: np.quantile(x[:3], np.linspace(0, 1, 9), axis=0),
+        lambda x: np.quantile(x[:3] > 0, 0.5, axis=0),
+        lambda x: np.quantile(x[:3], 0.5, axis=0, method="inverted_cdf", weights=np.ones(3)),
+        lambda x: np.nanpercentile(x[:3], 0.5, axis=0, out=np.empty(33)),
     ],
 )
 def test_what_is_not_followed(function):
@@ -82,9 +115,14 @@ def test_filters(devices):
         da.median(windows(x, 5, axis=0), axis=-1),
         da.nanmedian(windows(x, (3, 3), axis=(1, 2)), axis=(-2, -1)),
         da.median(x[:30], axis=0),
+        da.quantile(x[:12], 0.3, axis=0),
+        da.quantile(windows(x, 5, axis=0), [0.1, 0.5, 0.9], axis=-1),
+        da.nanquantile(x[:12], [0.25, 1], axis=0),
+        da.nanquantile(x[:, :, :12], 0.25, axis=-1),
+        x[:10].map_blocks(np.percentile, 90, axis=0, drop_axis=0, dtype="f4"),
     ):
         want = y.compute(scheduler="sync")
         with Scheduler(devices, fuse_least=0) as s:
             steps = s.plan(y).steps
             assert any(isinstance(step.task, Fused) for step in steps)
-            np.testing.assert_array_equal(y.compute(), want)
+            np.testing.assert_allclose(y.compute(), want, rtol=3e-7)

@@ -197,6 +197,14 @@ MEDIANS = {
     "of an even number": lambda x: da.median(windows(x, 4, 2), axis=-1),
     "of what there is": lambda x: da.nanmedian(windows(da.where(x > 40, np.nan, x)), axis=-1),
     "over time": lambda x: da.median(x, axis=0),
+    "quantile over time": lambda x: da.quantile(x, 0.3, axis=0),
+    "quantiles": lambda x: da.quantile(windows(x), [0.1, 0.5, 1], axis=-1),
+    "quantiles of what there is": lambda x: da.nanquantile(
+        windows(da.where(x > 40, np.nan, x)), np.array([0, 0.7]), axis=-1
+    ),
+    "percentile": lambda x: windows(x).map_blocks(
+        np.percentile, 90, axis=-1, drop_axis=-1, dtype="f8" if x.dtype.kind == "i" else x.dtype
+    ),
 }
 
 

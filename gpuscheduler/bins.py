@@ -83,3 +83,19 @@ class Bins:
             bin_loops.count_evenly(x, self.edges, inverse, counts)
         else:
             bin_loops.count_among(x, self.edges, counts)
+
+    def find(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Which bin each of these values lies in, int64; as many as there are for what is in none.
+
+        >>> Bins.of(np.array([0.0, 1.0, 3.0])).find(np.array([-1, 0, 2, 3, np.nan]))
+        array([2, 0, 1, 1, 2])
+        """
+        from . import bin_loops  # as above
+
+        found = np.empty(np.shape(x), np.int64)
+        if self.even:
+            inverse = self.edges.dtype.type(1 / self.step)
+            bin_loops.find_evenly(np.ravel(x), self.edges, inverse, found.reshape(-1))
+        else:
+            bin_loops.find_among(np.ravel(x), self.edges, found.reshape(-1))
+        return found

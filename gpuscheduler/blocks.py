@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import host_code, philox
+from .bins import Bins
 from .expr import (
     RANDOM,
     SCANS,
@@ -720,6 +721,8 @@ def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., An
         return partial(_part, node.op)
     if node.op == "complex":
         return partial(_complex, node.dtype)
+    if node.op == "bin":
+        return partial(_bin, node.data)
     if node.op in RANDOM:
         return partial(_drawn_at, node.op, node.data, node.dtype)
     if node.op == "call":
@@ -751,6 +754,14 @@ def _cast(dtype: DType, a: Any, out: Array | None = None) -> Any:
 
 def _where(dtype: DType, c: Any, a: Any, b: Any, out: Array | None = None) -> Any:
     return np.where(c, a, b)  # of memory of its own: to copy that to `out` would only cost
+
+
+def _bin(bins: Bins, a: Any, out: Array | None = None) -> Any:
+    found = bins.find(a)
+    if out is None:
+        return found
+    out[...] = found
+    return out
 
 
 def _part(name: str, a: Any, out: Array | None = None) -> Any:
@@ -995,8 +1006,11 @@ def _plan(
     inner = []
     if kernel.counts:
         # once for each point, not for each bin, too
-        (value,) = kernel.reductions[0].arg.args
-        root = rebuilt([value], lambda leaf: _without_first(change(leaf)))
+        value = kernel.reductions[0].arg
+        root = rebuilt(
+            [*value.args] if value.op == "bin" else [value],
+            lambda leaf: _without_first(change(leaf)),
+        )
         for box, roots in regions(root, kernel.shape[1:]):
             axes = frozenset(range(len(box)))
             inner.append(_Region(box, roots, [View(0, (0,) * len(box))], axes, block_bytes))
@@ -1069,11 +1083,16 @@ def _counted(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) ->
     """How many values lie in each bin."""
     (reduction,) = plan.reductions
     total = np.zeros(plan.kernel.kept, np.int64)
+    bins = len(total)
     for region in plan.regions:
         run = _Run(region, memory, given)
         for origin, size in _boxes(region.shape, region.block, range(len(region.shape))):
             (values,) = run.block(origin, size)
-            reduction.arg.data.count(np.broadcast_to(values, size), total)
+            values = np.broadcast_to(values, size)
+            if reduction.arg.op == "bin":
+                reduction.arg.data.count(values, total)
+            else:
+                total += np.bincount(np.minimum(values.ravel(), bins), minlength=bins + 1)[:bins]
     return total.astype(reduction.dtypes[0], copy=False)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from dask.array import chunk as dask_chunk
 from dask.array import reductions as dask_reductions
+from dask.array import routines as dask_routines
 from dask.array.dispatch import numel_lookup
 from dask.array.optimization import GETTERS
 from dask.core import flatten
@@ -241,6 +242,17 @@ def _getting(getter: Callable[..., Any]) -> Callable[..., Any]:
 for _getter in GETTERS:
     if "asarray" in _getter.__code__.co_varnames:
         KNOWN[_getter] = _getting(_getter)
+
+
+@instead_of(dask_routines._block_histogramdd_multiarg)
+def _block_histogram(*args: Any) -> Any:
+    *sample, bins, range, weights = args
+    return np.histogramdd(tuple(sample), bins, range, weights=weights)[0][np.newaxis]
+
+
+@instead_of(dask_routines._block_histogramdd_rect)
+def _block_histogram_of_rows(sample: Any, bins: Any, range: Any, weights: Any) -> Any:
+    return np.histogramdd(sample, bins, range, weights=weights)[0][np.newaxis]
 
 
 @instead_of(dask_reductions._custom_nanquantile)

@@ -4,6 +4,7 @@ with vectors, and what NumPy computes of arrays in a few steps. Ufuncs are in `a
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 import math
@@ -327,12 +328,46 @@ def _histogram(
         raise refuse(f"it makes a histogram of {x.dtype}")
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
     x = x if x.ndim else x.reshape(1)
+    return _counted(_bin(x, edges), len(edges) - 1), edges
+
+
+@implements("histogramdd")
+def _histogramdd(
+    sample: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
+) -> tuple[Traced, list[np.ndarray[Any, Any]]]:
+    if density or weights is not None:
+        raise refuse("it weighs a histogram")
+    if isinstance(sample, Traced):
+        rows = sample if sample.ndim == 2 else sample.reshape(-1, 1)
+        sample = [rows[:, k] for k in builtins.range(rows.shape[1])]
+    columns, one = [traced(x) for x in sample], isinstance(bins, (int, np.integer))
+    sizes = [bins] * len(columns) if one else [*bins]
+    if any(isinstance(v, Traced) for v in (*sizes, *(range or ()))):
+        raise refuse("the bins of its histogram depend on values")
+    if range is None and any(np.ndim(n) == 0 for n in sizes):
+        raise refuse("its histogram has no range")
+    dtype = np.result_type(*[x.dtype for x in columns])
+    if dtype.kind not in "iuf" or any(x.ndim != 1 for x in columns):
+        raise refuse(f"it makes a histogram of {dtype}")
+    edges = np.histogramdd(np.empty((0, len(columns))), bins, range)[1]
+    shape, size = tuple([len(e) - 1 for e in edges]), math.prod([len(e) - 1 for e in edges])
+    where: Any = 0
+    outside = []
+    for x, e in zip(columns, edges, strict=True):
+        found = _bin(Traced(cast_to(x._expr, dtype), x.shape), e)
+        outside.append(found == len(e) - 1)
+        where = where * (len(e) - 1) + found
+    where = either(functools.reduce(np.logical_or, outside), np.int64(size), where)
+    return reshaped(_counted(where, size), shape).astype(np.float64), list(edges)
+
+
+def _counted(bins: Traced, count: int) -> Traced:
+    """How often each number below `count` occurs."""
     # along a first axis, for the bins: a kernel finds the bin of each value once all the same
-    expr = reviewed(_bin(x, edges)._expr, lambda view: View(view.offset, (0, *view.strides)))
-    spread = Traced(expr, (len(edges) - 1, *x.shape))
-    axes = tuple([k + 1 for k in axes_of(x, None)])
-    (found,) = reduce("histogram", spread, axes, (np.intp,))
-    return found, edges
+    expr = reviewed(bins._expr, lambda view: View(view.offset, (0, *view.strides)))
+    spread = Traced(expr, (count, *bins.shape))
+    (found,) = reduce("histogram", spread, tuple(builtins.range(1, spread.ndim)), (np.intp,))
+    return found
 
 
 def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:

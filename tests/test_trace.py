@@ -492,6 +492,42 @@ def test_any_histogram(x, low, wide, bins):
     agree(functools.partial(heights, bins=np.linspace(low, low + wide, bins + 1)), x)
 
 
+def heights_of_two(x, y, bins, range=None):
+    return np.histogramdd((x, y), bins, range)[0]
+
+
+@given(
+    hnp.arrays(st.sampled_from(["f4", "f8", "i2"]), st.tuples(st.integers(0, 40), st.just(2))),
+    st.sampled_from(["f4", "f8", "i4"]), st.floats(-1e3, 1e3), st.floats(1, 1e6),
+    st.integers(1, 9), st.integers(1, 9),
+)  # fmt: skip
+@thorough
+def test_any_histogram_of_two(x, dtype, low, wide, n, m):
+    with np.errstate(all="ignore"):
+        y = np.nan_to_num(x[:, 1], posinf=9, neginf=-9).clip(-1e4, 1e4).astype(dtype)
+    span = ((low, low + wide), (-1e3, wide))
+    of_two = functools.partial(heights_of_two, bins=(n, m), range=span)
+    agree(of_two, x[:, 0], y)
+    edges = tuple([np.linspace(*s, 5) for s in span])
+    agree(functools.partial(heights_of_two, bins=edges), x[:, 0], y)
+    agree(lambda x: np.histogramdd(x, n, span)[0], x)
+
+
+def test_a_histogram_of_two_is_one_pass():
+    def of_two(x, y):
+        return np.histogramdd((x, np.exp(y)), (5, 4), ((0, 9), (0, 1)))[0]
+
+    kernel, _ = kernels(of_two, DOUBLE[:, 0], DOUBLE[:, 1])  # then their type
+    assert (kernel.counts, kernel.kept) == (True, (20,))
+    one = DOUBLE[:, 0]
+    assert "no range" in reason(lambda x: np.histogramdd((x, x), 5), one)
+    assert "no range" in reason(lambda x: np.histogramdd((x, x), (5, [0.0, 1.0])), one)
+    spans = ((0, 1), (0, 1))
+    assert "weighs" in reason(lambda x: np.histogramdd((x, x), 5, spans, weights=x), one)
+    assert "complex" in reason(lambda x: np.histogramdd((x, x * 1j), 5, spans), one)
+    assert "depend on" in reason(lambda x: np.histogramdd((x, x), (x, x), spans), one)
+
+
 def test_a_histogram_is_one_pass_over_what_is_computed():
     (kernel,) = kernels(
         lambda x: np.histogram(np.exp(x) * 2, 5, range=(0, 9))[0][np.newaxis], DOUBLE
@@ -727,6 +763,12 @@ DASK = {
     "weights": lambda x, y: da.average(x, weights=abs(y)),
     "outer": lambda x, y: da.outer(x[0], y[1]),
     "histogram": lambda x, y: da.histogram(x * y, 9, (-2, 2), density=True)[0],
+    "histogram of two": lambda x, y: da.histogram2d(
+        x.ravel(), y.ravel(), [4, 3], [(-2, 2), (-1, 1)]
+    )[0],
+    "histogram of rows": lambda x, y: da.histogramdd(
+        x.rechunk({1: -1})[:, :2], [4, 3], [(-2, 2), (-1, 1)]
+    )[0],
     "pad": lambda x, y: da.pad(x, 1) * 2,
     "out": lambda x, y: da.add(x, y, where=x > 0, out=da.zeros_like(y)),
     "assigned": lambda x, y: assigned_chunks(x) + 1,

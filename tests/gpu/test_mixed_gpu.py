@@ -29,6 +29,14 @@ EVERY = {
         lambda x, k: da.histogram(x, TABLE, weights=x)[0],
         lambda: np.histogram(A, TABLE, weights=A)[0],
     ),
+    "histogram2d": (
+        lambda x, k: da.histogram2d(x.ravel(), x.ravel() ** 2, bins=(TABLE, TABLE))[0],
+        lambda: np.histogram2d(A.ravel(), A.ravel() ** 2, bins=(TABLE, TABLE))[0],
+    ),
+    "histogramdd": (
+        lambda x, k: da.histogramdd(x.rechunk((4, 12))[:, :3], (4, 3, 5), ((0, 1),) * 3)[0],
+        lambda: np.histogramdd(A[:, :3], (4, 3, 5), ((0, 1),) * 3)[0],
+    ),
     "interp": (
         lambda x, k: x.map_blocks(np.interp, TABLE, TABLE**2, dtype="f8"),
         lambda: np.interp(A, TABLE, TABLE**2),
@@ -53,8 +61,13 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("name", EVERY)
+#: What CuPy has not.
+OURS = {"histogram2d", "histogramdd"}
+
+
+@pytest.mark.parametrize(
+    ("name", "fuse"), [(n, f) for n in EVERY for f in (True, False) if f or n not in OURS]
+)
 def test_arrays_of_numpy_among_those_of_cupy(name, fuse):
     build, want = EVERY[name]
     with Scheduler(devices="cuda:0,0", fuse=fuse, fuse_least=0):

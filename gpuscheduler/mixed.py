@@ -40,8 +40,8 @@ def says_so(error: BaseException) -> bool:
 
 
 def on_device(values: Values) -> Values | None:
-    """Values with arrays of the current device in place of those of the host; None where there is
-    none of these, or none of the others."""
+    """Values with arrays of the current device in place of those of the host, as kernels read them;
+    None where there is none of these, or none of the others."""
     every = [v for value in values.values() for v in leaves(value)]
     if not any(isinstance(v, cupy.ndarray) for v in every) or not any(map(_is_of_host, every)):
         return None
@@ -75,7 +75,7 @@ class Moved:
             return it
         if type(it) is FunctionType:
             return self._function(it)
-        if not _is_of_host(it):
+        if not _is_of_host(it) or not it.ndim:  # CuPy takes points for numbers
             return it
         if id(it) not in self._known:
             copy = _copied(it)
@@ -92,10 +92,10 @@ class Moved:
             raise _Writes
         self._writes = self._writes or any(map(_may_write, steps))
         space = f.__globals__
-        tables = {n: space[n] for n in f.__code__.co_names if _is_of_host(space.get(n))}
-        if not tables:
+        read = {n: v for n in f.__code__.co_names if _is_of_host(v := space.get(n)) and v.ndim}
+        if not read:
             return f
-        space = {**space, **{n: self._swap(v) for n, v in tables.items()}}
+        space = {**space, **{n: self._swap(v) for n, v in read.items()}}
         out = FunctionType(f.__code__, space, f.__name__, f.__defaults__, f.__closure__)
         out.__kwdefaults__, out.__qualname__ = f.__kwdefaults__, f.__qualname__
         out.__module__ = f.__module__
@@ -112,7 +112,7 @@ def moved(task: Task, values: Values) -> Moved | None:
 
 
 def _is_of_host(value: Any) -> bool:
-    return type(value) is np.ndarray and value.ndim > 0 and is_plain(value.dtype)
+    return type(value) is np.ndarray and is_plain(value.dtype)
 
 
 def _copied(value: Any) -> Any:

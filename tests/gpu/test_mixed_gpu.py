@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from gpuscheduler import Scheduler
+from gpuscheduler.fuse import Fused
 
 A = np.random.default_rng(0).random((8, 12))
 K = np.random.default_rng(1).integers(0, 9, (8, 12))
-TABLE = np.linspace(0, 1, 9)
+TABLE, POINT = np.linspace(0, 1, 9), np.array(1.0)
 WEIGHTS = np.array([1.0, 4, 6, 4, 1])
 
 
@@ -91,10 +92,10 @@ def scheduler():
 
 
 def test_what_a_function_has_around_it_or_is_given(scheduler):
-    table = TABLE.copy()
+    table, one = TABLE.copy(), np.array(1.0)
 
     def own(i):
-        return table[i]
+        return table[i] * one * POINT
 
     k = blocks(K)
     for f in (lambda i: own(i), own):
@@ -104,6 +105,19 @@ def test_what_a_function_has_around_it_or_is_given(scheduler):
     table[:] = table**2  # tasks read what is there when they run
     np.testing.assert_array_equal(gathered(k.map_blocks(own, dtype="f8")), table[K])
     np.testing.assert_array_equal(gathered(y), table[K])
+
+
+def test_a_point_of_the_host_in_a_kernel(scheduler, monkeypatch):
+    """The kernel reads it, and nobody asks CuPy."""
+
+    def no_kernel(self, values):
+        raise AssertionError(self)
+
+    monkeypatch.setattr(Fused, "__call__", no_kernel)
+    for q in (0.3, np.array(0.7), [0.1, 1]):
+        y = da.quantile(blocks().rechunk((8, 4)).persist(), q, axis=0)
+        for _ in range(3):
+            np.testing.assert_allclose(gathered(y), np.quantile(A, q, axis=0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["i2", "f4", "c16", "?"])

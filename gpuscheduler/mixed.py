@@ -75,7 +75,7 @@ class Moved:
             return it
         if type(it) is FunctionType:
             return self._function(it)
-        if not _is_of_host(it) or not it.ndim:  # CuPy takes points for numbers
+        if not _is_of_host(it):
             return it
         if id(it) not in self._known:
             copy = _copied(it)
@@ -92,10 +92,10 @@ class Moved:
             raise _Writes
         self._writes = self._writes or any(map(_may_write, steps))
         space = f.__globals__
-        read = {n: v for n in f.__code__.co_names if _is_of_host(v := space.get(n)) and v.ndim}
+        read = [n for n in f.__code__.co_names if _is_of_host(space.get(n))]
         if not read:
             return f
-        space = {**space, **{n: self._swap(v) for n, v in read.items()}}
+        space = {**space, **{n: self._swap(space[n]) for n in read}}
         out = FunctionType(f.__code__, space, f.__name__, f.__defaults__, f.__closure__)
         out.__kwdefaults__, out.__qualname__ = f.__kwdefaults__, f.__qualname__
         out.__module__ = f.__module__

@@ -2015,13 +2015,14 @@ class CudaDevices:
     def _called(self, lane: _Lane, i: int, values: dict[Any, Any], into: Any) -> Any:
         step, mixed = self.plan.steps[i], self.plan.mixed
         task = step.task if into is None else self.rooms.tasks[i]  # type: ignore[union-attr]
+        known = step.kind in mixed  # another thread may see it meanwhile
         try:
-            if step.kind in mixed:
+            if known:
                 value = self._without_arrays_of_host(lane, task, values, into)
             else:
                 value = self._computed(lane, task, values, into)
         except SAID as error:
-            if step.kind in mixed or is_refusal(error) or not says_so(error):
+            if known or is_refusal(error) or not says_so(error):
                 raise
             value = self._without_arrays_of_host(lane, task, values, into, error)
             mixed.add(step.kind)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import cupy
 import dask.array as da
 import numpy as np
@@ -203,3 +206,20 @@ def test_memory_that_is_refused_while_arrays_are_brought():
         y = blocks().map_blocks(asks, TABLE, dtype="f8")
         np.testing.assert_allclose(gathered(y), np.interp(A, TABLE, TABLE))
         assert len(tried) == 5
+
+
+def test_two_devices_that_find_it_out_at_once():
+    """One of which has heard of it from the other when it fails."""
+    together, calls = threading.Barrier(2), []
+
+    def meets(block, table):
+        calls.append(1)
+        n = len(calls)
+        if n <= 2:
+            together.wait(20)
+            time.sleep(0.1 * (n - 1))
+        return np.interp(block, table, table)
+
+    with Scheduler(devices="cuda:0,0"):
+        y = blocks().map_blocks(meets, TABLE, dtype="f8")
+        np.testing.assert_allclose(gathered(y), np.interp(A, TABLE, TABLE))

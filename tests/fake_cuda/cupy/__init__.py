@@ -159,8 +159,8 @@ def _plain(value, reads):
 
 
 def _hosts(value):
-    if type(value) is _np.ndarray:
-        return value.ndim > 0
+    if type(value) is _np.ndarray:  # of a point, too
+        return True
     return type(value) in (list, tuple) and any(map(_hosts, value))
 
 

@@ -123,44 +123,22 @@ def nanmedian_of(
 # ---- quantiles
 
 
-@implements("quantile")
-def quantile_of(
-    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
-) -> Any:  # fmt: skip
-    no_out(out)
-    weak = type(q) in (int, float)
-    return _quantiles(a, _in_range(q), weak, axis, method, keepdims, weights, False)
+def _follow_quantiles(name: str) -> None:
+    skip, percent = name.startswith("nan"), name.endswith("percentile")
+
+    @implements(name)
+    def found(
+        a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+        method: str = "linear", keepdims: Any = False, *, weights: Any = None,
+    ) -> Any:  # fmt: skip
+        no_out(out)
+        known = _in_range(np.true_divide(q, 100) if percent else q)
+        weak = type(q) in (int, float)
+        return _quantiles(a, known, weak, axis, method, keepdims, weights, skip)
 
 
-@implements("percentile")
-def percentile_of(
-    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
-) -> Any:  # fmt: skip
-    no_out(out)
-    weak, q = type(q) in (int, float), _in_range(np.true_divide(q, 100))
-    return _quantiles(a, q, weak, axis, method, keepdims, weights, False)
-
-
-@implements("nanquantile")
-def nanquantile_of(
-    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
-) -> Any:  # fmt: skip
-    no_out(out)
-    weak = type(q) in (int, float)
-    return _quantiles(a, _in_range(q), weak, axis, method, keepdims, weights, True)
-
-
-@implements("nanpercentile")
-def nanpercentile_of(
-    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: Any = False, *, weights: Any = None,
-) -> Any:  # fmt: skip
-    no_out(out)
-    weak, q = type(q) in (int, float), _in_range(np.true_divide(q, 100))
-    return _quantiles(a, q, weak, axis, method, keepdims, weights, True)
+for _name in ("quantile", "percentile", "nanquantile", "nanpercentile"):
+    _follow_quantiles(_name)
 
 
 def _in_range(q: Any) -> Any:

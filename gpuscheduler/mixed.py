@@ -15,7 +15,7 @@ import numpy as np
 from .batches import Batch
 from .graph import is_plain, is_sender
 from .reading import is_users
-from .rebuilt import swapped
+from .rebuilt import like_function, swapped
 from .sizes import leaves, map_leaves
 
 Values = dict[Any, Any]
@@ -96,9 +96,7 @@ class Moved:
         if not read:
             return f
         space = {**space, **{n: self._swap(space[n]) for n in read}}
-        out = FunctionType(f.__code__, space, f.__name__, f.__defaults__, f.__closure__)
-        out.__kwdefaults__, out.__qualname__ = f.__kwdefaults__, f.__qualname__
-        out.__module__ = f.__module__
+        out = like_function(f, space, f.__defaults__, f.__closure__, f.__kwdefaults__)
         return swapped(out, self._swap, self._known)
 
 

@@ -350,7 +350,8 @@ def _histogramdd(
     if dtype.kind not in "iuf" or any(x.ndim != 1 for x in columns):
         raise refuse(f"it makes a histogram of {dtype}")
     edges = np.histogramdd(np.empty((0, len(columns))), bins, range)[1]
-    shape, size = tuple([len(e) - 1 for e in edges]), math.prod([len(e) - 1 for e in edges])
+    shape = tuple([len(e) - 1 for e in edges])
+    size = math.prod(shape)
     where: Any = 0
     outside = []
     for x, e in zip(columns, edges, strict=True):

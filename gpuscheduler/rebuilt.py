@@ -81,7 +81,15 @@ def _function_with(f: FunctionType, change: Callable[[Any], Any]) -> FunctionTyp
         return f
     new = [c if c.cell_contents is v else CellType(v) for c, v in zip(cells, contents, strict=True)]
     space = f.__globals__ if names is None else {**f.__globals__, **names}
-    out = FunctionType(f.__code__, space, f.__name__, given, tuple(new))
+    return like_function(f, space, given, tuple(new), named)
+
+
+def like_function(
+    f: FunctionType, space: dict[str, Any], given: Any, cells: Any, named: Any
+) -> FunctionType:
+    """The function with other global variables, defaults, variables around it, and defaults of
+    keywords."""
+    out = FunctionType(f.__code__, space, f.__name__, given, cells)
     out.__kwdefaults__, out.__qualname__, out.__module__ = named, f.__qualname__, f.__module__
     return out
 

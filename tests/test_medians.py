@@ -125,4 +125,6 @@ def test_filters(devices):
         with Scheduler(devices, fuse_least=0) as s:
             steps = s.plan(y).steps
             assert any(isinstance(step.task, Fused) for step in steps)
-            np.testing.assert_allclose(y.compute(), want, rtol=3e-7)
+            # of rows without NaN Dask adds up two products, where NumPy goes from one to the other
+            exact = not y.name.startswith("_custom_nanquantile")
+            np.testing.assert_allclose(y.compute(), want, rtol=0 if exact else 3e-7)

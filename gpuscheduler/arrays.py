@@ -232,6 +232,8 @@ class Traced(NDArrayOperatorsMixin):
     def __getitem__(self, index: Any) -> Traced:
         if (selected := _selected(self, index)) is not None:
             return cast(Traced, selected)  # it stands for an array, too
+        if (found := METHODS["index"](self, index)) is not None:
+            return cast(Traced, found)
         index = _basic(index)
         # with an Ellipsis NumPy gives a view always, and never reads
         out = look(self, lambda a: a[index if ... in index else (*index, ...)])

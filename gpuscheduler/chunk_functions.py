@@ -22,20 +22,17 @@ from . import takes
 from .arrays import (
     SHORT,
     Traced,
-    apply,
     axes_of,
-    broadcast,
     either,
     expand,
-    look,
     reduce,
     reduced_shape,
     reshaped,
     scalar_if_point,
     traced,
 )
-from .expr import RANDOM, Expr, View, nodes, view_of, with_view
-from .following import cast_to, constant, current, node_of, refuse
+from .expr import View
+from .following import constant, current, node_of, refuse
 from .numpy_functions import without_nan
 from .reading import KNOWN, instead_of
 from .reductions import count_of, extreme_of, moment_of, not_empty, sum_of
@@ -264,49 +261,3 @@ def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
 def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
     """A view: what makes it copies it, and readers that are kernels write into nothing."""
     return takes.joined(takes.parts_of(traced(x), axis, slices), axis)
-
-
-@instead_of(takes.picked)
-def _picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
-    """Elements of an array along an axis, by their numbers, of which each is less than `length`."""
-    if not current.get().products:
-        raise refuse("it indexes with an array: NumPy's own is as fast")
-    x, numbers = traced(x), traced(numbers)
-    if x.shape[axis] != length:  # they are read without a look at how many there are
-        raise refuse(f"it takes elements of {length}, and there are {x.shape[axis]}")
-    shape = (*x.shape[:axis], numbers.size, *x.shape[axis + 1 :])
-    if 0 in x.shape or 0 in shape:
-        return Traced(constant(0, x.dtype), shape)
-    line = look(numbers, lambda a: a.reshape((-1,) + (1,) * (x.ndim - axis - 1)))
-    number = cast_to(broadcast(line, shape)._expr, np.int64)
-
-    def scaled(step: int) -> Expr:
-        return number if step == 1 else apply(np.multiply, number, step)
-
-    new: dict[int, Expr] = {}
-    for old in nodes((x._expr,)):
-        args = tuple([new[id(a)] for a in old.args])
-        view = view_of(old)
-        step = 0 if view is None or x.shape[axis] == 1 else view.strides[axis]
-        if view is not None:
-            still = View(view.offset, (*view.strides[:axis], 0, *view.strides[axis + 1 :]))
-            leaf = with_view(old, still)
-            found = node_of(leaf.op, (), leaf.dtype, leaf.data)
-            if step and old.op == "index":
-                found = apply(np.add, found, scaled(step))
-            elif step:
-                found = node_of("taken", (found, scaled(step)), leaf.dtype)
-        elif old.op == "taken" and args[0].op == "taken":
-            base, place = args[0].args
-            found = node_of("taken", (base, apply(np.add, place, args[1])), old.dtype)
-        elif old.op in RANDOM:
-            raise refuse("it takes random numbers by a list")
-        else:
-            found = node_of(old.op, args, old.dtype, old.data)
-        new[id(old)] = found
-    return Traced(new[id(x._expr)], shape)
-
-
-@instead_of(takes.reordered)
-def _reordered(arrays: list[Any], axis: int, numbers: Any) -> Any:
-    return _picked(takes.joined(arrays, axis), axis, numbers, numbers.size)

@@ -376,37 +376,20 @@ def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:
     kind = compared(x.dtype, edges.dtype)
     if kind is None:
         raise refuse(f"it makes a histogram of {x.dtype} with edges of {edges.dtype}")
-    ours = Bins.of(edges.astype(kind))
-    return Traced(node_of("bin", (cast_to(x._expr, kind),), np.int64, ours), x.shape)
+    return _in_bins(x, Bins.of(edges.astype(kind)))
 
 
-#: Edges that each value is compared with, at most.
-MOST_EDGES = 32
+def _in_bins(x: Traced, bins: Bins) -> Traced:
+    expr = node_of("bin", (cast_to(x._expr, bins.edges.dtype),), np.int64, bins)
+    return Traced(expr, x.shape)
 
 
-@implements("digitize")
-def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    """How many edges are not above each value, or above it where they descend."""
-    x, given = traced(x), isinstance(bins, Traced)
-    edges = bins if given else np.asarray(bins)
-    count = edges.size
-    if edges.ndim != 1 or not 0 < count <= MOST_EDGES or x.dtype.kind not in "iuf":
-        raise refuse(f"it sorts {x.dtype} into bins of {count} edges")
-    kind = compared(x.dtype, edges.dtype)
-    if kind is None or not (given or np.array_equal(edges, edges)):  # they have holes
-        raise refuse(f"it sorts {x.dtype} into bins with edges of {edges.dtype}")
-    if not given:
-        np.digitize(np.empty(0, x.dtype), edges, right)  # it says what is wrong with them
-    value, edges = Traced(cast_to(x._expr, kind), x.shape), edges.astype(kind)
-    found = Traced(constant(0, np.intp), x.shape)
-    for k in range(count):
-        found = found + (value <= edges[k] if right else value < edges[k])
-    # what is not a number lies behind all edges
-    descends = edges[0] > edges[-1]
-    other = count - found
-    return scalar_if_point(
-        either(descends, found, other) if given else found if descends else other
-    )
+def evenly_binned(x: Traced, edges: np.ndarray[Any, Any]) -> Traced | None:
+    """Which bin each value is in, of edges that lie evenly; None of others."""
+    if compared(x.dtype, edges.dtype) != edges.dtype:
+        return None
+    bins = Bins.of(edges)
+    return _in_bins(x, bins) if bins.even else None
 
 
 @implements("std")
@@ -650,16 +633,6 @@ def _flip(m: Any, axis: Any = None) -> Traced:
     x = traced(m)
     axes = axes_of(x, axis)
     return x[tuple([slice(None, None, -1 if k in axes else None) for k in range(x.ndim)])]
-
-
-@implements("take")
-def _take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Traced:
-    no_out(out)
-    if not isinstance(indices, int | np.integer) or mode != "raise":
-        raise refuse("it indexes with an array")
-    x = traced(a)
-    x, axis = (x.ravel(), 0) if axis is None else (x, normalize_axis_index(axis, x.ndim))
-    return x[(*(slice(None),) * axis, indices)]
 
 
 def _like(value: Any) -> Callable[..., Traced]:

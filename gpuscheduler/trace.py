@@ -17,7 +17,7 @@ import numpy as np
 from dask.utils import apply as dask_apply
 
 # They enter what they know of arrays when they are imported.
-from . import chunk_functions, creation, masks, medians, numpy_functions, reductions  # noqa: F401
+from . import chunk_functions, creation, lookups, masks, medians, numpy_functions, reductions  # noqa: F401
 from .arrays import Selected, Traced, next_input, read_beside, scan
 from .assembly import Assembly
 from .expr import Program

@@ -48,6 +48,7 @@ ORDER = [
     "creation",
     "reductions",
     "numpy_functions",
+    "lookups",
     "masks",
     "medians",
     "chunk_functions",

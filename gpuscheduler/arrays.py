@@ -22,6 +22,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from . import takes
 from .expr import LEAVES, REDUCTIONS, SCANS, DType, Expr, Reduction, View, nodes, view_of
 from .following import (
     MADE,
@@ -427,6 +428,8 @@ def read_beside(array: Any, own: bool = False) -> Traced:
         like = abstract_of(array)
         if like is None:
             raise refuse(f"it reads an array of {array.dtype}")
+        if own:
+            takes.keep_ours(array)
         if own or (beside.dense and type(array) is np.ndarray):
             like = Abstract(array.shape, array.dtype)
         made = next_input(like)

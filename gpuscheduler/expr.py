@@ -15,7 +15,8 @@ Nodes (`op`; `args`; `data`):
 - ``where``: `args[1]` where `args[0]` (bool) holds, else `args[2]`; only the chosen one may be
   read.
 - ``taken``: an element of the array that `args[0]`, an ``input``, reads: the one that lies
-  `args[1]` (int64) elements behind. Whoever makes it knows that there is one.
+  `args[1]` (int64) elements behind. Whoever makes it knows that there is one, where it is chosen;
+  if `data` is ANYWHERE, there is one at any point, whatever else is read is like.
 - ``real``, ``imag``, ``complex``: parts of a complex number, and one made of two parts.
 - ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
@@ -46,6 +47,8 @@ DType = np.dtype[Any]
 PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 #: Operations that read nothing from other nodes.
 LEAVES = frozenset({"input", "index", "constant", "reduced"})
+#: What is ``taken`` can be read also where nobody needs it.
+ANYWHERE = "anywhere"
 #: Random numbers.
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: Reductions, and how many results each has. The second result of argmin and argmax is the value

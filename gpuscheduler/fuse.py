@@ -889,6 +889,8 @@ class Fuser:
             self._rewire(key, recipe, inlined, targets)
         for name, array in zip(beside, found.beside, strict=True):
             self._read_beside(key, name, array)
+        if self.on_gpus:
+            self._send_constants(key, kind, names)
         if found.pairs:
             original = _Pairs(original)
         fused = graph.tasks[key] = Fused(
@@ -913,7 +915,7 @@ class Fuser:
             known = self.beside[id(array), sent] = (BESIDE, len(self.beside)), array
             name = known[0]
             self.graph.beside.add(name)
-            if sent and array.nbytes <= MOST_KEPT and takes.is_list(array):
+            if sent and array.nbytes <= MOST_KEPT and takes.is_ours(array):
                 self.nodes[name] = DataNode(name, array)
             elif sent:
                 self.nodes[name] = Task(name, np.ascontiguousarray, array)
@@ -931,6 +933,23 @@ class Fuser:
             graph.names[key] = (*graph.names[key], name)
             graph.needs[key] = (*graph.needs[key], name)
             self.readers[name] += 1
+
+    def _send_constants(self, key: Key, kind: str | None, names: Iterable[Key]) -> None:
+        """What a program of CuPy's arrays is given of NumPy's, as tables and weights are, is sent
+        to the GPUs by a step of its own: once for all that read it."""
+        graph = self.graph
+        constants = graph.constants.get(key, {})
+        tables = {k: v for k, v in constants.items() if type(v) is np.ndarray and k in set(names)}
+        near = [self.graph.blocks.get(k) for k in graph.needs[key]]
+        kinds = [kind, *[b.kind for b in near if b is not None]]
+        if not tables or "cupy.ndarray" not in kinds:
+            return
+        for name, array in tables.items():
+            node = self._beside(array, "cupy.ndarray")
+            graph.names[key] = (*graph.names[key], name)
+            graph.needs[key] = (*graph.needs[key], node)
+            self.readers[node] += 1
+        graph.constants[key] = {k: v for k, v in constants.items() if k not in tables}
 
     def _kind(self, key: Key, recipe: _Recipe, inlined: dict[int, Source]) -> str | None:
         """The type of the arrays that a task makes: what they are drawn or made as, or what the

@@ -58,7 +58,7 @@ from .cuda_math import (
     results,
     stored,
 )
-from .expr import LEAVES, RANDOM, SCANS, Expr, Kernel, View, constant, nodes, substituted
+from .expr import ANYWHERE, LEAVES, RANDOM, SCANS, Expr, Kernel, View, constant, nodes, substituted
 from .panes import MOST_AT_ONCE, SLIDING_WORDS, THREADS, Box, Pane
 from .regions import interior, settled
 
@@ -275,6 +275,32 @@ def _code(expr: Expr) -> str:
     return short
 
 
+#: So many of these are looked at for two that are one.
+MOST_CASES = 64
+#: Conditions, and whether each holds.
+_Case = frozenset[tuple[int, bool]]
+
+
+def _fewest(cases: set[_Case]) -> set[_Case]:
+    """The same cases without those inside others, and with one for two that differ in whether one
+    condition holds."""
+    found = set(cases)
+    while 1 < len(found) <= MOST_CASES:
+        both = next(
+            (
+                (case, other)
+                for case in found
+                for c, holds in case
+                if (other := case - {(c, holds)} | {(c, not holds)}) in found
+            ),
+            None,
+        )
+        if both is None:
+            break
+        found = found - {*both} | {both[0] & both[1]}
+    return {case for case in found if not any(other < case for other in found)}
+
+
 class _Tree:
     """Equal nodes once, arguments first. What an input's load and a call depend on is its `guard`,
     a node (None where it happens always): a loop may have no end for arguments not meant for it."""
@@ -283,6 +309,7 @@ class _Tree:
         self.letter = letter
         self.nodes: list[_Node] = []
         self._known: dict[Any, int] = {}
+        self._anywhere: set[int] = set()  # what may be read at any point
         numbers: dict[int, int] = {}
         for expr in nodes(roots, lambda n: n.args[1:] if n.op == "taken" else n.args):
             if expr.op == "taken":
@@ -310,7 +337,7 @@ class _Tree:
         self.guards = {k: needs[k] for k in (*self.inputs, *self.calls)}
         if self.taken:  # these are not read ahead: a condition may depend on what is
             needs = self._guards(lambda c: True)
-            self.guards.update({k: needs[k] for k in self.taken})
+            self.guards.update({k: needs[k] for k in self.taken if k not in self._anywhere})
         if len(self.nodes) > MOST_STATEMENTS:
             raise NotGenerated(f"an expression of {len(self.nodes):,} operations")
 
@@ -344,43 +371,46 @@ class _Tree:
         if any(view.strides):
             evenly = self._add("index", "i8", (), View(0, view.strides))
             number = self._add("add", "i8", (evenly, number))
-        return self._add("taken", _code(expr), (number,), (array, View(view.offset, ())))
+        found = self._add("taken", _code(expr), (number,), (array, View(view.offset, ())))
+        if expr.data == ANYWHERE:
+            self._anywhere.add(found)
+        return found
 
     def _guards(self, known: Callable[[int], bool]) -> dict[int, int | None]:
         """The node that says whether each node is needed where it reads something; None for what
         always is. `known` are the conditions that count."""
-        needs: list[list[int | None]] = [[] for _ in self.nodes]
+        needs: list[set[_Case]] = [set() for _ in self.nodes]
         for r in self.roots:
-            needs[r].append(None)
+            needs[r].add(frozenset())
         for k in range(len(needs) - 1, -1, -1):
-            node, mine = self.nodes[k], needs[k]
-            if not mine or not self.reads[k]:
+            node = self.nodes[k]
+            if not needs[k] or not self.reads[k]:
                 continue
-            guard = self._joined(mine)
-            needs[k] = [guard]
+            mine = needs[k] = _fewest(needs[k])
             if node.op != "where" or not known(node.args[0]) or node.args[1] == node.args[2]:
                 for a in node.args:
-                    needs[a].append(guard)
+                    needs[a] |= mine
                 continue
-            c, a, b = node.args
+            c, *choices = node.args
             if self.reads[c]:
-                needs[c].append(guard)
-            if self.reads[a]:
-                needs[a].append(self._both(guard, c))
-            if self.reads[b]:
-                needs[b].append(self._both(guard, self._add("logical_not", "b1", (c,))))
-        return {k: found[0] if found else None for k, found in enumerate(needs)}
+                needs[c] |= mine
+            for choice, holds in zip(choices, (True, False), strict=True):
+                if self.reads[choice]:
+                    needs[choice] |= {case | {(c, holds)} for case in mine}
+        return {k: self._any(found) for k, found in enumerate(needs)}
 
-    def _joined(self, guards: list[int | None]) -> int | None:
-        if None in guards:
-            return None
-        first, *others = dict.fromkeys(g for g in guards if g is not None)
-        for g in others:
-            first = self._add("logical_or", "b1", (first, g))
-        return first
-
-    def _both(self, guard: int | None, condition: int) -> int:
-        return condition if guard is None else self._add("logical_and", "b1", (guard, condition))
+    def _any(self, cases: set[_Case]) -> int | None:
+        """Whether one of these is given; None where that is so in any case."""
+        out: int | None = None
+        for case in sorted(cases, key=sorted):
+            every: int | None = None
+            for condition, holds in sorted(case):
+                this = condition if holds else self._add("logical_not", "b1", (condition,))
+                every = this if every is None else self._add("logical_and", "b1", (every, this))
+            if every is None:
+                return None
+            out = every if out is None else self._add("logical_or", "b1", (out, every))
+        return out
 
     def below(self, roots: Iterable[int], stop: Iterable[int] = ()) -> list[int]:
         """The nodes that `roots` need, ascending; not those that only `stop` needs."""

@@ -34,7 +34,7 @@ from .arrays import (
     traced,
 )
 from .bins import compared
-from .expr import LEAVES, RANDOM, Expr, View, nodes, view_of, with_view
+from .expr import ANYWHERE, LEAVES, RANDOM, Expr, View, nodes, view_of, with_view
 from .following import (
     cast_to,
     checked,
@@ -66,10 +66,16 @@ def on_gpus(what: str) -> None:
 # Elements at places that are computed.
 
 
-def at(x: Traced, shape: tuple[int, ...], still: Callable[[View], View],
-       away: Callable[[View], Expr | None]) -> Traced:  # fmt: skip
+def at(
+    x: Traced,
+    shape: tuple[int, ...],
+    still: Callable[[View], View],
+    away: Callable[[View], Expr | None],
+    anywhere: bool = False,
+) -> Traced:
     """An array of this shape, of elements of `x`. Each leaf is read where `still` says, and as many
-    elements behind as `away` says (int64, over the shape; None: none)."""
+    elements behind as `away` says (int64, over the shape; None: none); with `anywhere`, there are
+    such elements also where nobody needs them."""
     new: dict[int, Expr] = {}
     for old in nodes((x._expr,)):
         args = tuple([new[id(a)] for a in old.args])
@@ -81,7 +87,7 @@ def at(x: Traced, shape: tuple[int, ...], still: Callable[[View], View],
             if step is not None and old.op == "index":
                 found = apply(np.add, found, step)
             elif step is not None:
-                found = node_of("taken", (found, step), leaf.dtype)
+                found = node_of("taken", (found, step), leaf.dtype, ANYWHERE if anywhere else None)
         elif old.op == "taken" and args[0].op == "taken":
             base, place = args[0].args
             found = node_of("taken", (base, apply(np.add, place, args[1])), old.dtype)
@@ -203,7 +209,8 @@ def _taken(x: Traced, index: Any) -> Traced | None:
         if (found := _in_slices(whole, along, given)) is not None:
             return found
     numbers = {k: _numbers(entry, whole.shape[k]) for k, entry in chosen.items()}
-    out = _looked_up(whole, numbers, first if side_by_side else 0)
+    anywhere = all(isinstance(entry, Traced) for entry in chosen.values())
+    out = _looked_up(whole, numbers, first if side_by_side else 0, anywhere)
     return out if any(e is ... for e in given_entries) else scalar_if_point(out)
 
 
@@ -235,9 +242,11 @@ def _in_full(x: Traced, entries: Sequence[Any]) -> Iterator[Any]:
             yield entry
 
 
-def _looked_up(x: Traced, chosen: Mapping[int, Traced], first: int) -> Traced:
+def _looked_up(
+    x: Traced, chosen: Mapping[int, Traced], first: int, anywhere: bool = True
+) -> Traced:
     """Elements of an array by their numbers along these axes, in place of which, at `first`, those
-    of the numbers are."""
+    of the numbers are. With `anywhere`, the numbers are inside whatever they are computed of."""
     over = np.broadcast_shapes(*[n.shape for n in chosen.values()])
     rest = [k for k in range(x.ndim) if k not in chosen]
     kept = [x.shape[k] for k in rest]
@@ -265,7 +274,7 @@ def _looked_up(x: Traced, chosen: Mapping[int, Traced], first: int) -> Traced:
         ]
         return functools.reduce(functools.partial(apply, np.add), steps) if steps else None
 
-    return at(x, shape, still, away)
+    return at(x, shape, still, away, anywhere and x._expr.op == "input")
 
 
 METHODS["index"] = _taken
@@ -288,7 +297,7 @@ def _take(a: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "
     elif mode not in ("raise", "wrap"):
         raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
     numbers = _numbers(indices, length)
-    out = _looked_up(x, {axis: numbers}, axis)
+    out = _looked_up(x, {axis: numbers}, axis, isinstance(indices, Traced))
     return out if out.ndim else scalar_if_point(out)
 
 
@@ -310,7 +319,7 @@ def _take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Traced:
         n != m and n != 1 for k, (n, m) in enumerate(zip(x.shape, over, strict=True)) if k != axis
     ):
         raise IndexError("shape mismatch: indexing arrays could not be broadcast together")
-    return _looked_up(x, chosen, 0)
+    return _looked_up(x, chosen, 0, isinstance(indices, Traced))
 
 
 def _along(axis: int, length: int, ndim: int) -> Traced:

@@ -96,13 +96,18 @@ class _List:
     numbers: Any
 
 
-#: Lists that were made here: nobody changes these.
-_LISTS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+#: Arrays that were made here: nobody changes these.
+_OURS: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def is_list(array: Any) -> bool:
-    """Whether it is a list of `by_slices`, which nobody changes."""
-    return _LISTS.get(id(array)) is array
+def is_ours(array: Any) -> bool:
+    """Whether it is a list of `by_slices`, or another array that was made here."""
+    return _OURS.get(id(array)) is array
+
+
+def keep_ours(array: Any) -> None:
+    """Nobody changes this array: it was made here."""
+    _OURS[id(array)] = array
 
 
 Shapes = Callable[[Any], "tuple[int, ...] | None"]
@@ -140,7 +145,7 @@ def _list_of(node: Any, most: int) -> _List | None:
     # they are sent to the devices
     small = np.int32 if numbers.max(initial=0) < 2**31 else np.int64
     own = numbers.astype(small)
-    _LISTS[id(own)] = own
+    keep_ours(own)
     return _List(-1 if order else axis, slices_of(numbers, most), own)
 
 

@@ -97,6 +97,13 @@ class Abstract:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """An array whose values a function may ask for: it is as it will be when the task runs."""
+
+    array: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """An array that needs no memory: `expr` over `shape`. It takes no input number."""

@@ -25,7 +25,7 @@ from dask.array.core import concatenate_shaped
 from dask.utils import key_split
 
 from . import blocks, following, host_code, philox, reading, takes, trace
-from .arrays import FEW
+from .arrays import FEW, MOST_OWN
 from .expr import (
     PLACEHOLDER,
     Expr,
@@ -43,6 +43,7 @@ from .following import (
     Abstract,
     Flat,
     Generated,
+    Known,
     Masked,
     Multiplies,
     OneOrNone,
@@ -55,7 +56,7 @@ from .following import (
     squeezed,
     view_over,
 )
-from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, layer_of, referred
+from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, is_plain, layer_of, referred
 from .grid import Tile
 from .kernel import NotGenerated, generate, unwritten
 from .persisted import Chunk
@@ -663,6 +664,8 @@ class Fuser:
         if inlined and found.program is None and found.offer is None and not unknown:
             inlined = {}
             found = self._follow(recipe, plain, inlined)
+        if found.program is None and found.offer is None and found.view is None:
+            found = self._followed_with_values(recipe, plain, inlined, constants) or found
         if found.program is None:
             self.reasons[key] = found.reason
             if found.operations:
@@ -683,6 +686,27 @@ class Fuser:
             return True
         self._settle(key, task, recipe, found, inlined, targets)
         return True
+
+    def _followed_with_values(
+        self,
+        recipe: _Recipe,
+        plain: list[tuple[int, Any]],
+        inlined: dict[int, Source],
+        constants: dict[Key, Any],
+    ) -> Followed | None:
+        """A task that is followed if the values of small tables that it is given are known."""
+        known = list(plain)
+        for n, name in enumerate(recipe.names if self.on_gpus else ()):
+            table = constants.get(name)
+            if type(table) is not np.ndarray or not is_plain(table.dtype):
+                continue
+            if table.size > 1 and table.nbytes <= MOST_OWN:
+                words = "known", table.dtype, table.shape, table.tobytes()
+                known[n] = self.numbers.setdefault(words, len(self.numbers)), Known(table)
+        if known == plain:
+            return None
+        found = self._follow(recipe, known, inlined)
+        return None if found.program is None else found
 
     def _blame(self, key: Key, recipe: _Recipe, culprits: Iterable[int] = ()) -> None:
         """Remember which steps of a task are not followed: if it is none of them, it is all."""
@@ -889,14 +913,14 @@ class Fuser:
             self._rewire(key, recipe, inlined, targets)
         for name, array in zip(beside, found.beside, strict=True):
             self._read_beside(key, name, array)
-        if self.on_gpus:
-            self._send_constants(key, kind, names)
         if found.pairs:
             original = _Pairs(original)
         fused = graph.tasks[key] = Fused(
             key, program, tuple(names), found.expects, found.leaves, tuple(positions), kind,
             original,
         )  # fmt: skip
+        if self.on_gpus:
+            self._send_constants(fused, kind)
         if found.or_none:
             graph.tasks[key] = OrNone(fused)
             return
@@ -934,12 +958,13 @@ class Fuser:
             graph.needs[key] = (*graph.needs[key], name)
             self.readers[name] += 1
 
-    def _send_constants(self, key: Key, kind: str | None, names: Iterable[Key]) -> None:
+    def _send_constants(self, fused: Fused, kind: str | None) -> None:
         """What a program of CuPy's arrays is given of NumPy's, as tables and weights are, is sent
         to the GPUs by a step of its own: once for all that read it."""
-        graph = self.graph
+        graph, key = self.graph, fused.key
         constants = graph.constants.get(key, {})
-        tables = {k: v for k, v in constants.items() if type(v) is np.ndarray and k in set(names)}
+        read = {k for k, foreseen in fused.inputs() if any(foreseen)}
+        tables = {k: v for k, v in constants.items() if type(v) is np.ndarray and k in read}
         near = [self.graph.blocks.get(k) for k in graph.needs[key]]
         kinds = [kind, *[b.kind for b in near if b is not None]]
         if not tables or "cupy.ndarray" not in kinds:

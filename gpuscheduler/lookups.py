@@ -392,10 +392,11 @@ def _bounds(node: Expr) -> tuple[float, float]:
 
 
 class _Table:
-    """Numbers in ascending order, NaNs behind all others, of the type that they are compared in."""
+    """Numbers in ascending order, NaNs behind all others, of the type that they are compared in.
+    Where it `descends`, the order is the other way round."""
 
-    def __init__(self, table: Any, dtype: Any):
-        self.dtype = checked(dtype)
+    def __init__(self, table: Any, dtype: Any, descends: Any = None):
+        self.dtype, self.descends = checked(dtype), descends
         self.known: np.ndarray[Any, Any] | None = None
         if isinstance(table, Traced):
             self.array = table
@@ -409,6 +410,8 @@ class _Table:
     def at(self, places: Any) -> Traced:
         """Its elements at these places, each of which is one of its own."""
         number = traced(places)
+        if self.descends is not None:
+            number = either(self.descends, np.int64(self.size - 1) - number, number)
         found = _looked_up(self.array, {0: number}, 0)
         return found.astype(self.dtype)
 
@@ -503,12 +506,14 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
 
 
 def _among_many(x: Traced, edges: Any, right: bool) -> Any:
+    dtype, side = np.result_type(edges.dtype, x.dtype), "left" if right else "right"
     if isinstance(edges, Traced):
-        raise refuse("the order of its bins depends on values")
+        table = _Table(edges, dtype, edges[0] > edges[-1])
+        found = table.place(x, side)
+        return scalar_if_point(either(table.descends, table.size - found, found))
     descends = bool(edges[0] > edges[-1])
-    known = _Table(edges[::-1] if descends else edges, np.result_type(edges.dtype, x.dtype))
-    found = known.place(x, "left" if right else "right")
-    return scalar_if_point((np.int64(edges.size) - found if descends else found).astype(np.intp))
+    found = _Table(edges[::-1] if descends else edges, dtype).place(x, side)
+    return scalar_if_point(np.int64(edges.size) - found if descends else found)
 
 
 @implements("interp")

@@ -27,6 +27,7 @@ from .following import (
     Flat,
     Following,
     Generated,
+    Known,
     Masked,
     Multiplies,
     Product,
@@ -123,6 +124,8 @@ def _argument(value: Any) -> Any:
     """What a function that is followed gets for an argument."""
     if isinstance(value, Abstract):
         return next_input(value)
+    if isinstance(value, Known):
+        return constant_of_task(value.array)
     if isinstance(value, Generated):
         array = Traced(with_leaves(value.expr, lambda leaf: leaf), tuple(value.shape))
         if isinstance(value, Scanned):

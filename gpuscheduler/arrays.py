@@ -946,9 +946,13 @@ def reduce(
     if op == "sum" and (total := _counted(x, axes, types[0])) is not None:
         return [scalar_if_point(broadcast(total, reduced_shape(x, axes, keep)))]
     if op in ADDED_UP and (
-        _is_few(x) or (short and _is_short(x, axes) and not _are_windows(x, axes))
+        _is_few(x)
+        or (short and _is_short(x, axes) and not _are_windows(x, axes))
+        or (short and _are_weighted(x, axes))
     ):
         return [_one_by_one(op, x, axes, types[0], keep)]
+    if op in ("argmin", "argmax") and short and _are_a_few(x, axes):
+        return _first_of(op, x, axes, types, keep)
     results = []
     for which in range(REDUCTIONS[op]):
         result = Result(x.shape, axes, Reduction(op, x._expr, types), which)
@@ -1005,6 +1009,36 @@ def _are_windows(x: Traced, axes: Shape) -> bool:
     )
 
 
+def _are_a_few(x: Traced, axes: Shape) -> bool:
+    """Whether rows are short windows that slide, or a few arrays side by side."""
+    if x.dtype.kind == "c" or not 0 < math.prod(x.shape[k] for k in axes) <= SHORT:
+        return False
+    return _is_short(x, axes) or any(slides for slides, _ in _slides(x, axes))
+
+
+def _slides(x: Traced, axes: Shape) -> list[tuple[bool, bool]]:
+    """Of each leaf whether it goes along one of these axes as along another one, and whether it
+    goes along them at all."""
+    views = [v for n in nodes([x._expr]) if (v := view_of(n)) is not None]
+    others = [k for k, n in enumerate(x.shape) if n > 1 and k not in axes]
+    return [
+        (
+            any(v.strides[r] and v.strides[a] == v.strides[r] for a in others for r in axes),
+            any(v.strides[r] for r in axes),
+        )
+        for v in views
+    ]
+
+
+def _are_weighted(x: Traced, axes: Shape) -> bool:
+    """Whether rows are windows that slide over an array, beside what is the same for all of them:
+    kernels share what slides, and a few products of both."""
+    if not 0 < math.prod(x.shape[k] for k in axes) <= FEW:
+        return False
+    leaves = _slides(x, axes)
+    return any(s for s, _ in leaves) and any(along and not s for s, along in leaves)
+
+
 def elements(x: Traced, axes: Shape) -> list[Traced]:
     """What there is along some axes, of which each has these with length one."""
     out = []
@@ -1034,6 +1068,22 @@ def _one_by_one(op: str, x: Traced, axes: Shape, dtype: DType, keep: bool) -> Tr
     if keep:
         return out
     return scalar_if_point(reshaped(out, [n for k, n in enumerate(out.shape) if k not in axes]))
+
+
+def _first_of(op: str, x: Traced, axes: Shape, types: Sequence[DType], keep: bool) -> list[Traced]:
+    """Where the first of the extreme values of a few is, and this value; a NaN is more extreme than
+    any number."""
+    further = np.less if op == "argmin" else np.greater
+    (best, *rest), real = elements(x, axes), x.dtype.kind == "f"
+    at: Any = Traced(constant(0, types[0]), best.shape)
+    for n, value in enumerate(rest, 1):
+        better: Any = further(value, best)
+        if real:
+            better = np.logical_and(np.logical_or(better, np.isnan(value)), ~np.isnan(best))
+        at, best = either(better, types[0].type(n), at), either(better, value, best)
+    shape = reduced_shape(x, axes, keep)
+    found = [reshaped(at, shape), reshaped(best.astype(types[1]), shape)]
+    return found if keep else [scalar_if_point(v) for v in found]
 
 
 def reduced_shape(x: Traced, axes: Shape, keepdims: Any) -> Shape:

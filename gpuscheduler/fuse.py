@@ -964,7 +964,8 @@ class Fuser:
         graph, key = self.graph, fused.key
         constants = graph.constants.get(key, {})
         read = {k for k, foreseen in fused.inputs() if any(foreseen)}
-        tables = {k: v for k, v in constants.items() if type(v) is np.ndarray and k in read}
+        tables = {k: v for k, v in constants.items() if type(v) is np.ndarray and v.ndim}
+        tables = {k: v for k, v in tables.items() if k in read}
         near = [self.graph.blocks.get(k) for k in graph.needs[key]]
         kinds = [kind, *[b.kind for b in near if b is not None]]
         if not tables or "cupy.ndarray" not in kinds:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuscheduler import Scheduler, blocks, kernel
 from gpuscheduler.expr import Expr, View, constant, index
@@ -19,6 +20,7 @@ from gpuscheduler.kernel import generate
 from gpuscheduler.panes import Box
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
+from tests.test_lookups import agree
 
 host_only = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -276,3 +278,30 @@ def test_a_slot_has_one_value():
     assert slots.at("rows", 3) == slots.at("rows", 3) == 0
     with pytest.raises(AssertionError, match="two values of rows"):
         slots.at("rows", 4)
+
+
+WEIGHTS = np.array([1.0, 4, 6, 4, 1], "f4") / 16
+OVER_WINDOWS = {
+    "along rows": lambda x, w: (sliding_window_view(x, 5, 1) * w).sum(-1),
+    "down columns": lambda x, w: (sliding_window_view(x, 5, 0) * w).sum(-1),
+    "as a product": lambda x, w: sliding_window_view(x, 5, 1) @ w,
+    "boxes": lambda x, w: (sliding_window_view(x, (5, 5)) * w).sum((-1, -2)),
+    "the greatest": lambda x, w: (sliding_window_view(x, 5, 1) * w).max(-1),
+    "compared": lambda x, w: (sliding_window_view(x, 5, 1) > w).any(-1),
+    "where": lambda x, w: sliding_window_view(x, 5, 1).argmax(-1),
+    "where the least": lambda x, w: sliding_window_view(x, 4, 0).argmin(-1, keepdims=True),
+    "where in boxes": lambda x, w: sliding_window_view(x, (3, 3)).reshape(28, 38, 9).argmin(-1),
+    "which": lambda x, w: np.stack([x, x[::-1], x * 2]).argmax(0),
+}
+
+
+@pytest.mark.parametrize("name", OVER_WINDOWS)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
+def test_weights_and_places(name, dtype):
+    x = np.random.default_rng(0).integers(-9, 9, (30, 40)).astype(dtype)  # of which many are equal
+    w = (WEIGHTS * 16).astype(dtype)
+    agree(OVER_WINDOWS[name], x, constants=(w,), known=False)
+    if dtype != "i4":
+        x[3, 4] = x[7, 7] = x[7, 8] = np.nan
+        x[9, 9], x[20, 3] = np.inf, -np.inf
+        agree(OVER_WINDOWS[name], x, constants=(w,), known=False)

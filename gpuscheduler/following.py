@@ -29,6 +29,8 @@ Shape = tuple[int, ...]
 MADE = 1 << 40
 MOST_NODES = 4000  # in a program; compiling more takes longer than running them one by one saves
 _KINDS = frozenset("?bhilqBHILQefdFD")  # the type characters that an expression can hold
+#: How a reason ends that is none where the values of small tables are known.
+NOT_KNOWN = "whose values are not known"
 nothing: Any = getattr(np, "_NoValue", None)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,7 @@ from .expr import (
     with_view,
 )
 from .following import (
+    NOT_KNOWN,
     Abstract,
     Flat,
     Generated,
@@ -462,6 +464,7 @@ class Fuser:
         self.before: dict[Key, Key] = {}  # tasks that were put in front of others
         #: Arrays that functions read, by their id, and by whether they are sent.
         self.beside: dict[tuple[int, bool], tuple[Key, Any]] = {}
+        self.given_to: Counter[int] | None = None  # how many tasks, by the id of a constant
         self.nodes: dict[Key, Any] = {}  # ... those that are on devices, or sent there
         self.globals: list[Any] = []
         self.readers: dict[Key, int] = {}
@@ -664,7 +667,7 @@ class Fuser:
         if inlined and found.program is None and found.offer is None and not unknown:
             inlined = {}
             found = self._follow(recipe, plain, inlined)
-        if found.program is None and found.offer is None and found.view is None:
+        if found.program is None and found.reason.endswith(NOT_KNOWN):
             found = self._followed_with_values(recipe, plain, inlined, constants) or found
         if found.program is None:
             self.reasons[key] = found.reason
@@ -960,12 +963,15 @@ class Fuser:
 
     def _send_constants(self, fused: Fused, kind: str | None) -> None:
         """What a program of CuPy's arrays is given of NumPy's, as tables and weights are, is sent
-        to the GPUs by a step of its own: once for all that read it."""
+        to the GPUs by a step of its own, where several tasks are given it: once for all of them."""
         graph, key = self.graph, fused.key
         constants = graph.constants.get(key, {})
         read = {k for k, foreseen in fused.inputs() if any(foreseen)}
-        tables = {k: v for k, v in constants.items() if type(v) is np.ndarray and v.ndim}
-        tables = {k: v for k, v in tables.items() if k in read}
+        tables = {
+            k: v
+            for k, v in constants.items()
+            if k in read and type(v) is np.ndarray and v.ndim and self._are_given(v) > 1
+        }
         near = [self.graph.blocks.get(k) for k in graph.needs[key]]
         kinds = [kind, *[b.kind for b in near if b is not None]]
         if not tables or "cupy.ndarray" not in kinds:
@@ -976,6 +982,13 @@ class Fuser:
             graph.needs[key] = (*graph.needs[key], node)
             self.readers[node] += 1
         graph.constants[key] = {k: v for k, v in constants.items() if k not in tables}
+
+    def _are_given(self, table: Any) -> int:
+        """To how many tasks an array is given."""
+        if self.given_to is None:
+            every = self.graph.constants.values()
+            self.given_to = Counter(id(v) for given in every for v in given.values())
+        return self.given_to[id(table)]
 
     def _kind(self, key: Key, recipe: _Recipe, inlined: dict[int, Source]) -> str | None:
         """The type of the arrays that a task makes: what they are drawn or made as, or what the

@@ -36,6 +36,7 @@ from .arrays import (
 from .bins import compared
 from .expr import ANYWHERE, LEAVES, RANDOM, Expr, View, nodes, view_of, with_view
 from .following import (
+    NOT_KNOWN,
     cast_to,
     checked,
     constant,
@@ -587,7 +588,7 @@ def _isin(
         found: Any = Traced(constant(False, "?"), x.shape)
     elif isinstance(tests, Traced) or size <= FEW_COMPARED or x.dtype.kind not in "iuf":
         if size > MOST_COMPARED:
-            raise refuse(f"it looks for elements in a set of {size} whose values are not known")
+            raise refuse(f"it looks for elements in a set of {size} {NOT_KNOWN}")
         line = tests.ravel() if isinstance(tests, Traced) else _own(tests)
         line = line if line.ndim else line.reshape(1)
         found = functools.reduce(operator.or_, [x == line[k] for k in range(size)])

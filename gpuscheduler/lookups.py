@@ -203,7 +203,13 @@ def _taken(x: Traced, index: Any) -> Traced | None:
             axis += 1
         if entry is not None and not isinstance(entry, slice):
             places.append(k)
-    side_by_side = places == list(range(places[0], places[-1] + 1))
+    # an Ellipsis is something between, also where it stands for no axis
+    there = [
+        k
+        for k, e in enumerate(given_entries)
+        if e is not None and e is not ... and not isinstance(e, slice)
+    ]
+    side_by_side = there == list(range(there[0], there[-1] + 1))
     first = sum(e is None or isinstance(e, slice) for e in entries[: places[0]])
     if len(chosen) == 1:
         ((along, given),) = chosen.items()
@@ -489,7 +495,7 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
     if not given:
         np.digitize(np.empty(0, x.dtype), edges, right)  # it says what is wrong with them
     if edges.size > MOST_EDGES:
-        on_gpus("it sorts into many bins")
+        on_gpus(f"it sorts {x.dtype} into bins of {edges.size} edges")
         return _among_many(x, edges, right)
     kind = compared(x.dtype, edges.dtype)
     if kind is None or not (given or np.array_equal(edges, edges)):  # they have holes

@@ -72,6 +72,7 @@ INDICES = {
     "a new axis": lambda i, j, x: x[:, None, i],
     "a new axis between": lambda i, j, x: x[:, i, None, j],
     "all": lambda i, j, x: x[i, i, j],
+    "nothing between": lambda i, j, x: x[:, None, i, ..., j],
     "of a view": lambda i, j, x: x.transpose(2, 1, 0)[j],
     "of what is computed": lambda i, j, x: np.exp(-x)[i] + 1,
     "of an index": lambda i, j, x: i[j] * 2,

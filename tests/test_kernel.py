@@ -36,7 +36,15 @@ from gpuscheduler.expr import (
 from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import Fused
 from gpuscheduler.hoist import prepared
-from gpuscheduler.kernel import Axis, NotGenerated, collapsed, generate, unwritten
+from gpuscheduler.kernel import (
+    Axis,
+    NotGenerated,
+    _fewest,
+    _Tree,
+    collapsed,
+    generate,
+    unwritten,
+)
 from gpuscheduler.regions import settled
 from gpuscheduler.scans import divided
 from gpuscheduler.sizes import leaves
@@ -964,3 +972,29 @@ def test_machine_code_loads_wide_and_spills_nothing(name, tmp_path):
     assert loads in text
     assert not re.findall(r"\b(?:LDL|STL)\b", text)
     assert "LDG.E.U8" not in text
+
+
+def test_what_a_condition_depends_on_is_read_before_it():
+    """The inner condition depends on what is taken, and so does what it chooses: that is needed
+    wherever the outer one holds."""
+    place = index(View(0, (1,)))
+    outer = Expr("less", (source(2, (8,), "f4"), constant(0, "f4")), "?")
+    taken = Expr("taken", (Expr("input", (), "f4", (0, View(0, (0,)))), place), "f4")
+    other = Expr("taken", (Expr("input", (), "f4", (1, View(0, (0,)))), place), "f4")
+    inner = Expr("greater", (taken, constant(0, "f4")), "?")
+    chosen = Expr("where", (inner, Expr("add", (taken, other), "f4"), other), "f4")
+    tree = _Tree([Expr("where", (outer, chosen, constant(1, "f4")), "f4")], "v")
+    assert len(tree.taken) == 2
+    for number in tree.taken:  # of both the same: the inner condition says nothing
+        guard = tree.guards[number]
+        assert guard is not None and tree.nodes[guard].op == "less"
+        assert number not in tree.below([guard])
+
+
+def test_cases():
+    a, b, not_a = (1, True), (2, True), (1, False)
+    of = lambda *cases: {frozenset(c) for c in cases}  # noqa: E731
+    assert _fewest(of([a], [a, b])) == of([a])
+    assert _fewest(of([a, b], [not_a, b])) == of([b])
+    assert _fewest(of([a], [not_a])) == of([])
+    assert _fewest(of([a, b], [not_a])) == of([a, b], [not_a])

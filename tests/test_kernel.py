@@ -987,7 +987,8 @@ def test_what_a_condition_depends_on_is_read_before_it():
     assert len(tree.taken) == 2
     for number in tree.taken:  # of both the same: the inner condition says nothing
         guard = tree.guards[number]
-        assert guard is not None and tree.nodes[guard].op == "less"
+        assert guard is not None
+        assert tree.nodes[guard].op == "less"
         assert number not in tree.below([guard])
 
 

@@ -42,7 +42,7 @@ from cupy.cuda import Device, Event, Stream, runtime
 from dask.array.core import finalize
 from dask.core import flatten
 
-from . import backend, pickled
+from . import backend, pickled, staging
 from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
@@ -55,6 +55,7 @@ from .machine import DISK, HOST, Machine
 from .mixed import SAID, moved, says_so
 from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
+from .products import Products
 from .replay import Recorder, Rooms, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
 from .run import DeviceLost, Interrupted, Lease, Told, explained
@@ -85,7 +86,8 @@ HOST_TYPES = (int, float, complex, str, bytes, np.generic, np.ndarray)
 #: Bytes of a value from which on it is known when it is made: it may have to leave its device, and
 #: should not wait for what is queued behind it.
 MAY_LEAVE = 2**18
-#: Tasks that are launched in little time.
+#: Tasks that are launched in little time; those of which a tape can tell.
+LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
@@ -100,12 +102,12 @@ LONG_ROW, MANY_ROWS, ROW_THREADS, ROW_LINES = 2**11, 2**20, 256, 8192
 #: Bytes beside its own that a part of a larger array may keep without being copied for it.
 REST = 2**12
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
-#: pinned memory, at most.
-FILES = max(4, min(8, (os.cpu_count() or 1) // 4))
+#: pinned memory: at least, and at most; and the part of the processors that is for those of all.
+FEWEST_FILES, FILES, PART_OF_CPUS = 4, 12, 3 / 4
 #: Bytes of a piece of pinned memory through which an array of the host goes to a device, and how
-#: many of these each device has, at most; and at least.
-PIECE_BYTES = 2**24
-PIECES = 2 * FILES
+#: many of these each device has for each of its threads, at most; and at least.
+PIECE_BYTES = staging.PART_BYTES * staging.PARTS
+PIECES = 2
 LEAST_PIECE_BYTES, LEAST_PIECES = 2**20, 2
 #: The part of the host's memory, and the bytes for each device, that are for what is on its way to
 #: files and from there, at most; pieces may take this part of that.
@@ -238,6 +240,7 @@ class _Lane:
     settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
     work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
+    cublas: int = 0  # a handle of cuBLAS's
 
     @classmethod
     def on(cls, place: int, device: int) -> _Lane:
@@ -264,8 +267,18 @@ class _Lane:
             self.sweep(wait=True)
         self.later.clear()
         self.work = Workspace()
+        if self.cublas:
+            with suppress(Exception):
+                cupy.cuda.cublas.destroy(self.cublas)
+            self.cublas = 0
         self.watch.stop()
         self.watch.thread.join()
+
+    def multiplier(self) -> int:
+        """A handle of cuBLAS's for this device; whichever thread has the lane uses it."""
+        if not self.cublas:
+            self.cublas = cupy.cuda.cublas.create()
+        return self.cublas
 
     def settle(self, wait: bool = True) -> bool:
         """Report steps that are done by now; whether there was anything to report.
@@ -553,12 +566,12 @@ def _touch(part: Any) -> None:
 class Pieces:
     """Pinned memory in pieces of one size, which go round: what is copied to a device from one may
     be under way still when the next is filled. All take `limit` bytes, or the least that there
-    can be."""
+    can be; and there are no more than `most`."""
 
-    def __init__(self, pinned: PinnedBlocks, limit: int):
+    def __init__(self, pinned: PinnedBlocks, limit: int, most: int):
         self.pinned = pinned
         self.nbytes = min(PIECE_BYTES, max(LEAST_PIECE_BYTES, limit // LEAST_PIECES))
-        self.most = min(PIECES, max(LEAST_PIECES, limit // self.nbytes))
+        self.most = min(most, max(LEAST_PIECES, limit // self.nbytes))
         self.made = 0
         self._free: SimpleQueue[tuple[Any, Event | None]] = SimpleQueue()
         self._lock = threading.Lock()
@@ -749,8 +762,11 @@ class CudaHardware:
         self.inside = PinnedBlocks(inside=True, limit=host)
         passing = min(int(PASSING * host), PASSING_BYTES * len(ids))
         share = int(PART_OF_PIECES * passing) // len(set(ids))
+        cpus = int(PART_OF_CPUS * (os.cpu_count() or 1))
+        self.files = max(FEWEST_FILES, min(FILES, cpus // len(ids)))  # threads for each place
+        most = PIECES * self.files * max(map(ids.count, ids))
         # for arrays that go to each device
-        self.pieces = {i: Pieces(self.inside, share) for i in dict.fromkeys(ids)}
+        self.pieces = {i: Pieces(self.inside, share, most) for i in dict.fromkeys(ids)}
         self.passage = Passage(passing - share * len(self.pieces))
         self.store = Store(spill_directory, compression=spill_compression)
         self.direct = Direct(direct_storage)
@@ -974,7 +990,7 @@ class CudaHardware:
             Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
             for lane in lanes
         ]
-        return Team(workers, lanes, FILES)
+        return Team(workers, lanes, self.files)
 
     def free(self) -> list[int]:
         """Bytes that are free on each place's GPU now."""
@@ -1282,7 +1298,7 @@ class CudaDevices:
         self.light = (
             plan.tried
             and not self.exact
-            and plan.types <= KERNELS
+            and plan.types <= LAUNCHES
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )
         #: Such a run may end when all is queued, and its results are made behind its back.
@@ -1783,6 +1799,9 @@ class CudaDevices:
                 )
                 return out
         at, some = out.data.ptr, self.hardware.pieces[lane.device]
+        if staging.sends(v):
+            self._staged(lane, v, at, some)
+            return out
         for where in pieces(v.shape, v.itemsize, some.nbytes):
             part = v[where]
             piece, event = some.take(), None
@@ -1796,6 +1815,21 @@ class CudaDevices:
             if self.stopped:
                 raise Interrupted
         return out
+
+    def _staged(self, lane: _Lane, v: Any, to: int, some: Pieces) -> None:
+        """Send an array of the host without the interpreter."""
+        events = [Event(block=True, disable_timing=True) for _ in range(staging.PARTS)]
+        ring, last = some.take(), None
+        try:
+            handles, stream = [e.ptr for e in events], lane.incoming
+            said = staging.send(to, v, ring, handles, stream.ptr, self._go_on)
+        finally:
+            try:
+                last = lane.mark(lane.incoming, block=True)
+            finally:
+                some.give(ring, last)
+        if said:
+            raise cupy.cuda.driver.CUDADriverError(said)
 
     def _ready_to_go(self, v: Any) -> Any:
         if not _is_plain(v):
@@ -2036,6 +2070,8 @@ class CudaDevices:
             return kernels.run(task, values, lane.device, lane.work, into)
         if type(task) is Batch:
             return kernels.run_batch(task, values, lane.device, lane.work, self.alone)
+        if type(task) is Products:
+            return task.made(values, lane.multiplier())
         if type(task) is OrNone:  # which waits for it
             return task.found(kernels.run(task.fused, values, lane.device, lane.work))
         return task(values)

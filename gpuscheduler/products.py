@@ -1,8 +1,9 @@
-"""Products of matrices that are added up: one task multiplies them one after the other and adds
-each to the same matrix, in place of a task for each product and one for their sum. No product is
-stored, and what the host has to decide is so much less.
+"""Products of matrices, for which cuBLAS is called by no way round. Those that are added up are one
+task, which multiplies them one after the other and adds each to the same matrix, in place of a task
+for each product and one for their sum. No product is stored, and what the host has to decide is so
+much less.
 
-It comes after placement: only products that one device makes are added up there. Which tasks
+Adding up comes after placement: only products that one device makes are added up there. Which tasks
 multiply matrices is known from following them (`fuse`).
 """
 
@@ -36,6 +37,8 @@ SHARE = 12
 #: CuPy's numbers for "not decided" and "the type's own precision" (`COMPUTE_TYPE_TBD` and
 #: `COMPUTE_TYPE_DEFAULT`).
 DEFAULT = (0, 1)
+#: cuBLAS's functions, by the types of their matrices.
+GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 #: Products of one task: several tasks keep a device busy while the host goes on.
 MOST = 16
 
@@ -57,10 +60,14 @@ class Products:
         self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
 
     def __call__(self, values: Values) -> Any:
+        return self.made(values)
+
+    def made(self, values: Values, handle: int | None = None) -> Any:
+        """The value, by a handle of cuBLAS's for the current device; else the thread's own."""
         pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
         if any(a is None or b is None for a, b in pairs):
             return reduce(np.add, [task(values) for task in self.originals]).reshape(self.shape)
-        return _added_up(pairs, self.dtype).reshape(self.shape)
+        return _added_up(pairs, self.dtype, handle).reshape(self.shape)
 
     def __repr__(self) -> str:
         return f"<Products {self.key!r}: {len(self.pairs)} added up>"
@@ -76,10 +83,12 @@ def _matrix(array: Any, foreseen: Matrix, dtype: np.dtype[Any]) -> Any:
     return matrix.T if foreseen.turned else matrix
 
 
-def _added_up(pairs: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Any:
+def _added_up(
+    pairs: Sequence[Sequence[Any]], dtype: np.dtype[Any], handle: int | None = None
+) -> Any:
     """The sum of products of CuPy's matrices, on the current device and stream."""
     import cupy
-    from cupy import cublas
+    from cupy.cuda import cublas
 
     (a, b), *more = pairs
     total = cupy.empty((a.shape[0], b.shape[1]), dtype)
@@ -88,11 +97,38 @@ def _added_up(pairs: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Any:
         for a, b in more:
             total += a @ b
         return total
-    zero, one = np.zeros((), dtype), np.ones((), dtype)
-    cublas.gemm("N", "N", a, b, out=total, alpha=one, beta=zero)
-    for a, b in more:
-        cublas.gemm("N", "N", a, b, out=total, alpha=one, beta=one)
+    pairs = [(a, b) for a, b in pairs if a.size and b.size]
+    if not pairs:  # of no elements, or sums of none
+        total.fill(0)
+        return total
+    if handle is None:
+        handle = cupy.cuda.get_cublas_handle()
+    multiply = getattr(cublas, GEMM[dtype.char])
+    one, scale = np.ones((), dtype), np.zeros((), dtype)
+    rows, columns = total.shape
+    for a, b in pairs:
+        (a, turned_a, pitch_a), (b, turned_b, pitch_b) = _as_stored(a), _as_stored(b)
+        # cuBLAS counts along columns first: these are b.T @ a.T, and make total.T
+        multiply(
+            handle, turned_b, turned_a, columns, rows, a.shape[1], one.ctypes.data, b.data.ptr,
+            pitch_b, a.data.ptr, pitch_a, scale.ctypes.data, total.data.ptr, columns,
+        )  # fmt: skip
+        scale = one
     return total
+
+
+def _as_stored(matrix: Any) -> tuple[Any, int, int]:
+    """A matrix whose rows or columns are without gaps; whether these are its columns; and how many
+    elements from one to the next."""
+    (rows, columns), (down, along), size = matrix.shape, matrix.strides, matrix.itemsize
+    for turned, (length, step, pitch) in enumerate(
+        ((columns, along, down), (rows, down, along))  # of a row, of a column
+    ):
+        if step == size and pitch % size == 0 and pitch >= length * size:
+            return matrix, turned, pitch // size
+    import cupy
+
+    return cupy.ascontiguousarray(matrix), 0, columns
 
 
 def _as_ever(dtype: np.dtype[Any]) -> bool:
@@ -115,7 +151,16 @@ class _WithZeros:
         return self.task({**values, **{k: np.zeros_like(values[s]) for k, s in self.gone.items()}})
 
 
-# ---- the pass
+# ---- the passes
+
+
+def recognised(graph: Graph) -> None:
+    """Have each product of two matrices made by a task that does nothing but launch. Changes the
+    graph."""
+    for key, (left, right, dtype) in graph.products.items():
+        if key in graph.blocks and key not in graph.picks:
+            shape, task = graph.blocks[key].shape, graph.tasks[key]
+            graph.tasks[key] = Products(key, shape, dtype, [(left, right)], [task])
 
 
 def added_up(graph: Graph, plan: Plan) -> bool:

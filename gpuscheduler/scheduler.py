@@ -45,7 +45,7 @@ from .persisted import Chunk, Kept, Persisted, changes
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
-from .products import added_up
+from .products import added_up, recognised
 from .run import Devices, Hardware, Lease, Told, Watch, run
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
@@ -931,6 +931,8 @@ def _placed(
 ) -> tuple[Graph, Plan]:
     """What is alike put together, each step on its device, and where devices would wait for each
     other another order."""
+    if merge and kind == "cuda":
+        recognised(graph)
     apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
     try:
         plan = make_plan(graph, machine, home)

@@ -72,6 +72,8 @@ ORDER = [
     "templates",
     "plans",
     "gather",
+    "staging_loops",
+    "staging",
     "state",
     "tape",
     "turns",

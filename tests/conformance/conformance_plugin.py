@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import threading
 from collections import Counter
@@ -285,6 +286,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # begun in the background of a shell without job control, it would be ignored, and tests wait
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     report = config.getoption("--conformance-report")
     if report and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(Path(report)), "conformance-outcomes")

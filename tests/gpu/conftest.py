@@ -52,7 +52,7 @@ if fake:
         import cupy
         import numpy as np
 
-        from gpuscheduler import device_code, launch
+        from gpuscheduler import device_code, launch, staging
         from tests.cuda_on_host import Host
 
         host = Host(libraries)
@@ -79,6 +79,8 @@ if fake:
             patch.setattr(launch, "compiled", lambda source, *_: source.encode())
             patch.setattr(device_code, "compiled", lambda *_: b"")
             patch.setattr(launch.Kernels, "_function", found)
+            driver = staging.Calls(*cupy.cuda.driver.addresses())
+            patch.setattr(staging, "calls", lambda: driver)
             yield
 
     def _touched(address):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 import gpuscheduler  # noqa: E402
 from gpuscheduler.fuse import Matrix  # noqa: E402
 from gpuscheduler.products import Products, _as_ever  # noqa: E402
+from gpuscheduler.workers import Team  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +47,7 @@ def host(a):
 def added_up(scheduler, collection):
     """How many products each task adds up that does."""
     tasks = [s.task for s in scheduler.plan(collection).steps]
-    return [len(t.pairs) for t in tasks if type(t) is Products]
+    return [len(t.pairs) for t in tasks if type(t) is Products and len(t.pairs) > 1]
 
 
 def matrices(dtype="f4", chunks=((8, 9), (7, 9)), shape=(60, 40)):
@@ -167,6 +168,53 @@ def test_parts_of_one_array_are_copied_once_before_their_products():
         read = {j for i in products for j in plan.steps[i].inputs}
         assert not any(plan.steps[j].fixed for j in read)
         assert float((left @ right).sum().compute()) == n**3
+
+
+STORED = {
+    "rows": lambda a: a,
+    "columns": cupy.asfortranarray,
+    "turned": lambda a: cupy.ascontiguousarray(a.T).T,
+    "parts of rows": lambda a: cupy.concatenate([a, a * 0], axis=1).reshape(len(a), -1)[
+        :, : a.shape[1]
+    ],
+    "every other": lambda a: cupy.repeat(a, 2, axis=1)[:, ::2],
+    "backwards": lambda a: cupy.ascontiguousarray(a[::-1])[::-1],
+    "none": lambda a: a[:, :0],
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("first", STORED)
+@pytest.mark.parametrize("second", STORED)
+def test_however_matrices_are_stored(first, second, dtype):
+    rng = np.random.default_rng(0)
+    a, b = (STORED[s](cupy.asarray(rng.random((12, 9)).astype(dtype))) for s in (first, second))
+    if a.shape[1] != b.shape[1]:
+        b = b[:, : a.shape[1]]
+        a = a[:, : b.shape[1]]
+    sides = Matrix("a", a.shape, False), Matrix("b", b.shape, True)
+    want = host(a) @ host(b).T
+    for count in (1, 3):
+        sums = Products("z", want.shape, np.dtype(dtype), [sides] * count, [])
+        got = sums({"a": a, "b": b})
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        np.testing.assert_allclose(host(got), count * want, rtol=2e-5)
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_products_are_launched_by_the_caller(devices, monkeypatch):
+    """Single ones, too: no thread of a device is woken for them, and no handle is the caller's."""
+    for chunks, count in (((20, 40), 1), ((20, 10), 4)):
+        (left, right), (x, y) = matrices(chunks=(chunks, chunks))
+        with gpuscheduler.Scheduler(devices, fuse_least=0) as scheduler:
+            z = x @ y.T
+            z.compute()
+            steps = [s for s in scheduler.plan(z).steps if type(s.task) is Products]
+            assert [len(s.task.pairs) for s in steps] == [count] * 9
+            with monkeypatch.context() as patch:
+                patch.setattr(Team, "send", lambda *a: pytest.fail("a thread is asked"))
+                patch.setattr(cupy.cuda, "get_cublas_handle", lambda: pytest.fail("the caller's"))
+                np.testing.assert_allclose(host(z.compute()), left @ right.T, rtol=2e-5)
 
 
 @pytest.mark.real

@@ -10,7 +10,7 @@ import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from gpuscheduler import cuda, graph  # noqa: E402
+from gpuscheduler import cuda, graph, staging  # noqa: E402
 from gpuscheduler.batches import Batch  # noqa: E402
 from gpuscheduler.fuse import Fused  # noqa: E402
 from graphs._roots import views  # noqa: E402
@@ -22,6 +22,17 @@ SIDE = 240
 def small_pieces(monkeypatch):
     monkeypatch.setattr(graph, "LEAST_SENT", 1)
     monkeypatch.setattr(cuda, "PIECE_BYTES", 20_000)
+
+
+@pytest.fixture(params=[1, 2**10, 2**40], ids=["any rows", "long rows", "by NumPy"])
+def rows(request, monkeypatch):
+    """Which arrays are staged by compiled code."""
+    monkeypatch.setattr(staging, "LEAST_ROW", request.param)
+    sends, calls = staging.sends, []
+    monkeypatch.setattr(staging, "sends", lambda v: calls.append(found := sends(v)) or found)
+    yield
+    if calls:
+        assert {1: all(calls), 2**40: not any(calls)}.get(request.param, True)
 
 
 @pytest.fixture
@@ -61,7 +72,7 @@ def sent_steps(s, x):
 
 @pytest.mark.parametrize("chunks", [(60, -1), (-1, 60), (60, 80), (SIDE, SIDE)])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i2", "?", "c16"])
-def test_blocks_of_an_array(s, memory, chunks, dtype):
+def test_blocks_of_an_array(s, memory, rows, chunks, dtype):
     a = memory(numbers(dtype))
     x = from_host(a, chunks)
     assert len(sent_steps(s, x + x)) == x.npartitions
@@ -83,7 +94,7 @@ def test_blocks_of_an_array(s, memory, chunks, dtype):
         lambda a: a.reshape(12, 20, 12, 20).transpose(2, 0, 3, 1),
     ],
 )
-def test_views(s, memory, view):
+def test_views(s, memory, rows, view):
     a = view(memory(numbers()))
     x = from_host(a, tuple(max(1, n // 3) for n in a.shape))
     np.testing.assert_array_equal(on_host(x * 2), a * 2)
@@ -238,3 +249,23 @@ def test_memory_that_the_allocator_refuses(s, monkeypatch):
     monkeypatch.setattr(cuda.cupy, "empty", empty)
     np.testing.assert_array_equal(on_host(from_host(a, 60) + 1), a + 1)
     assert refused
+
+
+def test_what_the_driver_refuses_is_said_and_nothing_is_lost(s, monkeypatch):
+    """Of one block of an array, on its way."""
+    a = numbers()
+    x = from_host(a, (60, -1))
+    send, calls = staging.send, []
+
+    def refusing(*args):
+        calls.append(args)
+        return 1 if len(calls) == 2 else send(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "send", refusing)
+        with pytest.raises(cupy.cuda.driver.CUDADriverError) as caught:
+            (x * 2).sum().compute()
+    assert "while running" in caught.value.__notes__[0]
+    np.testing.assert_array_equal(on_host(x * 2), a * 2)
+    pieces = s.hardware.pieces[0]
+    assert pieces.made == pieces._free.qsize() > 0

@@ -132,7 +132,7 @@ def test_what_is_stored_waits_for_its_room(host_memory, most, x):
 
 def test_pieces_are_within_their_part_of_the_memory(monkeypatch):
     """... but for two of 1 MiB, that arrays can go to a device through the least memory."""
-    monkeypatch.setattr(cuda, "PIECES", 8)
+    monkeypatch.setattr(cuda, "PIECE_BYTES", 2**24)
     pinned = cuda.PinnedBlocks()
     for limit, found in (
         (0, (2**20, 2)),
@@ -141,7 +141,7 @@ def test_pieces_are_within_their_part_of_the_memory(monkeypatch):
         (2**26, (2**24, 4)),
         (2**30, (2**24, 8)),
     ):
-        pieces = cuda.Pieces(pinned, limit)
+        pieces = cuda.Pieces(pinned, limit, 8)
         assert (pieces.nbytes, pieces.most) == found
 
 

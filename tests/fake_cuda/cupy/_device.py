@@ -32,6 +32,7 @@ chance = random.Random(0)
 races: list[str] = []  # what tests look at, for a thread may swallow what is raised in it
 completed: dict[int, int] = {}  # stream -> how much of its work the host knows to be over
 streams: "weakref.WeakValueDictionary[int, Stream]" = weakref.WeakValueDictionary()
+events: "weakref.WeakValueDictionary[int, Event]" = weakref.WeakValueDictionary()
 left: dict[int, "Stream"] = {}  # which nobody has any more, with work that may be under way
 numbers = itertools.count()
 
@@ -168,6 +169,8 @@ class Event(Timed):
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         self.clock = {}
         self.device_id = here.device
+        self.ptr = FIRST + id(self)
+        events[self.ptr] = self
 
     def record(self, stream=None):
         stream = stream or current_stream()

@@ -2,7 +2,7 @@
 
 from .. import _device as d
 from .._device import Event, PinnedMemory, Stream  # noqa: F401
-from . import function, memory, nvrtc, runtime  # noqa: F401
+from . import cublas, driver, function, memory, nvrtc, runtime  # noqa: F401
 
 
 class _Null:
@@ -13,6 +13,13 @@ class _Null:
 
 
 Stream.null = _Null()
+
+
+def get_cublas_handle():
+    mine = vars(d.here).setdefault("cublas", {})
+    if d.here.device not in mine:
+        mine[d.here.device] = cublas.create()
+    return mine[d.here.device]
 
 
 def get_current_stream(device_id=-1):

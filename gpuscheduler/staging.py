@@ -1,0 +1,89 @@
+"""Pageable arrays of the host on their way to a device: through small parts of pinned memory that
+stay in the processor's caches, so that the host's memory is read once and not written.
+
+A loop in compiled code fills them and has CUDA's driver copy them: no thread needs the interpreter
+for that. Knows no plan and no stream of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .gather import strips
+
+#: Bytes of a part, and how many a thread has: one is filled while the other is under way. More of
+#: them are more than a processor's second cache.
+PART_BYTES, PARTS = 2**21, 2
+#: Rows of an array that are shorter than that are put together by NumPy.
+LEAST_ROW = 2**10
+#: Bytes after which it is asked whether to go on.
+STEP = 2**26
+
+
+class Calls(NamedTuple):
+    """Addresses of functions of CUDA's driver."""
+
+    copy: int  # to, from, bytes, stream
+    record: int  # event, stream
+    wait: int  # event
+
+
+@cache
+def calls() -> Calls | None:
+    """Those of the driver of this machine; None where there is none."""
+    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+    try:
+        driver = ctypes.CDLL(name)
+        functions = driver.cuMemcpyHtoDAsync_v2, driver.cuEventRecord, driver.cuEventSynchronize
+    except (OSError, AttributeError):
+        return None
+    return Calls(*[ctypes.cast(f, ctypes.c_void_p).value or 0 for f in functions])
+
+
+def sends(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array goes so: its rows are long, and there is a driver."""
+    if array.nbytes < LEAST_ROW or calls() is None:
+        return False
+    width = next(strips(array.shape, array.strides, array.itemsize))[2]
+    return width >= min(LEAST_ROW, array.nbytes)
+
+
+def send(
+    to: int,
+    array: np.ndarray[Any, Any],
+    ring: np.ndarray[Any, Any],
+    events: list[int],
+    stream: int,
+    go_on: Callable[[], None],
+) -> int:
+    """Copy an array, in C order, to the memory of the current device at an address: behind what is
+    on a stream, through parts of a ring, behind each of which an event comes. What CUDA said: 0 if
+    all went well. Copies from the ring may be under way when it returns, or raises what `go_on`
+    does.
+    """
+    from . import staging_loops  # Numba takes a while to load
+
+    functions = calls()
+    assert functions is not None
+    part = len(ring) // len(events)
+    handles, begin, sent = np.array(events, np.int64), ring.ctypes.data, 0
+    for from_, at, width, rows, pitch in strips(array.shape, array.strides, array.itemsize):
+        source = array.ctypes.data + from_
+        many = max(1, STEP // width)
+        for row in range(0, rows, many):
+            for column in range(0, width, STEP):
+                go_on()
+                n = min(STEP, width - column)  # less than a row only where rows go one by one
+                sent, said = staging_loops.send(
+                    to + at + row * width + column, source + row * pitch + column,
+                    min(many, rows - row), n, pitch, begin, part, handles, sent, stream, *functions
+                )  # fmt: skip
+                if said:
+                    return int(said)
+    return 0

@@ -1,0 +1,47 @@
+"""Products of matrices, as cuBLAS has them: by addresses, and along columns first."""
+
+import ctypes
+
+import numpy as np
+
+from .. import _device as d
+
+handles = {}  # the device of each
+
+
+def create():
+    handle = max(handles, default=0) + 1
+    handles[handle] = d.here.device
+    return handle
+
+
+def destroy(handle):
+    del handles[handle]
+
+
+def _matrix(address, rows, columns, pitch, dtype):
+    """What is at an address, as a NumPy array."""
+    assert pitch >= max(1, rows), "cuBLAS would refuse it"
+    size = np.dtype(dtype).itemsize
+    count = (columns - 1) * pitch + rows
+    raw = np.frombuffer((ctypes.c_char * (count * size)).from_address(address), dtype)
+    return np.lib.stride_tricks.as_strided(raw, (rows, columns), (size, pitch * size))
+
+
+def _gemm(dtype):
+    def gemm(handle, transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+        assert handles[handle] == d.here.device, "a handle of another device"
+        stream = d.current_stream()
+        for address in (a, b):
+            d.memory_at(address).read(stream)
+        d.memory_at(c).write(stream)
+        alpha, beta = (_matrix(x, 1, 1, 1, dtype)[0, 0] for x in (alpha, beta))
+        a = _matrix(a, k, m, lda, dtype).T if transa else _matrix(a, m, k, lda, dtype)
+        b = _matrix(b, n, k, ldb, dtype).T if transb else _matrix(b, k, n, ldb, dtype)
+        c = _matrix(c, m, n, ldc, dtype)
+        c[...] = alpha * (a @ b) if beta == 0 else alpha * (a @ b) + beta * c
+
+    return gemm
+
+
+sgemm, dgemm, cgemm, zgemm = map(_gemm, "fdFD")

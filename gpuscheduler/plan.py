@@ -413,9 +413,13 @@ def _step_of(chunk: Chunk, place: int) -> Step:
 
 
 def make_plan(
-    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None = None,
+    refuse: bool = True,
 ) -> Plan:
-    """A step for each task of the graph, placed; steps that can never fit are refused here."""
+    """A step for each task of the graph, placed; steps that can never fit are refused here, unless
+    others take their place."""
     placed = placed_tasks(graph, machine, home)
     keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
@@ -461,7 +465,8 @@ def make_plan(
     likely = _likely(steps, inside)
     for i, size in likely.items():
         steps[i].nbytes = size
-    _refuse_what_cannot_fit(steps, machine, inside)
+    if refuse:
+        _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
     beside = (k for k in graph.stores if k not in graph.aside)

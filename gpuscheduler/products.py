@@ -44,9 +44,10 @@ MOST = 16
 
 
 class Products:
-    """A task whose value is the sum of products of matrices, as an array of `shape`."""
+    """A task whose value is the sum of products of matrices, as an array of `shape`; and of what it
+    reads as `before`, the sum of those before it."""
 
-    __slots__ = ("dtype", "key", "originals", "pairs", "shape")
+    __slots__ = ("before", "dtype", "key", "originals", "pairs", "shape")
 
     def __init__(
         self,
@@ -55,8 +56,9 @@ class Products:
         dtype: np.dtype[Any],
         pairs: Sequence[tuple[Matrix, Matrix]],
         originals: Sequence[Callable[[Values], Any]],
+        before: Key | None = None,
     ):
-        self.key, self.shape, self.dtype = key, shape, dtype
+        self.key, self.shape, self.dtype, self.before = key, shape, dtype, before
         self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
 
     def __call__(self, values: Values) -> Any:
@@ -65,9 +67,17 @@ class Products:
     def made(self, values: Values, handle: int | None = None) -> Any:
         """The value, by a handle of cuBLAS's for the current device; else the thread's own."""
         pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
-        if any(a is None or b is None for a, b in pairs):
-            return reduce(np.add, [task(values) for task in self.originals]).reshape(self.shape)
-        return _added_up(pairs, self.dtype, handle).reshape(self.shape)
+        before = None if self.before is None else values[self.before]
+        if any(a is None or b is None for a, b in pairs) or not self._goes_on(before):
+            every = [task(values).reshape(self.shape) for task in self.originals]
+            return reduce(np.add, every if before is None else [before.reshape(self.shape), *every])
+        return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
+
+    def _goes_on(self, before: Any) -> bool:
+        """Whether products can be added to what was added up before, if anything was."""
+        if before is None:
+            return True
+        return type(before).__module__.partition(".")[0] == "cupy" and before.dtype == self.dtype
 
     def __repr__(self) -> str:
         return f"<Products {self.key!r}: {len(self.pairs)} added up>"
@@ -84,27 +94,35 @@ def _matrix(array: Any, foreseen: Matrix, dtype: np.dtype[Any]) -> Any:
 
 
 def _added_up(
-    pairs: Sequence[Sequence[Any]], dtype: np.dtype[Any], handle: int | None = None
+    pairs: Sequence[Sequence[Any]],
+    dtype: np.dtype[Any],
+    handle: int | None = None,
+    before: Any = None,
 ) -> Any:
-    """The sum of products of CuPy's matrices, on the current device and stream."""
+    """The sum of products of CuPy's matrices, and what was added up before, on the current device
+    and stream."""
     import cupy
     from cupy.cuda import cublas
 
-    (a, b), *more = pairs
-    total = cupy.empty((a.shape[0], b.shape[1]), dtype)
+    total = cupy.empty((pairs[0][0].shape[0], pairs[0][1].shape[1]), dtype)
+    if before is not None:  # which may be on its way to the host
+        total[...] = before.reshape(total.shape)
     if not _as_ever(dtype):
-        cupy.matmul(a, b, out=total)
-        for a, b in more:
-            total += a @ b
+        for n, (a, b) in enumerate(pairs):
+            if n or before is not None:
+                total += a @ b
+            else:
+                cupy.matmul(a, b, out=total)
         return total
     pairs = [(a, b) for a, b in pairs if a.size and b.size]
-    if not pairs:  # of no elements, or sums of none
+    if not pairs and before is None:  # of no elements, or sums of none
         total.fill(0)
+    if not pairs:
         return total
     if handle is None:
         handle = cupy.cuda.get_cublas_handle()
     multiply = getattr(cublas, GEMM[dtype.char])
-    one, scale = np.ones((), dtype), np.zeros((), dtype)
+    one, scale = np.ones((), dtype), np.asarray(before is not None, dtype)
     rows, columns = total.shape
     for a, b in pairs:
         (a, turned_a, pitch_a), (b, turned_b, pitch_b) = _as_stored(a), _as_stored(b)
@@ -194,6 +212,8 @@ class _Adder:
         self.readers = Counter([d for needs in graph.needs.values() for d in needs])
         gathered = [b for g in graph.gathers.values() for b in flatten(g.blocks)]
         self.kept = {*graph.outputs, *[graph.alias.get(b, b) for b in gathered]}
+        self.reads = {k: (graph.names[k], graph.needs[k]) for k in graph.products}
+        self.operations = {k: graph.operations[k] for k in graph.products}
         self.new: dict[Key, Any] = {}  # tasks, in place of those that were there
         self.sums: dict[Key, list[Key]] = {}  # those that add up these products
         self.known: dict[Any, tuple[Program, _Changed | None]] = {}
@@ -208,9 +228,9 @@ class _Adder:
             return
         most = max(1, min(MOST, self.room // max(map(self._bytes, terms.values()))))
         where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}
-        words = id(task.program), most, tuple(where.items())
+        words = id(task.program), tuple(where.items())
         if words not in self.known:
-            self.known[words] = task.program, _changed(task.program, where, most)
+            self.known[words] = task.program, _changed(task.program, where)
         change = self.known[words][1]
         if change is None:
             return
@@ -218,11 +238,11 @@ class _Adder:
         if change.whole and self.places[groups[0][0]] == self.places[key]:
             shape = task.program.result.shape
             if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):
-                self._put(key, shape, groups[0])
+                self._put(key, shape, groups[0], most)
                 return
         name = {n: k for k, n in numbers.items()}
         for keys in groups:
-            self._put(keys[0], graph.blocks[keys[0]].shape, keys)
+            self._put(keys[0], graph.blocks[keys[0]].shape, keys, most)
         gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
         self.new[key] = _without(task, change.program, gone)
         left = [(k, d) for k, d in targets.items() if k not in gone]
@@ -246,31 +266,44 @@ class _Adder:
         left, right, dtype = self.graph.products[key]
         return int((math.prod(left.shape) + math.prod(right.shape)) * dtype.itemsize)
 
-    def _put(self, key: Key, shape: tuple[int, ...], members: list[Key]) -> None:
-        """Put a task that adds up products into the graph, as `key`."""
+    def _put(self, key: Key, shape: tuple[int, ...], members: list[Key], most: int) -> None:
+        """Put tasks that add up products into the graph, of which the last is `key`. Each adds to
+        what the one before has: it takes its turn, and the memory that the next one gives back."""
         graph = self.graph
-        products = [graph.products[k] for k in members]
-        self.new[key] = Products(
-            key, shape, products[0].dtype, [(p.left, p.right) for p in products],
-            [graph.tasks[k] for k in members],
-        )  # fmt: skip
-        read = {n: d for k in members for n, d in zip(graph.names[k], graph.needs[k], strict=True)}
-        graph.names[key], graph.needs[key] = tuple(read), tuple(read.values())
-        graph.operations[key] = sum([graph.operations[k] for k in members])
-        graph.why[key] = graph.why[members[0]]
-        self.sums[key] = members
+        count = -(-len(members) // most)
+        ends = [k * len(members) // count for k in range(count + 1)]
+        before = None
+        for begin, end in pairwise(ends):
+            some = members[begin:end]
+            name = key if end == len(members) else members[end]
+            products = [graph.products[k] for k in some]
+            self.new[name] = Products(
+                name, shape, products[0].dtype, [(p.left, p.right) for p in products],
+                [graph.tasks[k] for k in some], before,
+            )  # fmt: skip
+            read = {n: d for k in some for n, d in zip(*self.reads[k], strict=True)}
+            if before is not None:
+                read[before] = before
+            graph.names[name], graph.needs[name] = tuple(read), tuple(read.values())
+            graph.operations[name] = sum([self.operations[k] for k in some])
+            graph.why[name] = graph.why[members[0]]
+            self.sums[name] = members[:end]
+            before = name
 
     def put_in(self) -> None:
         """Put the new tasks where those were that they replace; a sum where its last term was."""
         graph = self.graph
         order = {k: n for n, k in enumerate(graph.tasks)}
         gone = {k for members in self.sums.values() for k in members}
-        last = {max(m, key=order.__getitem__): k for k, m in self.sums.items() if k in gone}
+        last: dict[Key, list[Key]] = {}
+        for key, members in self.sums.items():
+            if key in gone:
+                last.setdefault(max(members, key=order.__getitem__), []).append(key)
         tasks: dict[Key, Any] = {}
         for key, task in graph.tasks.items():
-            if key in last:
-                tasks[last[key]] = self.new[last[key]]
-            elif key not in gone:
+            if key in gone:
+                tasks.update({k: self.new[k] for k in last.get(key, ())})
+            else:
                 tasks[key] = self.new.get(key, task)
         graph.tasks = tasks
         forget(graph, gone.difference(self.sums))
@@ -291,10 +324,9 @@ def _numbers(task: Fused) -> dict[Key, int]:
     return out
 
 
-def _changed(program: Program, where: Mapping[int, Any], most: int) -> _Changed | None:
+def _changed(program: Program, where: Mapping[int, Any]) -> _Changed | None:
     """The program with sums of products in place of the products, of such that are on one device
-    and have one shape, as `where` says, and no more than so many in each. None where it adds up no
-    two of these."""
+    and have one shape, as `where` says. None where it adds up no two of these."""
     read = Counter(
         [n.data[0] for k in program.kernels for n in set(nodes(k.roots)) if n.op == "input"]
     )
@@ -304,7 +336,7 @@ def _changed(program: Program, where: Mapping[int, Any], most: int) -> _Changed 
     for kernel in program.kernels:
         new: dict[int, Expr] = {}
         for node, leaves in _sums(kernel, terms):
-            groups = _grouped([leaf.data[0] for leaf in leaves], where, most)
+            groups = _grouped([leaf.data[0] for leaf in leaves], where)
             every += [g for g in groups if len(g) > 1]
             leaf_of = {leaf.data[0]: leaf for leaf in leaves}
             firsts = [leaf_of[g[0]] for g in groups]
@@ -348,21 +380,16 @@ def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Ex
             yield node, parts[id(node)]
 
 
-def _grouped(terms: Sequence[int], where: Mapping[int, Any], most: int) -> list[list[int]]:
-    """Terms that belong together in groups, about as many in each.
+def _grouped(terms: Sequence[int], where: Mapping[int, Any]) -> list[list[int]]:
+    """Terms that belong together.
 
-    >>> _grouped([3, 4, 5, 6, 7, 8], {3: 0, 4: 1, 5: 0, 6: 0, 7: 0, 8: 0}, 3)
-    [[3, 5], [6, 7, 8], [4]]
+    >>> _grouped([3, 4, 5, 6], {3: 0, 4: 1, 5: 0, 6: 0})
+    [[3, 5, 6], [4]]
     """
     places: dict[Any, list[int]] = {}
     for n in terms:
         places.setdefault(where[n], []).append(n)
-    out = []
-    for mine in places.values():
-        count = -(-len(mine) // most)
-        ends = [k * len(mine) // count for k in range(count + 1)]
-        out += [mine[a:b] for a, b in pairwise(ends)]
-    return out
+    return list(places.values())
 
 
 def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:

@@ -934,15 +934,19 @@ def _placed(
     if merge and kind == "cuda":
         recognised(graph)
     apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
+    unsure = False
     try:
         plan = make_plan(graph, machine, home)
     except OutOfMemory:  # what is made together is there together
-        if graph is apart:
+        unsure = bool(graph.products)  # but products that are added up need not be
+        if graph is apart and not unsure:
             raise
-        graph, plan = apart, make_plan(apart, machine, home)
+        graph, plan = apart, make_plan(apart, machine, home, refuse=not unsure)
     for put_together in (added_up, batched) if merge and kind == "cuda" else ():
         if put_together(graph, plan):
-            plan = make_plan(graph, machine, home)
+            plan, unsure = make_plan(graph, machine, home), False
+    if unsure:
+        plan = make_plan(graph, machine, home)
     if merge and kind == "cuda":
         graph, plan = better_ordered(graph, plan, home)
     plan.reasons = graph.why

@@ -795,7 +795,7 @@ FUSION = {
     ),
     "any number of products is added up": (
         PRODUCTS,
-        "count = -(-len(mine) // most)",
+        "count = -(-len(members) // most)",
         "count = 1",
     ),
     "products are added up in any memory": (

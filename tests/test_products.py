@@ -104,22 +104,61 @@ def test_each_block_of_a_product_is_one_step():
     assert not any(type(s.task) is Fused and s.inputs for s in plan.steps)  # but blocks of ones
 
 
+def chain(plan, step):
+    """A step, and those before it that it goes on from."""
+    while step.task.before is not None:
+        yield step
+        (step,) = [plan.steps[i] for i in step.inputs if plan.steps[i].key == step.task.before]
+    yield step
+
+
 def test_long_sums_are_of_several_steps():
-    """Fifty products: four steps of sixteen at most, and a kernel that adds these up."""
+    """Fifty products: four steps of sixteen at most, each of which goes on from the one before."""
     plan, sums = planned(da.ones((100, 5000), chunks=100) @ da.ones((5000, 100), chunks=100))
+    assert not [s for s in plan.steps if s.inputs and s not in sums]  # no kernel adds them up
     assert [len(s.task.pairs) for s in sums] == [12, 13, 12, 13]
     assert max(len(s.task.pairs) for s in sums) <= MOST
     (last,) = plan.outputs
-    assert len(plan.steps[last].inputs) == 4
+    assert [*chain(plan, plan.steps[last])] == sums[::-1]
 
 
 def test_what_a_task_reads_is_a_small_part_of_the_memory():
-    """Of six products, whose factors have 16 MB, three each."""
+    """Of six products, whose factors have 16 MB, three each; and one each."""
     x = da.ones((1000, 6000), chunks=1000)
-    plan, sums = planned(x @ x.T, memory=12 * 50 * 10**6)
-    assert [len(s.task.pairs) for s in sums] == [3, 3]
-    (last,) = plan.outputs
-    assert len(plan.steps[last].inputs) == 2
+    for memory, counts in ((12 * 50 * 10**6, [3, 3]), (12 * 16 * 10**6, [1] * 6)):
+        plan, sums = planned(x @ x.T, memory=memory)
+        sums = [s for s in plan.steps if type(s.task) is Products]
+        assert [len(s.task.pairs) for s in sums] == counts
+        (last,) = plan.outputs
+        assert [*chain(plan, plan.steps[last])] == sums[::-1]
+
+
+def test_sums_of_several_steps_in_little_memory():
+    """Of forty products, where there is no room for twenty blocks; the values are NumPy's."""
+    a, b = np.random.default_rng(0).normal(size=(2, 640, 16))
+    with gpuscheduler.Scheduler("cpu:1", fuse_least=0, memory_limit=20 * 16**2 * 8) as s:
+        s.hardware.kind = "cuda"
+        x, y = blocks(a), blocks(b)
+        for f in (lambda x, y: x.T @ y, lambda x, y: (x.T @ y) * 2 + 1):
+            plan = s.plan(f(x, y))
+            counts = [len(t.task.pairs) for t in plan.steps if type(t.task) is Products]
+            assert counts == [1] * 40
+            np.testing.assert_allclose(f(x, y).compute(), f(a, b), rtol=1e-9, atol=1e-9)
+        with pytest.raises(gpuscheduler.OutOfMemory, match="needs"):
+            da.concatenate([x, y], axis=1).rechunk(640).compute()
+
+
+def test_terms_in_any_order():
+    """Where a term that comes late in the graph is added early, each step is behind those that it
+    goes on from."""
+    with gpuscheduler.Scheduler("cpu:1", fuse_least=0, memory_limit=2**20, check=True) as s:
+        s.hardware.kind = "cuda"
+        parts = [blocks(X[:16, n : n + 16]) @ blocks(Y[n : n + 16, :16]) for n in (0, 16, 32)]
+        for order in ((2, 0, 1), (1, 2, 0), (2, 1, 0)):
+            z = sum(parts[n] for n in order[1:]) + parts[order[0]]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(products, "MOST", 1)
+                np.testing.assert_allclose(z.compute(), X[:16, :48] @ Y[:48, :16])
 
 
 def test_each_device_adds_up_what_it_makes():
@@ -234,10 +273,9 @@ def test_blocks_of_another_type_than_is_said(like_gpus):
     np.testing.assert_allclose(z.compute(), (X.astype("f4") @ Y.astype("f4")) * 2 + 1, atol=1e-4)
 
 
-def test_groups_are_of_one_device_and_about_as_large():
-    assert products._grouped(range(7), dict.fromkeys(range(7), 0), 3) == [[0, 1], [2, 3], [4, 5, 6]]
+def test_groups_are_of_one_device():
     where = {0: 1, 1: 0, 2: 1, 3: 0, 4: 2}
-    assert products._grouped(range(5), where, 16) == [[0, 2], [1, 3], [4]]
+    assert products._grouped(range(5), where) == [[0, 2], [1, 3], [4]]
 
 
 def test_another_collection_like_it_has_its_plan(like_gpus):

@@ -1313,6 +1313,9 @@ class CudaDevices:
         self.fetched = 0  # bytes
         self.took: dict[int, int] = {}  # by step: bytes that it had at once of what it allocated
         self.followed = False  # whether it does what a tape says
+        self.pinned: set[int] = (
+            set()
+        )  # kinds of steps whose arrays go to a device from where they are
         team.begin()
         self._follow_caller()
 
@@ -1390,8 +1393,11 @@ class CudaDevices:
     # ---- verbs, in the loop's thread
 
     def launch(self, step: int, place: int) -> None:
-        if self.plan.steps[step].aside:
-            self.team.send_to_any(self._aside, (step, place), place)
+        s = self.plan.steps[step]
+        if s.aside:
+            # those that only launch copies take the interpreter from each other
+            most = FEWEST_FILES if s.kind in self.plan.pinned else None
+            self.team.send_to_any(self._aside, (step, place), place, most)
         else:
             self._todo[place].append(("launch", step, place))
 
@@ -1756,6 +1762,8 @@ class CudaDevices:
             cupy.get_default_memory_pool().free_all_blocks()
             return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
         done = lane.mark(lane.incoming, block=bool(direct))
+        if direct:
+            self.plan.pinned.add(self.plan.steps[i].kind)
         if direct or self.exact:
             done.synchronize()
         self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)

@@ -178,13 +178,17 @@ class Team:
         """To a thread of that name, started when it is first needed. Only the run's thread may."""
         self._beside(name).send(Context(), job, argument, self.raised)
 
-    def send_to_any(self, job: Job, argument: Any, place: int | None = None) -> None:
-        """To one of a few threads that wait for files, of one device or of all: to one with nothing
-        to do, or a new one, or the one with least to do. Only the run's thread may."""
+    def send_to_any(
+        self, job: Job, argument: Any, place: int | None = None, most: int | None = None
+    ) -> None:
+        """To one of a few threads that wait for files, of one device or of all, `most` for each: to
+        one with nothing to do, or a new one, or the one with least to do. Only the run's thread
+        may."""
+        files = self.files if most is None else min(self.files, most)
         if place is None:
-            names = [f"files-{n}" for n in range(self.files * len(self.workers))]
+            names = [f"files-{n}" for n in range(files * len(self.workers))]
         else:
-            names = [f"files-{place}-{n}" for n in range(self.files)]
+            names = [f"files-{place}-{n}" for n in range(files)]
         least, chosen = None, names[0]
         for name in names:
             worker = self.aside.get(name)
@@ -234,7 +238,9 @@ class Borrowed:
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         self.executor.submit(self._run, job, argument)
 
-    def send_to_any(self, job: Job, argument: Any, place: int | None = None) -> None:
+    def send_to_any(
+        self, job: Job, argument: Any, place: int | None = None, most: int | None = None
+    ) -> None:
         self.executor.submit(copy_context().run, self._run, job, argument)
 
     def _run(self, job: Job, argument: Any) -> None:

@@ -113,9 +113,10 @@ def test_operations_compute_what_numpy_does(types):
     assert not wrong, "\n".join(wrong)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(k.kernels(), st.sampled_from([1, 7, 132]), st.booleans())
-def test_any_kernel_computes_what_numpy_does(case, processors, shift):
+@pytest.mark.parametrize("_", range(6))  # side by side: each kernel is compiled
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=k.kernels(), processors=st.sampled_from([1, 7, 132]), shift=st.booleans())
+def test_any_kernel_computes_what_numpy_does(_, case, processors, shift):
     kernel, arrays = case
     check(kernel, arrays, int(shift), processors=processors)
 

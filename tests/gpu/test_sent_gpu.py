@@ -13,6 +13,7 @@ import gpuscheduler  # noqa: E402
 from gpuscheduler import cuda, graph, staging  # noqa: E402
 from gpuscheduler.batches import Batch  # noqa: E402
 from gpuscheduler.fuse import Fused  # noqa: E402
+from gpuscheduler.workers import Team  # noqa: E402
 from graphs._roots import views  # noqa: E402
 
 SIDE = 240
@@ -249,6 +250,21 @@ def test_memory_that_the_allocator_refuses(s, monkeypatch):
     monkeypatch.setattr(cuda.cupy, "empty", empty)
     np.testing.assert_array_equal(on_host(from_host(a, 60) + 1), a + 1)
     assert refused
+
+
+def test_few_threads_send_what_is_pinned(s, memory, request, monkeypatch):
+    """All that they do is launch. The first run finds out."""
+    x, send, most = from_host(memory(numbers()), 60), Team.send_to_any, []
+
+    def sending(team, job, argument, place=None, threads=None):
+        most.append(threads)
+        return send(team, job, argument, place, threads)
+
+    (x + 1).sum().compute()
+    monkeypatch.setattr(Team, "send_to_any", sending)
+    (x + 1).sum().compute()
+    pinned = request.node.callspec.params["memory"] == "pinned"
+    assert most == [cuda.FEWEST_FILES if pinned else None] * 16
 
 
 def test_what_the_driver_refuses_is_said_and_nothing_is_lost(s, monkeypatch):

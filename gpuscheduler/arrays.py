@@ -46,7 +46,7 @@ from .following import (
     viewed,
     with_leaves,
 )
-from .kernel import LEAST_SLIDING
+from .layout import LEAST_SLIDING
 from .reading import words
 from .regions import settled
 from .scans import BOTH

@@ -15,7 +15,7 @@ from dask.core import flatten
 
 from .fuse import Fused
 from .graph import Graph, depth_first
-from .kernel import CLOSE
+from .layout import CLOSE
 from .persisted import Chunk
 from .plan import Plan
 from .siblings import Together, forget, read_together, rewire

@@ -44,7 +44,7 @@ from .expr import Kernel
 from .fuse import Fused, program_of
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received
-from .kernel import NotGenerated, generate
+from .kernel import generate
 from .machine import DISK, ENDLESS, HOST, Machine
 from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
@@ -52,6 +52,7 @@ from .regions import bytes_touched
 from .run import Hardware
 from .scheduler import Options, Scheduler, current, plan_dask, written
 from .taken import Taken
+from .tree import NotGenerated
 
 Size = int | tuple[int, ...]
 

@@ -35,9 +35,9 @@ from unittest.mock import patch
 from . import cuda_math, reading, scalar, shelf
 from .cuda_math import FUNCTIONS
 from .garbage import of_things_that_stay
-from .kernel import Call
 from .reading import names_read, narrowed, replaced
 from .scalar import numbered_apart, plain, reason, versions
+from .tree import Call
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.

@@ -60,11 +60,12 @@ from .following import (
 )
 from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, is_plain, layer_of, referred
 from .grid import Tile
-from .kernel import NotGenerated, generate, unwritten
+from .kernel import generate, unwritten
 from .persisted import Chunk
 from .regions import bytes_touched, count_boxes, interior
 from .sizes import leaves, map_leaves, sizeof
 from .subgraph import COMPILED, FIRST_LINE, Call, Chain, Step, literal
+from .tree import NotGenerated
 
 Key = Any
 Values = dict[Any, Any]

@@ -11,8 +11,8 @@ import numpy as np
 
 from .expr import Expr, Kernel, Out, Program, View, nodes, rebuilt, substituted, view_of, with_view
 from .fuse import renumbered
-from .kernel import CHEAP, COSTS
 from .sizes import map_leaves
+from .tree import CHEAP, COSTS
 
 #: What an expression must cost at one point, in additions, to be worth a kernel of its own ...
 LEAST_COST = 10

@@ -27,11 +27,12 @@ from .batches import SMALL, Batch
 from .expr import PLACEHOLDER, Out, Program, is_placeholder
 from .fuse import Fused, computed, filled, program_of
 from .hoist import hoisted, prepared
-from .kernel import ONLY, Call, Generated, NotGenerated, generate
+from .kernel import ONLY, Generated, generate
 from .mixed import on_device
 from .reuse import brought_together
 from .scans import divided
 from .sizes import leaves
+from .tree import Call, NotGenerated
 
 #: The compiler's options, by whether its fast mathematics is asked for.
 OPTIONS = {

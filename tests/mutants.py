@@ -835,8 +835,18 @@ FUSION = {
     ),
     "a sum comes before what it reads": (
         PRODUCTS,
-        "last = {max(m, key=order.__getitem__)",
-        "last = {min(m, key=order.__getitem__)",
+        "last.setdefault(max(members, key=order.__getitem__), [])",
+        "last.setdefault(min(members, key=order.__getitem__), [])",
+    ),
+    "what was added up before is forgotten": (
+        PRODUCTS,
+        "[graph.tasks[k] for k in some], before,",
+        "[graph.tasks[k] for k in some],",
+    ),
+    "nobody reads what was added up before": (
+        PRODUCTS,
+        "read[before] = before",
+        "pass",
     ),
     "terms that are gone are not read as zeros": (
         PRODUCTS,

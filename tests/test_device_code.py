@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from gpuscheduler.expr import Expr, Kernel, View, constant, index, source
-from gpuscheduler.kernel import NotGenerated, generate
+from gpuscheduler.kernel import generate
 from gpuscheduler.scalar import ScalarFunction
+from gpuscheduler.tree import NotGenerated
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
 from tests.test_kernel import disassembler, nvrtc
@@ -581,7 +582,7 @@ sys.modules["sparse"] = None  # Dask would import it, and it Numba
 import hashlib, math
 import numpy as np
 from gpuscheduler import launch, scalar, device_code
-from gpuscheduler.kernel import Call
+from gpuscheduler.tree import Call
 
 scale, text = float(sys.argv[1]), "x * 2 if x > 0 else x"
 space = {"math": math}

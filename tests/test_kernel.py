@@ -36,19 +36,13 @@ from gpuscheduler.expr import (
 from gpuscheduler.following import Abstract
 from gpuscheduler.fuse import Fused
 from gpuscheduler.hoist import prepared
-from gpuscheduler.kernel import (
-    Axis,
-    NotGenerated,
-    _fewest,
-    _Tree,
-    collapsed,
-    generate,
-    unwritten,
-)
+from gpuscheduler.kernel import generate, unwritten
+from gpuscheduler.layout import Axis, collapsed
 from gpuscheduler.regions import settled
 from gpuscheduler.scans import divided
 from gpuscheduler.sizes import leaves
 from gpuscheduler.trace import follow
+from gpuscheduler.tree import NotGenerated, Tree, fewest
 from graphs import black_scholes
 from tests import kernels as k
 from tests.cuda_on_host import COMPILER, Host, aligned
@@ -214,7 +208,7 @@ def x_size(shape):
 @host_only
 @pytest.mark.parametrize("case", ["all, odd", "rows, few", "columns", "around", "between"])
 def test_large_arrays_are_counted_in_64_bits(host, case, monkeypatch):
-    monkeypatch.setattr("gpuscheduler.kernel.SMALL", 0)
+    monkeypatch.setattr("gpuscheduler.layout.SMALL", 0)
     shape, axes = CASES[case]
     x = k.call("subtract", source(0, shape, "f4"), k.turned(1, shape, "f4"))
     line = Expr("input", (), "f4", (2, View(0, (*[0] * (len(shape) - 1), 1))))
@@ -248,8 +242,8 @@ def test_a_transposed_array_is_turned_around_in_tiles(host, shape):
 @pytest.mark.parametrize("shape", [(50, 96), (33, 5, 80), (70, 97)])
 def test_what_all_rows_read_stays_in_the_cache(host, shape, monkeypatch):
     """Of so many columns at a time that it has room there, where equal parts of them share all."""
-    monkeypatch.setattr("gpuscheduler.kernel.KEPT_BYTES", 200)
-    monkeypatch.setattr("gpuscheduler.kernel.LEAST_COLUMNS", 8)
+    monkeypatch.setattr("gpuscheduler.layout.KEPT_BYTES", 200)
+    monkeypatch.setattr("gpuscheduler.layout.LEAST_COLUMNS", 8)
     columns = Expr("input", (), "f8", (0, View(0, (*[0] * (len(shape) - 1), 1))))
     rows = Expr("input", (), "f8", (1, View(0, (1, *[0] * (len(shape) - 1)))))
     body = k.call("add", k.call("multiply", columns, rows), source(2, shape, "f8"))
@@ -411,7 +405,7 @@ def test_a_block_among_its_neighbours(host, case, over, vectors, monkeypatch):
     """Away from the edges a kernel knows which block it reads, and asks no more."""
     if vectors:
         for name, value in WAYS["vectors are read one by one"].items():
-            monkeypatch.setattr(f"gpuscheduler.kernel.{name}", value)
+            monkeypatch.setattr(f"gpuscheduler.layout.{name}", value)
     function, lengths = NEIGHBOURS[case]
     kernel = among(function, lengths, "f8", OVER[over])
     rng = np.random.default_rng(0)
@@ -467,7 +461,7 @@ def test_any_block_among_its_neighbours(host, case):
     arrays = [aligned(a) for a in leaves(given_)]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (WAYS["vectors are read one by one"] | {"MANY_STEPS": 0}).items():
-            patch.setattr(f"gpuscheduler.kernel.{name}", value)
+            patch.setattr(f"gpuscheduler.layout.{name}", value)
         kernel = among(function, [[n for n in axis if n] for axis in lengths], dtype)
         want = blocks.evaluate(kernel, arrays)
         for processors in (1, 132):
@@ -545,7 +539,7 @@ def test_any_kernel_computes_the_same_where(host, way, case):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         for name, value in WAYS[way].items():
-            patch.setattr(f"gpuscheduler.kernel.{name}", value)
+            patch.setattr(f"gpuscheduler.layout.{name}", value)
         want = blocks.evaluate(kernel, arrays)
         arrays = [aligned(a) for a in arrays]
         for processors in (1, 2):
@@ -574,7 +568,7 @@ SHIFTED = {
 @pytest.mark.parametrize("name", list(SHIFTED))
 def test_vectors_of_what_lies_anyhow(host, name, monkeypatch):
     """Each element is read once by a thread, however many views have it."""
-    monkeypatch.setattr("gpuscheduler.kernel.CLOSE", 0)
+    monkeypatch.setattr("gpuscheduler.layout.CLOSE", 0)
     kernel = SHIFTED[name]
     made = generate(kernel, processors=2)
     assert re.search(r"\.x\[\d\] = \(p", made.source)  # what is in no vector that was read
@@ -597,7 +591,7 @@ def around(u):
 @pytest.mark.parametrize("columns", [64, 71])
 def test_many_places_of_one_array(host, over, dtype, columns, monkeypatch):
     for name, value in WAYS["vectors are read one by one"].items():
-        monkeypatch.setattr(f"gpuscheduler.kernel.{name}", value)
+        monkeypatch.setattr(f"gpuscheduler.layout.{name}", value)
     known = [Abstract((30, columns + 3), np.dtype(dtype))]
     reduced = OVER[over]
     kernel = follow(lambda u: reduced(around(u)), known).kernels[0]
@@ -983,7 +977,7 @@ def test_what_a_condition_depends_on_is_read_before_it():
     other = Expr("taken", (Expr("input", (), "f4", (1, View(0, (0,)))), place), "f4")
     inner = Expr("greater", (taken, constant(0, "f4")), "?")
     chosen = Expr("where", (inner, Expr("add", (taken, other), "f4"), other), "f4")
-    tree = _Tree([Expr("where", (outer, chosen, constant(1, "f4")), "f4")], "v")
+    tree = Tree([Expr("where", (outer, chosen, constant(1, "f4")), "f4")], "v")
     assert len(tree.taken) == 2
     for number in tree.taken:  # of both the same: the inner condition says nothing
         guard = tree.guards[number]
@@ -995,7 +989,7 @@ def test_what_a_condition_depends_on_is_read_before_it():
 def test_cases():
     a, b, not_a = (1, True), (2, True), (1, False)
     of = lambda *cases: {frozenset(c) for c in cases}  # noqa: E731
-    assert _fewest(of([a], [a, b])) == of([a])
-    assert _fewest(of([a, b], [not_a, b])) == of([b])
-    assert _fewest(of([a], [not_a])) == of([])
-    assert _fewest(of([a, b], [not_a])) == of([a, b], [not_a])
+    assert fewest(of([a], [a, b])) == of([a])
+    assert fewest(of([a, b], [not_a, b])) == of([b])
+    assert fewest(of([a], [not_a])) == of([])
+    assert fewest(of([a, b], [not_a])) == of([a, b], [not_a])

@@ -41,6 +41,12 @@ ORDER = [
     "blocks",
     "cuda_math",
     "panes",
+    "tree",
+    "layout",
+    "statements",
+    "elementwise",
+    "reducing",
+    "sliding",
     "kernel",
     "reading",
     "following",
@@ -106,6 +112,7 @@ ORDER = [
 FORBIDDEN = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc", "base"}
 #: Pure: they decide, and are tested with numbers. No thread, no clock, no device.
 PURE = ["machine", "subgraph", "graph", "expr", "cuda_math", "panes", "kernel", "fuse", "siblings"]
+PURE += ["tree", "layout", "statements", "elementwise", "reducing", "sliding"]
 PURE += ["place", "plan", "cut", "state"]
 IMPURE_IMPORTS = {"threading", "time", "queue", "concurrent", "multiprocessing", "asyncio", "cupy"}
 

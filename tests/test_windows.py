@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
-from gpuscheduler import Scheduler, blocks, kernel
+from gpuscheduler import Scheduler, blocks, kernel, layout
 from gpuscheduler.expr import Expr, View, constant, index
 from gpuscheduler.fuse import Fused, _has_windows_over_edges
 from gpuscheduler.kernel import generate
@@ -197,9 +197,9 @@ def cases(draw):
 def test_any_windows(host, case, shift, one, tile):
     kernel_, arrays = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "SLIDING_TILE", tile)
-        patch.setattr(kernel, "SLIDING_THREADS", 16)
-        patch.setattr(kernel, "LEAST_IN_PANES", 1)
+        patch.setattr(layout, "SLIDING_TILE", tile)
+        patch.setattr(layout, "SLIDING_THREADS", 16)
+        patch.setattr(layout, "LEAST_IN_PANES", 1)
         arrays = [aligned(a, shift * a.itemsize) for a in arrays]
         with np.errstate(all="ignore"):
             want = blocks.evaluate(kernel_, arrays)
@@ -239,7 +239,7 @@ def test_many_panes(host, shape, lengths, ops):
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_windows_of_random_numbers(host, shape, lengths, dtype, monkeypatch):
     """Which are drawn where they are wanted, and added to what is read."""
-    monkeypatch.setattr(kernel, "SLIDING_THREADS", 16)
+    monkeypatch.setattr(layout, "SLIDING_THREADS", 16)
     x, whole = k.windows(shape, lengths, dtype)
     drawn = Expr("uniform", (index(x.data[1]),), dtype, 1234)
     axes = tuple(range(len(shape), len(whole)))
@@ -274,7 +274,7 @@ def test_deviations_beside_none(host, lengths, dtype):
 
 
 def test_a_slot_has_one_value():
-    slots = kernel._Slots()
+    slots = layout.Slots()
     assert slots.at("rows", 3) == slots.at("rows", 3) == 0
     with pytest.raises(AssertionError, match="two values of rows"):
         slots.at("rows", 4)

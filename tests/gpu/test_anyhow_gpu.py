@@ -6,7 +6,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from gpuscheduler import Scheduler, kernel, panes, reuse
+from gpuscheduler import Scheduler, kernel, layout, panes, reuse
 from gpuscheduler.fuse import Fused
 from tests.test_fuse import smooth
 
@@ -229,7 +229,7 @@ def test_windows_that_slide(devices, program, chunks, monkeypatch):
     if program in BOXES:
         place = "box"
     chooses = getattr(owner, place)
-    monkeypatch.setattr(kernel, "LEAST_IN_PANES", 1)
+    monkeypatch.setattr(layout, "LEAST_IN_PANES", 1)
     monkeypatch.setattr(kernel._Generator, "_sliding_room", lambda self: 64)
     monkeypatch.setattr(panes, "too_few", lambda tiles, processors: False)
     monkeypatch.setattr(owner, place, lambda *args: found.append(chooses(*args)) or found[-1])

@@ -126,9 +126,9 @@ def test_any_kernel_computes_what_numpy_does(_, case, processors, shift):
 def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(case, processors):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuscheduler.kernel.LATE_BYTES", 0)
-        patch.setattr("gpuscheduler.kernel.KEPT_BYTES", 16)
-        patch.setattr("gpuscheduler.kernel.LEAST_COLUMNS", 2)
+        patch.setattr("gpuscheduler.layout.LATE_BYTES", 0)
+        patch.setattr("gpuscheduler.layout.KEPT_BYTES", 16)
+        patch.setattr("gpuscheduler.layout.LEAST_COLUMNS", 2)
         check(kernel, arrays, processors=processors)
 
 

@@ -1,0 +1,152 @@
+"""Kernels without reductions: threads along the innermost axis, or through tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cuda_math import STORED
+from .layout import TILES, WAVES, Site
+from .panes import THREADS
+from .statements import Statements
+from .tree import size_of
+
+
+class Elementwise(Statements):
+    def _elementwise(self) -> list[str]:
+        if self.loose:
+            return self._loosely()
+        width = self.width
+        n = self.points // width
+        step = f"(({self.count})blocks * {THREADS}u)"
+        self.blocks = max(1, min(-(-n // (THREADS * self.times)), self.processors * WAVES))
+        lines = [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} n = {self.number('n', n)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+        ]
+        lengths = self._lengths("k", width)
+        coords, names = self._coordinates("k", lengths, "j", "k", width)
+        site = Site({("k", a): x for a, x in enumerate(names)}, {"k": f"j * {width}u"})
+        at = f"i + u * {step}"
+        if self.tree.calls and len(lengths) > 1:
+            # points that lie close together take similar branches: the lanes of a warp lie in a
+            # patch, not in a line
+            rows, columns = (
+                self.number(("length", "k", "", n), lengths[n])
+                for n in (len(lengths) - 2, len(lengths) - 1)
+            )
+            at = f"patched<{self.count}>({at}, {rows}, {columns})"
+        place, where = f"({self.int})(j * {width}u)", []
+        if self.out_layout >= 0:
+            where = [f"const {self.int} to = {self._offset(self.out_layout, site)};"]
+            place = "to"
+        body = self._passes(
+            "j < n", f"j = {at}", coords, site,
+            lambda tree, u: [*where, *self._stores(tree, site, place, u)],
+        )  # fmt: skip
+        return [
+            *lines,
+            *self._pointers(),
+            *self._before(Site({}, {"k": "0"})),
+            f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < n; "
+            f"i += {step} * {self.times}u) {{",
+            *body,
+            "}",
+        ]
+
+    # ---- tiles
+
+    def _tile(self, group: str, first: str, step: str, use: Any) -> list[str]:
+        """A loop over tiles of 32 x 32, from number `first` on; `use(site)` gives the statements
+        for one point."""
+        axes = self.axes[group]
+        last, across = len(axes) - 1, self.across
+        rest = [a for a in range(last) if a != across]
+        counts = [axes[a].length for a in rest]
+        counts += [-(-axes[across].length // 32), -(-axes[last].length // 32)]
+        coords, names = self._coordinates(group, counts, "w", "t", name="tile")
+        turned, room = [], TILES
+        for k in self._inner(self.tree):
+            tile = 32 * 33 * size_of(self.tree.nodes[k].code)
+            if self.layout_of[self.tree.letter, k] in self.turned and tile <= room:
+                turned.append(k)
+                room -= tile
+        straight = [k for k in self._inner(self.tree) if k not in turned]
+
+        def site(row: str, column: str) -> Site:
+            found = {(group, a): names[n] for n, a in enumerate(rest)}
+            found[group, across] = f"t{len(rest)} * 32 + {row}"
+            found[group, last] = f"t{len(rest) + 1} * 32 + {column}"
+            return Site(found)
+
+        def inside(place: Site) -> str:
+            return " && ".join(
+                f"{place.coords[group, a]} < ({self.int})"
+                f"{self.slot(('length', group, 'edge', a), axes[a].length)}"
+                for a in (across, last)
+            )
+
+        def each(row: str, column: str, lines: Any) -> list[str]:
+            place = site(row, column)
+            return ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
+                    f"if ({inside(place)}) {{", *lines(place), "}", "}"]  # fmt: skip
+
+        line = "(ty + 8 * u)"
+        shared = [f"__shared__ {STORED[self.tree.nodes[k].code]} turn{k}[32][33];" for k in turned]
+        # in shared memory the elements have no constructors, so that these lie there untouched
+        declared = [f"{STORED[self.tree.nodes[k].code]} x{k}[4]"
+                    f"{' = {}' if self.tree.guards[k] is not None else ''};"
+                    for k in (*straight, *turned)]  # fmt: skip
+        fetch = [f"x{k}[u] = turn{k}[tx][{line}];" for k in turned]
+        turning = each("tx", line, lambda s: self._loads(self.tree, turned, s, "x#[u]"))
+        keep = ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
+                *[f"turn{k}[{line}][tx] = x{k}[u];" for k in turned], "}"]  # fmt: skip
+        loads = each(line, "tx", lambda s: self._loads(self.tree, straight, s, "x#[u]"))
+        return [
+            *shared,
+            "const int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;",
+            f"for ({self.count} w = {first}; w < tiles; w += {step}) {{",
+            *coords,
+            *declared,
+            *turning,
+            *(loads if straight else []),
+            *keep,
+            "__syncthreads();",
+            *each(line, "tx", lambda s: [*fetch, *use(s)]),
+            "__syncthreads();",
+            "}",
+        ]
+
+    def _tile_count(self, group: str) -> int:
+        axes = self.axes[group]
+        count = 1
+        for a, axis in enumerate(axes):
+            tiled = a in (self.across, len(axes) - 1)
+            count *= -(-axis.length // 32) if tiled else axis.length
+        return count
+
+    def _tiled(self) -> list[str]:
+        tiles = self._tile_count("k")
+        self.blocks = max(1, min(tiles, self.processors * WAVES))
+        self.times = 4
+        axes = self.axes["k"]
+
+        def use(site: Site) -> list[str]:
+            place = ""
+            for a, axis in enumerate(axes):
+                length = f"({self.int}){self.slot(('edge', a), axis.length)}"
+                coordinate = f"({site.coords['k', a]})"
+                place = f"({place}) * {length} + {coordinate}" if place else coordinate
+            if self.out_layout >= 0:
+                place = self._offset(self.out_layout, site)
+            stores = self._stores(self.tree, site, "at", "u")
+            return [f"const {self.int} at = {place};", *stores]
+
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} tiles = {self.number('tiles', tiles)};",
+            "if (blockIdx.x >= blocks || tiles == 0) return;",
+            *self._pointers(),
+            *self._before(Site({}, {})),
+            *self._tile("k", "blockIdx.x", "blocks", use),
+        ]

@@ -69,8 +69,10 @@ class Products:
         pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
         before = None if self.before is None else values[self.before]
         if any(a is None or b is None for a, b in pairs) or not self._goes_on(before):
-            every = [task(values).reshape(self.shape) for task in self.originals]
-            return reduce(np.add, every if before is None else [before.reshape(self.shape), *every])
+            total = reduce(np.add, [task(values) for task in self.originals])
+            if before is not None:
+                total = before.reshape(total.shape) + total
+            return total.reshape(self.shape) if total.size == math.prod(self.shape) else total
         return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
 
     def _goes_on(self, before: Any) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gpuscheduler
 from gpuscheduler import products
 from gpuscheduler.cli import plan_of
-from gpuscheduler.fuse import Fused
+from gpuscheduler.fuse import Fused, Matrix
 from gpuscheduler.machine import Machine
 from gpuscheduler.products import MOST, Products
 
@@ -271,6 +271,20 @@ def test_blocks_of_another_type_than_is_said(like_gpus):
     z = (x @ y) * 2 + 1
     assert [len(s.task.pairs) for s in like_gpus.plan(z).steps if type(s.task) is Products]
     np.testing.assert_allclose(z.compute(), (X.astype("f4") @ Y.astype("f4")) * 2 + 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_blocks_of_another_shape_than_is_said(terms):
+    """The value is what the tasks themselves make, whatever its shape; and what was added up before
+    is among it, in whatever shape that was."""
+    a, b = X[:3, :4], Y[:4, :5]
+    foreseen = Matrix("a", (7, 4), False), Matrix("b", (4, 5), False)
+    tasks = [lambda v: v["a"] @ v["b"]] * terms
+    sums = Products("z", (7, 1, 5), np.dtype("f8"), [foreseen] * terms, tasks)
+    np.testing.assert_allclose(sums({"a": a, "b": b}), terms * (a @ b))
+    more = Products("z", (3, 1, 5), np.dtype("f8"), [foreseen] * terms, tasks, before="s")
+    got = more({"a": a, "b": b, "s": np.ones((3, 1, 5))})
+    np.testing.assert_allclose(got, 1 + terms * (a @ b)[:, None])
 
 
 def test_groups_are_of_one_device():

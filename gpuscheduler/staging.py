@@ -20,8 +20,9 @@ from .gather import strips
 #: Bytes of a part, and how many a thread has: one is filled while the other is under way. More of
 #: them are more than a processor's second cache.
 PART_BYTES, PARTS = 2**21, 2
-#: Rows of an array that are shorter than that are put together by NumPy.
-LEAST_ROW = 2**10
+#: Smaller arrays are copied by NumPy: to load Numba takes longer than many of these. So are those
+#: whose rows are shorter than that.
+LEAST_BYTES, LEAST_ROW = 2**24, 2**10
 #: Bytes after which it is asked whether to go on.
 STEP = 2**26
 
@@ -47,11 +48,10 @@ def calls() -> Calls | None:
 
 
 def sends(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array goes so: its rows are long, and there is a driver."""
-    if array.nbytes < LEAST_ROW or calls() is None:
+    """Whether an array goes so: it is large, its rows are long, and there is a driver."""
+    if array.nbytes < LEAST_BYTES or calls() is None:
         return False
-    width = next(strips(array.shape, array.strides, array.itemsize))[2]
-    return width >= min(LEAST_ROW, array.nbytes)
+    return next(strips(array.shape, array.strides, array.itemsize))[2] >= LEAST_ROW
 
 
 def send(

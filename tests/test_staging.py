@@ -117,15 +117,15 @@ def test_it_stops_between_two_steps(monkeypatch):
 
 def test_which_arrays_go_so(monkeypatch):
     monkeypatch.setattr(staging, "calls", lambda: Driver().calls)
-    x = np.zeros((64, 2048), "f4")
+    x = np.zeros((2048, 4096), "f4")
     for array, so in (
         (x, True),
-        (x[:, :1024], True),
+        (x[:, :2048], True),
         (x[::2], True),
-        (x[:, :100], False),  # rows of 400 bytes
+        (x[:1023], False),  # less than 16 MiB
+        (x.reshape(-1, 512)[:, :255], False),  # rows of 1,020 bytes
         (x[:, ::2], False),
         (x.T, False),
-        (x[0, :100], False),  # a small array
         (x[:0], False),
     ):
         assert staging.sends(array) is so

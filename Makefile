@@ -25,7 +25,8 @@ PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
 # Modules that decide, and those that read no device's memory: these are strict.
 STRICT := pickled machine grid takes subgraph factors block_numbers graph expr parts philox philox_loops regions scans blocks \
-	cuda_math panes tree layout statements elementwise reducing sliding kernel reading following arrays creation reductions numpy_functions lookups masks medians chunk_functions python_numbers \
+	cuda_math panes tree layout statements elementwise reducing sliding kernel reading following \
+	arrays creation reductions numpy_functions lookups masks medians chunk_functions python_numbers \
 	assembly trace scalar device_code fuse hoist reuse siblings place plan taken cut products batches templates plans state tape \
 	gather garbage sizes persisted run timeline pretend order workers spill direct staging cpu callbacks scheduler mesh cargo \
 	simulate

@@ -260,3 +260,27 @@ def test_any_product(scheduler, data):
         z, want = (z + 1).sum(axis=0), (want + 1).sum(axis=0)
     for _ in range(2):
         np.testing.assert_allclose(host(z.compute()), want, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::dask.array.core.PerformanceWarning")
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_product_in_little_memory(data):
+    """Where a few blocks have room: sums go on from what was added up before, blocks leave."""
+    draw = data.draw
+    side, sides = draw(st.sampled_from([16, 24])), [draw(st.integers(1, 6)) for _ in range(3)]
+    m, k, n = (draw(st.integers(max(1, side * c - 7), side * c)) for c in sides)
+    dtype = draw(st.sampled_from(["f4", "f8", "c8"]))
+    rng = np.random.default_rng(m * k * n)
+    left, right = (rng.random(s).astype(dtype) for s in ((m, k), (k, n)))
+    limit = draw(st.integers(5, 16)) * max(4096, side**2 * left.itemsize)
+    devices = draw(st.sampled_from(DEVICES))
+    with gpuscheduler.Scheduler(devices, memory_limit=limit, check=True, fuse_least=0) as s:
+        x, y = (da.from_array(a, chunks=side).to_backend("cupy") for a in (left, right))
+        x, y = (a.persist() if draw(st.booleans()) else a for a in (x, y))
+        z, want = x @ y, left @ right
+        if draw(st.booleans()):
+            z, want = z * 2 + 1, want * 2 + 1
+        for _ in range(2):
+            np.testing.assert_allclose(z.to_backend("numpy").compute(), want, rtol=1e-4)
+            assert all(s.last.peak[d] <= limit for d in s.hardware.machine.devices)

@@ -277,7 +277,11 @@ class _Lane:
     def multiplier(self) -> int:
         """A handle of cuBLAS's for this device; whichever thread has the lane uses it."""
         if not self.cublas:
-            self.cublas = cupy.cuda.cublas.create()
+            try:
+                self.cublas = cupy.cuda.cublas.create()
+            except RuntimeError:  # it says so, too, where there is no memory for its own
+                cupy.get_default_memory_pool().free_all_blocks()
+                self.cublas = cupy.cuda.cublas.create()
         return self.cublas
 
     def settle(self, wait: bool = True) -> bool:
@@ -1313,9 +1317,6 @@ class CudaDevices:
         self.fetched = 0  # bytes
         self.took: dict[int, int] = {}  # by step: bytes that it had at once of what it allocated
         self.followed = False  # whether it does what a tape says
-        self.pinned: set[int] = (
-            set()
-        )  # kinds of steps whose arrays go to a device from where they are
         team.begin()
         self._follow_caller()
 
@@ -1762,8 +1763,8 @@ class CudaDevices:
             cupy.get_default_memory_pool().free_all_blocks()
             return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
         done = lane.mark(lane.incoming, block=bool(direct))
-        if direct:
-            self.plan.pinned.add(self.plan.steps[i].kind)
+        kind = self.plan.steps[i].kind
+        (self.plan.pinned.add if direct else self.plan.pinned.discard)(kind)
         if direct or self.exact:
             done.synchronize()
         self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)
@@ -1796,12 +1797,13 @@ class CudaDevices:
         if self.hardware.direct.takes(v.nbytes) and self._straight(lane, in_file(v), out):
             return out
         if _is_pinned(v):
-            direct.append(v)
             if v.flags.c_contiguous:
+                direct.append(v)
                 runtime.memcpyAsync(out.data.ptr, v.ctypes.data, v.nbytes, kind, stream.ptr)
                 return out
             row = v.shape[-1] * v.itemsize
             if v.ndim == 2 and v.strides[1] == v.itemsize and row <= v.strides[0] < WIDEST:
+                direct.append(v)
                 runtime.memcpy2DAsync(
                     out.data.ptr, row, v.ctypes.data, v.strides[0], row, len(v), kind, stream.ptr
                 )

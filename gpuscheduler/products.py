@@ -45,9 +45,10 @@ MOST = 16
 
 class Products:
     """A task whose value is the sum of products of matrices, as an array of `shape`; and of what it
-    reads as `before`, the sum of those before it."""
+    reads as `before`, the sum of those before it. Where it stands for the task that has added them
+    up, it is `ended` by that task if blocks are not as foreseen: which reads the sum by a name."""
 
-    __slots__ = ("before", "dtype", "key", "originals", "pairs", "shape")
+    __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "shape")
 
     def __init__(
         self,
@@ -57,8 +58,10 @@ class Products:
         pairs: Sequence[tuple[Matrix, Matrix]],
         originals: Sequence[Callable[[Values], Any]],
         before: Key | None = None,
+        ended: tuple[Key, Callable[[Values], Any]] | None = None,
     ):
-        self.key, self.shape, self.dtype, self.before = key, shape, dtype, before
+        self.key, self.shape, self.dtype = key, shape, dtype
+        self.before, self.ended = before, ended
         self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
 
     def __call__(self, values: Values) -> Any:
@@ -71,18 +74,27 @@ class Products:
         if any(a is None or b is None for a, b in pairs) or not self._goes_on(before):
             total = reduce(np.add, [task(values) for task in self.originals])
             if before is not None:
-                total = before.reshape(total.shape) + total
-            return total.reshape(self.shape) if total.size == math.prod(self.shape) else total
+                total = _as(total.shape, before) + total
+            if self.ended is not None:
+                name, task = self.ended
+                return task({**values, name: total})
+            return _as(self.shape, total)
         return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
 
     def _goes_on(self, before: Any) -> bool:
         """Whether products can be added to what was added up before, if anything was."""
         if before is None:
             return True
-        return type(before).__module__.partition(".")[0] == "cupy" and before.dtype == self.dtype
+        known = type(before).__module__.partition(".")[0] == "cupy" and before.dtype == self.dtype
+        return known and before.size == math.prod(self.shape)
 
     def __repr__(self) -> str:
         return f"<Products {self.key!r}: {len(self.pairs)} added up>"
+
+
+def _as(shape: tuple[int, ...], array: Any) -> Any:
+    """An array in a shape, if it is one of as many elements."""
+    return array.reshape(shape) if array.size == math.prod(shape) else array
 
 
 def _matrix(array: Any, foreseen: Matrix, dtype: np.dtype[Any]) -> Any:
@@ -189,7 +201,7 @@ def added_up(graph: Graph, plan: Plan) -> bool:
     if not graph.products:
         return False
     places = {s.key: s.place for s in plan.steps}
-    adder = _Adder(graph, places, min(plan.machine.memory) // SHARE)
+    adder = _Adder(graph, places, min(plan.machine.memory))
     for key, task in graph.tasks.items():
         if type(task) is Fused and key not in graph.picks:
             adder.look_at(key, task)
@@ -209,8 +221,9 @@ class _Changed(NamedTuple):
 
 
 class _Adder:
-    def __init__(self, graph: Graph, places: Mapping[Key, int], room: int):
-        self.graph, self.places, self.room = graph, places, room
+    def __init__(self, graph: Graph, places: Mapping[Key, int], memory: int):
+        self.graph, self.places = graph, places
+        self.memory, self.room = memory, memory // SHARE
         self.readers = Counter([d for needs in graph.needs.values() for d in needs])
         gathered = [b for g in graph.gathers.values() for b in flatten(g.blocks)]
         self.kept = {*graph.outputs, *[graph.alias.get(b, b) for b in gathered]}
@@ -228,7 +241,11 @@ class _Adder:
         terms = {n: targets[k] for k, n in numbers.items() if self._is_term(targets.get(k))}
         if len(terms) < 2:
             return
-        most = max(1, min(MOST, self.room // max(map(self._bytes, terms.values()))))
+        factors = max(map(self._bytes, terms.values()))
+        most = max(1, min(MOST, self.room // factors))
+        sums = max(graph.blocks[d].nbytes for d in terms.values())
+        if most < len(terms) and factors + 2 * sums > self.memory:
+            return  # one that goes on from another has both there
         where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}
         words = id(task.program), tuple(where.items())
         if words not in self.known:
@@ -237,12 +254,14 @@ class _Adder:
         if change is None:
             return
         groups = [[terms[n] for n in group] for group in change.groups]
+        name = {n: k for k, n in numbers.items()}
         if change.whole and self.places[groups[0][0]] == self.places[key]:
             shape = task.program.result.shape
             if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):
-                self._put(key, shape, groups[0], most)
+                first, *more = [name[n] for n in change.groups[0]]
+                ended = first, _WithZeros(task.original, dict.fromkeys(more, first))
+                self._put(key, shape, groups[0], most, ended)
                 return
-        name = {n: k for k, n in numbers.items()}
         for keys in groups:
             self._put(keys[0], graph.blocks[keys[0]].shape, keys, most)
         gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
@@ -268,7 +287,14 @@ class _Adder:
         left, right, dtype = self.graph.products[key]
         return int((math.prod(left.shape) + math.prod(right.shape)) * dtype.itemsize)
 
-    def _put(self, key: Key, shape: tuple[int, ...], members: list[Key], most: int) -> None:
+    def _put(
+        self,
+        key: Key,
+        shape: tuple[int, ...],
+        members: list[Key],
+        most: int,
+        ended: tuple[Key, Callable[[Values], Any]] | None = None,
+    ) -> None:
         """Put tasks that add up products into the graph, of which the last is `key`. Each adds to
         what the one before has: it takes its turn, and the memory that the next one gives back."""
         graph = self.graph
@@ -281,7 +307,7 @@ class _Adder:
             products = [graph.products[k] for k in some]
             self.new[name] = Products(
                 name, shape, products[0].dtype, [(p.left, p.right) for p in products],
-                [graph.tasks[k] for k in some], before,
+                [graph.tasks[k] for k in some], before, ended if end == len(members) else None,
             )  # fmt: skip
             read = {n: d for k in some for n, d in zip(*self.reads[k], strict=True)}
             if before is not None:

@@ -23,6 +23,9 @@ PART_BYTES, PARTS = 2**21, 2
 #: Smaller arrays are copied by NumPy: to load Numba takes longer than many of these. So are those
 #: whose rows are shorter than that.
 LEAST_BYTES, LEAST_ROW = 2**24, 2**10
+#: ... and those of which fewer bytes lie in rows that are equally far apart: each such part goes by
+#: itself.
+LEAST_ROWS = 2**20
 #: Bytes after which it is asked whether to go on.
 STEP = 2**26
 
@@ -51,7 +54,8 @@ def sends(array: np.ndarray[Any, Any]) -> bool:
     """Whether an array goes so: it is large, its rows are long, and there is a driver."""
     if array.nbytes < LEAST_BYTES or calls() is None:
         return False
-    return next(strips(array.shape, array.strides, array.itemsize))[2] >= LEAST_ROW
+    _, _, width, rows, _ = next(strips(array.shape, array.strides, array.itemsize))
+    return width >= LEAST_ROW and width * rows >= LEAST_ROWS
 
 
 def send(

@@ -800,8 +800,8 @@ FUSION = {
     ),
     "products are added up in any memory": (
         PRODUCTS,
-        "min(MOST, self.room // max(map(self._bytes, terms.values())))",
-        "MOST",
+        "most = max(1, min(MOST, self.room // factors))",
+        "most = MOST",
     ),
     "parts of products are added up": (
         PRODUCTS,
@@ -840,8 +840,8 @@ FUSION = {
     ),
     "what was added up before is forgotten": (
         PRODUCTS,
-        "[graph.tasks[k] for k in some], before,",
-        "[graph.tasks[k] for k in some],",
+        "[graph.tasks[k] for k in some], before, ended",
+        "[graph.tasks[k] for k in some], None, ended",
     ),
     "nobody reads what was added up before": (
         PRODUCTS,

@@ -273,6 +273,47 @@ def test_blocks_of_another_type_than_is_said(like_gpus):
     np.testing.assert_allclose(z.compute(), (X.astype("f4") @ Y.astype("f4")) * 2 + 1, atol=1e-4)
 
 
+def test_two_products_where_three_blocks_have_room():
+    """No sum goes on from another there: it would be there together with what becomes of it."""
+    x = da.ones((4000, 8000), chunks=4000)
+    block = 4000**2 * 8
+    for blocks_, going_on in ((3.1, 0), (3.9, 0), (4.1, 1)):
+        plan = plan_of(x @ x.T, Machine.uniform(1, memory=int(blocks_ * block)))
+        found = [s for s in plan.steps if type(s.task) is Products and s.task.before is not None]
+        assert len(found) == going_on
+
+
+@pytest.mark.parametrize("most", [1, 16])
+def test_blocks_of_fewer_rows_than_is_said(like_gpus, most, monkeypatch):
+    """Dask gives what there is of them, without the axis that it adds up along."""
+    monkeypatch.setattr(products, "MOST", most)
+
+    def fewer(block):
+        return np.array(block.tolist())[:2]
+
+    x = da.from_array(X[:12, :24], chunks=(12, 8)).map_blocks(fewer, dtype="f8", meta=X[:0, :0])
+    y = blocks(Y[:24, :16], 8)
+    for f in (lambda x, y: x @ y, lambda x, y: (x @ y) * 2):
+        with dask.config.set(scheduler="sync"):
+            want = f(x, y).compute(scheduler="sync")
+        np.testing.assert_allclose(f(x, y).compute(), want)
+
+
+@pytest.mark.parametrize("most", [1, 16])
+def test_a_row_that_is_added_to_each_row(like_gpus, most, monkeypatch):
+    """One product has one row where four are said: NumPy's sum has it in each."""
+    monkeypatch.setattr(products, "MOST", most)
+
+    def one(block):
+        return np.array(block.tolist())[:1]
+
+    a = da.from_array(X[:4, :8], chunks=(4, 8)).map_blocks(one, dtype="f8", meta=X[:0, :0])
+    b, c, d = (blocks(Y[:n, :m], (n, m)) for n, m in ((8, 5), (4, 8), (8, 5)))
+    z = a @ b + c @ d
+    want = z.compute(scheduler="sync")
+    np.testing.assert_allclose(z.compute(), want)
+
+
 @pytest.mark.parametrize("terms", [1, 2])
 def test_blocks_of_another_shape_than_is_said(terms):
     """The value is what the tasks themselves make, whatever its shape; and what was added up before

@@ -117,7 +117,7 @@ def test_it_stops_between_two_steps(monkeypatch):
 
 def test_which_arrays_go_so(monkeypatch):
     monkeypatch.setattr(staging, "calls", lambda: Driver().calls)
-    x = np.zeros((2048, 4096), "f4")
+    x = np.zeros((8192, 4096), "f4")
     for array, so in (
         (x, True),
         (x[:, :2048], True),
@@ -127,6 +127,8 @@ def test_which_arrays_go_so(monkeypatch):
         (x[:, ::2], False),
         (x.T, False),
         (x[:0], False),
+        (x.reshape(-1, 4, 2, 1024)[:, :2, :1], False),  # each strip has 16 KiB
+        (x.reshape(2, 4096, 4096)[:, :512], True),  # two of 8 MiB
     ):
         assert staging.sends(array) is so
     monkeypatch.setattr(staging, "calls", lambda: None)

@@ -73,7 +73,7 @@ SOLID = {
 def chosen(request, monkeypatch):
     if request.param == "vectors":
         for name, value in (("LOOSE_LEAST", 1), ("CLOSE", 2**10), ("MANY_STEPS", 1024)):
-            monkeypatch.setattr(kernel, name, value)
+            monkeypatch.setattr(layout, name, value)
         monkeypatch.setattr("gpuscheduler.batches.SMALL", 2**10)
         monkeypatch.setattr("gpuscheduler.launch.SMALL", 2**10)
         monkeypatch.setattr("gpuscheduler.replay.SMALL", 2**10)

@@ -29,6 +29,7 @@ def small_pieces(monkeypatch):
 def rows(request, monkeypatch):
     """Which arrays are staged by compiled code."""
     monkeypatch.setattr(staging, "LEAST_BYTES", 1)
+    monkeypatch.setattr(staging, "LEAST_ROWS", 1)
     monkeypatch.setattr(staging, "LEAST_ROW", request.param)
     sends, calls = staging.sends, []
     monkeypatch.setattr(staging, "sends", lambda v: calls.append(found := sends(v)) or found)
@@ -271,6 +272,7 @@ def test_few_threads_send_what_is_pinned(s, memory, request, monkeypatch):
 def test_what_the_driver_refuses_is_said_and_nothing_is_lost(s, monkeypatch):
     """Of one block of an array, on its way."""
     monkeypatch.setattr(staging, "LEAST_BYTES", 1)
+    monkeypatch.setattr(staging, "LEAST_ROWS", 1)
     a = numbers()
     x = from_host(a, (60, -1))
     send, calls = staging.send, []

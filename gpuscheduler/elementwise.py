@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from .cuda_math import STORED
+from .cuda_math import STORED, stored
 from .layout import TILES, WAVES, Site
 from .panes import THREADS
 from .statements import Statements
-from .tree import size_of
+from .tree import Tree, size_of
 
 
 class Elementwise(Statements):
+    """The loops of an element-wise kernel, and the tiles that reductions go through as well."""
+
     def _elementwise(self) -> list[str]:
         if self.loose:
             return self._loosely()
@@ -53,6 +57,57 @@ class Elementwise(Statements):
             *body,
             "}",
         ]
+
+    def _loosely(self) -> list[str]:
+        """Vectors of the output, in which what is read lies anyhow."""
+        m = -(-self.points // self.width)
+        if self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
+            *rows, last = self._lengths("k", 1)
+            m = math.prod(rows) * -(-last // self.width)
+        self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
+
+        def use(tree: Tree, site: Site, number: str) -> list[str]:
+            if self.out_layout < 0:
+                return self._stores(tree, site, f"({self.int}){number}", "0")
+            place = f"const {self.int} to = {self._offset(self.out_layout, site)};"
+            return [place, *self._stores(tree, site, "to", "0")]
+
+        first, step = f"blockIdx.x * {THREADS}u + threadIdx.x", f"({self.count})blocks * {THREADS}u"
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} n = {self.number('n', self.points)}, m = {self.number('m', m)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+            *self._pointers(),
+            *self._before(Site({}, {"k": "0"})),
+            *self._anyhow("k", Site({}), use, (first, "m", step), (first, step)),
+        ]  # fmt: skip
+
+    def _stores(
+        self, tree: Tree, site: Site, place: str, which: str, before: Sequence[str] = ()
+    ) -> list[str]:
+        """Compute the outputs of a vector of points and write them; `before` comes before each."""
+        width = self.width
+        declared, after, writes = [], [], []
+        for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
+            value = stored(short, f"{tree.letter}{root}")
+            if width == 1:
+                after.append(f"q{n}[{place}] = {value};")
+                continue
+            kind = f"Vec<{STORED[short]}, {width}>"
+            declared.append(f"{kind} out{n};")
+            after.append(f"out{n}.x[e] = {value};")
+            writes.append(f"*({kind}*)(q{n} + {place}) = out{n};")
+        return [*declared, *self._elements(tree, site, which, after, before), *writes]
+
+    def _pointers(self) -> list[str]:
+        """What is read and written, by name."""
+        lines = []
+        for tree in self.trees:
+            lines += [self._pointer(tree, k) for k in (*tree.inputs, *tree.taken)]
+        for n, short in enumerate(self.outs):
+            slot = self.slots.at(("output", n))
+            lines.append(f"{STORED[short]}* const q{n} = ({STORED[short]}*)S({slot});")
+        return lines
 
     # ---- tiles
 

@@ -6,7 +6,9 @@ leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbe
 64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
 carry several.
 
-Each launch reads and writes memory once. There are six ways of going through it:
+Each launch reads and writes memory once. Which way it goes through that is decided in `layout`, and
+what is done at a point is written in `statements`, from the numbered nodes of `tree`. There are six
+ways, in `elementwise`, `reducing` (two), `sliding` (two) and, with the whole text, here (scans):
 
 - element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
   in tiles that are turned around in shared memory.

@@ -20,10 +20,13 @@ from .layout import (
 from .panes import THREADS
 from .tree import NotGenerated, Tree, part_size
 
+#: Blocks per processor that share results: rows, and columns, and lanes of a block for each column.
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
 
 
 class Reducing(Elementwise):
+    """The loops of a kernel that reduces."""
+
     # ---- reductions
 
     def _steps(self) -> int:

@@ -14,6 +14,8 @@ from .tree import Tree, held_size, part_size
 
 
 class Sliding(Reducing):
+    """The loops of windows that slide along a slow axis, and of those in panes."""
+
     # ---- windows
 
     def _windows(self) -> list[str]:

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from .bins import Bins
-from .cuda_math import STORED, TYPES, cast, loaded, operation, results, stored
+from .cuda_math import STORED, TYPES, cast, loaded, operation, results
 from .expr import RANDOM, Kernel
-from .layout import WAVES, Layout, Site, Slab
-from .panes import THREADS
+from .layout import Layout, Site, Slab
 from .tree import Call, Node, NotGenerated, Tree, dtype_of, size_of
 
 #: Constants that are arguments, at most.
@@ -23,6 +22,8 @@ BESIDE = 8
 
 
 class Statements(Layout):
+    """What is loaded and computed at a point, wherever the loop is that comes to it."""
+
     blocks: int  # of a launch, for each item
     held: int  # results, or lines, of one thread at a time
 
@@ -543,31 +544,7 @@ class Statements(Layout):
         return [*pairs, "#pragma unroll", f"for (int e = 0; e < {self.width}; ++e) {{",
                 *lines, *after, "}"]  # fmt: skip
 
-    # ---- element-wise
-
-    def _loosely(self) -> list[str]:
-        """Vectors of the output, in which what is read lies anyhow."""
-        m = -(-self.points // self.width)
-        if self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
-            *rows, last = self._lengths("k", 1)
-            m = math.prod(rows) * -(-last // self.width)
-        self.blocks = max(1, min(-(-m // THREADS), self.processors * WAVES))
-
-        def use(tree: Tree, site: Site, number: str) -> list[str]:
-            if self.out_layout < 0:
-                return self._stores(tree, site, f"({self.int}){number}", "0")
-            place = f"const {self.int} to = {self._offset(self.out_layout, site)};"
-            return [place, *self._stores(tree, site, "to", "0")]
-
-        first, step = f"blockIdx.x * {THREADS}u + threadIdx.x", f"({self.count})blocks * {THREADS}u"
-        return [
-            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {self.count} n = {self.number('n', self.points)}, m = {self.number('m', m)};",
-            "if (n == 0 || blockIdx.x >= blocks) return;",
-            *self._pointers(),
-            *self._before(Site({}, {"k": "0"})),
-            *self._anyhow("k", Site({}), use, (first, "m", step), (first, step)),
-        ]  # fmt: skip
+    # ---- points anyhow
 
     def _anyhow(
         self, group: str, base: Site, use: Callable[[Tree, Site, str], list[str]],
@@ -731,33 +708,6 @@ class Statements(Layout):
         number = f"{group}at"
         found.append(f"const {self.count} {number} = {self._linear(group, lengths, names)};")
         return Slab(total, self.number(("slabs", kind, group), total), found, names, number)
-
-    def _stores(
-        self, tree: Tree, site: Site, place: str, which: str, before: Sequence[str] = ()
-    ) -> list[str]:
-        """Compute the outputs of a vector of points and write them; `before` comes before each."""
-        width = self.width
-        declared, after, writes = [], [], []
-        for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
-            value = stored(short, f"{tree.letter}{root}")
-            if width == 1:
-                after.append(f"q{n}[{place}] = {value};")
-                continue
-            kind = f"Vec<{STORED[short]}, {width}>"
-            declared.append(f"{kind} out{n};")
-            after.append(f"out{n}.x[e] = {value};")
-            writes.append(f"*({kind}*)(q{n} + {place}) = out{n};")
-        return [*declared, *self._elements(tree, site, which, after, before), *writes]
-
-    def _pointers(self) -> list[str]:
-        """What is read and written, by name."""
-        lines = []
-        for tree in self.trees:
-            lines += [self._pointer(tree, k) for k in (*tree.inputs, *tree.taken)]
-        for n, short in enumerate(self.outs):
-            slot = self.slots.at(("output", n))
-            lines.append(f"{STORED[short]}* const q{n} = ({STORED[short]}*)S({slot});")
-        return lines
 
 
 def let(code: str, name: str, text: str) -> str:

@@ -277,11 +277,7 @@ class _Lane:
     def multiplier(self) -> int:
         """A handle of cuBLAS's for this device; whichever thread has the lane uses it."""
         if not self.cublas:
-            try:
-                self.cublas = cupy.cuda.cublas.create()
-            except RuntimeError:  # it says so, too, where there is no memory for its own
-                cupy.get_default_memory_pool().free_all_blocks()
-                self.cublas = cupy.cuda.cublas.create()
+            self.cublas = cupy.cuda.cublas.create()
         return self.cublas
 
     def settle(self, wait: bool = True) -> bool:
@@ -1763,8 +1759,11 @@ class CudaDevices:
             cupy.get_default_memory_pool().free_all_blocks()
             return [NoRoom(i, lane.place, _asked_for(error, self.plan.steps[i].nbytes))]
         done = lane.mark(lane.incoming, block=bool(direct))
-        kind = self.plan.steps[i].kind
-        (self.plan.pinned.add if direct else self.plan.pinned.discard)(kind)
+        pinned, step = self.plan.pinned, self.plan.steps[i]
+        if direct:
+            pinned.add(step.kind)
+        else:
+            pinned.discard(step.kind)
         if direct or self.exact:
             done.synchronize()
         self.held[lane.place][i] = _Held(value, done, arrived=True, unseen=True)

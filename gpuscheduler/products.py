@@ -1,5 +1,5 @@
-"""Products of matrices, for which cuBLAS is called by no way round. Those that are added up are one
-task, which multiplies them one after the other and adds each to the same matrix, in place of a task
+"""Products of matrices: those that are added up are one task, which has cuBLAS add each to the same
+matrix, or several, each of which goes on from what the one before has. That is in place of a task
 for each product and one for their sum. No product is stored, and what the host has to decide is so
 much less.
 
@@ -74,11 +74,11 @@ class Products:
         if any(a is None or b is None for a, b in pairs) or not self._goes_on(before):
             total = reduce(np.add, [task(values) for task in self.originals])
             if before is not None:
-                total = _as(total.shape, before) + total
+                total = _shaped(total.shape, before) + total
             if self.ended is not None:
                 name, task = self.ended
                 return task({**values, name: total})
-            return _as(self.shape, total)
+            return _shaped(self.shape, total)
         return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
 
     def _goes_on(self, before: Any) -> bool:
@@ -92,7 +92,7 @@ class Products:
         return f"<Products {self.key!r}: {len(self.pairs)} added up>"
 
 
-def _as(shape: tuple[int, ...], array: Any) -> Any:
+def _shaped(shape: tuple[int, ...], array: Any) -> Any:
     """An array in a shape, if it is one of as many elements."""
     return array.reshape(shape) if array.size == math.prod(shape) else array
 
@@ -127,11 +127,6 @@ def _added_up(
                 total += a @ b
             else:
                 cupy.matmul(a, b, out=total)
-        return total
-    pairs = [(a, b) for a, b in pairs if a.size and b.size]
-    if not pairs and before is None:  # of no elements, or sums of none
-        total.fill(0)
-    if not pairs:
         return total
     if handle is None:
         handle = cupy.cuda.get_cublas_handle()

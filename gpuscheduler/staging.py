@@ -1,5 +1,5 @@
-"""Pageable arrays of the host on their way to a device: through small parts of pinned memory that
-stay in the processor's caches, so that the host's memory is read once and not written.
+"""Pageable arrays of the host on their way to a device: through parts of pinned memory small enough
+for the processor's caches, so that what is copied need not go to the host's memory and back.
 
 A loop in compiled code fills them and has CUDA's driver copy them: no thread needs the interpreter
 for that. Knows no plan and no stream of its own.
@@ -8,7 +8,6 @@ for that. Knows no plan and no stream of its own.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,8 +16,8 @@ import numpy as np
 
 from .gather import strips
 
-#: Bytes of a part, and how many a thread has: one is filled while the other is under way. More of
-#: them are more than a processor's second cache.
+#: Bytes of a part, and how many a thread has: one is filled while the other is under way.
+#: Measured: more of them, and larger ones, are slower.
 PART_BYTES, PARTS = 2**21, 2
 #: Smaller arrays are copied by NumPy: to load Numba takes longer than many of these. So are those
 #: whose rows are shorter than that.
@@ -41,9 +40,8 @@ class Calls(NamedTuple):
 @cache
 def calls() -> Calls | None:
     """Those of the driver of this machine; None where there is none."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
-        driver = ctypes.CDLL(name)
+        driver = ctypes.CDLL("libcuda.so.1")
         functions = driver.cuMemcpyHtoDAsync_v2, driver.cuEventRecord, driver.cuEventSynchronize
     except (OSError, AttributeError):
         return None

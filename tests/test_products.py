@@ -283,35 +283,26 @@ def test_two_products_where_three_blocks_have_room():
         assert len(found) == going_on
 
 
+def short(source, chunks, rows):
+    """An array whose blocks have fewer rows than it says."""
+
+    def cut(block):
+        return np.array(block.tolist())[:rows]
+
+    return da.from_array(source, chunks=chunks).map_blocks(cut, dtype="f8", meta=X[:0, :0])
+
+
 @pytest.mark.parametrize("most", [1, 16])
-def test_blocks_of_fewer_rows_than_is_said(like_gpus, most, monkeypatch):
+@pytest.mark.parametrize("f", [
+    lambda: short(X[:12, :24], (12, 8), 2) @ blocks(Y[:24, :16], 8),
+    lambda: (short(X[:12, :24], (12, 8), 2) @ blocks(Y[:24, :16], 8)) * 2,
+    lambda: short(X[:4, :8], (4, 8), 1) @ blocks(Y[:8, :5]) + blocks(Y[:4, :8]) @ blocks(Y[:8, :5]),
+], ids=["two of twelve rows", "twice", "one row is added to each of four"])  # fmt: skip
+def test_blocks_of_fewer_rows_than_is_said(like_gpus, f, most, monkeypatch):
     """Dask gives what there is of them, without the axis that it adds up along."""
     monkeypatch.setattr(products, "MOST", most)
-
-    def fewer(block):
-        return np.array(block.tolist())[:2]
-
-    x = da.from_array(X[:12, :24], chunks=(12, 8)).map_blocks(fewer, dtype="f8", meta=X[:0, :0])
-    y = blocks(Y[:24, :16], 8)
-    for f in (lambda x, y: x @ y, lambda x, y: (x @ y) * 2):
-        with dask.config.set(scheduler="sync"):
-            want = f(x, y).compute(scheduler="sync")
-        np.testing.assert_allclose(f(x, y).compute(), want)
-
-
-@pytest.mark.parametrize("most", [1, 16])
-def test_a_row_that_is_added_to_each_row(like_gpus, most, monkeypatch):
-    """One product has one row where four are said: NumPy's sum has it in each."""
-    monkeypatch.setattr(products, "MOST", most)
-
-    def one(block):
-        return np.array(block.tolist())[:1]
-
-    a = da.from_array(X[:4, :8], chunks=(4, 8)).map_blocks(one, dtype="f8", meta=X[:0, :0])
-    b, c, d = (blocks(Y[:n, :m], (n, m)) for n, m in ((8, 5), (4, 8), (8, 5)))
-    z = a @ b + c @ d
-    want = z.compute(scheduler="sync")
-    np.testing.assert_allclose(z.compute(), want)
+    z = f()
+    np.testing.assert_allclose(z.compute(), z.compute(scheduler="sync"))
 
 
 @pytest.mark.parametrize("terms", [1, 2])

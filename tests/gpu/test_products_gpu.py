@@ -179,7 +179,6 @@ STORED = {
     ],
     "every other": lambda a: cupy.repeat(a, 2, axis=1)[:, ::2],
     "backwards": lambda a: cupy.ascontiguousarray(a[::-1])[::-1],
-    "none": lambda a: a[:, :0],
 }
 
 

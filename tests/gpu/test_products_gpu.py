@@ -174,9 +174,7 @@ STORED = {
     "rows": lambda a: a,
     "columns": cupy.asfortranarray,
     "turned": lambda a: cupy.ascontiguousarray(a.T).T,
-    "parts of rows": lambda a: cupy.concatenate([a, a * 0], axis=1).reshape(len(a), -1)[
-        :, : a.shape[1]
-    ],
+    "parts of rows": lambda a: cupy.concatenate([a, a * 0], axis=1)[:, : a.shape[1]],
     "every other": lambda a: cupy.repeat(a, 2, axis=1)[:, ::2],
     "backwards": lambda a: cupy.ascontiguousarray(a[::-1])[::-1],
 }
@@ -188,16 +186,13 @@ STORED = {
 def test_however_matrices_are_stored(first, second, dtype):
     rng = np.random.default_rng(0)
     a, b = (STORED[s](cupy.asarray(rng.random((12, 9)).astype(dtype))) for s in (first, second))
-    if a.shape[1] != b.shape[1]:
-        b = b[:, : a.shape[1]]
-        a = a[:, : b.shape[1]]
     sides = Matrix("a", a.shape, False), Matrix("b", b.shape, True)
     want = host(a) @ host(b).T
     for count in (1, 3):
         sums = Products("z", want.shape, np.dtype(dtype), [sides] * count, [])
         got = sums({"a": a, "b": b})
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
-        np.testing.assert_allclose(host(got), count * want, rtol=2e-5)
+        np.testing.assert_allclose(host(got), count * want, rtol=RTOL.get(dtype, 1e-12))
 
 
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])

@@ -1188,7 +1188,7 @@ class Selected(NDArrayOperatorsMixin):
         """Where another mask holds that has an element for each of this one's."""
         if not isinstance(index, Selected) or index.dtype != bool or self.ndim > 1:
             return self._unknown()
-        if not _alike(self, index) or index._values.shape != self._values.shape:
+        if not alike(self, index) or index._values.shape != self._values.shape:
             return self._unknown()
         return index._values
 
@@ -1207,7 +1207,7 @@ class Selected(NDArrayOperatorsMixin):
             return result
         if where is not True:
             result = _at_all_points(np.where, (where, result, out))
-        if not isinstance(out, Selected) or not _alike(out, result):
+        if not isinstance(out, Selected) or not alike(out, result):
             raise refuse("it writes into an array that it is given (out=)")
         return out._written(result, kwargs.get("casting", "same_kind"))
 
@@ -1333,7 +1333,7 @@ def _rows(x: Traced) -> Traced | None:
 def _put_back(x: Traced, index: Any, value: Selected) -> Traced:
     """`x` after `x[mask] = value`, where that is of the same elements."""
     before = _selected(x, index) if isinstance(index, Traced) else None
-    if before is None or not _alike(before, value) or value._values.shape != x.shape:
+    if before is None or not alike(before, value) or value._values.shape != x.shape:
         raise refuse("it assigns an array through a mask")
     return either(mask_over(value), value._values.astype(x.dtype), x)
 
@@ -1358,7 +1358,7 @@ def nan_elsewhere(x: Selected) -> Traced:
     return either(mask_over(x), x._values, x.dtype.type(np.nan))
 
 
-def _alike(a: Selected, b: Selected) -> bool:
+def alike(a: Selected, b: Selected) -> bool:
     """Whether both have the same axes, of which the same points are selected."""
     same = a._axis == b._axis and a.ndim == b.ndim and a._mask.shape == b._mask.shape
     return same and a._mask._expr == b._mask._expr
@@ -1376,7 +1376,7 @@ def _at_all_points(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
     def values(v: Any) -> Any:
         if isinstance(v, Selected):
-            return v._values if _alike(v, first) else first._unknown()
+            return v._values if alike(v, first) else first._unknown()
         if isinstance(v, np.ndarray):
             v = traced(v)
         if not isinstance(v, Traced) or not v.shape:

@@ -51,6 +51,22 @@ def count_among(x, edges, counts):  # type: ignore[no-untyped-def]
 
 
 @compiled()
+def weigh_evenly(x, edges, inverse, weights, sums):  # type: ignore[no-untyped-def]
+    for i, v in enumerate(x):
+        k = _evenly(v, edges, inverse)
+        if k < sums.size:
+            sums[k] += weights[i]
+
+
+@compiled()
+def weigh_among(x, edges, weights, sums):  # type: ignore[no-untyped-def]
+    for i, v in enumerate(x):
+        k = _among(v, edges)
+        if k < sums.size:
+            sums[k] += weights[i]
+
+
+@compiled()
 def find_evenly(x, edges, inverse, found):  # type: ignore[no-untyped-def]
     for i, v in enumerate(x):
         found[i] = _evenly(v, edges, inverse)

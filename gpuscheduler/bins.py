@@ -84,6 +84,25 @@ class Bins:
         else:
             bin_loops.count_among(x, self.edges, counts)
 
+    def weigh(
+        self, x: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], sums: np.ndarray[Any, Any]
+    ) -> None:
+        """Adds to each bin's sum, float64, the weights of those of these values that lie in it.
+
+        >>> bins, sums = Bins.of(np.array([0.0, 1.0, 2.0])), np.zeros(2)
+        >>> bins.weigh(np.array([0.5, 1.5, 1.0, 9.0]), np.array([1.0, 2.0, 4.0, 8.0]), sums)
+        >>> sums
+        array([1., 6.])
+        """
+        from . import bin_loops  # as above
+
+        x, weights = np.ravel(x), np.ravel(weights)
+        if self.even:
+            inverse = self.edges.dtype.type(1 / self.step)
+            bin_loops.weigh_evenly(x, self.edges, inverse, weights, sums)
+        else:
+            bin_loops.weigh_among(x, self.edges, weights, sums)
+
     def find(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Which bin each of these values lies in, int64; as many as there are for what is in none.
 

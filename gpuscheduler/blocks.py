@@ -1006,14 +1006,12 @@ def _plan(
     inner = []
     if kernel.counts:
         # once for each point, not for each bin, too
-        value = kernel.reductions[0].arg
-        root = rebuilt(
-            [*value.args] if value.op == "bin" else [value],
-            lambda leaf: _without_first(change(leaf)),
-        )
-        for box, roots in regions(root, kernel.shape[1:]):
+        _, wanted = _binned(kernel)
+        wanted = rebuilt(wanted, lambda leaf: _without_first(change(leaf)))
+        for box, roots in regions(wanted, kernel.shape[1:]):
             axes = frozenset(range(len(box)))
-            inner.append(_Region(box, roots, [View(0, (0,) * len(box))], axes, block_bytes))
+            views = [View(0, (0,) * len(box))] * len(roots)
+            inner.append(_Region(box, roots, views, axes, block_bytes))
     elif kernel.reductions:
         target = _spread(whole, kept, len(kernel.shape))
         over = [n for k, n in enumerate(kernel.shape) if k in kernel.axes]
@@ -1079,20 +1077,43 @@ def _without_first(leaf: Expr) -> Expr:
     return leaf if view is None else with_view(leaf, View(view.offset, view.strides[1:]))
 
 
+def _binned(kernel: Kernel) -> tuple[Bins | None, list[Expr]]:
+    """Of a histogram the bins, and the values that are to be found there; or None, and the numbers
+    of bins. Behind these come weights, if there are any."""
+    value, weights = kernel.reductions[0].arg, []
+    if kernel.weighs:
+        if value.op == "complex":
+            value, weight = value.args
+        else:
+            value, weight = (Expr(part, (value,), np.float64) for part in ("real", "imag"))
+        weights = [weight]
+        if value.op == "cast" and value.args[0].op == "bin":
+            (value,) = value.args
+    if value.op == "bin":
+        return value.data, [*value.args, *weights]
+    return None, [value, *weights]
+
+
 def _counted(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) -> Array:
-    """How many values lie in each bin."""
+    """How many values lie in each bin, or what their weights add up to."""
     (reduction,) = plan.reductions
-    total = np.zeros(plan.kernel.kept, np.int64)
-    bins = len(total)
+    kernel = plan.kernel
+    bins, _ = _binned(kernel)
+    total = np.zeros(kernel.kept, np.float64 if kernel.weighs else np.int64)
+    count = len(total)
     for region in plan.regions:
         run = _Run(region, memory, given)
         for origin, size in _boxes(region.shape, region.block, range(len(region.shape))):
-            (values,) = run.block(origin, size)
-            values = np.broadcast_to(values, size)
-            if reduction.arg.op == "bin":
-                reduction.arg.data.count(values, total)
+            values, *rest = [np.broadcast_to(v, size) for v in run.block(origin, size)]
+            weights = rest[0] if rest else None
+            if bins is None:
+                number = np.minimum(values.ravel(), count).astype(np.intp, copy=False)
+                heavy = None if weights is None else weights.ravel()
+                total += np.bincount(number, heavy, count + 1)[:count]
+            elif weights is None:
+                bins.count(values, total)
             else:
-                total += np.bincount(np.minimum(values.ravel(), bins), minlength=bins + 1)[:bins]
+                bins.weigh(values, weights, total)
     return total.astype(reduction.dtypes[0], copy=False)
 
 

@@ -163,6 +163,37 @@ __device__ __forceinline__ void count_bin(
 """,
     "count_bin",
 )
+# A weight and the bin that it belongs to. Lanes of a warp that have the same one put together what
+# they have, two and two, as in Westphal, "Voting and shuffling to optimize atomic operations"
+# (NVIDIA, 2015); all of them take part. What is in no bin is not looked at.
+_piece(
+    """
+struct Weight {
+  unsigned bin = ~0u;
+  double weight = 0.0;
+  __device__ __forceinline__ void hold(Complex<double> x, unsigned bins) {
+    if (x.x < (double)bins) { bin = (unsigned)x.x; weight = x.y; }
+  }
+};
+__device__ __forceinline__ void weigh_bin(double* table, const Weight& held, unsigned bins) {
+  const unsigned lane = threadIdx.x & 31, bin = held.bin;
+  const unsigned alike = __match_any_sync(~0u, bin), before = alike & ((1u << lane) - 1);
+  unsigned behind = bin < bins ? alike & (~1u << lane) : 0u, rank = __popc(before);
+  double sum = held.weight;
+  while (__any_sync(~0u, behind != 0)) {
+    const int next = __ffs(behind);
+    const double other = __shfl_sync(~0u, sum, next ? next - 1 : (int)lane);
+    if (next) sum += other;
+    behind &= ~__ballot_sync(~0u, rank & 1);
+    rank >>= 1;
+  }
+  if (!before && bin < bins) table[bin] += sum;
+  __syncwarp();
+}
+""",
+    "Weight",
+    "weigh_bin",
+)
 
 # Conversions of floating point to integers, as x86-64 does them: what does not fit becomes the
 # least number.

@@ -54,7 +54,8 @@ RANDOM = frozenset({"bits", "uniform", "normal"})
 #: Reductions, and how many results each has. The second result of argmin and argmax is the value
 #: itself; `moment` gives the mean and the sum of squared deviations from it. `histogram` counts
 #: points by their value, a ``bin``, which does not depend on the first axis: this is kept, with a
-#: point for each bin. Such a kernel has no other reduction.
+#: point for each bin. Where the value is complex, its real part is the bin, and the imaginary parts
+#: of each bin's points are added up. Such a kernel has no other reduction.
 REDUCTIONS = {
     "sum": 1, "prod": 1, "min": 1, "max": 1, "fmin": 1, "fmax": 1, "any": 1, "all": 1,
     "argmin": 2, "argmax": 2, "moment": 2, "histogram": 1,
@@ -334,6 +335,11 @@ class Kernel:
     def counts(self) -> bool:
         """Whether it makes a histogram."""
         return bool(self.reductions) and self.reductions[0].op == "histogram"
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it makes a histogram of weights."""
+        return self.counts and self.reductions[0].arg.dtype.kind == "c"
 
     @property
     def scans(self) -> bool:

@@ -153,7 +153,7 @@ def unwritten(kernel: Kernel) -> str | None:
     except NotGenerated as error:
         return str(error)
     if kernel.counts:
-        return too_many(kernel.shape[0])
+        return too_many(kernel)
     for r in kernel.reductions:
         made = code(np.dtype(r.dtypes[0]))
         if made is None or accumulator(SCANS.get(r.op, r.op), code_of(r.arg), made, "Part") is None:
@@ -284,7 +284,7 @@ class _Generator(Sliding):
 
     def generated(self) -> Generated:
         if self.kernel.counts:
-            body = self._counting()
+            body = self._weighing() if self.kernel.weighs else self._counting()
         elif self.scanning:
             body = self._scan()
         elif self.pane is not None:

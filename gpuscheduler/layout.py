@@ -56,6 +56,9 @@ CLOSE = 2**16
 TILES = 40 * 1024
 #: Bins of a histogram that have room there, and how many counters blocks have if that is enough.
 MOST_BINS, COUNTERS = TILES // 4, 4096
+#: Sums of a histogram of weights that have room there, and how many blocks have if that is enough
+#: for a table of each warp.
+MOST_WEIGHTS, FEW_WEIGHTS = TILES // 8, 2048
 #: Results along an axis that a thread makes at a time of windows that slide along it, at least and
 #: at most, and the points of a tile in which threads follow such windows: their rows stay in the
 #: cache. Measured.
@@ -199,10 +202,10 @@ class Layout:
                 gives.append(short)
             if r.op == "histogram":
                 assert len(self.kernel.reductions) == 1
-                if reason := too_many(self.kernel.shape[0]):
+                if reason := too_many(self.kernel):
                     raise NotGenerated(reason)
                 roots.append(r.arg)
-                self.kinds.append((r.op, "i8", gives))
+                self.kinds.append((r.op, code_of(r.arg), gives))
                 continue
             op = SCANS.get(r.op, r.op)
             found = accumulator(op, code_of(r.arg), gives[0], f"Part{j}", r.op in SCANS)
@@ -930,8 +933,11 @@ class Layout:
         )
 
 
-def too_many(bins: int) -> str | None:
-    return f"a histogram of {bins:,} bins, more than {MOST_BINS:,}" if bins > MOST_BINS else None
+def too_many(kernel: Kernel) -> str | None:
+    """Why a kernel has no room for a histogram, if so."""
+    bins, most = kernel.shape[0], MOST_WEIGHTS if kernel.weighs else MOST_BINS
+    what = "histogram of weights" if kernel.weighs else "histogram"
+    return f"a {what} of {bins:,} bins, more than {most:,}" if bins > most else None
 
 
 def counting(shape: Sequence[int], axes: Iterable[int]) -> list[int]:

@@ -45,7 +45,7 @@ from .following import (
     node_of,
     refuse,
 )
-from .numpy_functions import evenly_binned
+from .numpy_functions import counted, evenly_binned, weighed
 from .reading import instead_of
 
 #: Elements of a table that a value is compared with one by one, where they are not in order.
@@ -54,6 +54,8 @@ MOST_COMPARED = 64
 FEW_COMPARED = 8
 #: Edges that each value is compared with, at most, where others are searched.
 MOST_EDGES = 32
+#: Bounds of what may be any number.
+ANY_NUMBER = -math.inf, math.inf
 #: Elements of a table that is searched.
 MOST_SEARCHED = 2**30
 
@@ -360,14 +362,37 @@ def _choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     return found
 
 
-def _bounds(node: Expr) -> tuple[float, float]:
+@implements("bincount")
+def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Traced:
+    """Of numbers that are less than `minlength`: of others there would be more results."""
+    x, length = traced(x), operator.index(minlength)
+    if x.ndim != 1 or x.dtype.kind not in "biu":
+        raise refuse(f"it counts {x.dtype} of shape {x.shape}")
+    least, most = _bounds(x._expr)
+    if least < 0 or most >= length:
+        raise refuse("how many numbers it counts depends on values")
+    if weights is None:
+        return counted(x.astype(np.int64), length)
+    return weighed(x.astype(np.int64), length, weights)
+
+
+def _bounds(root: Expr) -> tuple[float, float]:
     """Between which numbers an integer lies, as far as its expression says."""
-    kind = node.dtype.kind
-    if kind == "b":
+    known: dict[int, tuple[float, float]] = {}
+    for node in nodes((root,)):
+        known[id(node)] = _bounds_of(node, known) if node.dtype.kind in "iub" else ANY_NUMBER
+    return known[id(root)]
+
+
+def _bounds_of(node: Expr, known: Mapping[int, tuple[float, float]]) -> tuple[float, float]:
+    """The same of a node, given those of its arguments."""
+    if node.dtype.kind == "b":
         return 0, 1
     if node.op == "constant":
         return int(node.value), int(node.value)
-    ends = [_bounds(a) if a.dtype.kind in "iub" else (-math.inf, math.inf) for a in node.args]
+    if node.op == "bin":
+        return 0, len(node.data)
+    ends = [known[id(a)] for a in node.args]
     info = np.iinfo(node.dtype)
     least, most = float(info.min), float(info.max)
     if node.op == "remainder" and ends[1][0] == ends[1][1] > 0:
@@ -383,14 +408,17 @@ def _bounds(node: Expr) -> tuple[float, float]:
     if node.op == "where":
         condition, _, other = node.args
         if condition.op in ("less", "greater") and other is condition.args[0]:
-            low, high = _bounds(condition.args[1])  # as the bounds of what is clipped
+            low, high = known[id(condition.args[1])]  # as the bounds of what is clipped
             below = condition.op == "less"
             ends[2] = (
                 (max(ends[2][0], low), ends[2][1]) if below else (ends[2][0], min(ends[2][1], high))
             )
         return min(e[0] for e in ends[1:]), max(e[1] for e in ends[1:])
-    if node.op == "add" and least <= ends[0][0] + ends[1][0] and ends[0][1] + ends[1][1] <= most:
-        return ends[0][0] + ends[1][0], ends[0][1] + ends[1][1]
+    if node.op in ("add", "subtract"):
+        (a, b), (c, d) = ends
+        low, high = (a + c, b + d) if node.op == "add" else (a - d, b - c)
+        if least <= low and high <= most:
+            return low, high
     return least, most
 
 

@@ -19,6 +19,7 @@ from .arrays import (
     MOST_PARTS,
     Selected,
     Traced,
+    alike,
     apply,
     axes_of,
     axis_index,
@@ -317,9 +318,13 @@ for _name, _function in {
 def _histogram(
     a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
 ) -> tuple[Traced, np.ndarray[Any, Any]]:
-    if density or weights is not None:
-        raise refuse("it weighs a histogram")
+    if density:
+        raise refuse("it makes a histogram of densities")
     x = nan_elsewhere(a) if isinstance(a, Selected) else traced(a)
+    if weights is not None and isinstance(a, Selected):
+        if not isinstance(weights, Selected) or not alike(a, weights):
+            raise refuse("a mask selects the values of its histogram, and not so the weights")
+        weights = weights._values
     if any(isinstance(v, Traced) for v in (bins, range)) or isinstance(bins, str):
         raise refuse("the bins of its histogram depend on values")
     if range is None and np.ndim(bins) == 0:
@@ -328,15 +333,26 @@ def _histogram(
         raise refuse(f"it makes a histogram of {x.dtype}")
     edges = np.histogram_bin_edges(np.empty(0, x.dtype), bins, range)
     x = x if x.ndim else x.reshape(1)
-    return _counted(_bin(x, edges), len(edges) - 1), edges
+    where = _bin(x, edges)
+    if weights is None:
+        return counted(where, len(edges) - 1), edges
+    weights = traced(weights)
+    kind, itemsize = weights.dtype.kind, weights.dtype.itemsize
+    exact = kind in "iu" and max(x.size, 1) << 8 * itemsize <= 2**53
+    if not (exact or (kind == "f" and itemsize <= 8)):
+        raise refuse(f"it weighs {x.size:,} values of a histogram by {weights.dtype}")
+    found = weighed(where, len(edges) - 1, weights)
+    if exact:
+        found = found.astype(np.int64)  # from where it wraps around
+    return found.astype(weights.dtype), edges
 
 
 @implements("histogramdd")
 def _histogramdd(
     sample: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None
 ) -> tuple[Traced, list[np.ndarray[Any, Any]]]:
-    if density or weights is not None:
-        raise refuse("it weighs a histogram")
+    if density:
+        raise refuse("it makes a histogram of densities")
     if isinstance(sample, Traced):
         rows = sample if sample.ndim == 2 else sample.reshape(-1, 1)
         sample = [rows[:, k] for k in builtins.range(rows.shape[1])]
@@ -359,16 +375,38 @@ def _histogramdd(
         outside.append(found == len(e) - 1)
         where = where * (len(e) - 1) + found
     where = either(functools.reduce(np.logical_or, outside), np.int64(size), where)
-    return reshaped(_counted(where, size), shape).astype(np.float64), list(edges)
+    if weights is None:
+        found = counted(where, size).astype(np.float64)
+    else:
+        found = weighed(where, size, weights)
+    return reshaped(found, shape), list(edges)
 
 
-def _counted(bins: Traced, count: int) -> Traced:
+def counted(bins: Traced, count: int) -> Traced:
     """How often each number below `count` occurs."""
-    # along a first axis, for the bins: a kernel finds the bin of each value once all the same
-    expr = reviewed(bins._expr, lambda view: View(view.offset, (0, *view.strides)))
-    spread = Traced(expr, (count, *bins.shape))
-    (found,) = reduce("histogram", spread, tuple(builtins.range(1, spread.ndim)), (np.intp,))
+    (found,) = reduce("histogram", *_for_each(bins, count), (np.intp,))
     return found
+
+
+def weighed(bins: Traced, count: int, weights: Any) -> Traced:
+    """What the weights of each number below `count` add up to, as float64."""
+    weights = traced(weights)
+    if weights.shape != bins.shape:  # NumPy says so
+        raise refuse(f"it weighs {bins.shape} values by {weights.shape} weights")
+    if weights.dtype.kind not in "biuf":
+        raise refuse(f"it weighs by {weights.dtype}")
+    parts = bins.astype(np.float64), weights.astype(np.float64)
+    both = complex_of(*parts, np.dtype(np.complex128))
+    (found,) = reduce("histogram", *_for_each(both, count), (np.float64,))
+    return found
+
+
+def _for_each(values: Traced, count: int) -> tuple[Traced, tuple[int, ...]]:
+    """The same values along a first axis, for the bins, and the other axes: a kernel finds the bin
+    of each value once all the same."""
+    expr = reviewed(values._expr, lambda view: View(view.offset, (0, *view.strides)))
+    spread = Traced(expr, (count, *values.shape))
+    return spread, tuple(builtins.range(1, spread.ndim))
 
 
 def _bin(x: Traced, edges: np.ndarray[Any, Any]) -> Traced:

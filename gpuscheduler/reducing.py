@@ -9,7 +9,9 @@ from .cuda_math import STORED, TYPES, stored
 from .elementwise import Elementwise
 from .layout import (
     COUNTERS,
+    FEW_WEIGHTS,
     MOST_BINS,
+    MOST_WEIGHTS,
     SHARED_WAVES,
     WAVES,
     Results,
@@ -22,6 +24,8 @@ from .tree import NotGenerated, Tree, part_size
 
 #: Blocks per processor that share results: rows, and columns, and lanes of a block for each column.
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
+#: Sums of weights that blocks leave for the last one to add up.
+SUMS = 2**18
 
 
 class Reducing(Elementwise):
@@ -248,6 +252,103 @@ class Reducing(Elementwise):
             "}",
         ]
 
+    def _weighing(self) -> list[str]:
+        """A histogram of weights. Lanes of a warp that have the same bin add up what they have, and
+        the first of them adds that to a table; each warp has one of its own, or takes turns with
+        others. Blocks leave their sums in memory, and the last one adds these up: always in the
+        same order."""
+        bins, steps, c = self.kernel.shape[0], self.reach // self.width, self.count
+        warps = THREADS // 32
+        most = FEW_WEIGHTS if bins * warps <= FEW_WEIGHTS else MOST_WEIGHTS
+        tables = min(warps, most // bins)
+        self.wide, self.held = True, 1
+        blocks = min(-(-steps // (THREADS * self.times)), self.processors * ROW_WAVES)
+        blocks = max(1, min(blocks, max(self.processors, SUMS // bins)))
+        long = -(-max(steps, 1) // blocks)
+        long = -(-long // THREADS) * THREADS
+        self.blocks = max(1, -(-steps // long))
+        self.counters = self.slots.at("counters"), 2
+        self.scratch = self.slots.at("scratch"), self.blocks * bins * 8
+        side = min(THREADS, power_above(bins))
+        site = Site({("k", 0): "(int)o"} if self.axes["k"] else {})
+        items = self.times * self.width
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} steps = {self.number('steps', steps)};",
+            f"const {c} long_ = {self.number('long', long)};",
+            f"const unsigned bins = (unsigned){self.slot('bins', bins)};",
+            f"const unsigned tables = (unsigned){self.slot('tables', tables)};",
+            "if (blockIdx.x >= blocks) return;",
+            f"__shared__ double table[{most}];",
+            "__shared__ bool last;",
+            f"unsigned* const counters = (unsigned*)S({self.counters[0]});",
+            f"double* const sums = (double*)S({self.scratch[0]});",
+            f"for (unsigned k = threadIdx.x; k < bins * tables; k += {THREADS}u) table[k] = 0.0;",
+            "__syncthreads();",
+            *self._pointers(),
+            f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
+            "const unsigned warp = threadIdx.x / 32;",
+            "if (steps) {",
+            *self._before(Site({}, {"r": "0"})),
+            *self._held_and_weighed(items),
+            "}",
+            "__syncthreads();",
+            f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
+            "double sum = table[k];",
+            "for (unsigned n = 1; n < tables; ++n) sum += table[n * bins + k];",
+            "sums[part * bins + k] = sum;",
+            "}",
+            "__threadfence();",
+            "__syncthreads();",
+            "if (threadIdx.x == 0) last = atomicAdd(counters, 1u) == blocks - 1;",
+            "__syncthreads();",
+            "if (!last) return;",
+            "__threadfence();",
+            "if (threadIdx.x == 0) counters[0] = 0;",
+            f"const unsigned side = (unsigned){self.slot('side', side)};",
+            f"const unsigned every = {THREADS}u / side, group = threadIdx.x / side;",
+            "for (unsigned k = threadIdx.x % side; k < bins; k += side) {",
+            "double sum = 0.0;",
+            "#pragma unroll 8",
+            "for (unsigned n = group; n < blocks; n += every) sum += __ldcg(sums + n * bins + k);",
+            "table[group * bins + k] = sum;",
+            "}",
+            "__syncthreads();",
+            f"for ({c} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
+            "double part0[1] = {table[o]};",
+            "for (unsigned n = 1; n < every; ++n) part0[0] += table[n * bins + o];",
+            *self._finished(site),
+            "}",
+        ]
+
+    def _held_and_weighed(self, items: int) -> list[str]:
+        """The loop along the reduced axes. All threads of a block go through it as often, whether
+        they have points or not: they put together what they have."""
+        width, c = self.width, self.count
+        coords, names = self._coordinates("r", self._lengths("r", width), "j", "r", width)
+        place = Site({("r", a): x for a, x in enumerate(names)}, {"r": f"j * {width}u"})
+        body = self._passes(
+            "j < end", "j = r + u * lanes", coords, place,
+            lambda tree, u: self._taken(tree, place, u),
+        )  # fmt: skip
+        return [
+            f"const {c} begin = ({c})part * long_;",
+            f"const {c} end = steps < begin + long_ ? steps : begin + long_;",
+            f"for ({c} first = begin; first < end; first += lanes * {self.times}u) {{",
+            f"const {c} r = first + y;",
+            f"Weight held[{items}];",
+            *body,
+            "for (unsigned n = 0; n < lanes / 32; n += tables) {",
+            "if (warp >= n && warp < n + tables) {",
+            "double* const mine = table + (warp - n) * bins;",
+            "#pragma unroll",
+            f"for (int h = 0; h < {items}; ++h) weigh_bin(mine, held[h], bins);",
+            "}",
+            "if (tables < lanes / 32) __syncthreads();",
+            "}",
+            "}",
+        ]
+
     def _over_held(self, lines: list[str]) -> list[str]:
         """The same for all results of a thread, each with its number e."""
         if self.held == 1:
@@ -356,7 +457,10 @@ class Reducing(Elementwise):
                 # the vectors of a step are there in order
                 extra = ", opens" if self.sliding else ", u == 0"
             kind = TYPES[short]
-            if op == "histogram":
+            if op == "histogram" and short == "c16":
+                e = "e" if width > 1 else "0"
+                after.append(f"held[u * {width} + {e}].hold({value}, bins);")
+            elif op == "histogram":
                 after.append(f"count_bin(table, {value}, bins, copies);")
             elif together > 1:
                 declared.append(f"{kind} g{j}[{together}];")

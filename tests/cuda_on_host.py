@@ -64,6 +64,7 @@ static void __attribute__((noinline)) go_on(unsigned t) {
 }
 static void __syncthreads() { pause_at(1); }
 static void __threadfence() {}
+static void __syncwarp() { pause_at(2); }
 static unsigned exchange[256];
 static double exchanged[256];
 static double __shfl_sync(unsigned, double v, int from) {
@@ -80,6 +81,20 @@ static unsigned of_lane(unsigned v, int lane, bool there) {
   pause_at(2);
   return got;
 }
+static unsigned __match_any_sync(unsigned, unsigned v) {
+  exchange[current] = v;
+  pause_at(2);
+  unsigned same = 0;
+  for (int lane = 0; lane < 32; ++lane)
+    if (exchange[(current & ~31u) + lane] == v) same |= 1u << lane;
+  pause_at(2);
+  return same;
+}
+static unsigned __ballot_sync(unsigned, int holds) {
+  const unsigned yes = __match_any_sync(~0u, holds != 0);
+  return holds ? yes : ~yes;
+}
+static int __any_sync(unsigned, int holds) { return __ballot_sync(~0u, holds) != 0; }
 static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
   const int lane = current & 31;
   return of_lane(v, lane + down, lane + down < 32);
@@ -106,6 +121,8 @@ static double __hiloint2double(int high, int low) {
 static int __double2hiint(double x) { return (int)(same_bits<long long>(x) >> 32); }
 static int __double2loint(double x) { return (int)same_bits<long long>(x); }
 static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static int __popc(unsigned x) { return __builtin_popcount(x); }
+static int __ffs(unsigned x) { return __builtin_ffs(x); }
 #define cospi cospi_
 #define sinpi sinpi_
 #define cospif cospif_
@@ -216,17 +233,22 @@ int launch(const void* items, unsigned blocks, unsigned count, int one, char* st
       }
       for (unsigned alive = 256; alive;) {
         alive = 0;
-        int kind = 0;
-        for (unsigned t = 0; t < 256; ++t) {
-          if (waiting[t] < 0) continue;
-          current = t;
-          threadIdx.x = t;
-          go_on(t);
-          if (waiting[t] < 0) continue;
-          ++alive;
-          if (kind && kind != waiting[t]) return 1;
-          kind = waiting[t];
-        }
+        for (unsigned warp = 0; warp < 256; warp += 32)
+          for (int kind = 2; kind == 2;) {  // lanes of a warp exchange as often as they like
+            kind = 0;
+            unsigned here = 0;
+            for (unsigned t = warp; t < warp + 32; ++t) {
+              if (waiting[t] < 0) continue;
+              current = t;
+              threadIdx.x = t;
+              go_on(t);
+              if (waiting[t] < 0) continue;
+              ++here;
+              if (kind && kind != waiting[t]) return 1;
+              kind = waiting[t];
+            }
+            if (kind != 2) alive += here;
+          }
       }
     }
   return 0;

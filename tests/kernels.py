@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -376,6 +377,12 @@ EDGES = {
 }  # fmt: skip
 
 
+#: Those of which weights are added up: there are fewer sums than counters. Of "more", several warps
+#: have one table.
+WEIGHED = {name: e for name, e in EDGES.items() if len(e) < 5000}
+WEIGHED["more"] = np.linspace(-2, 2, 2501)
+
+
 def scanned(x, shape, axis, *ops):
     """Scans of one expression."""
     parts = tuple(Reduction(op, x, _results(SCANS[op], x.dtype)[0]) for op in ops)
@@ -392,6 +399,28 @@ def histogram(shape, dtype, edges, strides=None):
     axes = tuple(range(1, len(shape) + 1))
     output = Expr("reduced", (), np.int64, (0, 0))
     return Kernel((len(bins), *shape), (output,), (counts,), axes)
+
+
+def weighed(shape, dtype, edges, kind, strides=None):
+    """What the weights, array 1 of type `kind`, of array 0's elements in each bin add up to."""
+    plain = histogram(shape, dtype, edges, strides)
+    (number,) = plain.reductions
+    view = View(0, (0, *View.contiguous(shape).strides))
+    weight = Expr("input", (), kind, (1, view))
+    parts = [Expr("cast", (x,), "f8") if x.dtype != "f8" else x for x in (number.arg, weight)]
+    sums = Reduction("histogram", Expr("complex", tuple(parts), "c16"), (np.dtype("f8"),))
+    return replace(plain, outputs=(Expr("reduced", (), "f8", (0, 0)),), reductions=(sums,))
+
+
+def sums_in_bins(x, edges, weights):
+    """The same in extended precision, and what each bin's weights add up to without their signs."""
+    where = np.searchsorted(edges, x, "right") - 1
+    where[x == edges[-1]] = len(edges) - 2
+    here = (where >= 0) & (where < len(edges) - 1)
+    both = np.zeros((2, len(edges) - 1), np.longdouble)
+    for sums, w in zip(both, (weights, np.abs(weights)), strict=True):
+        np.add.at(sums, where[here], w[here].astype(np.longdouble))
+    return both
 
 
 def on_edges(count, edges, dtype, seed=0):

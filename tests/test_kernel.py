@@ -173,6 +173,64 @@ def test_histograms_of_several_blocks_in_one_launch_and_of_turned_ones(host):
     np.testing.assert_array_equal(got, np.histogram(arrays[0], edges)[0])
 
 
+@host_only
+@pytest.mark.parametrize(
+    ("edges", "kind"),
+    [*itertools.product(k.WEIGHED, ["f4"]), ("growing", "f8"), ("even", "i2"), ("many", "f2")],
+)
+def test_weights_of_bins_add_up(host, edges, kind):
+    bounds = k.WEIGHED[edges].astype("f4")
+    for shape in SPACES if edges in ("even", "growing") else SPACES[:1]:
+        kernel = k.weighed(shape, "f4", bounds, kind)
+        x = k.on_edges(x_size(shape), bounds, "f4")
+        w = k.filled([np.dtype(kind)], [x.size], 1)[0]
+        w = np.nan_to_num(w, posinf=3, neginf=-3) if kind[0] == "f" else w
+        want, size = k.sums_in_bins(x, bounds, w)
+        arrays = [aligned(a.reshape(shape)) for a in (x, w)]
+        (cpu,) = blocks.evaluate(kernel, arrays)
+        found = [host.run([kernel], [arrays], processors=n)[0][0] for n in (1, 3, 3)]
+        for got in (cpu, *found):
+            assert np.all(np.abs(got - want) <= 1e-14 * size), shape
+        assert found[1].tobytes() == found[2].tobytes()
+
+
+@host_only
+def test_weights_that_are_no_numbers_stay_in_their_bins(host):
+    x = np.repeat(np.arange(5, dtype="f4"), 50)
+    w = np.ones(250, "f4")
+    w[[60, 110, 160]] = np.nan, np.inf, -np.inf
+    w[[210, 211]] = np.inf, -np.inf
+    kernel = k.weighed((250,), "f4", np.arange(6.0), "f4")
+    want = np.array([50, np.nan, np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(blocks.evaluate(kernel, [x, w])[0], want)
+    (got,) = host.run([kernel], [[aligned(x), aligned(w)]])[0]
+    np.testing.assert_array_equal(got, want)
+
+
+@host_only
+def test_weights_of_several_blocks_in_one_launch_and_of_turned_ones(host):
+    shape, edges = (96, 70), k.EDGES["even"].astype("f4")
+    arrays = [
+        [aligned(a.reshape(shape)) for a in (k.on_edges(96 * 70, edges, "f4", n), w)]
+        for n, w in enumerate(np.random.default_rng(3).integers(-9, 9, (3, 96 * 70)).astype("f4"))
+    ]
+    kernels = [k.weighed(shape, "f4", edges, "f4")] * 3
+    for (x, w), (got,) in zip(arrays, host.run(kernels, arrays), strict=True):
+        np.testing.assert_array_equal(got, np.histogram(x, edges, weights=w)[0])
+    lying = k.weighed(shape[::-1], "f4", edges, "f4", (1, 70))
+    x, w = arrays[0][0], aligned(arrays[0][1].T)
+    (got,) = host.run([lying], [[x, w]])[0]
+    np.testing.assert_array_equal(got, np.histogram(x.T, edges, weights=w)[0])
+
+
+def test_more_weighed_bins_than_there_is_room_for():
+    many = k.weighed((64,), "f8", np.arange(6000.0), "f4")
+    said = "a histogram of weights of 5,999 bins, more than 5,120"
+    with pytest.raises(NotGenerated, match=said):
+        generate(many)
+    assert unwritten(many) == said
+
+
 def test_edges_of_linspace_are_arguments_others_are_text():
     one, other = (k.histogram((64,), "f4", np.linspace(0, n, n + 1)) for n in (4, 9))
     assert generate(one).source == generate(other).source
@@ -899,6 +957,8 @@ def programs():
         "turned": (Kernel(shape, (both,)), "LDG.E"),
         "histogram": (k.histogram(shape, "f4", k.EDGES["even"]), "LDG.E.128"),
         "histogram, other bins": (k.histogram(shape, "f8", k.EDGES["growing"]), "LDG.E.128"),
+        "weights": (k.weighed(shape, "f4", k.EDGES["even"], "f4"), "LDG.E.128"),
+        "weights of other bins": (k.weighed(shape, "f8", k.EDGES["growing"], "f8"), "LDG.E.128"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
         "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)]), "STG.E.128"),
         "neighbours, odd": (among(stencil, [(1, 4095, 1), (1, 8191, 1)]), "STG.E.128"),

@@ -492,8 +492,95 @@ def test_any_histogram(x, low, wide, bins):
     agree(functools.partial(heights, bins=np.linspace(low, low + wide, bins + 1)), x)
 
 
-def heights_of_two(x, y, bins, range=None):
-    return np.histogramdd((x, y), bins, range)[0]
+def weights_in_bins(x, weights, bins=5, range=(-1, 1)):
+    return np.histogram(x, bins, range, weights=weights)[0]
+
+
+@given(
+    hnp.arrays(st.sampled_from(["f4", "f8", "i2"]), st.integers(0, 40)),
+    st.sampled_from(["f2", "f4", "f8", "i1", "u2"]), st.integers(0, 2**32), st.integers(1, 50),
+)  # fmt: skip
+@thorough
+def test_any_histogram_of_weights(x, kind, seed, bins):
+    # whole numbers add up to the same in any order
+    w = np.random.default_rng(seed).integers(0, 100, x.shape).astype(kind)
+    for edges, span in ((bins, (-9, 9)), (np.linspace(-9, 9, bins + 1), None)):
+        agree(functools.partial(weights_in_bins, bins=edges, range=span), x, w)
+    spans = ((-9, 9), (-5, 9))
+    of_two = functools.partial(heights_of_two, bins=(bins, 3), range=spans)
+    agree(lambda x, y, w: of_two(x, y, weights=w), x, x[::-1], w)
+
+
+def test_weights_of_a_histogram():
+    x, w = DOUBLE, DOUBLE.T.reshape(DOUBLE.shape)
+
+    def heavy(x, w):
+        return np.histogram(np.exp(x), 5, (0, 9), weights=w * 2)[0]
+
+    (kernel,) = kernels(heavy, x, w)
+    assert (kernel.counts, kernel.weighs, kernel.kept) == (True, True, (5,))
+    np.testing.assert_allclose(traced(heavy, x, w), heavy(x, w))
+    of_them = functools.partial(reason, weights_in_bins, x)
+    assert of_them(w[:, :1]) == f"it weighs {x.shape} values by {w[:, :1].shape} weights"
+    few = f"it weighs {x.size:,} values of a histogram by "
+    for kind in ("?", "i8", "c16"):
+        assert of_them(w.astype(kind)) == few + np.dtype(kind).name
+
+
+def digits(x):
+    return np.bincount(np.digitize(x.ravel(), (-1, 0, 0.5, 2)), minlength=5)
+
+
+@pytest.mark.parametrize(
+    ("count", "x"),
+    [
+        (lambda x: np.bincount(x, minlength=256), INTS.astype("u1").ravel()),
+        (lambda x: np.bincount(x, minlength=300), INTS.astype("u1").ravel()),
+        (lambda x: np.bincount(x > 0, minlength=2), DOUBLE.ravel()),
+        (lambda x: np.bincount(x % 7, minlength=7), INTS.ravel()),
+        (lambda x: np.bincount(x.clip(0, 9), minlength=10), INTS.ravel()),
+        (lambda x: np.bincount(x & 15, None, 16), INTS.ravel()[:0]),
+        (digits, DOUBLE),
+        (digits, HOLES),
+    ],
+)
+def test_numbers_are_counted_of_which_the_greatest_is_known(count, x):
+    (kernel,) = kernels(count, x)
+    assert kernel.counts
+    agree(count, x)
+    agree(lambda x, w: np.bincount(x % 7, w, 7), INTS.ravel(), INTS.ravel()[::-1].astype("i8"))
+
+
+def test_numbers_of_which_the_greatest_is_not_known():
+    values = "how many numbers it counts depends on values"
+    one = INTS.ravel()
+    assert reason(lambda x: np.bincount(x, minlength=9), one) == values
+    assert reason(lambda x: np.bincount(x % 7), one) == values
+    assert reason(lambda x: np.bincount(x % 7, minlength=6), one) == values
+    assert reason(lambda x: np.bincount(x, minlength=255), one.astype("u1")) == values
+    assert "it counts int32 of shape" in reason(lambda x: np.bincount(x, minlength=9), INTS)
+    assert "it counts float64" in reason(lambda x: np.bincount(x, minlength=9), DOUBLE.ravel())
+    weights = "it weighs by complex128"
+    assert reason(lambda x, w: np.bincount(x % 7, w, 7), one, one * 1j) == weights
+
+
+def test_weights_that_a_mask_selects():
+    x, w = DOUBLE, DOUBLE.T.reshape(DOUBLE.shape)
+    given = [Abstract(a.shape, a.dtype) for a in (x, w)]
+
+    def chosen(x, w):
+        return weights_in_bins(x[x > 0], w[x > 0])
+
+    program = follow(chosen, given, True)
+    got = fuse.computed(program, blocks.evaluate, [x, w])
+    np.testing.assert_allclose(got, chosen(x, w))
+    for other in (lambda x, w: w, lambda x, w: w[x > -1]):
+        with pytest.raises(Unfollowed, match="a mask selects the values .*, and not so the wei"):
+            follow(lambda x, w: weights_in_bins(x[x > 0], other(x, w)), given, True)  # noqa: B023
+
+
+def heights_of_two(x, y, bins, range=None, weights=None):
+    return np.histogramdd((x, y), bins, range, weights=weights)[0]
 
 
 @given(
@@ -523,7 +610,7 @@ def test_a_histogram_of_two_is_one_pass():
     assert "no range" in reason(lambda x: np.histogramdd((x, x), 5), one)
     assert "no range" in reason(lambda x: np.histogramdd((x, x), (5, [0.0, 1.0])), one)
     spans = ((0, 1), (0, 1))
-    assert "weighs" in reason(lambda x: np.histogramdd((x, x), 5, spans, weights=x), one)
+    assert "densities" in reason(lambda x: np.histogramdd((x, x), 5, spans, density=True), one)
     assert "complex" in reason(lambda x: np.histogramdd((x, x * 1j), 5, spans), one)
     assert "depend on" in reason(lambda x: np.histogramdd((x, x), (x, x), spans), one)
 
@@ -555,7 +642,7 @@ def test_histograms_that_depend_on_values_stay_as_they_are():
     assert reason(lambda x: np.histogram(x, 5), DOUBLE) == "its histogram has no range"
     assert "depend on values" in reason(lambda x: np.histogram(x, "auto", range=(0, 1)), DOUBLE)
     assert "depend on values" in reason(lambda x, y: np.histogram(x, y), DOUBLE, SINGLE[0])
-    assert "weighs" in reason(lambda x: np.histogram(x, 5, range=(0, 1), weights=x), DOUBLE)
+    assert "densities" in reason(lambda x: np.histogram(x, 5, (0, 1), density=True), DOUBLE)
     assert "bool" in reason(lambda x: np.histogram(x > 0, 5, range=(0, 1)), DOUBLE)
     assert "complex128" in reason(lambda x: np.histogram(x * 1j, 5, range=(0, 1)), DOUBLE)
     assert "must be positive" in reason(lambda x: np.histogram(x, 0, range=(0, 1)), DOUBLE)

@@ -154,6 +154,29 @@ def test_histograms(edges, dtype):
             np.testing.assert_array_equal(got, np.histogram(x, bounds)[0])
 
 
+@pytest.mark.parametrize("kind", ["f4", "f8", "i2"])
+@pytest.mark.parametrize("edges", list(k.WEIGHED))
+def test_histograms_of_weights(edges, kind):
+    bounds = k.WEIGHED[edges].astype("f4")
+    for shape in (*SPACES, (3_000_001,), (2000, 1500)):
+        x = k.on_edges(x_size(shape), bounds, "f4")
+        w = np.random.default_rng(1).integers(-900, 900, x.size).astype(kind)
+        want, _ = k.sums_in_bins(x, bounds, w)
+        if kind != "i2":  # in which order they are added up makes a difference
+            w = (w * np.float64(1e-3) ** (w % 5)).astype(kind)
+            want, size = k.sums_in_bins(x, bounds, w)
+        arrays = [cupy.asarray(a.reshape(shape)) for a in (x, w)]
+        for processors in (1, 132):
+            kernel = k.weighed(shape, "f4", bounds, kind)
+            found = [run([kernel], [arrays], processors=processors)[0][0] for _ in range(3)]
+            for got in found:
+                assert got.tobytes() == found[0].tobytes()
+            if kind == "i2":
+                np.testing.assert_array_equal(found[0], want)
+            else:
+                assert np.all(np.abs(found[0] - want) <= 1e-14 * size)
+
+
 @pytest.mark.parametrize("dtype", sorted(OPS))
 @pytest.mark.parametrize("case", list(CASES))
 def test_reductions(case, dtype):

@@ -78,6 +78,22 @@ EVERY = {
         lambda x, k, t: da.bincount(da.digitize(x, t).ravel(), minlength=101),
         lambda t: np.bincount(np.digitize(A, t).ravel(), minlength=101),
     ),
+    "histogram of weights": (
+        lambda x, k, t: da.histogram(x, t, weights=x * 2)[0],
+        lambda t: np.histogram(A, t, weights=A * np.float64(2))[0],
+    ),
+    "histogram of two, of weights": (
+        lambda x, k, t: da.histogramdd(
+            (x.ravel(), k.ravel()), (t, 5), ((0, 1), (0, 99)), weights=x.ravel()
+        )[0],
+        lambda t: np.histogramdd(
+            (A.ravel(), K.ravel()), (t, 5), ((0, 1), (0, 99)), weights=A.ravel()
+        )[0],
+    ),
+    "count of weights": (
+        lambda x, k, t: da.bincount((k % 50).astype("u1").ravel(), x.ravel(), minlength=256),
+        lambda t: np.bincount((K % 50).ravel(), A.ravel(), 256),
+    ),
     "choose": (
         lambda x, k, t: da.choose(k % 3, [x, x + 1, x * 2]),
         lambda t: np.choose(K % 3, [A, A + 1, A * 2]),

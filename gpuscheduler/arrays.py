@@ -1138,6 +1138,7 @@ class Selected(NDArrayOperatorsMixin):
 
     def __init__(self, values: Traced, mask: Traced, axis: int):
         self._values, self._mask, self._axis = values, mask, axis
+        self._shared = False  # whether it has its elements in common with another one
 
     @property
     def dtype(self) -> DType:
@@ -1173,12 +1174,31 @@ class Selected(NDArrayOperatorsMixin):
     size = shape = nbytes = property(_unknown)
 
     def __getitem__(self, index: Any) -> Selected:
+        if isinstance(index, tuple):
+            return self._part(index)
         mask: Any = np.logical_and(self._mask, self._points(index))
         return Selected(self._values, mask, self._axis)
+
+    def _part(self, index: tuple[Any, ...]) -> Selected:
+        """All that is selected of some of the other axes: in NumPy a view."""
+        first, *others = index or (None,)
+        basic = all(type(i) is slice or isinstance(i, (int, np.integer)) for i in others)
+        whole = type(first) is slice and first == slice(None)
+        if self._axis or not whole or not basic:
+            return self._unknown()  # type: ignore[no-any-return]
+        every = (slice(None),) * self._mask.ndim
+        out = Selected(self._values[(*every, *others)], self._mask, 0)
+        out._shared = self._shared = True
+        return out
+
+    def _write(self) -> None:
+        if self._shared:
+            raise refuse("it writes to a part of what a mask selects")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if index is ... and value is self:
             return  # written already
+        self._write()
         new: Any = np.where(with_values(self, self._points(index)), value, self)
         if np.ndim(value) or new.dtype != self.dtype:
             raise refuse("it assigns an array through a mask")
@@ -1212,6 +1232,7 @@ class Selected(NDArrayOperatorsMixin):
         return out._written(result, kwargs.get("casting", "same_kind"))
 
     def _written(self, result: Selected, casting: str = "same_kind") -> Selected:
+        self._write()
         if self._values.shape != result._values.shape:
             self._unknown()
         self._values = result._values.astype(self.dtype, casting=casting)

@@ -47,7 +47,7 @@ from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
-from .fuse import Fused, OrNone
+from .fuse import Fused, OrNone, Picked
 from .gather import WIDEST, Gathering, strips
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
@@ -2083,6 +2083,8 @@ class CudaDevices:
             return task.made(values, lane.multiplier())
         if type(task) is OrNone:  # which waits for it
             return task.found(kernels.run(task.fused, values, lane.device, lane.work))
+        if type(task) is Picked:  # so does this
+            return kernels.pick(task, values, lane.device)
         return task(values)
 
     def _without_arrays_of_host(

@@ -12,6 +12,9 @@ from .panes import THREADS
 from .statements import Statements
 from .tree import Tree, size_of
 
+#: Points of which a warp picks out what a mask selects, before it goes on to others.
+PICKED = 1024
+
 
 class Elementwise(Statements):
     """The loops of an element-wise kernel, and the tiles that reductions go through as well."""
@@ -81,6 +84,79 @@ class Elementwise(Statements):
             *self._before(Site({}, {"k": "0"})),
             *self._anyhow("k", Site({}), use, (first, "m", step), (first, step)),
         ]  # fmt: skip
+
+    def _picking(self) -> list[str]:
+        """What a mask selects, in order. A warp goes through so many points; without values it
+        counts those at which the mask holds. With these, it is told how many there are up to the
+        end of what each warp goes through."""
+        width, c = self.width, self.count
+        n, held = self.points // width, self.times * width
+        unit = PICKED // width  # vectors; both kernels have parts of as many points
+        self.units = units = -(-n // unit)
+        self.blocks = max(1, min(-(-units * 32 // THREADS), self.processors * WAVES))
+        coords, names = self._coordinates("k", self._lengths("k", width), "j", "k", width)
+        site = Site({("k", a): x for a, x in enumerate(names)}, {"k": f"j * {width}u"})
+        columns = self.outs[1:]
+        at = f"u * {width} + e"
+        if width == 1:
+            at = "u"
+
+        def use(tree: Tree, which: str) -> list[str]:
+            mask, *values = [f"{tree.letter}{root}" for root in tree.roots]
+            after = [f"here[{at}] = {mask};"]
+            for m, (short, value) in enumerate(zip(columns, values, strict=True)):
+                after.append(f"value{m}[{at}] = {stored(short, value)};")
+            return self._elements(tree, site, which, after)
+
+        body = self._passes("j < n", "j = first + u * 32u + lane", coords, site, use)
+        begin, end = "unsigned total = 0;", ["if (lane == 0) ((unsigned*)q0)[w] = total;"]
+        takes = [
+            "#pragma unroll",
+            f"for (int h = 0; h < {held}; ++h) total += __popc(__ballot_sync(~0u, here[h]));",
+        ]
+        if columns:
+            number = f"(at + before) * {len(columns)}" if len(columns) > 1 else "at + before"
+            writes = [f"q{1 + m}[{number}] = value{m}[{at}];" for m in range(len(columns))]
+            each = ["#pragma unroll", f"for (int e = 0; e < {width}; ++e) {{"]
+            begin, end = "long long at = w ? ((const long long*)q0)[w - 1] : 0;", []
+            takes = [
+                "#pragma unroll",
+                f"for (int u = 0; u < {self.times}; ++u) {{",
+                "unsigned before = 0, all = 0;",
+                *each,
+                f"const unsigned some = __ballot_sync(~0u, here[{at}]);",
+                "before += __popc(some & ((1u << lane) - 1));",
+                "all += __popc(some);",
+                "}",
+                *each,
+                f"if (here[{at}]) {{",
+                *writes,
+                "++before;",
+                "}",
+                "}",
+                "at += all;",
+                "}",
+            ]
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} n = {self.number('n', n)}, units = {self.number('units', units)};",
+            "if (n == 0 || blockIdx.x >= blocks) return;",
+            *self._pointers(),
+            *self._before(Site({}, {"k": "0"})),
+            "const unsigned lane = threadIdx.x & 31;",
+            f"for ({c} w = (blockIdx.x * {THREADS}u + threadIdx.x) / 32; w < units; "
+            f"w += blocks * {THREADS // 32}u) {{",
+            begin,
+            f"for ({c} first = w * {unit}u; first < (w + 1) * {unit}u && first < n; "
+            f"first += {32 * self.times}u) {{",
+            f"bool here[{held}] = {{}};",
+            *[f"{STORED[short]} value{m}[{held}];" for m, short in enumerate(columns)],
+            *body,
+            *takes,
+            "}",
+            *end,
+            "}",
+        ]
 
     def _stores(
         self, tree: Tree, site: Site, place: str, which: str, before: Sequence[str] = ()

@@ -190,8 +190,8 @@ def _restored(words: Words) -> Expr:
 def _kernel(words: Words, reductions: list[tuple[str, tuple[DType, ...]]], *rest: Any) -> Kernel:
     args, outputs = (trees := _trees(words))[: len(reductions)], trees[len(reductions) :]
     found = [Reduction(op, a, dtypes) for (op, dtypes), a in zip(reductions, args, strict=True)]
-    shape, axes, strides = rest
-    return Kernel(shape, tuple(outputs), tuple(found), axes, strides)
+    shape, *others = rest
+    return Kernel(shape, tuple(outputs), tuple(found), *others)
 
 
 def constant(value: Any, dtype: Any) -> Expr:
@@ -314,10 +314,14 @@ class Kernel:
     reductions: tuple[Reduction, ...] = ()
     axes: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
+    #: Whether the first output is a mask, and the others are written where that holds: one behind
+    #: the other, as columns of one array. Without others, how many points it selects is counted.
+    picks: bool = False
 
     def __reduce__(self) -> Any:  # what its trees share is there once
         reductions = [(r.op, r.dtypes) for r in self.reductions]
-        return _kernel, (_words(self.roots), reductions, self.shape, self.axes, self.strides)
+        rest = self.shape, self.axes, self.strides, self.picks
+        return _kernel, (_words(self.roots), reductions, *rest)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -328,8 +332,9 @@ class Kernel:
 
     @cached_property
     def made(self) -> tuple[int, ...]:
-        """Bytes of each output."""
-        return tuple(math.prod(self.kept) * o.dtype.itemsize for o in self.outputs)
+        """Bytes of each output; of what a mask selects, as if that were everything."""
+        outputs = self.outputs[1:] if self.picks else self.outputs
+        return tuple(math.prod(self.kept) * o.dtype.itemsize for o in outputs)
 
     @property
     def counts(self) -> bool:

@@ -88,6 +88,8 @@ MOST_READ = 64
 #: Readers that may each compute a value for themselves, and how much work that may be on a GPU: so
 #: many sums or products of an element. To write it, and to read it, takes as long as some dozens.
 FEW_READERS, LITTLE_WORK = 3, 24
+#: Numbers of each element that a mask selects, at most, for kernels to pick it out.
+MOST_COLUMNS = 8
 _SUMS = frozenset({
     "add", "subtract", "multiply", "negative", "absolute", "fabs", "square", "maximum", "minimum",
     "fmax", "fmin", "where", "equal", "not_equal", "less", "less_equal", "greater",
@@ -226,6 +228,24 @@ class OrNone:
             return made
         value, there = made
         return value if bool(there[0]) else value[:0]
+
+
+class Picked:
+    """A task whose value is what a mask selects: how many elements that is, one kernel of `fused`
+    counts, and the other one writes them where they belong. For CPU devices it stays what it
+    was."""
+
+    __slots__ = ("columns", "fused", "key")
+
+    def __init__(self, fused: Fused, columns: tuple[int, ...]):
+        self.fused, self.key = fused, fused.key
+        self.columns = columns  # shape of each element
+
+    def __call__(self, values: Values) -> Any:
+        return self.fused.original(values)
+
+    def __repr__(self) -> str:
+        return f"<Picked {self.key!r}>"
 
 
 def _laid_out(array: Any, foreseen: Abstract) -> bool:
@@ -453,6 +473,7 @@ class Fuser:
         self.foreseen: dict[Key, tuple[int, Any]] = {}  # number and structure of a value
         self.sources: dict[Key, Source] = {}
         self.numbers: dict[Any, int] = {}
+        self.pickers: dict[Any, tuple[Program, tuple[int, ...]] | None] = {}
         self.seeds: dict[int, int] = {}
         self.literals: dict[int, Any] = {}
         self.impure: dict[int, str | None] = {}
@@ -679,7 +700,8 @@ class Fuser:
                 left, right = (m._replace(name=recipe.names[m.name]) for m in (left, right))
                 graph.products[key] = MatrixProduct(left, right, dtype)
             if found.offer is not None and not recipe.draws:
-                self._selects(key, task, recipe, found.offer, inlined, targets)
+                if not self._picks(key, task, recipe, plain, inlined, targets):
+                    self._selects(key, task, recipe, found.offer, inlined, targets)
                 return True
             if found.product is not None:  # it is that and nothing else
                 return False
@@ -1215,6 +1237,54 @@ class Fuser:
         source.apart = Apart(*self._facts_with(key, recipe, inlined, targets), function)
         self.sources[key] = source
 
+    def _picks(
+        self,
+        key: Key,
+        task: Any,
+        recipe: _Recipe,
+        plain: list[tuple[int, Any]],
+        inlined: dict[int, Source],
+        targets: dict[Key, Key],
+    ) -> bool:
+        """Make a task that selects by a mask two kernels, if it can be these."""
+        if not self.on_gpus:
+            return False
+        # what takes long is computed once, and not in both kernels
+        some = {n: s for n, s in inlined.items() if s.little or s.free or plain[n][1] is None}
+        offer = self._follow(recipe, plain, some).offer
+        if offer is None or not offer.selects:
+            return False
+        names = [name for n, name in enumerate(recipe.names) if n not in some]
+        positions: list[int] = []
+        for source in some.values():
+            names += source.names
+            positions += source.positions
+        first = tuple([names.index(name) for name in names])  # a value and its mask are of the same
+        words = offer.number, first
+        if words not in self.pickers:
+            self.pickers[words] = _picker(offer, first)
+        picker = self.pickers[words]
+        if picker is None:
+            return False
+        program, columns = picker
+        function = task
+        if some:
+            function = self._with_sources(task, recipe, some, targets)
+            self._rewire(key, recipe, some, targets)
+        fused = Fused(
+            key, program, tuple(names), offer.expects, offer.leaves, tuple(positions),
+            self._kind(key, recipe, some), function,
+        )  # fmt: skip
+        graph = self.graph
+        graph.tasks[key] = Picked(fused, columns)
+        self.reasons.pop(key, None)
+        if key not in graph.pins and key not in self.outputs:
+            source = self.sources[key] = offer.of(fused.names, fused.positions, fused.kind)
+            source.free = source.little and not positions
+            constants = graph.constants.get(key, {})
+            source.apart = Apart(graph.names[key], graph.needs[key], constants, function)
+        return True
+
     # ---- blocks that depend on where they lie
 
     def _placed(self, task: Any) -> bool:
@@ -1372,7 +1442,7 @@ class _Behind:
 
 def program_of(task: Any) -> Fused | None:
     """What a task is as a program, if it is one."""
-    if isinstance(task, OrNone):
+    if isinstance(task, OrNone | Picked):
         return task.fused
     return task if isinstance(task, Fused) else None
 
@@ -1503,6 +1573,48 @@ def _returned(program: Program, borrowed: int) -> Program:
         program.result,
     )
     return Program(own + borrowed, kernels, result)
+
+
+def _picker(
+    offer: Source, first: Sequence[int]
+) -> tuple[Program, tuple[int, ...]] | None:  # fmt: skip
+    """The kernels that pick out what a mask selects, and the shape of each element. Of each value
+    that is read, the `first` one is the same."""
+    masked = offer.parts
+    rows = len(masked.over)
+    if masked.axis or not math.prod(masked.over) or len(offer.expects) < 1:
+        return None
+    shape = tuple(masked.shape[rows:])
+    if math.prod(shape) > MOST_COLUMNS or not math.prod(shape):
+        return None
+
+    def column(place: tuple[int, ...]) -> Expr:
+        def change(leaf: Expr) -> Expr:
+            view = view_of(leaf)
+            if view is None:
+                return leaf
+            offset = sum([i * s for i, s in zip(place, view.strides[rows:], strict=True)])
+            return with_view(leaf, View(view.offset + offset, view.strides[:rows]))
+
+        return rebuilt([masked.expr], change)[0]
+
+    columns = [column(place) for place in np.ndindex(shape)]
+    begins = [0, *itertools.accumulate(offer.leaves)]
+    number = {
+        begins[n] + i: begins[m] + i
+        for n, (m, count) in enumerate(zip(first, offer.leaves, strict=True))
+        for i in range(count)
+    }
+    kernels = tuple(
+        [
+            renumbered(Kernel(masked.over, (masked.mask, *rest), picks=True), number.__getitem__)
+            for rest in ((), columns)
+        ]
+    )
+    loops = [n for n in nodes(kernels[1].roots) if n.op == "call" and n.data[0].repeats]
+    if loops or any(map(unwritten, kernels)):  # what takes long is computed once, and not twice
+        return None
+    return Program(len(offer.expects), kernels, None), shape
 
 
 def _over(leaf: Expr, shape: tuple[int, ...], other: tuple[int, ...]) -> Expr:

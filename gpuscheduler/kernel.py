@@ -80,6 +80,7 @@ class Generated:
     threads: int
     most: int
     calls: tuple[Call, ...] = ()  # what the source needs beside itself
+    units: int = 0  # warps' work, of which each counts what a mask selects
 
 
 def generate(
@@ -293,6 +294,8 @@ class _Generator(Sliding):
             body = self._windows()
         elif self.reducing:
             body = self._reducing()
+        elif self.kernel.picks:
+            body = self._picking()
         elif self.across >= 0:
             body = self._tiled()
         else:
@@ -308,7 +311,7 @@ class _Generator(Sliding):
         inputs = tuple((slot, *what) for slot, what in self.pointers.items())
         return Generated(
             text.replace("NAME", name), name, slots, inputs, outputs, self.scratch, self.counters,
-            self.blocks, THREADS, most, tuple(self.calls.values()),
+            self.blocks, THREADS, most, tuple(self.calls.values()), self.units,
         )  # fmt: skip
 
     def _name(self) -> str:
@@ -319,6 +322,8 @@ class _Generator(Sliding):
         words = [n.data[0].name if n.op == "call" else n.op for n in every if n.op not in quiet]
         words = [re.sub(r"\W", "", w) for w in words]
         words = [*list(dict.fromkeys(words))[:4], *[r.op for r in self.kernel.reductions][:2]]
+        if self.kernel.picks:
+            words.append("picked" if len(self.outs) > 1 else "counted")
         return "_".join(["fused", *words])[:60]
 
     def _text(self, body: str, slots: int, most: int) -> str:

@@ -25,7 +25,7 @@ from cupy.cuda.function import Module
 from . import device_code, shelf
 from .batches import SMALL, Batch
 from .expr import PLACEHOLDER, Out, Program, is_placeholder
-from .fuse import Fused, computed, filled, program_of
+from .fuse import Fused, Picked, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Generated, generate
 from .mixed import on_device
@@ -127,6 +127,7 @@ class Kernels:
             tuple[int, int, Aligned], tuple[Program, Program, list[Generated]]
         ] = {}  # what was given, what is run, and its kernels
         self._prepared: dict[tuple[int, int, Aligned, bool], tuple[Program, Ready]] = {}
+        self._picking: dict[tuple[int, int, bool], tuple[Program, list[Prepared]]] = {}
         self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
@@ -167,6 +168,64 @@ class Kernels:
             return self._launch(kernel, pointers, fused.positions, work, room, target)
 
         return computed(ready.program, evaluate, arrays, scalars=False)
+
+    def pick(self, task: Picked, values: dict[Any, Any], device: int) -> Any:
+        """What a mask selects, on the current device and stream; it waits until it is known how
+        much that is."""
+        fused = task.fused
+        program = fused.program
+        if self.broken(program):
+            return task(values)
+        arrays = fused.arrays(values)
+        if arrays is None or not all_here(arrays, device):
+            there = on_device(values)
+            return task(values) if there is None else self.pick(task, there, device)
+        pointers = [a.data.ptr for a in arrays]
+        aligned = not any(p % 16 for p in pointers)
+        try:
+            counting, writing = self._pickers(program, device, aligned)
+        except (CompileFailed, NotGenerated) as error:
+            self._give_up(fused, error)
+            return task(values)
+        counts = cupy.empty(counting.generated.units, np.uint32)
+        self._start(counting, pointers, fused.positions, [counts.data.ptr])
+        ends = cupy.cumsum(counts, dtype=np.int64)
+        dtype, itemsize = writing.outputs[1][2], writing.outputs[1][2].itemsize
+        out = cupy.empty((int(ends[-1]), *task.columns), dtype)
+        if out.size:
+            first = out.data.ptr
+            columns = [first + n * itemsize for n in range(len(writing.outputs) - 1)]
+            self._start(writing, pointers, fused.positions, [ends.data.ptr, *columns])
+        return out
+
+    def _pickers(self, program: Program, device: int, aligned: bool) -> list[Prepared]:
+        key = id(program), device, aligned
+        found = self._picking.get(key)
+        if found is None:
+            with self._lock:
+                if len(self._picking) >= MOST_PROGRAMS:
+                    self._picking.clear()
+                texts = _picking_kernels(program, device, aligned)
+                made = [
+                    self._prepare(k, text, device, True, 0, {}, program.inputs)
+                    for k, text in zip(program.kernels, texts, strict=True)
+                ]
+                found = self._picking[key] = program, made
+        return found[1]
+
+    def _start(
+        self, kernel: Prepared, pointers: list[int], positions: tuple[int, ...], outs: list[int]
+    ) -> None:
+        """Launch a kernel that reads and writes there."""
+        made = kernel.generated
+        slots = made.slots.copy()
+        for slot, n, offset in made.inputs:
+            slots[slot] = pointers[n] + offset
+        for slot, pointer in zip(made.outputs, outs, strict=True):
+            slots[slot] = pointer
+        for slot, n in kernel.positions:
+            slots[slot] = positions[n]
+        kernel.function((made.blocks, 1, 1), (made.threads, 1, 1), (slots.view(kernel.void)[0],))
 
     def run_batch(
         self,
@@ -334,6 +393,12 @@ class Kernels:
             ):
                 continue
             seen.add((id(first.program), single))
+            if type(task) is Picked:
+                if (id(first.program), device, True) not in self._picking:
+                    for made in _picking_kernels(first.program, device, True):
+                        if self._found(made, arch, True) is None:
+                            missing[made.source, True] = made
+                continue
             if (id(first.program), device, ALIGNED, single) in self._prepared:
                 continue
             with suppress(NotGenerated):
@@ -452,6 +517,12 @@ class Kernels:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _picking_kernels(program: Program, device: int, aligned: bool) -> list[Generated]:
+    """The text of kernels that pick out what a mask selects."""
+    processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
+    return [generate(k, aligned, processors) for k in program.kernels]
 
 
 def batch_value(program: Program, made: list[Any]) -> Any:

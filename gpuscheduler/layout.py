@@ -175,6 +175,7 @@ class Layout:
         self.pointers: dict[int, tuple[int, int]] = {}  # slot -> array number and offset
         self.scratch: tuple[int, int] | None = None
         self.counters: tuple[int, int] | None = None
+        self.units = 0  # parts in which warps pick out what a mask selects
         self.reducing, self.scanning = bool(kernel.reductions), kernel.scans
         self.structs: list[str] = []
         self.calls: dict[str, Call] = {}
@@ -625,6 +626,8 @@ class Layout:
         self.across = -1
         if len(axes) < 2 or (self.reducing and self.axes["k"]) or axes[-1].length < 16:
             return
+        if self.kernel.picks:
+            return
         votes: dict[int, list[int]] = {}
         for k in self.tree.inputs:
             layout = self.layout_of[self.tree.letter, k]
@@ -646,7 +649,8 @@ class Layout:
         every = [(body, k) for body in self.bodies for k in body.inputs]
         axes = self.axes[self.along]
         length = axes[-1].length if axes else 1
-        sizes = [size_of(c) for c in self.outs] if self.scanning or not self.reducing else []
+        outs = (self.scanning or not self.reducing) and not self.kernel.picks
+        sizes = [size_of(c) for c in self.outs] if outs else []
         if self.reducing and not self.rows and self._fast(self.out_layout) == 1:
             sizes += [max(size_of(c), 4) for c in self.outs]
         plain = self.across < 0 and self.aligned
@@ -717,7 +721,9 @@ class Layout:
         """Whether threads take neighbours side by side although what they read does not begin at
         multiples of a vector, or ends within one: edges and shifts. They read it one by one then,
         each element once, and write vectors."""
-        if self.across >= 0 or cost > LOOSE_COST or self.scanning or self.kernel.counts:
+        if self.across >= 0 or cost > LOOSE_COST or self.scanning:
+            return False
+        if self.kernel.counts or self.kernel.picks:
             return False
         if self.sliding:
             return False

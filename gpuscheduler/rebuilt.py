@@ -15,7 +15,7 @@ from .subgraph import COMPILED
 
 #: Our own kinds of tasks, which have others in them.
 TASKS = (
-    "Call", "Chain", "Fused", "Batch", "OrNone", "Products", "_Each", "_Pairs", "_Behind",
+    "Call", "Chain", "Fused", "Batch", "OrNone", "Picked", "Products", "_Each", "_Pairs", "_Behind",
     "_WithZeros",
 )  # fmt: skip
 _PLAIN = (int, float, bool, str, type(None), TaskRef)

@@ -37,7 +37,7 @@ from dask.utils import Dispatch, apply, methodcaller
 
 from .batches import Batch
 from .expr import Expr
-from .fuse import Fused, OrNone
+from .fuse import Fused, OrNone, Picked
 from .graph import FRESH, Graph, Variable, is_chunk, made_of, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
@@ -753,6 +753,8 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
         )  # fmt: skip
     if type(task) is OrNone:
         return OrNone(_with_arrays(task.fused, data, known))
+    if type(task) is Picked:
+        return Picked(_with_arrays(task.fused, data, known), task.columns)
     return _filled(task, data, known)
 
 

@@ -343,6 +343,15 @@ class Host:
         assert not any(a.any() for a in alive if a.dtype == np.uint32)  # counters are left zero
         return outs
 
+    def picked(self, made, arrays, outs):
+        """A kernel that counts what a mask selects, or picks it out."""
+        row = made.slots.copy()
+        for slot, n, offset in made.inputs:
+            row[slot] = arrays[n].ctypes.data + offset
+        for slot, out in zip(made.outputs, outs, strict=True):
+            row[slot] = out.ctypes.data
+        self.launched(made, row.reshape(1, -1), made.blocks, 1, True)
+
     def launched(self, made, items, blocks, count, one):
         for slot, nbytes in vectors(made.source).items():
             assert not (items[:count, slot] % nbytes).any(), "a vector does not begin at a multiple"

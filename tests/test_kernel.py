@@ -223,6 +223,32 @@ def test_weights_of_several_blocks_in_one_launch_and_of_turned_ones(host):
     np.testing.assert_array_equal(got, np.histogram(x.T, edges, weights=w)[0])
 
 
+@host_only
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8"])
+@pytest.mark.parametrize("shape", [(1,), (31,), (1024,), (1025,), (4999,), (5000,), (40, 65)])
+def test_what_a_mask_selects_is_counted_and_picked_out(host, shape, dtype):
+    x, y = (aligned(np.random.default_rng(n).integers(0, 99, shape).astype(dtype)) for n in (1, 2))
+    a, b = (source(n, shape, dtype) for n in (0, 1))
+    for least in (0, 50, 90, 99):
+        bound = constant(least, dtype)
+        mask = Expr("greater_equal", (a, bound), "?")
+        for columns in ((a,), (b, a), (Expr("cast", (b,), "f8"),)):
+            for processors in (1, 3):
+                kernels = [Kernel(shape, (mask, *v), picks=True) for v in ((), columns)]
+                counting, writing = (generate(v, processors=processors) for v in kernels)
+                assert counting.units == writing.units
+                counts = np.zeros(counting.units, np.uint32)
+                host.picked(counting, [x, y], [counts])
+                ends = np.cumsum(counts, dtype=np.int64)
+                assert ends[-1] == (x >= least).sum()
+                out = np.full((ends[-1] + 1, len(columns)), 77, columns[0].dtype)
+                places = [out[0:, k:] for k in range(len(columns))]
+                host.picked(writing, [x, y], [ends, *places])
+                want = [{id(a): x, id(b): y}.get(id(c), y)[x >= least] for c in columns]
+                np.testing.assert_array_equal(out[:-1], np.stack(want, -1))
+                assert (out[-1] == 77).all()
+
+
 def test_more_weighed_bins_than_there_is_room_for():
     many = k.weighed((64,), "f8", np.arange(6000.0), "f4")
     said = "a histogram of weights of 5,999 bins, more than 5,120"

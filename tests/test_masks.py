@@ -51,6 +51,24 @@ EXTREME = {
     "largest of a line": lambda xp, x, y, r: r[r < 0.2].max(),
     "all but none": lambda xp, x, y, r: x[x == x[3, 4]].max(),
 }
+#: What a mask selects itself, and not what becomes of it.
+PICKED = {
+    "elements": lambda xp, x, y, r: x[x > 0.3],
+    "of another": lambda xp, x, y, r: y[x > 0.3],
+    "changed": lambda xp, x, y, r: xp.sqrt(abs(x * 2)[(x > 0) & (y < 0.5)]) + 1,
+    "none": lambda xp, x, y, r: x[x > 1e9],
+    "every one": lambda xp, x, y, r: x[x > -1e9],
+    "a line": lambda xp, x, y, r: r[r > 0.2],
+    "numbers": lambda xp, x, y, r: xp.flatnonzero(x > 1),
+    "places": lambda xp, x, y, r: xp.argwhere(x > 1),
+    "columns of places": lambda xp, x, y, r: xp.nonzero(x > 1)[1],
+    "rows": lambda xp, x, y, r: x[:, :3][y[:, 0] > 0.5],
+    "turned": lambda xp, x, y, r: x.T[y.T > 0.5],
+    "extracted": lambda xp, x, y, r: xp.extract(y > 0.5, x),
+    "compressed": lambda xp, x, y, r: xp.compress(y[:, 0] > 0.5, x[:, :2], axis=0),
+    "twice": lambda xp, x, y, r: xp.concatenate([x[x > 0], x[x > 0] * 2]),
+    "and reduced": lambda xp, x, y, r: xp.concatenate([x[x > 0], x[x > 0].sum()[None]]),
+}
 
 
 def arrays_of(dtype="f8"):
@@ -68,9 +86,9 @@ def cpu():
 
 
 @pytest.mark.parametrize("chunks", [(6, 30), (7, 11), (24, 30)])
-@pytest.mark.parametrize("name", [*REDUCED, *EXTREME])
+@pytest.mark.parametrize("name", [*REDUCED, *EXTREME, *PICKED])
 def test_dask_gives_what_numpy_gives(cpu, name, chunks):
-    expression = (REDUCED | EXTREME)[name]
+    expression = (PICKED | REDUCED | EXTREME)[name]
     given = arrays_of()
     x, y, r = (da.from_array(a, chunks=c) for a, c in zip(given, (chunks, chunks, 11), strict=True))
     want = expression(np, *given)

@@ -8,8 +8,8 @@ cupy = pytest.importorskip("cupy")
 import dask.array as da  # noqa: E402
 
 import gpuscheduler  # noqa: E402
-from gpuscheduler.fuse import OrNone, program_of  # noqa: E402
-from tests.test_masks import EXTREME, REDUCED, arrays_of  # noqa: E402
+from gpuscheduler.fuse import OrNone, Picked, program_of  # noqa: E402
+from tests.test_masks import EXTREME, PICKED, REDUCED, arrays_of  # noqa: E402
 
 from .test_cuda import DEVICES, host  # noqa: E402
 
@@ -44,6 +44,62 @@ def test_dask_gives_what_numpy_gives(scheduler, name, chunks, dtype):
         assert got.shape == np.shape(want)
         assert got.dtype == np.asarray(want).dtype
         np.testing.assert_allclose(host(got), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("chunks", "dtype"), [((6, 30), "f4"), ((7, 11), "i2")])
+@pytest.mark.parametrize("name", PICKED)
+def test_what_a_mask_selects_is_picked_out(scheduler, monkeypatch, name, chunks, dtype):
+    given, arrays = collections(chunks, dtype)
+    want = PICKED[name](np, *given)
+    if name != "and reduced":
+
+        def refuse(*args):
+            raise AssertionError("operation by operation")
+
+        monkeypatch.setattr(Picked, "__call__", refuse)
+    z = PICKED[name](da, *arrays)
+    for _ in range(3):
+        got = z.compute()
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(host(got), want, rtol=1e-6)
+    assert [t for t in tasks_of(scheduler.plan(z)) if isinstance(t, Picked)]
+    others = [a[::-1] for a in arrays[:2]]  # a collection that is only like it
+    np.testing.assert_allclose(
+        host(PICKED[name](da, *others, arrays[2]).compute()),
+        PICKED[name](np, given[0][::-1], given[1][::-1], given[2]), rtol=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 31, 1023, 1024, 1025, 300_000, 3_000_001])
+@pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16"])
+def test_large_arrays_and_odd_ends(size, dtype):
+    x = np.random.default_rng(size).integers(0, 100, size).astype(dtype)
+    with gpuscheduler.Scheduler("cuda:0", fuse_least=0) as s:
+        for least in (50, 99, 0, 100):
+            y = da.from_array(cupy.asarray(x), chunks=-1)
+            z = y[y.real >= least]
+            assert [t for t in tasks_of(s.plan(z)) if isinstance(t, Picked)]
+            np.testing.assert_array_equal(host(z.compute()), x[x.real >= least])
+            odd = cupy.asarray(np.r_[x, x])[1:]  # which begins at no multiple of 16 bytes
+            z = da.from_array(odd, chunks=-1).map_blocks(lambda b, least=least: b[b.real < least])
+            want = np.r_[x, x][1:]
+            np.testing.assert_array_equal(host(z.compute()), want[want.real < least])
+
+
+def test_long_computing_is_done_once():
+    """Not in each of two kernels: what other tasks compute is stored."""
+    x = da.from_array(cupy.arange(1000.0), chunks=250).persist()
+    with gpuscheduler.Scheduler("cuda:0", fuse_least=0) as s:
+        y = x
+        for _ in range(8):
+            y = da.sin(y) + da.exp(-abs(y))
+        z = y.rechunk(500)[da.from_array(cupy.arange(1000), chunks=500) % 3 > 0]
+        programs = [t.fused.program for t in tasks_of(s.plan(z)) if isinstance(t, Picked)]
+        assert len(programs) == 2
+        assert all(k.operations() <= 2 * 500 for p in programs for k in p.kernels)
+        want = y.compute(scheduler="sync").get()[np.arange(1000) % 3 > 0]
+        np.testing.assert_allclose(host(z.compute()), want, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", REDUCED)

@@ -232,6 +232,30 @@ def test_a_second_name_of_a_selection_sees_what_is_written():
     same(f, SOURCE)
 
 
+def written_to_a_part(x):
+    v = x[x[:, 0] > 0]
+    v[:, 1] += 1
+    return v
+
+
+def written_behind_a_part(x):
+    v = x[x[:, 0] > 0]
+    w = v[:, 1]
+    v += 1
+    return w
+
+
+def test_parts_of_what_is_selected():
+    same(lambda x: x[x[:, 0] > 0][:, 2:9:3].sum(axis=0), SOURCE)
+    same(lambda x: x[x[:, 0] > 0][:, -1].mean(), SOURCE)
+    for function in (written_to_a_part, written_behind_a_part):
+        with pytest.raises(Unfollowed, match="writes to a part of what a mask selects"):
+            value(function, SOURCE)
+    for function in (lambda x: x[x[:, 0] > 0][1:, 0], lambda x: x[:, x[0] > 0][:, 0]):
+        with pytest.raises(Unfollowed, match="how many elements a mask selects"):
+            value(function, SOURCE)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [

@@ -934,7 +934,9 @@ class _Builder:
         if chunks is not None and [len(c) for c in chunks] != _numblocks(blocks):
             chunks = None
         facts = (layer.collection_annotations if layer is not None else None) or {}
-        return Gather(key, blocks, chunks, facts.get("chunk_type") == "numpy.ndarray")
+        # of what a mask selects Dask does not know the type: it says NumPy's
+        of_numpy = chunks is not None and facts.get("chunk_type") == "numpy.ndarray"
+        return Gather(key, blocks, chunks, of_numpy)
 
     def _is_converted(self, block: Key) -> bool:
         """Whether a block, of an array with axes, is fetched to the host by its own task."""

@@ -682,8 +682,8 @@ FUSION = {
     ),
     "wanted values are swallowed": (
         FUSE,
-        "key not in graph.pins and key not in self.outputs:",
-        "key not in graph.pins:",
+        "if found.offer is not None and key not in graph.pins and key not in self.outputs:",
+        "if found.offer is not None and key not in graph.pins:",
     ),
     "impure functions are followed": (
         FUSE,

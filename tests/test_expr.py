@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 
@@ -51,6 +52,8 @@ def test_what_outputs_of_a_kernel_share_is_pickled_once():
     assert pickle.loads(pickle.dumps(reduced)) == reduced
     strided = Kernel((3,), (x,), strides=(2,))
     assert pickle.loads(pickle.dumps(strided)) == strided
+    picking = replace(strided, strides=None, picks=True)
+    assert pickle.loads(pickle.dumps(picking)) == picking != replace(picking, picks=False)
 
 
 def test_a_text_grows_no_more_than_its_expression():

@@ -968,6 +968,8 @@ def programs():
     vector = Expr("input", (), "f4", (1, View(0, (0, 1))))  # along which the matrix does not lie
     product = k.call("multiply", k.turned(0, (256, 65536), "f4"), vector)
     pairs = Expr("normal", (index(View(0, (8192, 1))),), "f8", 7)
+    mask = Expr("greater", (x, two), "?")
+    places = [index(View(0, strides)) for strides in ((1, 0), (0, 1))]
     return {
         "chain": (Kernel(shape, (chain,)), "LDG.E.128"),
         "gauss": (k.reduced(gauss, shape, (0, 1), "sum"), "LDG.E.128"),
@@ -985,6 +987,9 @@ def programs():
         "histogram, other bins": (k.histogram(shape, "f8", k.EDGES["growing"]), "LDG.E.128"),
         "weights": (k.weighed(shape, "f4", k.EDGES["even"], "f4"), "LDG.E.128"),
         "weights of other bins": (k.weighed(shape, "f8", k.EDGES["growing"], "f8"), "LDG.E.128"),
+        "counted": (Kernel(shape, (mask,), picks=True), "LDG.E.128"),
+        "picked": (Kernel(shape, (mask, chain), picks=True), "LDG.E.128"),
+        "places": (Kernel(shape, (mask, *places), picks=True), "LDG.E.128"),
         "turned sum": (k.reduced(both, shape, (0, 1), "sum"), "LDG.E"),
         "neighbours": (among(stencil, [(1, 4096, 1), (1, 8192, 1)]), "STG.E.128"),
         "neighbours, odd": (among(stencil, [(1, 4095, 1), (1, 8191, 1)]), "STG.E.128"),

@@ -6,10 +6,12 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 import dask.array as da  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler.fuse import OrNone, Picked, program_of  # noqa: E402
-from tests.test_masks import EXTREME, PICKED, REDUCED, arrays_of  # noqa: E402
+from tests.test_masks import EXTREME, FEW, PICKED, REDUCED, arrays_of  # noqa: E402
 
 from .test_cuda import DEVICES, host  # noqa: E402
 
@@ -60,6 +62,7 @@ def test_what_a_mask_selects_is_picked_out(scheduler, monkeypatch, name, chunks,
     z = PICKED[name](da, *arrays)
     for _ in range(3):
         got = z.compute()
+        assert type(got) is cupy.ndarray
         assert got.shape == want.shape
         assert got.dtype == want.dtype
         np.testing.assert_allclose(host(got), want, rtol=1e-6)
@@ -85,6 +88,41 @@ def test_large_arrays_and_odd_ends(size, dtype):
             z = da.from_array(odd, chunks=-1).map_blocks(lambda b, least=least: b[b.real < least])
             want = np.r_[x, x][1:]
             np.testing.assert_array_equal(host(z.compute()), want[want.real < least])
+
+
+@given(st.data())
+@FEW
+def test_any_selection(data):
+    draw = data.draw
+    shape = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3), "shape")
+    kinds = st.sampled_from(["u1", "i2", "i8", "f2", "f4", "f8", "c8", "?"])
+    rng = np.random.default_rng(draw(st.integers(0, 99), "seed"))
+    x, y = ((rng.random(shape) * 9).astype(draw(kinds, name)) for name in ("x", "y"))
+    chunks = tuple([draw(st.integers(1, n), "chunk") for n in shape])
+    by = draw(st.sampled_from(["rows", "everything", "an array"]) if x.ndim > 1 else st.just(""))
+    bound = draw(st.integers(0, 9), "bound")
+    values = draw(st.sampled_from([
+        lambda xp, x, y: x, lambda xp, x, y: y, lambda xp, x, y: x + y,
+        lambda xp, x, y: x.T if x.ndim < 3 else x, lambda xp, x, y: x[::-1],
+        lambda xp, x, y: xp.where(y, x, x[..., :1]),
+    ]), "values")  # fmt: skip
+
+    def select(xp, x, y):
+        v = values(xp, x, y)
+        if by == "rows":
+            return v[..., :3][abs(v[(slice(None), *[0] * (v.ndim - 1))]) >= bound]
+        if by == "an array" and v.shape == x.shape:
+            return v[(y != bound) & (abs(x) < 7)]
+        return v[abs(v) >= bound]
+
+    want = select(np, x, y)
+    with gpuscheduler.Scheduler(draw(st.sampled_from(DEVICES), "devices"), fuse_least=0):
+        arrays = [da.from_array(cupy.asarray(a), chunks=chunks) for a in (x, y)]
+        z = select(da, *arrays)
+        for _ in range(2):
+            got = z.compute()
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(host(got), want)
 
 
 def test_long_computing_is_done_once():

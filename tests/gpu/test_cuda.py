@@ -176,11 +176,15 @@ def test_results_to_the_host_are_one_pinned_array(scheduler, x, chunks):
     np.testing.assert_allclose(host(both[1]), x.sum())
 
 
-def test_chunks_of_unknown_shape_come_to_the_host_too(scheduler, x):
+def test_chunks_of_unknown_shape_come_as_what_they_are(scheduler, x):
+    """Dask takes what a mask selects for NumPy's, and gives CuPy's."""
     lazy = cupy_array(x.ravel(), 5000)
-    result = lazy[lazy > 0.5].to_backend("numpy").compute()
-    assert type(result) is np.ndarray
-    np.testing.assert_array_equal(result, x.ravel()[x.ravel() > 0.5])
+    picked, want = lazy[lazy > 0.5], x.ravel()[x.ravel() > 0.5]
+    assert type(picked._meta) is np.ndarray
+    for kind, y in ((cupy.ndarray, picked), (np.ndarray, picked.map_blocks(cupy.asnumpy))):
+        result = y.compute()
+        assert type(result) is type(y.compute(scheduler="sync")) is kind
+        np.testing.assert_array_equal(host(result), want)
 
 
 def test_a_block_that_is_gathered_and_wanted_itself(scheduler, x):

@@ -6,12 +6,12 @@ import pytest
 cupy = pytest.importorskip("cupy")
 
 import dask.array as da  # noqa: E402
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler.fuse import OrNone, Picked, program_of  # noqa: E402
-from tests.test_masks import EXTREME, FEW, PICKED, REDUCED, arrays_of  # noqa: E402
+from tests.test_masks import EXAMPLES, EXTREME, PICKED, REDUCED, arrays_of  # noqa: E402
 
 from .test_cuda import DEVICES, host  # noqa: E402
 
@@ -74,7 +74,10 @@ def test_what_a_mask_selects_is_picked_out(scheduler, monkeypatch, name, chunks,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, 31, 1023, 1024, 1025, 300_000, 3_000_001])
+LARGE = [pytest.param(n, marks=pytest.mark.real) for n in (300_000, 3_000_001)]
+
+
+@pytest.mark.parametrize("size", [1, 31, 1023, 1024, 1025, 30_000, *LARGE])
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "f8", "c16"])
 def test_large_arrays_and_odd_ends(size, dtype):
     x = np.random.default_rng(size).integers(0, 100, size).astype(dtype)
@@ -91,7 +94,7 @@ def test_large_arrays_and_odd_ends(size, dtype):
 
 
 @given(st.data())
-@FEW
+@settings(max_examples=max(8, EXAMPLES // 10), deadline=None)
 def test_any_selection(data):
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3), "shape")

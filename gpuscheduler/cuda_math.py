@@ -172,7 +172,7 @@ struct Weight {
   unsigned bin = ~0u;
   double weight = 0.0;
   __device__ __forceinline__ void hold(Complex<double> x, unsigned bins) {
-    if (x.x < (double)bins) { bin = (unsigned)x.x; weight = x.y; }
+    if (x.x >= 0.0 && x.x < (double)bins) { bin = (unsigned)x.x; weight = x.y; }
   }
 };
 __device__ __forceinline__ void weigh_bin(double* table, const Weight& held, unsigned bins) {

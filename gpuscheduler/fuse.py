@@ -27,6 +27,7 @@ from dask.utils import key_split
 
 from . import blocks, following, host_code, philox, reading, takes, trace
 from .arrays import FEW, MOST_OWN
+from .assembly import MOST_NODES
 from .expr import (
     PLACEHOLDER,
     Expr,
@@ -1611,8 +1612,10 @@ def _picker(
             for rest in ((), columns)
         ]
     )
-    loops = [n for n in nodes(kernels[1].roots) if n.op == "call" and n.data[0].repeats]
-    if loops or any(map(unwritten, kernels)):  # what takes long is computed once, and not twice
+    every = nodes(kernels[1].roots)
+    # what takes long is computed once, and not twice
+    loops = [n for n in every if n.op == "call" and n.data[0].repeats]
+    if loops or len(every) > MOST_NODES or any(map(unwritten, kernels)):
         return None
     return Program(len(offer.expects), kernels, None), shape
 

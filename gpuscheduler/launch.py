@@ -394,7 +394,9 @@ class Kernels:
                 continue
             seen.add((id(first.program), single))
             if type(task) is Picked:
-                if (id(first.program), device, True) not in self._picking:
+                if (id(first.program), device, True) in self._picking:
+                    continue
+                with suppress(NotGenerated):
                     for made in _picking_kernels(first.program, device, True):
                         if self._found(made, arch, True) is None:
                             missing[made.source, True] = made

@@ -371,7 +371,7 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> Traced:
     least, most = _bounds(x._expr)
     if least < 0 or most >= length:
         raise refuse("how many numbers it counts depends on values")
-    if weights is None:
+    if weights is None or not x.size:  # of nothing NumPy gives counts
         return counted(x.astype(np.int64), length)
     return weighed(x.astype(np.int64), length, weights)
 
@@ -394,7 +394,7 @@ def _bounds_of(node: Expr, known: Mapping[int, tuple[float, float]]) -> tuple[fl
         return 0, len(node.data)
     ends = [known[id(a)] for a in node.args]
     info = np.iinfo(node.dtype)
-    least, most = float(info.min), float(info.max)
+    least, most = int(info.min), int(info.max)
     if node.op == "remainder" and ends[1][0] == ends[1][1] > 0:
         return 0, ends[1][0] - 1
     if node.op == "bitwise_and":

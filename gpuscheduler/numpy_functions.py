@@ -384,12 +384,14 @@ def _histogramdd(
 
 def counted(bins: Traced, count: int) -> Traced:
     """How often each number below `count` occurs."""
+    _some(count)
     (found,) = reduce("histogram", *_for_each(bins, count), (np.intp,))
     return found
 
 
 def weighed(bins: Traced, count: int, weights: Any) -> Traced:
     """What the weights of each number below `count` add up to, as float64."""
+    _some(count)
     weights = traced(weights)
     if weights.shape != bins.shape:  # NumPy says so
         raise refuse(f"it weighs {bins.shape} values by {weights.shape} weights")
@@ -399,6 +401,11 @@ def weighed(bins: Traced, count: int, weights: Any) -> Traced:
     both = complex_of(*parts, np.dtype(np.complex128))
     (found,) = reduce("histogram", *_for_each(both, count), (np.float64,))
     return found
+
+
+def _some(count: int) -> None:
+    if not count:
+        raise refuse("its histogram has no bins")
 
 
 def _for_each(values: Traced, count: int) -> tuple[Traced, tuple[int, ...]]:

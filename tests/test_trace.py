@@ -559,9 +559,17 @@ def test_numbers_of_which_the_greatest_is_not_known():
     assert reason(lambda x: np.bincount(x % 7, minlength=6), one) == values
     assert reason(lambda x: np.bincount(x, minlength=255), one.astype("u1")) == values
     assert "it counts int32 of shape" in reason(lambda x: np.bincount(x, minlength=9), INTS)
+    wide = np.array([2**63 - 1, 3, -5, 7])  # where adding wraps around
+    capped = [lambda x: np.maximum(x, 0) + 1, lambda x: np.minimum(x, 0) - 1]
+    for f in capped:
+        assert reason(lambda x: np.bincount(np.minimum(f(x), 5), minlength=6), wide) == values  # noqa: B023
     assert "it counts float64" in reason(lambda x: np.bincount(x, minlength=9), DOUBLE.ravel())
     weights = "it weighs by complex128"
     assert reason(lambda x, w: np.bincount(x % 7, w, 7), one, one * 1j) == weights
+    agree(lambda x, w: np.bincount(x % 7, w, 7), one[:0], one[:0] * 1.0)
+    nothing = "its histogram has no bins"
+    assert reason(lambda x: np.histogram(x, (1.0,))[0], DOUBLE) == nothing
+    assert reason(lambda x: np.histogram(x, (1.0,), weights=x)[0], DOUBLE) == nothing
 
 
 def test_weights_that_a_mask_selects():

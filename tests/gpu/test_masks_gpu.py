@@ -128,6 +128,42 @@ def test_any_selection(data):
             np.testing.assert_array_equal(host(got), want)
 
 
+@pytest.mark.parametrize("rounds", [2500, 11_000])
+def test_more_operations_than_a_kernel_has(rounds):
+    def f(b):
+        v = b
+        for i in range(rounds):
+            v = v * b + i
+        return v[b > 0.5]
+
+    x = np.random.default_rng(1).random(300)
+    with gpuscheduler.Scheduler("cuda:0", fuse_least=0) as s:
+        y = da.from_array(cupy.asarray(x), chunks=-1).map_blocks(f, dtype="f8", meta=cupy.empty(0))
+        assert not [t for t in tasks_of(s.plan(y)) if isinstance(t, Picked)]
+        np.testing.assert_allclose(host(y.compute()), f(x))
+
+
+@pytest.mark.parametrize("broken", ["generate", "compiled"])
+def test_where_there_is_no_kernel_it_is_done_operation_by_operation(monkeypatch, broken):
+    from gpuscheduler import launch
+    from gpuscheduler.tree import NotGenerated
+
+    def fail(*args, **kwargs):
+        raise {"generate": NotGenerated, "compiled": launch.CompileFailed}[broken]("none today")
+
+    monkeypatch.setattr(launch, broken, fail)
+    x = np.random.default_rng(2).random(3000)
+    with gpuscheduler.Scheduler("cuda:0", fuse_least=0):
+        y = da.from_array(cupy.asarray(x), chunks=1000)
+        z = y[y > 0.123456]  # a constant is an argument, so that others may know the kernel
+        if broken == "compiled":
+            z = y[y * 3 - y > 0.5 + y * y]
+        with pytest.warns(RuntimeWarning, match="operation by operation.*none today"):
+            got = z.compute()
+        want = x[x > 0.123456] if broken == "generate" else x[x * 3 - x > 0.5 + x * x]
+        np.testing.assert_array_equal(host(got), want)
+
+
 def test_long_computing_is_done_once():
     """Not in each of two kernels: what other tasks compute is stored."""
     x = da.from_array(cupy.arange(1000.0), chunks=250).persist()

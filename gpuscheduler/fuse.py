@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -1227,11 +1227,7 @@ class Fuser:
         """A task that selects by a mask stays; its readers may do that for themselves."""
         if key in self.graph.pins or key in self.outputs:
             return
-        names = [name for n, name in enumerate(recipe.names) if n not in inlined]
-        positions: list[int] = []
-        for source in inlined.values():
-            names += source.names
-            positions += source.positions
+        names, positions = _read_with(recipe, inlined)
         source = offer.of(tuple(names), tuple(positions), self._kind(key, recipe, inlined))
         source.free = source.little and not positions
         function = self._with_sources(task, recipe, inlined, targets) if inlined else task
@@ -1255,11 +1251,7 @@ class Fuser:
         offer = self._follow(recipe, plain, some).offer
         if offer is None or not offer.selects:
             return False
-        names = [name for n, name in enumerate(recipe.names) if n not in some]
-        positions: list[int] = []
-        for source in some.values():
-            names += source.names
-            positions += source.positions
+        names, positions = _read_with(recipe, some)
         first = tuple([names.index(name) for name in names])  # a value and its mask are of the same
         words = offer.number, first
         if words not in self.pickers:
@@ -1576,9 +1568,17 @@ def _returned(program: Program, borrowed: int) -> Program:
     return Program(own + borrowed, kernels, result)
 
 
-def _picker(
-    offer: Source, first: Sequence[int]
-) -> tuple[Program, tuple[int, ...]] | None:  # fmt: skip
+def _read_with(recipe: _Recipe, inlined: Mapping[int, Source]) -> tuple[list[Key], list[int]]:
+    """What a task reads that computes some of its inputs itself, and their positions."""
+    names = [name for n, name in enumerate(recipe.names) if n not in inlined]
+    positions: list[int] = []
+    for source in inlined.values():
+        names += source.names
+        positions += source.positions
+    return names, positions
+
+
+def _picker(offer: Source, first: Sequence[int]) -> tuple[Program, tuple[int, ...]] | None:
     """The kernels that pick out what a mask selects, and the shape of each element. Of each value
     that is read, the `first` one is the same."""
     masked = offer.parts

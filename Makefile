@@ -39,7 +39,8 @@ run: $(VENV)/.run
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
-	PYTHONPATH=tests/fake_cuda:. $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/gpu
+	GPUSCHEDULER_EXAMPLES=$${GPUSCHEDULER_EXAMPLES:-75} PYTHONPATH=tests/fake_cuda:. \
+	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 	$(if $(CUDA),$(BIN)/python tests/conformance/run.py array --gpu -n $(JOBS))
 

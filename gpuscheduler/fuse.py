@@ -27,7 +27,6 @@ from dask.utils import key_split
 
 from . import blocks, following, host_code, philox, reading, takes, trace
 from .arrays import FEW, MOST_OWN
-from .assembly import MOST_NODES
 from .expr import (
     PLACEHOLDER,
     Expr,
@@ -42,6 +41,7 @@ from .expr import (
     with_view,
 )
 from .following import (
+    MOST_NODES,
     NOT_KNOWN,
     Abstract,
     Flat,

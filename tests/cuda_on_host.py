@@ -257,7 +257,8 @@ int launch(const void* items, unsigned blocks, unsigned count, int one, char* st
 
 
 FLAGS = ["-std=gnu++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-w",
-         "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden"]  # fmt: skip
+         "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden",
+         *(["-fuse-ld=gold"] if shutil.which("ld.gold") else [])]  # fmt: skip
 
 
 def compiled(*arguments):

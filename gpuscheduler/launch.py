@@ -127,7 +127,6 @@ class Kernels:
             tuple[int, int, Aligned], tuple[Program, Program, list[Generated]]
         ] = {}  # what was given, what is run, and its kernels
         self._prepared: dict[tuple[int, int, Aligned, bool], tuple[Program, Ready]] = {}
-        self._picking: dict[tuple[int, int, bool], tuple[Program, list[Prepared]]] = {}
         self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
@@ -183,7 +182,7 @@ class Kernels:
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
-            counting, writing = self._pickers(program, device, aligned)
+            counting, writing = self.ready(program, device, (aligned, True), single=True).kernels
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
             return task(values)
@@ -197,21 +196,6 @@ class Kernels:
             columns = [first + n * itemsize for n in range(len(writing.outputs) - 1)]
             self._start(writing, pointers, fused.positions, [ends.data.ptr, *columns])
         return out
-
-    def _pickers(self, program: Program, device: int, aligned: bool) -> list[Prepared]:
-        key = id(program), device, aligned
-        found = self._picking.get(key)
-        if found is None:
-            with self._lock:
-                if len(self._picking) >= MOST_PROGRAMS:
-                    self._picking.clear()
-                texts = _picking_kernels(program, device, aligned)
-                made = [
-                    self._prepare(k, text, device, True, 0, {}, program.inputs)
-                    for k, text in zip(program.kernels, texts, strict=True)
-                ]
-                found = self._picking[key] = program, made
-        return found[1]
 
     def _start(
         self, kernel: Prepared, pointers: list[int], positions: tuple[int, ...], outs: list[int]
@@ -393,14 +377,6 @@ class Kernels:
             ):
                 continue
             seen.add((id(first.program), single))
-            if type(task) is Picked:
-                if (id(first.program), device, True) in self._picking:
-                    continue
-                with suppress(NotGenerated):
-                    for made in _picking_kernels(first.program, device, True):
-                        if self._found(made, arch, True) is None:
-                            missing[made.source, True] = made
-                continue
             if (id(first.program), device, ALIGNED, single) in self._prepared:
                 continue
             with suppress(NotGenerated):
@@ -421,7 +397,9 @@ class Kernels:
             if len(self._texts) >= MOST_PROGRAMS:
                 self._texts.clear()
             processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-            program = brought_together(hoisted(prepared(given, divided)))
+            program = given
+            if not any(k.picks for k in given.kernels):  # these count points of the same parts
+                program = brought_together(hoisted(prepared(given, divided)))
             made = [generate(k, aligned[0], processors, aligned[1]) for k in program.kernels]
             found = self._texts[key] = given, program, made
         return found[1:]
@@ -519,12 +497,6 @@ class Kernels:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def _picking_kernels(program: Program, device: int, aligned: bool) -> list[Generated]:
-    """The text of kernels that pick out what a mask selects."""
-    processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-    return [generate(k, aligned, processors) for k in program.kernels]
 
 
 def batch_value(program: Program, made: list[Any]) -> Any:

@@ -200,24 +200,17 @@ class Reducing(Elementwise):
         """A histogram. Each block counts in shared memory, in as many copies as there is room for,
         so that few lanes of a warp want the same counter, and adds what it has to the totals. The
         last block leaves these zero. Integers add up to the same in any order."""
-        bins, steps = self.kernel.shape[0], self.reach // self.width
+        bins = self.kernel.shape[0]
         copies = min(5, (COUNTERS // bins).bit_length() - 1) if bins <= COUNTERS else 0
         most = COUNTERS if bins <= COUNTERS else MOST_BINS
-        self.wide, self.held = True, 1
-        blocks = min(-(-steps // (THREADS * self.times)), self.processors * ROW_WAVES)
-        long = -(-max(steps, 1) // max(blocks, 1))
-        long = -(-long // THREADS) * THREADS
-        self.blocks = max(1, -(-steps // long))
-        if self.reach // self.blocks >= 2**31:
-            raise NotGenerated(f"a histogram of {self.reach:,} points")
         counters = self.slots.at("counters")
         self.counters = counters, 2 + 2 * bins
+        divided = self._divided()
+        if self.reach // self.blocks >= 2**31:
+            raise NotGenerated(f"a histogram of {self.reach:,} points")
         site = Site({("k", 0): "(int)o"} if self.axes["k"] else {})
         return [
-            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {self.count} steps = {self.number('steps', steps)};",
-            f"const {self.count} long_ = {self.number('long', long)};",
-            f"const unsigned bins = (unsigned){self.slot('bins', bins)};",
+            *divided,
             f"const unsigned copies = (unsigned){self.slot('copies', copies)};",
             "if (blockIdx.x >= blocks) return;",
             f"__shared__ unsigned table[{most}];",
@@ -240,16 +233,27 @@ class Reducing(Elementwise):
             "if (n) atomicAdd(totals + k, (unsigned long long)n);",
             "}",
             "__threadfence();",
-            "__syncthreads();",
-            "if (threadIdx.x == 0) last = atomicAdd(counters, 1u) == blocks - 1;",
-            "__syncthreads();",
-            "if (!last) return;",
-            "__threadfence();",
-            "if (threadIdx.x == 0) counters[0] = 0;",
+            *_last_of("blocks", "return"),
             f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
             "const long long part0[1] = {(long long)atomicExch(totals + o, 0ull)};",
             *self._finished(site),
             "}",
+        ]
+
+    def _divided(self, most: int = 2**31) -> list[str]:
+        """How the points of a histogram are divided among blocks, of which there are so many at
+        most: the arguments that say so."""
+        steps = self.reach // self.width
+        self.wide, self.held = True, 1
+        blocks = min(-(-steps // (THREADS * self.times)), self.processors * ROW_WAVES, most)
+        long = -(-max(steps, 1) // max(blocks, 1))
+        long = -(-long // THREADS) * THREADS
+        self.blocks = max(1, -(-steps // long))
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {self.count} steps = {self.number('steps', steps)};",
+            f"const {self.count} long_ = {self.number('long', long)};",
+            f"const unsigned bins = (unsigned){self.slot('bins', self.kernel.shape[0])};",
         ]
 
     def _weighing(self) -> list[str]:
@@ -257,32 +261,22 @@ class Reducing(Elementwise):
         the first of them adds that to a table; each warp has one of its own, or takes turns with
         others. Blocks leave their sums in memory, and the last one adds these up: always in the
         same order."""
-        bins, steps, c = self.kernel.shape[0], self.reach // self.width, self.count
-        warps = THREADS // 32
+        bins, warps = self.kernel.shape[0], THREADS // 32
         most = FEW_WEIGHTS if bins * warps <= FEW_WEIGHTS else MOST_WEIGHTS
         tables = min(warps, most // bins)
-        self.wide, self.held = True, 1
-        blocks = min(-(-steps // (THREADS * self.times)), self.processors * ROW_WAVES)
-        blocks = max(1, min(blocks, max(self.processors, SUMS // bins)))
-        long = -(-max(steps, 1) // blocks)
-        long = -(-long // THREADS) * THREADS
-        self.blocks = max(1, -(-steps // long))
-        self.counters = self.slots.at("counters"), 2
-        self.scratch = self.slots.at("scratch"), self.blocks * bins * 8
+        counters, sums = self.slots.at("counters"), self.slots.at("scratch")
+        divided = self._divided(max(self.processors, SUMS // bins))
+        self.counters, self.scratch = (counters, 2), (sums, self.blocks * bins * 8)
         side = min(THREADS, power_above(bins))
         site = Site({("k", 0): "(int)o"} if self.axes["k"] else {})
-        items = self.times * self.width
         return [
-            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {c} steps = {self.number('steps', steps)};",
-            f"const {c} long_ = {self.number('long', long)};",
-            f"const unsigned bins = (unsigned){self.slot('bins', bins)};",
+            *divided,
             f"const unsigned tables = (unsigned){self.slot('tables', tables)};",
             "if (blockIdx.x >= blocks) return;",
             f"__shared__ double table[{most}];",
             "__shared__ bool last;",
-            f"unsigned* const counters = (unsigned*)S({self.counters[0]});",
-            f"double* const sums = (double*)S({self.scratch[0]});",
+            f"unsigned* const counters = (unsigned*)S({counters});",
+            f"double* const sums = (double*)S({sums});",
             f"for (unsigned k = threadIdx.x; k < bins * tables; k += {THREADS}u) table[k] = 0.0;",
             "__syncthreads();",
             *self._pointers(),
@@ -290,7 +284,7 @@ class Reducing(Elementwise):
             "const unsigned warp = threadIdx.x / 32;",
             "if (steps) {",
             *self._before(Site({}, {"r": "0"})),
-            *self._held_and_weighed(items),
+            *self._held_and_weighed(),
             "}",
             "__syncthreads();",
             f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
@@ -299,12 +293,7 @@ class Reducing(Elementwise):
             "sums[part * bins + k] = sum;",
             "}",
             "__threadfence();",
-            "__syncthreads();",
-            "if (threadIdx.x == 0) last = atomicAdd(counters, 1u) == blocks - 1;",
-            "__syncthreads();",
-            "if (!last) return;",
-            "__threadfence();",
-            "if (threadIdx.x == 0) counters[0] = 0;",
+            *_last_of("blocks", "return"),
             f"const unsigned side = (unsigned){self.slot('side', side)};",
             f"const unsigned every = {THREADS}u / side, group = threadIdx.x / side;",
             "for (unsigned k = threadIdx.x % side; k < bins; k += side) {",
@@ -314,30 +303,23 @@ class Reducing(Elementwise):
             "table[group * bins + k] = sum;",
             "}",
             "__syncthreads();",
-            f"for ({c} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
+            f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
             "double part0[1] = {table[o]};",
             "for (unsigned n = 1; n < every; ++n) part0[0] += table[n * bins + o];",
             *self._finished(site),
             "}",
         ]
 
-    def _held_and_weighed(self, items: int) -> list[str]:
+    def _held_and_weighed(self) -> list[str]:
         """The loop along the reduced axes. All threads of a block go through it as often, whether
         they have points or not: they put together what they have."""
-        width, c = self.width, self.count
-        coords, names = self._coordinates("r", self._lengths("r", width), "j", "r", width)
-        place = Site({("r", a): x for a, x in enumerate(names)}, {"r": f"j * {width}u"})
-        body = self._passes(
-            "j < end", "j = r + u * lanes", coords, place,
-            lambda tree, u: self._taken(tree, place, u),
-        )  # fmt: skip
+        items, c = self.times * self.width, self.count
         return [
-            f"const {c} begin = ({c})part * long_;",
-            f"const {c} end = steps < begin + long_ ? steps : begin + long_;",
+            *self._bounds(True),
             f"for ({c} first = begin; first < end; first += lanes * {self.times}u) {{",
             f"const {c} r = first + y;",
             f"Weight held[{items}];",
-            *body,
+            *self._vectors(Site({}), self.width),
             "for (unsigned n = 0; n < lanes / 32; n += tables) {",
             "if (warp >= n && warp < n + tables) {",
             "double* const mine = table + (warp - n) * bins;",
@@ -358,9 +340,7 @@ class Reducing(Elementwise):
     def _accumulated(self, site: Site, shared: bool, beyond: bool) -> list[str]:
         """The loop along the reduced axes, of results `beyond` the core perhaps."""
         width = self.width if self.rows else 1
-        first = f"({self.count})part * long_" if shared else "0"
-        end = "steps < begin + long_ ? steps : begin + long_" if shared else "steps"
-        bounds = [f"const {self.count} begin = {first};", f"const {self.count} end = {end};"]
+        bounds = self._bounds(shared)
         others = ("part * lanes + y", "share * lanes") if shared else ("y", "lanes")
         if self.loose and self.rows:
             central = self._inside(site, "k") if self.partly else ""
@@ -382,21 +362,30 @@ class Reducing(Elementwise):
 
             tiles = f"const {self.count} tiles = steps;"
             return [tiles, *self._tile("r", "part", "share", use)]
+        return [
+            *bounds,
+            f"for ({self.count} r = begin + y; r < end; r += lanes * {self.times}u) {{",
+            *self._vectors(site, width),
+            "}",
+        ]
+
+    def _bounds(self, shared: bool) -> list[str]:
+        """What a block goes through along the reduced axes."""
+        first = f"({self.count})part * long_" if shared else "0"
+        end = "steps < begin + long_ ? steps : begin + long_" if shared else "steps"
+        return [f"const {self.count} begin = {first};", f"const {self.count} end = {end};"]
+
+    def _vectors(self, site: Site, width: int) -> list[str]:
+        """What a thread takes at a time of these, from `r` on."""
         coords, names = self._coordinates("r", self._lengths("r", width), "j", "r", width)
         place = Site(
             site.coords | {("r", a): x for a, x in enumerate(names)},
             site.linear | {"r": f"j * {width}u"},
         )
-        body = self._passes(
+        return self._passes(
             "j < end", "j = r + u * lanes", coords, place,
             lambda tree, u: self._taken(tree, place, u),
         )  # fmt: skip
-        return [
-            *bounds,
-            f"for ({self.count} r = begin + y; r < end; r += lanes * {self.times}u) {{",
-            *body,
-            "}",
-        ]
 
     def _down(self, site: Site, beyond: bool, others: tuple[str, str]) -> list[str]:
         """The loop of threads that have results side by side, where what they read lies anyhow:
@@ -539,12 +528,7 @@ class Reducing(Elementwise):
             *leave,
             "__threadfence();",
             "}",
-            "__syncthreads();",
-            "if (threadIdx.x == 0) last = atomicAdd(counters + group, 1u) == share - 1;",
-            "__syncthreads();",
-            "if (!last) continue;",
-            "__threadfence();",
-            "if (threadIdx.x == 0) counters[group] = 0;",
+            *_last_of("share", "continue", "group"),
             *take,
             "}",
         ]
@@ -586,6 +570,19 @@ class Reducing(Elementwise):
             return body
         return [*before, "#pragma unroll", f"for (int e = 0; e < {held}; ++e) {{", *body, "}",
                 *after]  # fmt: skip
+
+
+def _last_of(count: str, otherwise: str, group: str = "") -> list[str]:
+    """The last of so many blocks goes on, behind what the others have left."""
+    counter = f"counters + {group}" if group else "counters"
+    return [
+        "__syncthreads();",
+        f"if (threadIdx.x == 0) last = atomicAdd({counter}, 1u) == {count} - 1;",
+        "__syncthreads();",
+        f"if (!last) {otherwise};",
+        "__threadfence();",
+        f"if (threadIdx.x == 0) counters[{group or 0}] = 0;",
+    ]
 
 
 def _evenly(groups: int, slots: int) -> int:

@@ -1191,14 +1191,14 @@ class Selected(NDArrayOperatorsMixin):
         out._shared = self._shared = True
         return out
 
-    def _write(self) -> None:
+    def _refuse_if_shared(self) -> None:
         if self._shared:
             raise refuse("it writes to a part of what a mask selects")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if index is ... and value is self:
             return  # written already
-        self._write()
+        self._refuse_if_shared()
         new: Any = np.where(with_values(self, self._points(index)), value, self)
         if np.ndim(value) or new.dtype != self.dtype:
             raise refuse("it assigns an array through a mask")
@@ -1232,7 +1232,7 @@ class Selected(NDArrayOperatorsMixin):
         return out._written(result, kwargs.get("casting", "same_kind"))
 
     def _written(self, result: Selected, casting: str = "same_kind") -> Selected:
-        self._write()
+        self._refuse_if_shared()
         if self._values.shape != result._values.shape:
             self._unknown()
         self._values = result._values.astype(self.dtype, casting=casting)

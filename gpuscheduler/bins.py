@@ -62,6 +62,11 @@ class Bins:
         return float((np.float64(self.edges[-1]) - np.float64(self.edges[0])) / len(self))
 
     @cached_property
+    def inverse(self) -> Any:
+        """How many steps there are in one, where edges lie evenly."""
+        return self.edges.dtype.type(1 / self.step)
+
+    @cached_property
     def even(self) -> bool:
         """Whether these are `numpy.linspace`'s numbers, bit for bit: edge k is k times the step and
         the first one, the last one itself."""
@@ -79,8 +84,7 @@ class Bins:
 
         x = np.ravel(x)
         if self.even:
-            inverse = self.edges.dtype.type(1 / self.step)
-            bin_loops.count_evenly(x, self.edges, inverse, counts)
+            bin_loops.count_evenly(x, self.edges, self.inverse, counts)
         else:
             bin_loops.count_among(x, self.edges, counts)
 
@@ -98,8 +102,7 @@ class Bins:
 
         x, weights = np.ravel(x), np.ravel(weights)
         if self.even:
-            inverse = self.edges.dtype.type(1 / self.step)
-            bin_loops.weigh_evenly(x, self.edges, inverse, weights, sums)
+            bin_loops.weigh_evenly(x, self.edges, self.inverse, weights, sums)
         else:
             bin_loops.weigh_among(x, self.edges, weights, sums)
 
@@ -113,8 +116,7 @@ class Bins:
 
         found = np.empty(np.shape(x), np.int64)
         if self.even:
-            inverse = self.edges.dtype.type(1 / self.step)
-            bin_loops.find_evenly(np.ravel(x), self.edges, inverse, found.reshape(-1))
+            bin_loops.find_evenly(np.ravel(x), self.edges, self.inverse, found.reshape(-1))
         else:
             bin_loops.find_among(np.ravel(x), self.edges, found.reshape(-1))
         return found

@@ -2084,7 +2084,7 @@ class CudaDevices:
         if type(task) is OrNone:  # which waits for it
             return task.found(kernels.run(task.fused, values, lane.device, lane.work))
         if type(task) is Picked:  # so does this
-            return kernels.pick(task, values, lane.device)
+            return kernels.pick(task, values, lane.device, lane.work)
         return task(values)
 
     def _without_arrays_of_host(

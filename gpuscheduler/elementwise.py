@@ -97,9 +97,7 @@ class Elementwise(Statements):
         coords, names = self._coordinates("k", self._lengths("k", width), "j", "k", width)
         site = Site({("k", a): x for a, x in enumerate(names)}, {"k": f"j * {width}u"})
         columns = self.outs[1:]
-        at = f"u * {width} + e"
-        if width == 1:
-            at = "u"
+        at = f"u * {width} + e" if width > 1 else "u"
 
         def use(tree: Tree, which: str) -> list[str]:
             mask, *values = [f"{tree.letter}{root}" for root in tree.roots]

@@ -701,7 +701,7 @@ class Fuser:
                 left, right = (m._replace(name=recipe.names[m.name]) for m in (left, right))
                 graph.products[key] = MatrixProduct(left, right, dtype)
             if found.offer is not None and not recipe.draws:
-                if not self._picks(key, task, recipe, plain, inlined, targets):
+                if not self._picks(key, task, recipe, found.offer, plain, inlined, targets):
                     self._selects(key, task, recipe, found.offer, inlined, targets)
                 return True
             if found.product is not None:  # it is that and nothing else
@@ -1239,6 +1239,7 @@ class Fuser:
         key: Key,
         task: Any,
         recipe: _Recipe,
+        offer: Source | None,
         plain: list[tuple[int, Any]],
         inlined: dict[int, Source],
         targets: dict[Key, Key],
@@ -1248,7 +1249,8 @@ class Fuser:
             return False
         # what takes long is computed once, and not in both kernels
         some = {n: s for n, s in inlined.items() if s.little or s.free or plain[n][1] is None}
-        offer = self._follow(recipe, plain, some).offer
+        if len(some) < len(inlined):
+            offer = self._follow(recipe, plain, some).offer
         if offer is None or not offer.selects:
             return False
         names, positions = _read_with(recipe, some)

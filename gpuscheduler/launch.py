@@ -168,7 +168,7 @@ class Kernels:
 
         return computed(ready.program, evaluate, arrays, scalars=False)
 
-    def pick(self, task: Picked, values: dict[Any, Any], device: int) -> Any:
+    def pick(self, task: Picked, values: dict[Any, Any], device: int, work: Workspace) -> Any:
         """What a mask selects, on the current device and stream; it waits until it is known how
         much that is."""
         fused = task.fused
@@ -178,7 +178,7 @@ class Kernels:
         arrays = fused.arrays(values)
         if arrays is None or not all_here(arrays, device):
             there = on_device(values)
-            return task(values) if there is None else self.pick(task, there, device)
+            return task(values) if there is None else self.pick(task, there, device, work)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
@@ -187,20 +187,25 @@ class Kernels:
             self._give_up(fused, error)
             return task(values)
         counts = cupy.empty(counting.generated.units, np.uint32)
-        self._start(counting, pointers, fused.positions, [counts.data.ptr])
+        self._start(counting, pointers, fused.positions, [counts.data.ptr], work)
         ends = cupy.cumsum(counts, dtype=np.int64)
         dtype, itemsize = writing.outputs[1][2], writing.outputs[1][2].itemsize
         out = cupy.empty((int(ends[-1]), *task.columns), dtype)
         if out.size:
             first = out.data.ptr
             columns = [first + n * itemsize for n in range(len(writing.outputs) - 1)]
-            self._start(writing, pointers, fused.positions, [ends.data.ptr, *columns])
+            self._start(writing, pointers, fused.positions, [ends.data.ptr, *columns], work)
         return out
 
     def _start(
-        self, kernel: Prepared, pointers: list[int], positions: tuple[int, ...], outs: list[int]
+        self,
+        kernel: Prepared,
+        pointers: list[int],
+        positions: tuple[int, ...],
+        outs: list[int],
+        work: Workspace,
     ) -> None:
-        """Launch a kernel that reads and writes there."""
+        """Launch a kernel for a single item that reads and writes there."""
         made = kernel.generated
         slots = made.slots.copy()
         for slot, n, offset in made.inputs:
@@ -209,6 +214,10 @@ class Kernels:
             slots[slot] = pointer
         for slot, n in kernel.positions:
             slots[slot] = positions[n]
+        if made.scratch is not None:
+            slots[made.scratch[0]] = work.scratch_at(made.scratch[1])
+        if made.counters is not None:
+            slots[made.counters[0]] = work.counters_at(made.counters[1])
         kernel.function((made.blocks, 1, 1), (made.threads, 1, 1), (slots.view(kernel.void)[0],))
 
     def run_batch(
@@ -297,10 +306,6 @@ class Kernels:
         room: Room | None,
         into: Any,
     ) -> list[Any]:
-        made = kernel.generated
-        slots = made.slots.copy()
-        for slot, n, offset in made.inputs:
-            slots[slot] = pointers[n] + offset
         outputs = []
         for (slot, shape, dtype), nbytes in zip(kernel.outputs, kernel.sizes, strict=True):
             if into is not None and slot == kernel.outputs[-1][0]:
@@ -309,16 +314,10 @@ class Kernels:
                 out = room.array(shape, dtype, nbytes)
             else:
                 out = cupy.ndarray(shape, dtype)
-            slots[slot] = pointer = out.data.ptr
             outputs.append(out)
-            pointers.append(pointer)
-        for slot, n in kernel.positions:
-            slots[slot] = positions[n]
-        if made.scratch is not None:
-            slots[made.scratch[0]] = work.scratch_at(made.scratch[1])
-        if made.counters is not None:
-            slots[made.counters[0]] = work.counters_at(made.counters[1])
-        kernel.function((made.blocks, 1, 1), (made.threads, 1, 1), (slots.view(kernel.void)[0],))
+        places = [out.data.ptr for out in outputs]
+        self._start(kernel, pointers, positions, places, work)
+        pointers += places
         return outputs
 
     # ---- once per program and device

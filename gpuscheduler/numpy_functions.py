@@ -384,14 +384,12 @@ def _histogramdd(
 
 def counted(bins: Traced, count: int) -> Traced:
     """How often each number below `count` occurs."""
-    _some(count)
     (found,) = reduce("histogram", *_for_each(bins, count), (np.intp,))
     return found
 
 
 def weighed(bins: Traced, count: int, weights: Any) -> Traced:
     """What the weights of each number below `count` add up to, as float64."""
-    _some(count)
     weights = traced(weights)
     if weights.shape != bins.shape:  # NumPy says so
         raise refuse(f"it weighs {bins.shape} values by {weights.shape} weights")
@@ -403,14 +401,11 @@ def weighed(bins: Traced, count: int, weights: Any) -> Traced:
     return found
 
 
-def _some(count: int) -> None:
-    if not count:
-        raise refuse("its histogram has no bins")
-
-
 def _for_each(values: Traced, count: int) -> tuple[Traced, tuple[int, ...]]:
     """The same values along a first axis, for the bins, and the other axes: a kernel finds the bin
     of each value once all the same."""
+    if not count:
+        raise refuse("its histogram has no bins")
     expr = reviewed(values._expr, lambda view: View(view.offset, (0, *view.strides)))
     spread = Traced(expr, (count, *values.shape))
     return spread, tuple(builtins.range(1, spread.ndim))

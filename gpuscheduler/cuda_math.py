@@ -97,6 +97,117 @@ __device__ __forceinline__ unsigned divide(unsigned n, unsigned long long magic)
     "divide",
 )
 
+# Quotients, inverses and roots of float32, rounded as IEEE 754 has it. They take the hardware's
+# approximation and correct it by its error, which a fused product has exactly (P. Markstein, 1990),
+# where nothing on the way is too large or too small for that, or no number; where something may be,
+# `rare` is set and the result is not to be used. CUDA's own do the same, but look at each number by
+# itself, and branch: these are for several, of which a single branch computes the rare ones again.
+_piece(
+    """
+__device__ __forceinline__ float usual_inverse(float x, bool& rare) {
+#if __USE_FAST_MATH__
+  return 1 / x;
+#else
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  r = fmaf(r, fmaf(-x, r, 1.0f), r);
+  rare |= !(fabsf(r) > 0x1p-127f);
+  return r;
+#endif
+}
+""",
+    "usual_inverse",
+)
+_piece(
+    """
+__device__ __forceinline__ float usual_quotient(float a, float b, bool& rare) {
+#if __USE_FAST_MATH__
+  return a / b;
+#else
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = fmaf(r, fmaf(-b, r, 1.0f), r);
+  float q = a * r;
+  q = fmaf(fmaf(-b, q, a), r, q);
+  rare |= !(fabsf(q) > 0x1p-125f) | !(fabsf(a) > 0x1p-101f);
+  return q;
+#endif
+}
+""",
+    "usual_quotient",
+)
+_piece(
+    """
+__device__ __forceinline__ float usual_root(float x, bool& rare) {
+#if __USE_FAST_MATH__
+  return sqrtf(x);
+#else
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  float s = x * y;
+  s = fmaf(fmaf(-s, s, x), 0.5f * y, s);
+  rare |= !(s > 0x1p-50f);
+  return s;
+#endif
+}
+""",
+    "usual_root",
+)
+
+# The logarithm of float32: that of a number from 2/3 to 4/3, by a polynomial of least relative
+# error, and a multiple of the logarithm of 2. The worst is 0.92 units in the last place. `more` is
+# added to the exponent of x, as it lies in a float32.
+_piece(
+    """
+__device__ __forceinline__ float log_of_normal(float x, int more, bool& rare) {
+  const int whole = (__float_as_int(x) - 0x3f2aaaab) & 0xff800000;
+  const float k = (float)(whole + more), f = __int_as_float(__float_as_int(x) - whole) - 1;
+  float p = -0x1.07c48cp-3f;
+  p = fmaf(p, f, 0x1.1e6ccap-3f);
+  p = fmaf(p, f, -0x1.f332b8p-4f);
+  p = fmaf(p, f, 0x1.1ed562p-3f);
+  p = fmaf(p, f, -0x1.559c66p-3f);
+  p = fmaf(p, f, 0x1.99d05p-3f);
+  p = fmaf(p, f, -0x1.fffefap-3f);
+  p = fmaf(p, f, 0x1.555506p-2f);
+  p = fmaf(p, f, -0.5f);
+  rare |= fabsf(k) > 125 * 0x1p23f;
+  return fmaf(k, 0x1.62e43p-24f, fmaf(p * f, f, f));
+}
+""",
+    "log_of_normal",
+)
+_piece(
+    """
+__device__ __forceinline__ float usual_log(float x, bool& rare) {
+#if __USE_FAST_MATH__
+  return logf(x);
+#else
+  return log_of_normal(x, 0, rare);
+#endif
+}
+""",
+    "usual_log",
+)
+_piece(
+    """
+__device__ __forceinline__ float log_of(float x) {
+#if __USE_FAST_MATH__
+  return logf(x);
+#else
+  bool rare = false;
+  const float y = log_of_normal(x, 0, rare);
+  if (!rare) return y;
+  if (!(x > 0)) return x == 0 ? -__int_as_float(0x7f800000) : __int_as_float(0x7fc00000);
+  if (!(x < __int_as_float(0x7f800000))) return x;
+  const bool large = x > 1;
+  return log_of_normal(large ? x * 0x1p-64f : x * 0x1p64f, large ? 64 << 23 : -(64 << 23), rare);
+#endif
+}
+""",
+    "log_of",
+)
+
 # The j-th point of planes of so many rows and columns, where planes are gone through in patches of
 # 4 rows and 8 columns, as far as these go: what a warp has at a time. Points that are none stay so.
 _piece(
@@ -1260,6 +1371,10 @@ _EXACT = frozenset({
     "negative", "positive", "conjugate", "absolute", "fabs", "sign", "floor", "ceil", "trunc",
     "rint", "maximum", "minimum", "fmax", "fmin", "copysign", "heaviside", "fmod",
 })  # fmt: skip
+_USUAL = {
+    "divide": "usual_quotient", "reciprocal": "usual_inverse", "sqrt": "usual_root",
+    "log": "usual_log",
+}  # fmt: skip
 _INTEGERS = {
     "add": "{0} + {1}", "subtract": "{0} - {1}", "multiply": "{0} * {1}", "negative": "0u - {0}",
     "square": "{0} * {0}",
@@ -1379,11 +1494,24 @@ def _float(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
         text = _REALS[op].format(*args)
     elif op in _UNITS:
         text = f"{args[0]} * {_UNITS[op][f == 'f']}"
+    elif op == "log" and short == "f4":
+        text = f"log_of({args[0]})"
     elif op in FUNCTIONS:
         text = f"{FUNCTIONS[op]}{f}({', '.join(args)})"
     else:
         return None
     return f"half_round({text})" if gives == "f2" and op not in _EXACT else text
+
+
+def usual(op: str, short: str, args: Sequence[str]) -> str | None:
+    """What computes a quotient, an inverse or a root of `args`, unless ``rare`` is true after it;
+    None of what there is nothing faster than `operation`.
+
+    >>> usual("true_divide", "f4", ("x", "y")), usual("sqrt", "f8", ("x",))
+    ('usual_quotient(x, y, rare)', None)
+    """
+    name = _USUAL.get(_ALIASES.get(op, op))
+    return f"{name}({', '.join(args)}, rare)" if name and short == "f4" else None
 
 
 def truth(short: str, x: str) -> str:

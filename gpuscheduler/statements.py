@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .bins import Bins
-from .cuda_math import STORED, TYPES, cast, loaded, operation, results
+from .cuda_math import STORED, TYPES, cast, loaded, operation, results, usual
 from .expr import RANDOM, Kernel
 from .layout import Layout, Site, Slab
 from .tree import Call, Node, NotGenerated, Tree, dtype_of, size_of
@@ -19,6 +19,8 @@ from .tree import Call, Node, NotGenerated, Tree, dtype_of, size_of
 MOST_CONSTANTS = 128
 #: Elements from one view to another of the same array, at most, whose common part is read once.
 BESIDE = 8
+#: Quotients and roots of float32 from which on a vector is computed in stages.
+STAGED = 2
 
 
 class Statements(Layout):
@@ -538,11 +540,85 @@ class Statements(Layout):
         wanted = tree.below(tree.roots, drawn)
         element = "e" if self.width > 1 else ""
         values = self._values(tree, "e", which)
-        lines = [*before, *self._statements(tree, wanted, site, values, element, drawn)]
+
+        def statements(chosen: Iterable[int]) -> list[str]:
+            return self._statements(tree, chosen, site, values, element, drawn)
+
+        stages = self._stages(tree, wanted) if not before else {}
+        if stages:
+            return [*pairs, *self._staged(tree, stages, statements, after)]
+        lines = [*before, *statements(wanted)]
         if self.width == 1:
             return [*pairs, *lines, *after]
-        return [*pairs, "#pragma unroll", f"for (int e = 0; e < {self.width}; ++e) {{",
-                *lines, *after, "}"]  # fmt: skip
+        return [*pairs, *self._over_elements([*lines, *after])]
+
+    def _over_elements(self, lines: Iterable[str]) -> list[str]:
+        """Statements for each element of a vector."""
+        return ["#pragma unroll", f"for (int e = 0; e < {self.width}; ++e) {{", *lines, "}"]
+
+    # ---- in stages
+
+    def _stages(self, tree: Tree, wanted: Sequence[int]) -> dict[int, int]:
+        """When each node is computed that is no leaf, where a vector is computed in stages: behind
+        each, what its quotients and roots are of rare numbers is computed again. Nothing where that
+        is not worth it."""
+        slow = {k for k in wanted if self._usual(tree, k)}
+        if self.width == 1 or len(slow) < STAGED or tree.calls or tree.taken:
+            return {}
+        if tree is self.tree and self.either:
+            return {}
+        stages: dict[int, int] = {}
+        for k in wanted:
+            if args := tree.nodes[k].args:
+                stages[k] = max(stages.get(a, 0) + (a in slow) for a in args)
+        return stages
+
+    @staticmethod
+    def _usual(tree: Tree, k: int) -> str | None:
+        node = tree.nodes[k]
+        return usual(node.op, node.code, [f"{tree.letter}{a}" for a in node.args])
+
+    def _staged(
+        self, tree: Tree, stages: dict[int, int],
+        statements: Callable[[Iterable[int]], list[str]], after: list[str],
+    ) -> list[str]:  # fmt: skip
+        """The same as `_elements`, in `stages`. What later ones need is held until then."""
+        v, slow = tree.letter, {k for k in stages if self._usual(tree, k)}
+        last = max(stages[k] + (k in slow) for k in stages)
+        needed = {a for k in slow for a in tree.nodes[k].args} | slow | {*tree.roots}
+        for k, stage in stages.items():
+            needed.update(a for a in tree.nodes[k].args if stages.get(a, stage) != stage)
+        held = needed & {*stages}
+        lines = [f"{TYPES[tree.nodes[k].code]} held{k}[{self.width}];" for k in sorted(held)]
+
+        def given(wanted: Iterable[int]) -> list[str]:
+            """Statements for leaves and what is held."""
+            found = sorted({*wanted})
+            known = [
+                f"const {TYPES[tree.nodes[k].code]} {v}{k} = held{k}[e];"
+                for k in found
+                if k in stages
+            ]
+            return [*statements(k for k in found if k not in stages), *known]
+
+        for stage in range(last + 1):
+            own = [k for k in stages if stages[k] == stage]
+            again = [k for k in own if k in slow]
+            below = {a for k in own for a in tree.nodes[k].args}
+            ends = after if stage == last else []
+            body = given((below | {*(tree.roots if ends else ())}) - {*own})
+            for k in own:
+                text = self._usual(tree, k)
+                body += [let(tree.nodes[k].code, f"{v}{k}", text)] if text else statements([k])
+                body += [f"held{k}[e] = {v}{k};"] if k in held else []
+            if not again:
+                lines += self._over_elements([*body, *ends])
+                continue
+            exact = given(a for k in again for a in tree.nodes[k].args)
+            exact += [f"held{k}[e] = {self._operation(tree, k)};" for k in again]
+            lines += ["{", "bool rare = false;", *self._over_elements([*body, *ends])]
+            lines += ["if (rare) {", *self._over_elements(exact), "}", "}"]
+        return ["{", *lines, "}"]
 
     # ---- points anyhow
 

@@ -32,6 +32,11 @@ static float half_of_double(double x) { return (float)(_Float16)x; }
 """
 ASSEMBLY = {
     'asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(d));': "r = coarse(1 / d);",
+    'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));': "r = coarse_float(1 / no_small(x));",
+    'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));': "r = coarse_float(1 / no_small(b));",
+    'asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));': (
+        "y = coarse_float(1 / sqrtf(no_small(x)));"
+    ),
     'asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(t));': "y = coarse(1 / sqrt(t));",
 }
 BEFORE = r"""
@@ -147,6 +152,12 @@ static float cyl_bessel_i0f(float x) { return (float)cyl_bessel_i0(x); }
 static float cyl_bessel_i1f(float x) { return (float)cyl_bessel_i1(x); }
 static double coarse(double x) {  // as many digits as the hardware's approximations have
   return same_bits<double>(same_bits<long long>(x) & ~((1ll << 30) - 1));
+}
+// Hardware that has no subnormal numbers here, and is off by a unit in the last place.
+static float no_small(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+static float coarse_float(float x) {
+  x = no_small(x);
+  return x == 0 || !(fabsf(x) < 0x1p127f) ? x : same_bits<float>(same_bits<int>(x) ^ 1);
 }
 static double __dadd_rn(double x, double y) { return x + y; }
 static double __dmul_rn(double x, double y) { return x * y; }

@@ -19,6 +19,7 @@ from gpuscheduler.expr import (
     constant,
     index,
     nodes,
+    source,
 )
 
 
@@ -465,3 +466,52 @@ def same(got, want, kernel):
         scale = np.abs(np.where(np.isfinite(b), b, 0)).max(initial=1.0)
         np.testing.assert_allclose(a, b, rtol=precision, atol=precision * scale,
                                    err_msg=repr(out))  # fmt: skip
+
+
+def quotients_and_roots(n):
+    """A kernel of five float32 inputs of n elements that divides, inverts, and takes roots and
+    logarithms, some of what others gave: a vector of these is computed in stages."""
+    x, y, z, w, u = (source(i, (n,), "f4") for i in range(5))
+    first = call("divide", x, y), call("reciprocal", u), call("sqrt", z), call("log", w)
+    then = call("divide", call("add", first[2], x), call("add", first[1], y))
+    product = call("multiply", call("multiply", x, z), then)
+    return Kernel((n,), (*first, then, call("log", then), product))
+
+
+def any_floats(n, seed):
+    """Inputs of `quotients_and_roots`: most are of usual size, some of any bits, some special."""
+    rng = np.random.default_rng(seed)
+    special = np.array([0, 1, 1e-45, 1e-38, 1.17549435e-38, 3.4028235e38, np.inf, np.nan], "f4")
+    out = []
+    for _ in range(5):
+        anyhow = rng.integers(0, 2**32, n, "u4")
+        usual = (anyhow & 0x807FFFFF) | rng.integers(100, 150, n).astype("u4") << 23
+        x = np.where(rng.random(n) < 0.98, usual, anyhow).astype("u4").view("f4")
+        at = rng.integers(0, n, n // 500)
+        x[at] = rng.choice(special, len(at)) * rng.choice([1, -1], len(at)).astype("f4")
+        out.append(x)
+    return [*out[:2], *map(np.abs, out[2:4]), out[4]]
+
+
+def wrong_of_quotients_and_roots(arrays, got):
+    """Where `quotients_and_roots` has given what IEEE 754 has not, and how many units in the last
+    place its logarithms are away from those in float64."""
+    x, y, z, w, u = arrays
+    wrong, away = [], []
+
+    def logarithm(a, b):
+        with np.errstate(all="ignore"):
+            exact = np.log(a.astype("f8"))
+        fine = np.isfinite(exact) & (exact != 0)
+        assert np.array_equal(b[~fine], exact[~fine].astype("f4"), equal_nan=True)
+        unit = np.ldexp(1.0, np.frexp(exact[fine])[1] - 24)
+        away.append(float(np.max(np.abs(b[fine] - exact[fine]) / unit, initial=0)))
+
+    with np.errstate(all="ignore"):
+        first = [x / y, 1 / u, np.sqrt(z)]
+        then = (first[2] + x) / (first[1] + y)
+        for a, b in zip([*first, then, x * z * then], [*got[:3], got[4], got[6]], strict=True):
+            wrong.append(int(np.sum((a.view("u4") != b.view("u4")) & ~(np.isnan(a) & np.isnan(b)))))
+    logarithm(w, got[3])
+    logarithm(then, got[5])
+    return wrong, max(away)

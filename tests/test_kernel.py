@@ -124,6 +124,29 @@ def test_operations_compute_what_numpy_does(host, types):
                 np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10, err_msg=str(loop))
 
 
+@host_only
+@pytest.mark.parametrize("n", [4 * 5000, 4 * 5000 + 3])
+def test_quotients_and_roots_are_rounded_as_ieee_754_has_it(host, n):
+    kernel = k.quotients_and_roots(n)
+    assert "if (rare) {\n" in generate(kernel).source
+    arrays = [aligned(a) for a in k.any_floats(n, seed=n)]
+    wrong, away = k.wrong_of_quotients_and_roots(arrays, host.run([kernel], [arrays])[0])
+    assert wrong == [0] * 5
+    assert away < 1
+
+
+@pytest.mark.parametrize(("op", "dtype", "staged"), [
+    ("divide", "f4", True), ("sqrt", "f4", True), ("reciprocal", "f4", True), ("log", "f4", True),
+    ("divide", "f8", False), ("sqrt", "f2", False), ("exp", "f4", False),
+])  # fmt: skip
+def test_two_quotients_or_roots_are_computed_in_stages(op, dtype, staged):
+    x = source(0, (1024,), dtype)
+    one = k.call(op, *[x] * (2 if op == "divide" else 1))
+    two = k.call(op, one, x) if op == "divide" else k.call(op, one)
+    assert "bool rare = false;\n            #pragma" not in generate(Kernel((1024,), (one,))).source
+    assert ("if (rare) {\n" in generate(Kernel((1024,), (two,))).source) == staged
+
+
 # ---- ways of going through memory
 
 CASES = {

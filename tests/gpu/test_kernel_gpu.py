@@ -113,6 +113,15 @@ def test_operations_compute_what_numpy_does(types):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("n", [2**22, 2**22 + 3])
+def test_quotients_and_roots_are_rounded_as_ieee_754_has_it(n):
+    arrays = k.any_floats(n, seed=n)
+    (got,) = run([k.quotients_and_roots(n)], [[cupy.asarray(a) for a in arrays]], one=True)
+    wrong, away = k.wrong_of_quotients_and_roots(arrays, [cupy.asnumpy(g) for g in got])
+    assert wrong == [0] * 5
+    assert away < 1
+
+
 @pytest.mark.parametrize("_", range(6))  # side by side: each kernel is compiled
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=k.kernels(), processors=st.sampled_from([1, 7, 132]), shift=st.booleans())

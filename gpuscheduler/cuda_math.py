@@ -912,7 +912,9 @@ __device__ __forceinline__ float f4_uniform(unsigned long long u) {
 _piece(
     """
 __device__ __forceinline__ float f4_radius(unsigned long long u) {
-  return sqrtf(-2.0f * logf((float)((unsigned)(u >> 40) + 1u) * 0x1p-24f));
+  bool rare = false;  // it is not
+  const float log = usual_log((float)((unsigned)(u >> 40) + 1u) * 0x1p-24f, rare);
+  return usual_root(fmaf(-2.0f, log, 1e-30f), rare);  // never of 0
 }
 __device__ __forceinline__ float f4_turns(unsigned long long u) {
   return (float)(unsigned)(u >> 40) * 0x1p-23f;

@@ -41,6 +41,7 @@ import numpy as np
 from cupy.cuda import Device, Event, Stream, runtime
 from dask.array.core import finalize
 from dask.core import flatten
+from dask.utils import key_split
 
 from . import backend, pickled, staging
 from .batches import Batch
@@ -52,7 +53,7 @@ from .gather import WIDEST, Gathering, strips
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
-from .mixed import SAID, moved, says_so
+from .mixed import SAID, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .products import Products
@@ -89,6 +90,7 @@ MAY_LEAVE = 2**18
 #: Tasks that are launched in little time; those of which a tape can tell.
 LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
+ALL_KERNELS = {*KERNELS, Products, OrNone, Picked}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
@@ -2056,22 +2058,49 @@ class CudaDevices:
             return None, _asked_for(error, 1)
 
     def _called(self, lane: _Lane, i: int, values: dict[Any, Any], into: Any) -> Any:
-        step, mixed = self.plan.steps[i], self.plan.mixed
+        plan, step = self.plan, self.plan.steps[i]
         task = step.task if into is None else self.rooms.tasks[i]  # type: ignore[union-attr]
-        known = step.kind in mixed  # another thread may see it meanwhile
+        mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
         try:
-            if known:
+            if home:
+                value = self._on_the_host(lane, task, values)
+            elif mixed:
                 value = self._without_arrays_of_host(lane, task, values, into)
             else:
                 value = self._computed(lane, task, values, into)
         except SAID as error:
-            if known or is_refusal(error) or not says_so(error):
+            if home or is_refusal(error):
                 raise
-            value = self._without_arrays_of_host(lane, task, values, into, error)
-            mixed.add(step.kind)
+            value = self._otherwise(lane, step, task, values, into, error, mixed)
         finally:
             self._come_home(lane)
         return _solid(value) if self.crossing[i] else value
+
+    def _otherwise(
+        self, lane: _Lane, step: Step, task: Any, values: dict[Any, Any], into: Any,
+        error: Exception, mixed: bool,
+    ) -> Any:  # fmt: skip
+        """The value of a task that failed: with copies of NumPy's arrays, or else on the host."""
+        if not mixed and says_so(error):
+            try:
+                value = self._without_arrays_of_host(lane, task, values, into, error)
+            except SAID as again:
+                if again is not error:
+                    raise
+            else:
+                self.plan.mixed.add(step.kind)
+                return value
+        if type(task) in ALL_KERNELS or not refused(error):
+            raise error
+        value = self._on_the_host(lane, task, values, error)
+        self.plan.hosted.add(step.kind)
+        warnings.warn(
+            f"{key_split(step.key)!r} runs on the host, to which what it reads is copied, as CuPy "
+            f"refused it: {type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return value
 
     def _computed(self, lane: _Lane, task: Any, values: dict[Any, Any], into: Any) -> Any:
         kernels = self.hardware.kernels
@@ -2106,6 +2135,27 @@ class CudaDevices:
         if there.changed():
             raise error or TypeError("it writes to an array of NumPy's, and reads one of CuPy's")
         return value
+
+    def _on_the_host(
+        self, lane: _Lane, task: Any, values: dict[Any, Any], error: Exception | None = None
+    ) -> Any:
+        """The value of a task that is called with copies on the host of all that it reads, brought
+        back to the device. Raises `error` where that comes to nothing."""
+        self._come_home(lane)
+        there = moved(task, values, home=True)
+        if there is None:
+            if error is not None:
+                raise error
+            return task(values)
+        try:
+            value = there.task(there.values)
+        except Exception:
+            if error is None:
+                raise
+            raise error from None
+        if there.changed():
+            raise error or TypeError("it writes to an array of CuPy's, and runs on the host")
+        return sent(value)
 
     def _part(self, i: int) -> Any:
         """The part of the result that a kernel writes; None where a step makes an array of its

@@ -1,5 +1,6 @@
-"""Tasks of code that was written for NumPy, with a table, weights or edges of NumPy's beside blocks
-of CuPy's. CuPy computes with no array of the host, so such a task is called again with copies.
+"""Tasks of code that was written for NumPy. With a table, weights or edges of NumPy's beside blocks
+of CuPy's, which computes with no array of the host, such a task is called again with copies of
+these; one that asks for what CuPy does not have, with copies of the blocks on the host.
 """
 
 from __future__ import annotations
@@ -48,40 +49,71 @@ def on_device(values: Values) -> Values | None:
     return {k: map_leaves(_copied, v) for k, v in values.items()}
 
 
+def refused(error: BaseException) -> bool:
+    """Whether CuPy raised an error, or NumPy for an array of CuPy's."""
+    of = getattr(error, "obj", None)  # which has no such attribute
+    if isinstance(of, cupy.ndarray) or _is_cupys(getattr(of, "__name__", "")):
+        return True
+    if any(word in str(error) for word in ("cupy", "__array_ufunc__", "__array_function__")):
+        return True
+    at = error.__traceback__
+    while at is not None:
+        if _is_cupys(at.tb_frame.f_globals.get("__name__", "")):
+            return True
+        at = at.tb_next
+    return False
+
+
+def _is_cupys(module: Any) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] in ("cupy", "cupyx")
+
+
 class Moved:
     """A task, and what it is called with, with arrays of the current device in place of those of
-    the host: among its values, its arguments, and the variables around its functions."""
+    the host, or `home` the other way around: among its values, its arguments, and the variables
+    around its functions."""
 
-    def __init__(self, task: Task, values: Values):
+    def __init__(self, task: Task, values: Values, home: bool = False):
+        self._home = home
         self._known: dict[int, Any] = {}
         self._copies: list[tuple[Any, Any]] = []
-        self._there = False  # whether some arrays are on a device, or brought to one
-        self._writes = False  # whether a function may write to one of these
+        self._there = False  # whether there are arrays of the other kind, or what makes them
+        self._writes = False  # whether a function may write to an array
         self.values = {k: map_leaves(self._swap, v) for k, v in values.items()}
+        self._there = self._there and not home  # what others have made, a task does not write to
         self.task: Task = task
         if type(task) is not Batch:  # whose members are programs, and have no arrays
             self.task = swapped(task, self._swap, self._known)
 
     def found(self) -> Moved | None:
-        return self if self._there and self._copies else None
+        # on a device nothing was done; on the host, a call that failed may have begun to write
+        fits = not (self._there and self._writes) if self._home else self._there
+        return self if fits and self._copies else None
 
     def changed(self) -> bool:
         """Whether the task has written to a copy: nobody would see it."""
-        return self._writes and any(_differ(copy, _copied(v)) for v, copy in self._copies)
+        return self._writes and any(_differ(copy, self._copy(v)) for v, copy in self._copies)
 
     def _swap(self, it: Any) -> Any:
-        if isinstance(it, cupy.ndarray) or (callable(it) and is_sender(it)):
-            self._there = True
-            return it
+        if callable(it) and is_sender(it):
+            self._there = self._there or not self._home
+            return np.asarray if self._home else it
         if type(it) is FunctionType:
             return self._function(it)
-        if not _is_of_host(it):
+        if not self._moves(it):
+            self._there = self._there or isinstance(it, np.ndarray if self._home else cupy.ndarray)
             return it
         if id(it) not in self._known:
-            copy = _copied(it)
+            copy = self._copy(it)
             self._copies.append((it, copy))
             self._known[id(it)] = it, copy
         return self._known[id(it)][1]
+
+    def _moves(self, it: Any) -> bool:
+        return type(it) is cupy.ndarray if self._home else _is_of_host(it)
+
+    def _copy(self, it: Any) -> Any:
+        return cupy.asnumpy(it) if self._home else _copied(it)
 
     def _function(self, f: FunctionType) -> Any:
         """A function that reads arrays among the variables of its module."""
@@ -92,7 +124,9 @@ class Moved:
             raise _Writes
         self._writes = self._writes or any(map(_may_write, steps))
         space = f.__globals__
-        read = [n for n in f.__code__.co_names if _is_of_host(space.get(n))]
+        for name in f.__code__.co_names:
+            self._there = self._there or (self._home and isinstance(space.get(name), np.ndarray))
+        read = [n for n in f.__code__.co_names if self._moves(space.get(n))]
         if not read:
             return f
         space = {**space, **{n: self._swap(space[n]) for n in read}}
@@ -100,13 +134,18 @@ class Moved:
         return swapped(out, self._swap, self._known)
 
 
-def moved(task: Task, values: Values) -> Moved | None:
-    """The task with all its arrays on the current device; None where none or all of them are, or
-    that would mean another thing."""
+def moved(task: Task, values: Values, home: bool = False) -> Moved | None:
+    """The task with all its arrays on the current device, or on the host; None where none or all of
+    them are, or that would mean another thing."""
     try:
-        return Moved(task, values).found()
+        return Moved(task, values, home).found()
     except _Writes:
         return None
+
+
+def sent(value: Any) -> Any:
+    """A value that was made on the host, with its arrays on the current device."""
+    return map_leaves(_copied, value)
 
 
 def _is_of_host(value: Any) -> bool:
@@ -125,7 +164,8 @@ def _copied(value: Any) -> Any:
 
 def _differ(a: Any, b: Any) -> bool:
     """Whether two arrays of one type differ in any bit."""
-    a, b = (cupy.ascontiguousarray(v).view(np.uint8) for v in (a, b))
+    xp = cupy if isinstance(a, cupy.ndarray) else np
+    a, b = (xp.ascontiguousarray(v).view(np.uint8) for v in (a, b))
     return bool((a != b).any())
 
 

@@ -146,6 +146,8 @@ class Plan:
     parts: set[int] = field(default_factory=set, repr=False, compare=False)
     #: Kinds of step that have arrays of the host among those of devices; shared, too.
     mixed: set[int] = field(default_factory=set, repr=False, compare=False)
+    #: Kinds of step that CuPy has refused, and that run on the host; shared, too.
+    hosted: set[int] = field(default_factory=set, repr=False, compare=False)
     #: Kinds of steps whose arrays go to a device from where they are.
     pinned: set[int] = field(default_factory=set, repr=False, compare=False)
     once: bool = False  # whether nobody will run it again

@@ -223,3 +223,99 @@ def test_two_devices_that_find_it_out_at_once():
     with Scheduler(devices="cuda:0,0"):
         y = blocks().map_blocks(meets, TABLE, dtype="f8", meta=cupy.empty((0, 0)))
         np.testing.assert_allclose(gathered(y), np.interp(A, TABLE, TABLE))
+
+
+# ---- on the host
+
+
+def shuffled(x):
+    return np.random.default_rng(0).permuted(x, axis=0)
+
+
+def on_host(block, *others):
+    """What CuPy does not do: NumPy makes an array of its own of it."""
+    return shuffled(block) + sum(shuffled(o).sum() for o in others)
+
+
+SHUFFLED = np.block([[shuffled(A[i : i + 4, j : j + 6]) for j in (0, 6)] for i in (0, 4)])
+
+
+def refused():
+    return pytest.warns(RuntimeWarning, match="runs on the host.*Implicit conversion")
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+def test_what_cupy_refuses_runs_on_the_host(devices):
+    tried = []
+
+    def f(block):
+        tried.append(type(block))
+        return on_host(block)
+
+    with Scheduler(devices=devices):
+        y = blocks().persist().map_blocks(f, dtype="f8", meta=cupy.empty((0, 0)), name="on_host")
+        with refused():
+            got = y.compute()
+        assert type(got) is cupy.ndarray
+        np.testing.assert_array_equal(cupy.asnumpy(got), SHUFFLED)
+        assert tried.count(cupy.ndarray) <= 2  # each device finds it out at most once
+        assert tried.count(np.ndarray) == 4
+        tried.clear()
+        z = y.sum(axis=0)  # which goes on on the device
+        with refused():
+            np.testing.assert_allclose(gathered(z), SHUFFLED.sum(axis=0))
+        np.testing.assert_allclose(gathered(z), SHUFFLED.sum(axis=0))
+        tried.clear()
+        np.testing.assert_array_equal(gathered(y), SHUFFLED)  # known, and no warning
+        assert tried == [np.ndarray] * 4
+
+
+def test_what_a_task_has_around_it_comes_along(scheduler):
+    around, given = cupy.arange(3.0), {"a": [cupy.ones(2)]}
+
+    def f(block, d, table):
+        return {"value": on_host(block, around, d["a"][0]), "of": table[:2], "when": [WHEN, 1]}
+
+    y = blocks().map_blocks(f, given, TABLE, dtype="f8", meta=cupy.empty((0, 0)), name="on_host")
+    z = y.map_blocks(lambda d: d["value"] + d["of"][1], dtype="f8", meta=cupy.empty((0, 0)))
+    with refused():
+        np.testing.assert_allclose(gathered(z), SHUFFLED + 5 + TABLE[1])
+    with refused():
+        found = y.blocks[0, 0].compute()
+    assert type(found["value"]) is type(found["of"]) is cupy.ndarray
+    assert found["when"] == [WHEN, 1]  # of a type that devices do not have
+
+
+WHEN = np.datetime64("2026-11-27")
+
+
+def test_what_the_host_refuses_too_is_the_first_error(scheduler):
+    def fails(block):
+        on_host(block)
+        raise ValueError("of its own")
+
+    with pytest.raises(TypeError, match="Implicit conversion"):
+        blocks().map_blocks(fails, dtype="f8", meta=cupy.empty((0, 0))).compute()
+    tried = []
+
+    def wrong(block):
+        tried.append(1)
+        raise TypeError("of its own")
+
+    x = blocks()[:4, :6].persist()
+    with pytest.raises(TypeError, match="of its own"):
+        x.map_blocks(wrong, dtype="f8", meta=cupy.empty((0, 0))).compute()
+    assert len(tried) == 1  # CuPy has nothing to do with it
+
+
+def test_what_may_have_written_before_it_failed_is_not_called_again(scheduler):
+    counted = np.zeros(1)
+
+    def counts(block):
+        counted[0] += 1
+        return on_host(block)
+
+    x = blocks()[:4, :6].persist()
+    with pytest.raises(TypeError, match="Implicit conversion"):
+        x.map_blocks(counts, dtype="f8", meta=cupy.empty((0, 0))).compute()
+    assert counted == 1

@@ -120,7 +120,10 @@ class Moved:
         if not is_users(f):
             return f
         steps = list(_steps(f.__code__))
-        if any(s.opname in ("STORE_GLOBAL", "STORE_DEREF") for s in steps):
+        around = f.__code__.co_freevars  # what an inner function shares with this one is its own
+        if any(s.opname == "STORE_GLOBAL" for s in steps) or any(
+            s.opname == "STORE_DEREF" and s.argval in around for s in steps
+        ):
             raise _Writes
         self._writes = self._writes or any(map(_may_write, steps))
         space = f.__globals__

@@ -289,6 +289,17 @@ def test_what_a_task_has_around_it_comes_along(scheduler):
 WHEN = np.datetime64("2026-11-27")
 
 
+def test_a_function_that_shares_variables_with_one_inside(scheduler):
+    def f(block):
+        axis = 0
+        axis, out = axis + 0, [np.random.default_rng(0).permuted(b, axis=axis) for b in [block]]
+        return out[0]
+
+    x = blocks().persist()
+    with refused():
+        np.testing.assert_array_equal(gathered(x.map_blocks(f, meta=x._meta)), SHUFFLED)
+
+
 def test_what_the_host_refuses_too_is_the_first_error(scheduler):
     def fails(block):
         on_host(block)

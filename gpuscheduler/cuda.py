@@ -49,7 +49,7 @@ from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
 from .fuse import Fused, OrNone, Picked
-from .gather import WIDEST, Gathering, strips
+from .gather import WIDEST, Gathering, boxes
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
@@ -1068,11 +1068,35 @@ def _copy_rows(
         runtime.memcpy2DAsync(to, pitch, source, width, width, rows, kind, stream.ptr)
 
 
+def _copy_planes(
+    to: int, pitch: int, apart: int, source: int, width: int, rows: int, planes: int, kind: int,
+    stream: Stream,
+) -> None:  # fmt: skip
+    """So many times rows as `_copy_rows` copies, `apart` bytes apart in `to`."""
+    on_device = kind == runtime.memcpyDeviceToDevice
+    if planes == 1 or (on_device and width >= LONG_ROW and width * rows >= MANY_ROWS):
+        for n in range(planes):
+            _copy_rows(to + n * apart, pitch, source + n * rows * width, width, rows, kind, stream)
+        return
+    words = np.zeros(20, np.uint64)  # cudaMemcpy3DParms: arrays, positions, pitched pointers
+    words[4:8] = source, width, width, rows
+    words[12:16] = to, pitch, width, apart // pitch
+    words[16:] = width, rows, planes, kind
+    runtime.memcpy3DAsync(words.ctypes.data, stream.ptr)
+
+
+def _copy_into(part: Any, to: int, block: Any, kind: int, stream: Stream) -> None:
+    """A C-contiguous array, to a part of a larger array, which is at `to`."""
+    source = block.data.ptr
+    for box in boxes(part.shape, part.strides, block.dtype.itemsize):
+        there, here, width, rows, pitch, planes, apart = box
+        here += source
+        _copy_planes(to + there, pitch, apart, here, width, rows, planes, kind, stream)
+
+
 def _copy_block(block: Any, part: Any, stream: Stream) -> None:
     """A C-contiguous array, to a part of another one on its device."""
-    kind, to, source = runtime.memcpyDeviceToDevice, part.data.ptr, block.data.ptr
-    for there, here, width, rows, pitch in strips(part.shape, part.strides, block.dtype.itemsize):
-        _copy_rows(to + there, pitch, source + here, width, rows, kind, stream)
+    _copy_into(part, part.data.ptr, block, runtime.memcpyDeviceToDevice, stream)
 
 
 def _offset(where: tuple[slice, ...], strides: tuple[int, ...]) -> int:
@@ -2372,10 +2396,7 @@ class CudaDevices:
             ) from error
 
     def _write(self, block: Any, part: Any, stream: Stream) -> None:
-        base = part.ctypes.data
-        for to, at, width, rows, pitch in strips(part.shape, part.strides, block.dtype.itemsize):
-            kind = runtime.memcpyDeviceToHost
-            _copy_rows(base + to, pitch, block.data.ptr + at, width, rows, kind, stream)
+        _copy_into(part, part.ctypes.data, block, runtime.memcpyDeviceToHost, stream)
 
     def _on_host(self, v: Any, stream: Stream, pinned: PinnedBlocks, made: list[Any]) -> Any:
         if not isinstance(v, cupy.ndarray):

@@ -162,6 +162,20 @@ def strips(
     >>> list(strips((2, 10), (80, 8), 8))
     [(0, 0, 160, 1, 160)]
     """
+    for to, at, width, rows, pitch, planes, apart in boxes(shape, strides, itemsize):
+        for n in range(planes):
+            yield to + n * apart, at + n * rows * width, width, rows, pitch
+
+
+def boxes(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+    """The same in three-dimensional copies: behind what `strips` gives, how many planes of such
+    rows there are, and the bytes from plane to plane in the part.
+
+    >>> list(boxes((5, 2, 3), (400, 80, 8), 8))
+    [(0, 0, 24, 2, 80, 5, 400)]
+    """
     if 0 in shape:
         return
     width, axis = itemsize, len(shape)
@@ -169,15 +183,17 @@ def strips(
         axis -= 1
         width *= shape[axis]
     if not axis:
-        yield 0, 0, width, 1, width
+        yield 0, 0, width, 1, width, 1, 0
         return
-    rows, pitch = shape[axis - 1], strides[axis - 1]
+    rows, pitch, planes, apart = shape[axis - 1], strides[axis - 1], 1, 0
     outer = shape[: axis - 1]
     if pitch >= WIDEST:
         outer, rows = shape[:axis], 1
+    elif outer and strides[axis - 2] % pitch == 0:
+        outer, planes, apart = shape[: axis - 2], shape[axis - 2], strides[axis - 2]
     for n, index in enumerate(product(*map(range, outer))):
         offset = sum(i * s for i, s in zip(index, strides, strict=False))
-        yield offset, n * rows * width, width, rows, pitch
+        yield offset, n * planes * rows * width, width, rows, pitch, planes, apart
 
 
 def _slots(gather: Gather) -> Iterator[tuple[Any, Slices]]:

@@ -286,6 +286,21 @@ def test_blocks_with_edges_of_their_neighbours_are_kernels(scheduler, monkeypatc
     np.testing.assert_allclose(got, values, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(7, 8, 9), (5, 6, 7, 8), (3, 1, 9, 5), (4, 6, 5, 1)])
+@pytest.mark.parametrize("dtype", ["u1", "f4", "c16"])
+def test_results_of_blocks_along_all_axes(shape, dtype):
+    """Planes of rows are copied at once, to the host and within a GPU."""
+    want = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    with gpuscheduler.Scheduler(devices="cuda:0"):
+        x = da.from_array(want, chunks=tuple(-(-n // 2) for n in shape)).map_blocks(cupy.asarray)
+        x = x.persist()
+        for axis in range(len(shape)):
+            some = tuple([slice(None, None, -1 if k == axis else None) for k in range(len(shape))])
+            np.testing.assert_array_equal(cupy.asnumpy(x[some].compute()), want[some])
+            np.testing.assert_array_equal(x[some].map_blocks(cupy.asnumpy).compute(), want[some])
+            np.testing.assert_array_equal(x[some].to_backend("numpy").compute(), want[some])
+
+
 @pytest.mark.real
 def test_rows_more_than_two_gigabytes_apart(scheduler):
     x = da.ones((2, 2**29 + 64), chunks=(2, 2**28), dtype="u1").map_blocks(

@@ -1,6 +1,9 @@
 """The few functions of the CUDA runtime that are called."""
 
+import ctypes
 from types import SimpleNamespace
+
+import numpy as np
 
 from .. import _device as d
 
@@ -77,6 +80,19 @@ def memcpyAsync(to, source, nbytes, kind, stream):
 
 def memcpy2DAsync(to, pitch, source, source_pitch, width, rows, kind, stream):
     d.copy(to, source, width, _stream(stream), rows, pitch, source_pitch)
+
+
+def memcpy3DAsync(parameters, stream):
+    words = np.ctypeslib.as_array((ctypes.c_uint64 * 20).from_address(parameters)).tolist()
+    array, *position, source, source_pitch, _, source_rows = words[:8]
+    other_array, *other_position, to, pitch, _, to_rows, width, rows, planes, kind = words[8:]
+    if any([array, other_array, *position, *other_position]) or kind not in (2, 3):
+        raise CUDARuntimeError("cudaErrorInvalidValue: not what this copies")
+    if width > min(pitch, source_pitch) or rows > min(to_rows, source_rows):
+        raise CUDARuntimeError("cudaErrorInvalidPitchValue: rows or planes overlap")
+    for n in range(planes):
+        begin, end = source + n * source_pitch * source_rows, to + n * pitch * to_rows
+        d.copy(end, begin, width, _stream(stream), rows, pitch, source_pitch)
 
 
 def memcpyPeerAsync(to, to_device, source, source_device, nbytes, stream):

@@ -2087,7 +2087,8 @@ class CudaDevices:
         mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
         try:
             if home:
-                value = self._on_the_host(lane, task, values)
+                plain = task.original if type(task) is Fused else task
+                value = self._on_the_host(lane, plain, values)
             elif mixed:
                 value = self._without_arrays_of_host(lane, task, values, into)
             else:
@@ -2104,19 +2105,21 @@ class CudaDevices:
         self, lane: _Lane, step: Step, task: Any, values: dict[Any, Any], into: Any,
         error: Exception, mixed: bool,
     ) -> Any:  # fmt: skip
-        """The value of a task that failed: with copies of NumPy's arrays, or else on the host."""
-        if not mixed and says_so(error):
+        """The value of a task that failed: with copies of NumPy's arrays, or else on the host. Of a
+        kernel's, the operations failed that it stands for."""
+        plain = task.original if type(task) is Fused else task
+        if says_so(error) and (not mixed or plain is not task):
             try:
-                value = self._without_arrays_of_host(lane, task, values, into, error)
+                value = self._without_arrays_of_host(lane, plain, values, into, error)
             except SAID as again:
                 if again is not error:
                     raise
             else:
                 self.plan.mixed.add(step.kind)
                 return value
-        if type(task) in ALL_KERNELS or not refused(error):
+        if type(plain) in ALL_KERNELS or not refused(error):
             raise error
-        value = self._on_the_host(lane, task, values, error)
+        value = self._on_the_host(lane, plain, values, error)
         self.plan.hosted.add(step.kind)
         warnings.warn(
             f"{key_split(step.key)!r} runs on the host, to which what it reads is copied, as CuPy "

@@ -289,6 +289,16 @@ def test_what_a_task_has_around_it_comes_along(scheduler):
 WHEN = np.datetime64("2026-11-27")
 
 
+def test_operations_that_a_kernel_stood_for(scheduler, monkeypatch):
+    """Of which CuPy refuses one, where the kernel does not fit after all."""
+    monkeypatch.setattr(Fused, "arrays", lambda self, values, copy=False: None)
+    y = blocks().persist().map_blocks(lambda b: np.asarray(b) + TABLE[:6], dtype="f8")
+    assert [type(s.task) for s in scheduler.plan(y).steps].count(Fused) == 4
+    with refused():
+        np.testing.assert_array_equal(gathered(y), A + np.tile(TABLE[:6], 2))
+    np.testing.assert_array_equal(gathered(y), A + np.tile(TABLE[:6], 2))
+
+
 def test_a_function_that_shares_variables_with_one_inside(scheduler):
     def f(block):
         axis = 0

@@ -2107,16 +2107,16 @@ class CudaDevices:
     ) -> Any:  # fmt: skip
         """The value of a task that failed: with copies of NumPy's arrays, or else on the host. Of a
         kernel's, the operations failed that it stands for."""
-        plain = task.original if type(task) is Fused else task
-        if says_so(error) and (not mixed or plain is not task):
+        if not mixed and says_so(error):
             try:
-                value = self._without_arrays_of_host(lane, plain, values, into, error)
+                value = self._without_arrays_of_host(lane, task, values, into, error)
             except SAID as again:
                 if again is not error:
                     raise
             else:
                 self.plan.mixed.add(step.kind)
                 return value
+        plain = task.original if type(task) is Fused else task
         if type(plain) in ALL_KERNELS or not refused(error):
             raise error
         value = self._on_the_host(lane, plain, values, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -544,7 +544,7 @@ class Statements(Layout):
         def statements(chosen: Iterable[int]) -> list[str]:
             return self._statements(tree, chosen, site, values, element, drawn)
 
-        stages = self._stages(tree, wanted) if not before else {}
+        stages = self._stages(tree, wanted, drawn) if not before else {}
         if stages:
             return [*pairs, *self._staged(tree, stages, statements, after)]
         lines = [*before, *statements(wanted)]
@@ -558,10 +558,10 @@ class Statements(Layout):
 
     # ---- in stages
 
-    def _stages(self, tree: Tree, wanted: Sequence[int]) -> dict[int, int]:
-        """When each node is computed that is no leaf, where a vector is computed in stages: behind
-        each, what its quotients and roots are of rare numbers is computed again. Nothing where that
-        is not worth it."""
+    def _stages(self, tree: Tree, wanted: Sequence[int], drawn: Container[int]) -> dict[int, int]:
+        """When each node is computed that is no leaf, nor `drawn`, where a vector is computed in
+        stages: behind each, what its quotients and roots are of rare numbers is computed again.
+        Nothing where that is not worth it."""
         slow = {k for k in wanted if self._usual(tree, k)}
         if self.width == 1 or len(slow) < STAGED or tree.calls or tree.taken:
             return {}
@@ -569,7 +569,8 @@ class Statements(Layout):
             return {}
         stages: dict[int, int] = {}
         for k in wanted:
-            if args := tree.nodes[k].args:
+            args = tree.nodes[k].args
+            if args and k not in drawn:
                 stages[k] = max(stages.get(a, 0) + (a in slow) for a in args)
         return stages
 

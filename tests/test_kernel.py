@@ -135,6 +135,21 @@ def test_quotients_and_roots_are_rounded_as_ieee_754_has_it(host, n):
     assert away < 1
 
 
+@host_only
+def test_quotients_of_numbers_that_are_drawn_by_the_vector(host):
+    """The numbers, in pairs, are there before the stages."""
+    at = k.call("add", index(View(4, (64, 1))), constant(6, "i8"))
+    normal, uniform = (Expr(op, (at,), "f4", 7) for op in ("normal", "uniform"))
+    once = k.call("divide", normal, k.call("sqrt", uniform))
+    kernel = k.reduced(once, (32, 64), (1,), "sum", "max")
+    assert "if (rare) {\n" in generate(kernel).source
+    got, want = host.run([kernel], [[]])[0], blocks.evaluate(kernel, [])
+    k.same(got, want, kernel)
+    kernel = Kernel((32, 64), (once, k.call("log", once)))
+    with np.errstate(all="ignore"):
+        k.same(host.run([kernel], [[]])[0], blocks.evaluate(kernel, []), kernel)
+
+
 @pytest.mark.parametrize(("op", "dtype", "staged"), [
     ("divide", "f4", True), ("sqrt", "f4", True), ("reciprocal", "f4", True), ("log", "f4", True),
     ("divide", "f8", False), ("sqrt", "f2", False), ("exp", "f4", False),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler import staging
+from gpuscheduler.gather import strips
 
 DIFFERS = 42  # what the driver says where something is wrong
 
@@ -133,3 +134,20 @@ def test_which_arrays_go_so(monkeypatch):
         assert staging.sends(array) is so
     monkeypatch.setattr(staging, "calls", lambda: None)
     assert not staging.sends(x)
+
+
+@pytest.mark.parametrize("step", [1, 2, -1])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_strips_are_all_of_an_array_in_order(step, order):
+    """Whatever its strides are: of one element seen many times, backwards, in another order."""
+    base = np.arange(5 * 6 * 7, dtype="u2").reshape(5, 6, 7).transpose(order)
+    rows = np.broadcast_to(base[:, :1], (base.shape[0], 4, base.shape[2]))
+    planes = np.broadcast_to(base[:1], (3, *base.shape[1:]))
+    for whole in (base, rows, planes, np.broadcast_to(base[:1, :1], (3, 4, base.shape[2]))):
+        a = whole[::step, 1:, ::step]
+        out = bytearray(a.nbytes)
+        for from_, at, width, count, pitch in strips(a.shape, a.strides, a.itemsize):
+            for n in range(count):
+                row = ctypes.string_at(a.ctypes.data + from_ + n * pitch, width)
+                out[at + n * width : at + (n + 1) * width] = row
+        assert bytes(out) == a.tobytes()

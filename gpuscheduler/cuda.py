@@ -2094,9 +2094,12 @@ class CudaDevices:
             else:
                 value = self._computed(lane, task, values, into)
         except SAID as error:
-            if home or is_refusal(error):
+            if is_refusal(error):
                 raise
-            value = self._otherwise(lane, step, task, values, into, error, mixed)
+            if home:  # another block of its kind was refused, this one may not be
+                value = self._computed(lane, task, values, into)
+            else:
+                value = self._otherwise(lane, step, task, values, into, error, mixed)
         finally:
             self._come_home(lane)
         return _solid(value) if self.crossing[i] else value
@@ -2176,8 +2179,8 @@ class CudaDevices:
             return task(values)
         try:
             value = there.task(there.values)
-        except Exception:
-            if error is None:
+        except Exception as again:
+            if error is None or is_refusal(again) or isinstance(again, MemoryError):
                 raise
             raise error from None
         if there.changed():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -92,12 +93,14 @@ class Moved:
 
     def changed(self) -> bool:
         """Whether the task has written to a copy: nobody would see it."""
-        return self._writes and any(_differ(copy, self._copy(v)) for v, copy in self._copies)
+        if not (self._writes or self._home):  # of what was called before, not all is seen
+            return False
+        return any(_differ(copy, self._copy(v)) for v, copy in self._copies)
 
     def _swap(self, it: Any) -> Any:
         if callable(it) and is_sender(it):
             self._there = self._there or not self._home
-            return np.asarray if self._home else it
+            return np.array if self._home else it  # a copy, as a device's is
         if type(it) is FunctionType:
             return self._function(it)
         if not self._moves(it):
@@ -108,6 +111,22 @@ class Moved:
             self._copies.append((it, copy))
             self._known[id(it)] = it, copy
         return self._known[id(it)][1]
+
+    def _look_around(self, f: FunctionType, seen: set[int]) -> None:
+        """What a function, and those of its user that it calls by name, may write to."""
+        if id(f) in seen or not is_users(f):
+            return
+        seen.add(id(f))
+        self._writes = self._writes or any(map(_may_write, _steps(f.__code__)))
+        for name in f.__code__.co_names:
+            it = f.__globals__.get(name)
+            if type(it) is FunctionType:
+                self._look_around(it, seen)
+            self._there = self._there or isinstance(it, np.ndarray | list | dict)
+        for cell in f.__closure__ or ():
+            with suppress(ValueError):  # not bound yet
+                it = cell.cell_contents
+                self._there = self._there or isinstance(it, dict)
 
     def _moves(self, it: Any) -> bool:
         return type(it) is cupy.ndarray if self._home else _is_of_host(it)
@@ -127,8 +146,8 @@ class Moved:
             raise _Writes
         self._writes = self._writes or any(map(_may_write, steps))
         space = f.__globals__
-        for name in f.__code__.co_names:
-            self._there = self._there or (self._home and isinstance(space.get(name), np.ndarray))
+        if self._home:
+            self._look_around(f, set())
         read = [n for n in f.__code__.co_names if self._moves(space.get(n))]
         if not read:
             return f

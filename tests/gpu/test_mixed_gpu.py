@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 import cupy
 import dask.array as da
@@ -340,3 +341,67 @@ def test_what_may_have_written_before_it_failed_is_not_called_again(scheduler):
     with pytest.raises(TypeError, match="Implicit conversion"):
         x.map_blocks(counts, dtype="f8", meta=cupy.empty((0, 0))).compute()
     assert counted == 1
+
+
+def adds_one(b):
+    b += 1
+
+
+class AddsOne:
+    def __call__(self, block):
+        block += 1
+        return on_host(block)
+
+
+def helped(block):
+    adds_one(block)
+    return on_host(block)
+
+
+@pytest.mark.parametrize("f", [helped, AddsOne(), AddsOne().__call__])
+def test_a_block_that_was_written_to_before_is_not_written_to_twice(scheduler, f):
+    """Wherever that is written: a wrong value would be all that is seen of it."""
+    y = blocks().persist().map_blocks(f, dtype="f8", meta=cupy.empty((0, 0)))
+    with pytest.raises(TypeError, match="Implicit conversion"):
+        y.compute()
+
+
+def test_an_array_of_the_host_that_is_sent_is_not_written_to(scheduler):
+    def f(block, one):
+        block += 1
+        return on_host(block) * shuffled(one)
+
+    x = da.from_array(A, chunks=(8, 12)).map_blocks(lambda b: b * 1.0, dtype="f8").persist()
+    y = x.map_blocks(cupy.asarray).map_blocks(f, cupy.ones(1), dtype="f8", meta=cupy.empty((0, 0)))
+    for _ in range(3):
+        with suppress(TypeError, RuntimeWarning):  # refused, or the warning that it was not
+            np.testing.assert_allclose(gathered(y), shuffled(A + 1))
+        np.testing.assert_array_equal(x.compute(), A)
+
+
+def test_blocks_of_a_kind_of_which_some_are_refused(scheduler):
+    def either(block):
+        if float(block[0, 0]) == A[4, 6]:
+            return shuffled(block)
+        return cupy.asarray(block.get())
+
+    y = blocks().persist().map_blocks(either, dtype="f8", meta=cupy.empty((0, 0)))
+    with refused():
+        first = gathered(y)
+    for _ in range(2):
+        np.testing.assert_array_equal(gathered(y), first)
+
+
+def test_memory_that_is_refused_on_the_host(scheduler):
+    tried = []
+
+    def asks(block):
+        out = shuffled(block)
+        tried.append(1)
+        if len(tried) == 1:
+            raise cupy.cuda.memory.OutOfMemoryError(1, 1, 1)
+        return out
+
+    y = blocks().persist().map_blocks(asks, dtype="f8", meta=cupy.empty((0, 0)))
+    with refused():
+        np.testing.assert_array_equal(gathered(y), SHUFFLED)

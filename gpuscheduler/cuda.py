@@ -53,7 +53,7 @@ from .gather import WIDEST, Gathering, boxes
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
-from .mixed import SAID, moved, refused, says_so, sent
+from .mixed import SAID, at_home, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, changes, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .products import Products
@@ -90,7 +90,8 @@ MAY_LEAVE = 2**18
 #: Tasks that are launched in little time; those of which a tape can tell.
 LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
-ALL_KERNELS = {*KERNELS, Products, OrNone, Picked}
+#: Those that are not called: what they are asks CuPy for nothing that it does not have.
+NOT_CALLED = {Batch, Products, OrNone, Picked}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
@@ -1050,15 +1051,20 @@ def _rows_copier() -> Any:
     return cupy.RawKernel(ROWS_COPIED, "copy_rows")
 
 
+def _kernel_copies(kind: int, width: int, rows: int, *places: int) -> bool:
+    """Whether our own kernel copies rows, of so many bytes, which lie at and between `places`."""
+    many = width >= LONG_ROW and width * rows >= MANY_ROWS
+    even = not any(n % 16 for n in (width, *places))
+    return kind == runtime.memcpyDeviceToDevice and many and even
+
+
 def _copy_rows(
     to: int, pitch: int, source: int, width: int, rows: int, kind: int, stream: Stream
 ) -> None:
     """Rows of `width` bytes: one behind the other in `source`, `pitch` bytes apart in `to`."""
-    many = width >= LONG_ROW and width * rows >= MANY_ROWS
-    even = not (to | pitch | source | width) % 16
     if rows == 1:
         runtime.memcpyAsync(to, source, width, kind, stream.ptr)
-    elif kind == runtime.memcpyDeviceToDevice and many and even:
+    elif _kernel_copies(kind, width, rows, to, pitch, source):
         words, most = width // 16, ROW_THREADS * 4
         grid = -(-words // most), min(rows, ROW_LINES)
         given = to, np.uint64(pitch), source, np.uint64(words), np.uint64(rows)
@@ -1073,8 +1079,7 @@ def _copy_planes(
     stream: Stream,
 ) -> None:  # fmt: skip
     """So many times rows as `_copy_rows` copies, `apart` bytes apart in `to`."""
-    on_device = kind == runtime.memcpyDeviceToDevice
-    if planes == 1 or (on_device and width >= LONG_ROW and width * rows >= MANY_ROWS):
+    if planes == 1 or _kernel_copies(kind, width, rows, to, pitch, apart, source):
         for n in range(planes):
             _copy_rows(to + n * apart, pitch, source + n * rows * width, width, rows, kind, stream)
         return
@@ -2087,8 +2092,7 @@ class CudaDevices:
         mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
         try:
             if home:
-                plain = task.original if type(task) is Fused else task
-                value = self._on_the_host(lane, plain, values)
+                value = self._on_the_host(lane, task, values)
             elif mixed:
                 value = self._without_arrays_of_host(lane, task, values, into)
             else:
@@ -2108,8 +2112,7 @@ class CudaDevices:
         self, lane: _Lane, step: Step, task: Any, values: dict[Any, Any], into: Any,
         error: Exception, mixed: bool,
     ) -> Any:  # fmt: skip
-        """The value of a task that failed: with copies of NumPy's arrays, or else on the host. Of a
-        kernel's, the operations failed that it stands for."""
+        """The value of a task that failed: with copies of NumPy's arrays, or else on the host."""
         if not mixed and says_so(error):
             try:
                 value = self._without_arrays_of_host(lane, task, values, into, error)
@@ -2119,17 +2122,16 @@ class CudaDevices:
             else:
                 self.plan.mixed.add(step.kind)
                 return value
-        plain = task.original if type(task) is Fused else task
-        if type(plain) in ALL_KERNELS or not refused(error):
+        if type(task) in NOT_CALLED or not refused(error):
             raise error
-        value = self._on_the_host(lane, plain, values, error)
-        self.plan.hosted.add(step.kind)
-        warnings.warn(
+        value = self._on_the_host(lane, task, values, error)
+        warnings.warn(  # an error where that is asked for: then it is one each time
             f"{key_split(step.key)!r} runs on the host, to which what it reads is copied, as CuPy "
             f"refused it: {type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
+        self.plan.hosted.add(step.kind)
         return value
 
     def _computed(self, lane: _Lane, task: Any, values: dict[Any, Any], into: Any) -> Any:
@@ -2169,10 +2171,12 @@ class CudaDevices:
     def _on_the_host(
         self, lane: _Lane, task: Any, values: dict[Any, Any], error: Exception | None = None
     ) -> Any:
-        """The value of a task that is called with copies on the host of all that it reads, brought
-        back to the device. Raises `error` where that comes to nothing."""
+        """The value of a task (of a kernel, the operations that it stands for) that is called with
+        copies on the host of what it reads, brought back to the device. Raises `error` where that
+        comes to nothing."""
         self._come_home(lane)
-        there = moved(task, values, home=True)
+        task = task.original if type(task) is Fused else task
+        there = at_home(task, values, error is not None)
         if there is None:
             if error is not None:
                 raise error

@@ -1506,8 +1506,8 @@ def _float(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
 
 
 def usual(op: str, short: str, args: Sequence[str]) -> str | None:
-    """What computes a quotient, an inverse or a root of `args`, unless ``rare`` is true after it;
-    None of what there is nothing faster than `operation`.
+    """What computes a quotient, inverse, root or logarithm of `args`, unless ``rare`` is true after
+    it; None of what there is nothing faster than `operation`.
 
     >>> usual("true_divide", "f4", ("x", "y")), usual("sqrt", "f8", ("x",))
     ('usual_quotient(x, y, rare)', None)

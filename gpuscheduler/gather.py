@@ -189,7 +189,7 @@ def boxes(
     outer = shape[: axis - 1]
     if pitch >= WIDEST:
         outer, rows = shape[:axis], 1
-    elif outer and pitch > 0 and strides[axis - 2] > 0 == strides[axis - 2] % pitch:
+    elif outer and 0 < pitch <= strides[axis - 2] and not strides[axis - 2] % pitch:
         outer, planes, apart = shape[: axis - 2], shape[axis - 2], strides[axis - 2]
     for n, index in enumerate(product(*map(range, outer))):
         offset = sum(i * s for i, s in zip(index, strides, strict=False))

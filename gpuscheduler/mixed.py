@@ -1,13 +1,14 @@
-"""Tasks of code that was written for NumPy. With a table, weights or edges of NumPy's beside blocks
-of CuPy's, which computes with no array of the host, such a task is called again with copies of
-these; one that asks for what CuPy does not have, with copies of the blocks on the host.
+"""Tasks of code that was written for NumPy, and that CuPy refuses: called again with copies, on the
+device of NumPy's arrays, or on the host of CuPy's.
+
+CuPy computes with no array of the host (a table, weights, edges) beside its own: `Moved` brings
+these to the device. What it does not do at all NumPy does: `AtHome` is the other way around.
 """
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -71,68 +72,48 @@ def _is_cupys(module: Any) -> bool:
 
 class Moved:
     """A task, and what it is called with, with arrays of the current device in place of those of
-    the host, or `home` the other way around: among its values, its arguments, and the variables
-    around its functions."""
+    the host: among its values, its arguments, and the variables around its functions."""
 
-    def __init__(self, task: Task, values: Values, home: bool = False):
-        self._home = home
+    def __init__(self, task: Task, values: Values):
         self._known: dict[int, Any] = {}
         self._copies: list[tuple[Any, Any]] = []
-        self._there = False  # whether there are arrays of the other kind, or what makes them
-        self._writes = False  # whether a function may write to an array
+        self._there = False  # whether some arrays are on a device, or brought to one
+        self._writes = False  # whether a function may write to one of these
+        self._around = False  # whether what is looked at is the task's own
         self.values = {k: map_leaves(self._swap, v) for k, v in values.items()}
-        self._there = self._there and not home  # what others have made, a task does not write to
+        self._around = True
         self.task: Task = task
         if type(task) is not Batch:  # whose members are programs, and have no arrays
             self.task = swapped(task, self._swap, self._known)
 
     def found(self) -> Moved | None:
-        # on a device nothing was done; on the host, a call that failed may have begun to write
-        fits = not (self._there and self._writes) if self._home else self._there
-        return self if fits and self._copies else None
+        return self if self._there and self._copies else None
 
     def changed(self) -> bool:
         """Whether the task has written to a copy: nobody would see it."""
-        if not (self._writes or self._home):  # of what was called before, not all is seen
-            return False
-        return any(_differ(copy, self._copy(v)) for v, copy in self._copies)
+        return self._writes and any(_differ(copy, _copied(v)) for v, copy in self._copies)
 
     def _swap(self, it: Any) -> Any:
-        if callable(it) and is_sender(it):
-            self._there = self._there or not self._home
-            return np.array if self._home else it  # a copy, as a device's is
-        if type(it) is FunctionType:
-            return self._function(it)
-        if not self._moves(it):
-            self._there = self._there or isinstance(it, np.ndarray if self._home else cupy.ndarray)
+        if self._is_moved(it):
+            return self._copy_of(it)
+        if isinstance(it, cupy.ndarray) or (callable(it) and is_sender(it)):
+            self._there = True
             return it
+        return self._function(it) if type(it) is FunctionType else it
+
+    def _copy_of(self, it: Any) -> Any:
         if id(it) not in self._known:
-            copy = self._copy(it)
+            copy = self._copied(it)
             self._copies.append((it, copy))
             self._known[id(it)] = it, copy
+            self._known[id(copy)] = copy, copy  # which stays as it is
         return self._known[id(it)][1]
 
-    def _look_around(self, f: FunctionType, seen: set[int]) -> None:
-        """What a function, and those of its user that it calls by name, may write to."""
-        if id(f) in seen or not is_users(f):
-            return
-        seen.add(id(f))
-        self._writes = self._writes or any(map(_may_write, _steps(f.__code__)))
-        for name in f.__code__.co_names:
-            it = f.__globals__.get(name)
-            if type(it) is FunctionType:
-                self._look_around(it, seen)
-            self._there = self._there or isinstance(it, np.ndarray | list | dict)
-        for cell in f.__closure__ or ():
-            with suppress(ValueError):  # not bound yet
-                it = cell.cell_contents
-                self._there = self._there or isinstance(it, dict)
+    def _copied(self, it: Any) -> Any:
+        return _copied(it)
 
-    def _moves(self, it: Any) -> bool:
-        return type(it) is cupy.ndarray if self._home else _is_of_host(it)
-
-    def _copy(self, it: Any) -> Any:
-        return cupy.asnumpy(it) if self._home else _copied(it)
+    def _is_moved(self, it: Any) -> bool:
+        return _is_of_host(it)
 
     def _function(self, f: FunctionType) -> Any:
         """A function that reads arrays among the variables of its module."""
@@ -146,21 +127,73 @@ class Moved:
             raise _Writes
         self._writes = self._writes or any(map(_may_write, steps))
         space = f.__globals__
-        if self._home:
-            self._look_around(f, set())
-        read = [n for n in f.__code__.co_names if self._moves(space.get(n))]
-        if not read:
+        arrays = {n: space[n] for n in f.__code__.co_names if self._is_moved(space.get(n))}
+        copies = {n: self._copy_of(it) for n, it in arrays.items()}
+        if all(copies[n] is it for n, it in arrays.items()):
             return f
-        space = {**space, **{n: self._swap(space[n]) for n in read}}
+        space = {**space, **copies}
         out = like_function(f, space, f.__defaults__, f.__closure__, f.__kwdefaults__)
         return swapped(out, self._swap, self._known)
 
 
-def moved(task: Task, values: Values, home: bool = False) -> Moved | None:
-    """The task with all its arrays on the current device, or on the host; None where none or all of
-    them are, or that would mean another thing."""
+class AtHome(Moved):
+    """The same with arrays of the host in place of those of the device. `again`: after a call that
+    failed, so that arrays of the host that the task has around it are copies, too: what is written
+    to any copy was written before."""
+
+    def __init__(self, task: Task, values: Values, again: bool):
+        self._again = again
+        super().__init__(task, values)
+
+    def found(self) -> AtHome | None:
+        return self if any(isinstance(it, cupy.ndarray) for it, _ in self._copies) else None
+
+    def changed(self) -> bool:
+        return any(_differ(copy, self._copied(it)) for it, copy in self._copies)
+
+    def _swap(self, it: Any) -> Any:
+        if callable(it) and is_sender(it):
+            return np.array  # a copy, as that on a device is
+        if type(it) is FunctionType and self._again and is_users(it):
+            self._look_at_helpers(it, {id(it)})
+        return super()._swap(it)
+
+    def _is_moved(self, it: Any) -> bool:
+        copied_too = self._again and self._around and _is_of_host(it)
+        return copied_too or type(it) is cupy.ndarray
+
+    def _copied(self, it: Any) -> Any:
+        return cupy.asnumpy(it) if isinstance(it, cupy.ndarray) else it.copy()
+
+    def _look_at_helpers(self, f: FunctionType, seen: set[int]) -> None:
+        """Functions that are called by name get no copies of what is around them."""
+        for name in f.__code__.co_names:
+            helper = f.__globals__.get(name)
+            if type(helper) is not FunctionType or id(helper) in seen or not is_users(helper):
+                continue
+            seen.add(id(helper))
+            around = map(helper.__globals__.get, helper.__code__.co_names)
+            if any(isinstance(it, np.ndarray | cupy.ndarray) for it in around) and any(
+                map(_may_write, _steps(helper.__code__))
+            ):
+                raise _Writes
+            self._look_at_helpers(helper, seen)
+
+
+def moved(task: Task, values: Values) -> Moved | None:
+    """The task with all its arrays on the current device; None where none or all of them are, or
+    that would mean another thing."""
     try:
-        return Moved(task, values, home).found()
+        return Moved(task, values).found()
+    except _Writes:
+        return None
+
+
+def at_home(task: Task, values: Values, again: bool) -> AtHome | None:
+    """The task with all its arrays on the host, `again` where a call of it has failed; None where
+    none are on a device, or that would mean another thing."""
+    try:
+        return AtHome(task, values, again).found()
     except _Writes:
         return None
 

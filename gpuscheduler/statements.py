@@ -19,7 +19,7 @@ from .tree import Call, Node, NotGenerated, Tree, dtype_of, size_of
 MOST_CONSTANTS = 128
 #: Elements from one view to another of the same array, at most, whose common part is read once.
 BESIDE = 8
-#: Quotients and roots of float32 from which on a vector is computed in stages.
+#: Quotients, roots and logarithms of float32 from which on a vector is computed in stages.
 STAGED = 2
 
 

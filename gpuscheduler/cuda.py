@@ -91,7 +91,7 @@ MAY_LEAVE = 2**18
 LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
 #: Those that are not called: what they are asks CuPy for nothing that it does not have.
-NOT_CALLED = {Batch, Products, OrNone, Picked}
+NOT_CALLED = {Products}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
@@ -767,6 +767,7 @@ class CudaHardware:
         share = int(PART_OF_PIECES * passing) // len(set(ids))
         cpus = int(PART_OF_CPUS * (os.cpu_count() or 1))
         self.files = max(FEWEST_FILES, min(FILES, cpus // len(ids)))  # threads for each place
+        self.hosts = max(1, cpus // len(ids))  # those that compute what CuPy has refused
         most = PIECES * self.files * max(map(ids.count, ids))
         # for arrays that go to each device
         self.pieces = {i: Pieces(self.inside, share, most) for i in dict.fromkeys(ids)}
@@ -1330,6 +1331,7 @@ class CudaDevices:
             plan.tried
             and not self.exact
             and plan.types <= LAUNCHES
+            and not plan.hosted
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )
         #: Such a run may end when all is queued, and its results are made behind its back.
@@ -1344,6 +1346,12 @@ class CudaDevices:
         self.fetched = 0  # bytes
         self.took: dict[int, int] = {}  # by step: bytes that it had at once of what it allocated
         self.followed = False  # whether it does what a tape says
+        #: On each place the steps that the host computes now and those that read them, and of
+        #: these in their order those that have been launched: in its worker only.
+        self.away: list[set[int]] = [set() for _ in self.lanes]
+        self.behind: list[list[int]] = [[] for _ in self.lanes]
+        self.given: dict[int, tuple[dict[Any, Any], Event]] = {}  # with what the host computes
+        self.by_host: dict[int, Any] = {}  # what it has made, or an error
         team.begin()
         self._follow_caller()
 
@@ -1558,7 +1566,7 @@ class CudaDevices:
                         todo = by_turns(self.plan, place, todo)
                         self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
-            if self.read:
+            if self.read or any(type(e) in GO_ON for e in out):
                 out = [e for e in out if not self._goes_on(e)]
             if out:
                 return out
@@ -1653,11 +1661,17 @@ class CudaDevices:
         for step in list(self.files.of):
             self.files.forget(step)
 
-    def _goes_on(self, event: StateEvent | _Read) -> bool:
-        """Send what was read from a file on to its device: only this thread gives orders."""
-        if type(event) is not _Read:
+    def _goes_on(self, event: StateEvent | _Read | _Away | _Back) -> bool:
+        """Send what was read from a file on to its device, what CuPy has refused to the host, and
+        what that has made back: only this thread gives orders."""
+        if type(event) is _Read:
+            self._todo[event.place].append(("fetch", event.step, DISK))
+        elif type(event) is _Away:
+            self.team.send_to_any(self._at_home, event, event.place, self.hardware.hosts, "host")
+        elif type(event) is _Back:
+            self._todo[event.place].append(("back", event.step, event.place))
+        else:
             return False
-        self._todo[event.place].append(("fetch", event.step, DISK))
         return True
 
     def _go_on(self) -> None:
@@ -1885,6 +1899,33 @@ class CudaDevices:
         out[...] = v
         return out
 
+    # ---- in the threads that compute what CuPy has refused
+
+    def _at_home(self, event: _Away) -> None:
+        """Have the host compute a step."""
+        i = event.step
+        values, ready = self.given.pop(i)
+        if self.stopped:
+            return
+        try:
+            self.by_host[i] = self._made_at_home(self.lanes[event.place], i, values, ready)
+        except BaseException as error:
+            self.by_host[i] = _Raised(error)
+        self._events.put([_Back(i, event.place)])  # type: ignore[list-item]
+
+    def _made_at_home(self, lane: _Lane, i: int, values: dict[Any, Any], ready: Event) -> Any:
+        """The value of a step, on the device."""
+        Device(lane.device).use()
+        room = self.out.room(sum(map(device_bytes, values.values())), self._go_on)
+        ready.synchronize()
+        with lane.outgoing:
+            value = _by_host(self.plan.steps[i].task, values)
+        del room
+        Device(lane.device).use()  # a task may have chosen another
+        lane.outgoing.synchronize()
+        with lane.home:  # whose memory it is
+            return sent(value)
+
     # ---- in the workers
 
     def _obey(self, order: list[Any]) -> None:
@@ -1964,11 +2005,13 @@ class CudaDevices:
             if self.stopped:
                 break
             try:
-                if verb == "launch":
-                    waiting += self.plan.steps[step].seconds
-                    if self._launch(lane, step, events, steps):
-                        self._events.put(events)  # another device may wait for it
-                        events = []
+                if verb in ("launch", "back"):
+                    for one in self._now(lane, verb, step):
+                        step = one  # of which a failure tells
+                        waiting += self.plan.steps[step].seconds
+                        if self._launch(lane, step, events, steps):
+                            self._events.put(events)  # others may wait for it
+                            events = []
                 elif verb == "fetch":
                     events.append(self._fetch(lane, step, other))
                 elif verb == "free":
@@ -2009,9 +2052,28 @@ class CudaDevices:
     def tell(self, events: list[StateEvent]) -> None:
         self._events.put(events)
 
+    def _now(self, lane: _Lane, verb: str, i: int) -> Iterator[int]:
+        """The steps to launch now: this one, and if it is back from the host those behind it."""
+        away, behind = self.away[lane.place], self.behind[lane.place]
+        if verb == "back":
+            away.discard(i)
+        yield i
+        if verb != "back":
+            return
+        waiting = behind[:]
+        behind.clear()
+        for j in waiting:
+            away.discard(j)
+            yield j  # which goes back where it has to wait for another
+
     def _launch(self, lane: _Lane, i: int, events: list[StateEvent], steps: list[int]) -> bool:
         """Queue a step; whether others wait to hear of it."""
         held, step = self.held[lane.place], self.plan.steps[i]
+        away = self.away[lane.place]
+        if away and not away.isdisjoint(step.inputs):
+            away.add(i)
+            self.behind[lane.place].append(i)
+            return False
         for j in step.inputs:
             read = held.get(j)
             if read is None:  # it was refused before
@@ -2021,6 +2083,11 @@ class CudaDevices:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
         values = self._read_by(lane, step)
+        if step.kind in self.plan.hosted and i not in self.by_host and not self.light:
+            away.add(i)
+            self.given[i] = values, lane.mark(lane.home, block=True)
+            events.append(_Away(i, lane.place))  # type: ignore[arg-type]
+            return True
         value, refused = self._attempt(lane, i, values)
         if refused:
             self._tidy(lane)
@@ -2092,7 +2159,7 @@ class CudaDevices:
         mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
         try:
             if home:
-                value = self._on_the_host(lane, task, values)
+                value = self._from_host(lane, i, task, values)
             elif mixed:
                 value = self._without_arrays_of_host(lane, task, values, into)
             else:
@@ -2168,28 +2235,21 @@ class CudaDevices:
             raise error or TypeError("it writes to an array of NumPy's, and reads one of CuPy's")
         return value
 
+    def _from_host(self, lane: _Lane, i: int, task: Any, values: dict[Any, Any]) -> Any:
+        """The value of a task that the host computes, or has computed already."""
+        if i not in self.by_host:
+            return self._on_the_host(lane, task, values)
+        made = self.by_host.pop(i)
+        if type(made) is _Raised:
+            raise made.error
+        return made
+
     def _on_the_host(
         self, lane: _Lane, task: Any, values: dict[Any, Any], error: Exception | None = None
     ) -> Any:
-        """The value of a task (of a kernel, the operations that it stands for) that is called with
-        copies on the host of what it reads, brought back to the device. Raises `error` where that
-        comes to nothing."""
+        """The value of a task that is computed by the host now, on the device."""
         self._come_home(lane)
-        task = task.original if type(task) is Fused else task
-        there = at_home(task, values, error is not None)
-        if there is None:
-            if error is not None:
-                raise error
-            return task(values)
-        try:
-            value = there.task(there.values)
-        except Exception as again:
-            if error is None or is_refusal(again) or isinstance(again, MemoryError):
-                raise
-            raise error from None
-        if there.changed():
-            raise error or TypeError("it writes to an array of CuPy's, and runs on the host")
-        return sent(value)
+        return sent(_by_host(task, values, error))
 
     def _part(self, i: int) -> Any:
         """The part of the result that a kernel writes; None where a step makes an array of its
@@ -2526,6 +2586,58 @@ class _Read:
 
     step: int
     place: int
+
+
+@dataclass(slots=True)
+class _Away:
+    """A step is to be computed by the host."""
+
+    step: int
+    place: int
+
+
+@dataclass(slots=True)
+class _Back:
+    """The host has computed a step."""
+
+    step: int
+    place: int
+
+
+@dataclass(slots=True)
+class _Raised:
+    """What it has raised."""
+
+    error: BaseException
+
+
+#: What is no news for the loop, but something to go on with.
+GO_ON = {_Read, _Away, _Back}
+
+
+def _by_host(task: Any, values: dict[Any, Any], error: Exception | None = None) -> Any:
+    """The value of a task (of a kernel, the operations that it stands for) that is called with
+    copies on the host of what it reads. Raises `error`, with which it has failed on the device,
+    where that comes to nothing."""
+    if type(task) is Batch:
+        return tuple([_by_host(member, values, error) for member in task.members])
+    if type(task) in (OrNone, Picked):
+        task = task.fused
+    task = task.original if type(task) is Fused else task
+    there = at_home(task, values, error is not None)
+    if there is None:
+        if error is not None:
+            raise error
+        return task(values)
+    try:
+        value = there.task(there.values)
+    except Exception as again:
+        if error is None or is_refusal(again) or isinstance(again, MemoryError):
+            raise
+        raise error from None
+    if there.changed():
+        raise error or TypeError("it writes to an array of CuPy's, and runs on the host")
+    return value
 
 
 @dataclass(slots=True)

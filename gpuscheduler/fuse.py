@@ -132,9 +132,9 @@ class Fused:
         self.positions = positions  # what stands for the placeholders in this block
         self.kind = kind  # type of the arrays that it makes, where it reads none
 
-    def arrays(self, values: Values, copy: bool = False) -> list[Any] | None:
-        """The arrays that it reads; None where they are not as foreseen. With `copy`, those that
-        only lie otherwise in memory (one element seen as many) are copied."""
+    def arrays(self, values: Values, copy: Any = None) -> list[Any] | None:
+        """The arrays that it reads; None where they are not as foreseen. Those of the type `copy`
+        that only lie otherwise in memory (one element seen as many, transposed) are copied."""
         out = []
         expects = iter(self.expects)
         for name in self.names:
@@ -147,7 +147,7 @@ class Fused:
                 if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:
                     return None
                 if not _laid_out(leaf, foreseen):
-                    if not copy or foreseen.strides is not None or type(leaf) is not np.ndarray:
+                    if foreseen.strides is not None or type(leaf) is not copy:
                         return None
                     leaf = leaf.copy()
                 out.append(leaf)
@@ -189,7 +189,7 @@ class Fused:
     def __call__(self, values: Values, out: Any = None) -> Any:
         """Its value; written to `out` where that is given, which is like its `array`, and where it
         is computed as a program."""
-        arrays = self.arrays(values, copy=True)
+        arrays = self.arrays(values, np.ndarray)
         if arrays is not None:  # what NumPy computed without axes, it gives as a scalar
             arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in arrays]
         if arrays is None or not all(type(a) is np.ndarray for a in arrays):

@@ -144,7 +144,7 @@ class Kernels:
         program = fused.program
         if self.broken(program):
             return fused.original(values)
-        arrays = fused.arrays(values)
+        arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_here(arrays, device):
             there = on_device(values)
             return fused(values) if there is None else self.run(fused, there, device, work, into)
@@ -175,7 +175,7 @@ class Kernels:
         program = fused.program
         if self.broken(program):
             return task(values)
-        arrays = fused.arrays(values)
+        arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_here(arrays, device):
             there = on_device(values)
             return task(values) if there is None else self.pick(task, there, device, work)

@@ -26,6 +26,8 @@ Task = Callable[[Values], Any]
 
 #: What CuPy raises for arrays of the host, and NumPy for arrays of CuPy's.
 SAID = (TypeError, NotImplementedError, AttributeError, ValueError)
+#: What is in such errors, where it is not CuPy's own code that raises them.
+SAYING = "cupy", "__array_ufunc__", "__array_function__", "for 'numpy.ndarray' objects"
 #: Functions and methods that write to an array that they are given.
 WRITERS = {
     "at", "copyto", "fill", "itemset", "partition", "place", "put", "put_along_axis", "putmask",
@@ -56,7 +58,7 @@ def refused(error: BaseException) -> bool:
     of = getattr(error, "obj", None)  # which has no such attribute
     if isinstance(of, cupy.ndarray) or _is_cupys(getattr(of, "__name__", "")):
         return True
-    if any(word in str(error) for word in ("cupy", "__array_ufunc__", "__array_function__")):
+    if any(word in str(error) for word in SAYING):
         return True
     at = error.__traceback__
     while at is not None:
@@ -143,16 +145,19 @@ class AtHome(Moved):
 
     def __init__(self, task: Task, values: Values, again: bool):
         self._again = again
+        self._sends = False  # whether it brings arrays to a device itself
         super().__init__(task, values)
 
     def found(self) -> AtHome | None:
-        return self if any(isinstance(it, cupy.ndarray) for it, _ in self._copies) else None
+        there = self._sends or any(isinstance(it, cupy.ndarray) for it, _ in self._copies)
+        return self if there else None
 
     def changed(self) -> bool:
         return any(_differ(copy, self._copied(it)) for it, copy in self._copies)
 
     def _swap(self, it: Any) -> Any:
         if callable(it) and is_sender(it):
+            self._sends = True
             return np.array  # a copy, as that on a device is
         if type(it) is FunctionType and self._again and is_users(it):
             self._look_at_helpers(it, {id(it)})

@@ -179,16 +179,20 @@ class Team:
         self._beside(name).send(Context(), job, argument, self.raised)
 
     def send_to_any(
-        self, job: Job, argument: Any, place: int | None = None, most: int | None = None
+        self,
+        job: Job,
+        argument: Any,
+        place: int | None = None,
+        most: int | None = None,
+        kind: str = "files",
     ) -> None:
-        """To one of a few threads that wait for files, of one device or of all, `most` for each: to
-        one with nothing to do, or a new one, or the one with least to do. Only the run's thread
-        may."""
-        files = self.files if most is None else min(self.files, most)
+        """To one of a few threads of a kind, of one device or of all, `most` for each: to one with
+        nothing to do, or a new one, or the one with least to do. Only the run's thread may."""
+        count = self.files if most is None else most
         if place is None:
-            names = [f"files-{n}" for n in range(files * len(self.workers))]
+            names = [f"{kind}-{n}" for n in range(count * len(self.workers))]
         else:
-            names = [f"files-{place}-{n}" for n in range(files)]
+            names = [f"{kind}-{place}-{n}" for n in range(count)]
         least, chosen = None, names[0]
         for name in names:
             worker = self.aside.get(name)
@@ -239,7 +243,12 @@ class Borrowed:
         self.executor.submit(self._run, job, argument)
 
     def send_to_any(
-        self, job: Job, argument: Any, place: int | None = None, most: int | None = None
+        self,
+        job: Job,
+        argument: Any,
+        place: int | None = None,
+        most: int | None = None,
+        kind: str = "files",
     ) -> None:
         self.executor.submit(copy_context().run, self._run, job, argument)
 

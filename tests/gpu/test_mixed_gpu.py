@@ -271,6 +271,17 @@ def test_what_cupy_refuses_runs_on_the_host(devices):
         assert tried == [np.ndarray] * 4
 
 
+@pytest.mark.parametrize("x", [blocks(), blocks().persist(), blocks().blocks[0, 0]])
+def test_a_method_of_numpys_arrays(scheduler, x):
+    """Also where the task sends the block itself, and has no other array on the device."""
+    y = x.map_blocks(np.ndarray.copy, dtype="f8", meta=cupy.empty((0, 0)))
+    for known in (False, True):
+        with (
+            warnings.catch_warnings() if known else pytest.warns(RuntimeWarning, match="on the ho")
+        ):
+            np.testing.assert_array_equal(gathered(y), A[: len(y), : y.shape[1]])
+
+
 def test_what_a_task_has_around_it_comes_along(scheduler):
     around, given = cupy.arange(3.0), {"a": [cupy.ones(2)]}
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
@@ -54,7 +54,7 @@ from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
 from .mixed import SAID, at_home, moved, refused, says_so, sent
-from .persisted import Chunk, Key, Places, changes, worth_keeping
+from .persisted import Chunk, Key, Places, moves, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .products import Products
 from .replay import Recorder, Rooms, one_copy_pays, rooms_of
@@ -226,6 +226,13 @@ class _Held:
     empty: bool = False  # it was made without anything on the device: nothing has to be waited for
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
     room: Room | None = None  # of what has been read from a file
+
+    def part(self, path: tuple[int, ...]) -> _Held:
+        """A part of the value, to which the same happens."""
+        value = part_of(self.value, path)
+        return _Held(
+            value, self.ready, self.arrived, self.unseen, self.empty, self.reads, self.room
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -1298,7 +1305,7 @@ class CudaDevices:
         self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
-        self.when = changes()  # where chunks were before the run
+        self.when = moves()  # where chunks were before the run
         #: `Done` means that the device is done, not that the step is queued.
         self.exact = told is Told.EACH
         self.lanes: list[_Lane] = team.lanes
@@ -1357,12 +1364,12 @@ class CudaDevices:
 
     def _take_over(self) -> None:
         """The chunks, which earlier runs have made, on other streams maybe."""
-        known: dict[int, tuple[Event, bool]] = {}  # one stands for many
+        over: dict[int, tuple[Event, bool]] = {}  # one stands for many
 
-        def over(event: Event) -> bool:
-            found = known.get(id(event))
+        def is_over(event: Event) -> bool:
+            found = over.get(id(event))
             if found is None:
-                found = known[id(event)] = event, event.done
+                found = over[id(event)] = event, event.done
             return found[1]
 
         for step, chunk in self.chunks.items():
@@ -1370,11 +1377,13 @@ class CudaDevices:
                 if place == DISK:
                     self.files.of[step] = held
                     continue
-                if held.ready is not None and over(held.ready):
+                if held.ready is not None and is_over(held.ready):
                     held.ready = None
                 held.unseen = held.ready is not None
-                if held.reads:
-                    held.reads = [e for e in held.reads if not over(e)]
+                if held.reads and all(map(is_over, held.reads)):
+                    held.reads = []
+                elif held.reads:
+                    held.reads = [e for e in held.reads if not is_over(e)]
                 self.held[place][step] = held
 
     def _came(self, step: int, place: int, held: Any) -> None:
@@ -1620,7 +1629,7 @@ class CudaDevices:
             file, value = self.files.part(step, path, self.plan.steps[step].key)
             return {DISK: file}, _array_bytes(value)
         whole = worth_keeping(home, held) or {home: _Held(self.value(step))}
-        parts = {p: replace(h, value=part_of(h.value, path)) for p, h in whole.items()}
+        parts = {p: h.part(path) for p, h in whole.items()}
         return parts, max(_array_bytes(h.value) for h in parts.values())
 
     def _places(self, step: int) -> dict[int, _Held]:

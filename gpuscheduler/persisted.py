@@ -21,19 +21,25 @@ Places = Mapping[int, Any]  # place -> what the hardware keeps there
 
 
 class _Changes:
-    """Of any chunk's places: `latest` is another one after each."""
+    """Of any chunk's places, or of which chunks there are: `latest` is another one after each, and
+    `moves` after each of the places."""
 
     numbers = count(1)
-    latest = 0
+    latest = moves = 0
 
     @classmethod
-    def one(cls) -> None:
-        cls.latest = next(cls.numbers)
+    def one(cls) -> int:
+        cls.latest = latest = next(cls.numbers)
+        return latest
+
+    @classmethod
+    def move(cls) -> None:
+        cls.moves = cls.one()
 
 
-def changes() -> int:
-    """Another number after each change of where any chunk is, or of which there are."""
-    return _Changes.latest
+def moves() -> int:
+    """Another number after each change of where any chunk is."""
+    return _Changes.moves
 
 
 def worth_keeping(home: int, places: Places) -> dict[int, Any]:
@@ -47,6 +53,19 @@ def worth_keeping(home: int, places: Places) -> dict[int, Any]:
     if not out and places:
         other = min(places)
         out = {other: places[other]}
+    return out
+
+
+def bytes_in(chunks: Iterable[Chunk]) -> dict[int, int]:
+    """What chunks have in each place, with replicas."""
+    return _added_up((c.nbytes, c.places) for c in chunks)
+
+
+def _added_up(parts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
+    out: dict[int, int] = {}
+    for nbytes, places in parts:
+        for place in places:
+            out[place] = out.get(place, 0) + nbytes
     return out
 
 
@@ -118,19 +137,19 @@ class Chunk:
         with self._lock:
             self.places = {**self.places, place: held}
             self.moved += place == self.place
-        _Changes.one()
+        _Changes.move()
 
     def left(self, place: int) -> None:
         with self._lock:
             self.places = {p: held for p, held in self.places.items() if p != place}
-        _Changes.one()
+        _Changes.move()
 
     def settled(self) -> None:
         """At the end of a run: let go of replicas that only it had a use for."""
         if len(self.places) > 1:
             with self._lock:
                 self.places = worth_keeping(self.place, self.places)
-            _Changes.one()
+            _Changes.move()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Given, (self(),)
@@ -178,18 +197,41 @@ class Persisted:
 
     def __init__(self) -> None:
         self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
-        self._held: tuple[int, dict[int, int]] = 0, {}  # as `beside` has counted it, and when
-        self._asked: tuple[Any, dict[int, int]] = None, {}  # its last answer, and to what
+        #: As `beside` has counted it, and when: bytes in each place, and by chunk.
+        self._held: tuple[int, dict[int, int], dict[int, tuple[int, tuple[int, ...]]]] = 0, {}, {}
         self._lock = threading.RLock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
         known = id(chunk)
-        self._chunks[known] = ref(chunk, lambda _: self._forget(known))
-        _Changes.one()
+        with self._lock:
+            self._chunks[known] = ref(chunk, lambda _: self._forget(known))
+            self._count(known, chunk.nbytes, tuple(chunk.places))
 
     def _forget(self, known: int) -> None:
+        """In whatever thread, and with whatever locks, the last reference to a chunk went."""
         self._chunks.pop(known, None)
-        _Changes.one()
+        if not self._lock.acquire(blocking=False):
+            _Changes.one()
+            return
+        try:
+            self._count(known, 0, ())
+        finally:
+            self._lock.release()
+
+    def _count(self, known: int, nbytes: int, places: tuple[int, ...]) -> None:
+        """Keep what `beside` has counted, where nothing else has changed since."""
+        (when, held, counted), latest = self._held, _Changes.latest
+        now = _Changes.one()
+        if when != latest or now != latest + 1:
+            return
+        before, where = counted.pop(known, (0, ()))
+        for place in where:
+            held[place] -= before
+        for place in places:
+            held[place] = held.get(place, 0) + nbytes
+        if places:
+            counted[known] = nbytes, places
+        self._held = now, held, counted
 
     def every(self) -> list[Chunk]:
         refs = list(self._chunks.values())  # one step, for chunks may go at any time
@@ -217,8 +259,11 @@ class Persisted:
             for chunk in mine:
                 chunk.mover = None
 
-    def beside(self, some: Iterable[Chunk]) -> dict[int, int]:
-        """Bytes in each place of all but some of them, with replicas.
+    def beside(
+        self, some: Iterable[Chunk], theirs: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        """Bytes in each place of all but some of them, with replicas; `theirs`, where that is known
+        already.
 
         >>> chunks = [Chunk(k, 0, 8, {0: "value"}, None) for k in "xy"]
         >>> persisted = Persisted()
@@ -227,26 +272,23 @@ class Persisted:
         >>> persisted.beside([chunks[0]])
         {0: 8}
         """
-        latest, some = _Changes.latest, list(some)
-        asked = latest, [id(c) for c in some]
-        known, found = self._asked
-        if known == asked:
-            return dict(found)
-        when, held = self._held
+        if theirs is None:
+            theirs = bytes_in([c for c in {*some} if id(c) in self._chunks])
+        with self._lock:
+            out = dict(self._every())
+        for place, nbytes in theirs.items():
+            out[place] = out.get(place, 0) - nbytes
+        return {place: nbytes for place, nbytes in out.items() if nbytes > 0}
+
+    def _every(self) -> dict[int, int]:
+        """Bytes of all of them in each place, with replicas."""
+        when, held, _ = self._held
+        latest = _Changes.latest
         if when != latest:
-            held = {}
-            for chunk in self.every():
-                for place in chunk.places:
-                    held[place] = held.get(place, 0) + chunk.nbytes
-            self._held = latest, held
-        out = dict(held)
-        for chunk in {*some}:
-            if id(chunk) in self._chunks:
-                for place in chunk.places:
-                    out[place] = out.get(place, 0) - chunk.nbytes
-        found = {place: nbytes for place, nbytes in out.items() if nbytes > 0}
-        self._asked = asked, found
-        return dict(found)
+            counted = {id(c): (c.nbytes, tuple(c.places)) for c in self.every()}
+            held = _added_up(counted.values())
+            self._held = latest, held, counted
+        return held
 
     def nbytes(self) -> dict[int, int]:
         """Bytes on each device, on the host and on the disk; what is in several places counts where

@@ -14,7 +14,7 @@ from dask.utils import key_split
 
 from .graph import Gather, Graph, PlanError, array_written
 from .machine import DISK, HOST, Machine
-from .persisted import Chunk, changes
+from .persisted import Chunk, bytes_in, moves
 from .place import place_tasks
 from .sizes import sizeof
 from .subgraph import Chain
@@ -159,8 +159,11 @@ class Plan:
     #: was seen that others have to be able to move.
     most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
-    #: The same beside its own chunks, and when that was: after how many `changes`. They were all
-    #: where the plan has them, each in one place, if `calm` is that number.
+    #: The same beside its own chunks, what these have, and when that was: after how many `moves`.
+    #: They were all where the plan has them, each in one place, if `calm` is that number.
+    _own_bytes: tuple[int, dict[int, int]] = field(
+        default=(-1, {}), init=False, repr=False, compare=False
+    )
     _own: tuple[int, Plan] | None = field(default=None, init=False, repr=False, compare=False)
     calm: int = field(default=-1, init=False, repr=False, compare=False)
 
@@ -207,10 +210,18 @@ class Plan:
 
     def beside_own(self) -> Plan:
         """The plan for a run that may move these, and no others."""
-        latest, known = changes(), self._own
+        latest, known = moves(), self._own
         if known is None or known[0] != latest:
             self._own = known = latest, self.beside(self.own)
         return known[1]
+
+    def own_bytes(self) -> dict[int, int]:
+        """What these have in each place, with replicas."""
+        latest, (when, known) = moves(), self._own_bytes
+        if when != latest:
+            known = bytes_in(self.own)
+            self._own_bytes = latest, known
+        return known
 
     @cached_property
     def launches(self) -> int:

@@ -41,7 +41,7 @@ from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, ENDLESS, HOST, Machine
 from .order import better_ordered
-from .persisted import Chunk, Kept, Persisted, changes
+from .persisted import Chunk, Kept, Persisted, moves
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, signature
 from .pretend import predict
@@ -522,7 +522,8 @@ class Scheduler:
         where these may have to move."""
         watched = self.options.timeline or self.options.check
         with self._persisted.lent(known.own) as chunks:
-            others = self._persisted.beside(chunks)
+            theirs = known.own_bytes() if len(chunks) == len(known.own) else None
+            others = self._persisted.beside(chunks, theirs)
             tape = None
             if not watched and lease.threads is None:  # the caller's own threads are given all
                 tape = self._tape(known, chunks, others)
@@ -613,7 +614,7 @@ class Scheduler:
             return None
         if len(chunks) < len(plan.own):
             return None
-        latest = changes()
+        latest = moves()
         if plan.calm != latest:
             if any([p for p in c.places if p >= 0] != [c.place] for c in chunks):
                 return None

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 import gpuscheduler
 from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.machine import DISK
-from gpuscheduler.persisted import Chunk, Kept
+from gpuscheduler.persisted import Chunk, Kept, Persisted, bytes_in
 from gpuscheduler.run import run
 from tests.strategies import EXAMPLES, thorough
 
@@ -478,3 +478,86 @@ def test_chunks_in_any_order_of_going():
     assert not alive
     assert s.hardware.store.nbytes == 0
     s.close()
+
+
+class Nowhere:
+    """Hardware that keeps nothing."""
+
+    def shown(self, places):
+        return None
+
+    def taken(self, key, place, places):
+        return None
+
+    def forget(self, places):
+        pass
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 30), st.integers(0, 2)), max_size=60))
+def test_bytes_beside_some_are_counted_as_they_come_and_go(steps):
+    persisted, other, chunks = Persisted(), Persisted(), []
+    for what, n, place in steps:
+        one = chunks[n % len(chunks)] if chunks else None
+        if what <= 2:
+            chunks.append(Chunk(n, place, n + 1, {place: "here"}, Nowhere()))
+            persisted.add(chunks[-1])
+        elif what == 3:
+            other.add(Chunk(n, 0, 1, {0: "here"}, Nowhere()))
+        elif one is None:
+            continue
+        elif what == 4:
+            one.came(place - 1, "here")
+        elif what == 5:
+            one.left(max(one.places, default=0))
+        elif what == 6:
+            one.settled()
+        elif n % 2:
+            chunks.remove(one)
+        else:  # while another thread counts
+            lock = threading.Thread(target=persisted._lock.acquire)
+            lock.start()
+            lock.join()
+            chunks.remove(one)
+            del one
+            persisted._lock = threading.RLock()
+        one = None  # or it would not be gone
+        some = chunks[::2]
+        held = [(p, c.nbytes) for c in chunks[1::2] for p in c.places]
+        want = {p: sum(n for q, n in held if q == p) for p, _ in held}
+        assert persisted.beside(some) == persisted.beside(some, bytes_in(some)) == want
+
+
+def test_what_comes_and_goes_does_not_have_all_counted_again(monkeypatch):
+    persisted = Persisted()
+    chunks = [Chunk(n, 0, 8, {0: "here"}, Nowhere()) for n in range(5)]
+    for one in chunks:
+        persisted.add(one)
+    del one
+    assert persisted.beside(()) == {0: 40}
+    monkeypatch.setattr(persisted, "every", None)  # which would be asked
+    for n in range(3):
+        chunks.append(Chunk(n, 1, 8, {1: "here"}, Nowhere()))
+        persisted.add(chunks[-1])
+        del chunks[0]
+        assert persisted.beside(chunks[-1:]) == {
+            p: b for p, b in ((0, 32 - 8 * n), (1, 8 * n)) if b
+        }
+
+
+def test_a_plan_stays_as_it_is_while_others_come_and_go(small):
+    """What it knows by heart holds until one of its own chunks moves."""
+    x = array(2).persist()
+    y = x + 1
+    y.compute()
+    (plan,) = [p for p in small._plans.every() if p.own]
+    before = plan.beside_own(), plan.own_bytes()
+    kept = [array(1, seed=n).persist() for n in range(3)]
+    del kept[1]
+    assert plan.beside_own() is before[0]
+    assert plan.own_bytes() is before[1]
+    chunk = next(c for c in small._persisted.every() if c in plan.own)
+    chunk.came(-1, chunk.places[0])
+    assert plan.own_bytes() == {0: 2 * BLOCK, -1: BLOCK}
+    assert plan.beside_own().there != before[0].there
+    del x

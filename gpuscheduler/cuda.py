@@ -1928,12 +1928,15 @@ class CudaDevices:
         room = self.out.room(sum(map(device_bytes, values.values())), self._go_on)
         ready.synchronize()
         with lane.outgoing:
-            value = _by_host(self.plan.steps[i].task, values)
+            value = _by_host(self.plan.steps[i].task, values, bring=self._brought_fast)
         del room
         Device(lane.device).use()  # a task may have chosen another
         lane.outgoing.synchronize()
         with lane.home:  # whose memory it is
             return sent(value)
+
+    def _brought_fast(self, v: Any) -> Any:
+        return v.get(out=self.hardware.pinned.array(v.shape, v.dtype))
 
     # ---- in the workers
 
@@ -2624,16 +2627,21 @@ class _Raised:
 GO_ON = {_Read, _Away, _Back}
 
 
-def _by_host(task: Any, values: dict[Any, Any], error: Exception | None = None) -> Any:
+def _by_host(
+    task: Any,
+    values: dict[Any, Any],
+    error: Exception | None = None,
+    bring: Callable[[Any], Any] = cupy.asnumpy,
+) -> Any:
     """The value of a task (of a kernel, the operations that it stands for) that is called with
     copies on the host of what it reads. Raises `error`, with which it has failed on the device,
     where that comes to nothing."""
     if type(task) is Batch:
-        return tuple([_by_host(member, values, error) for member in task.members])
+        return tuple([_by_host(member, values, error, bring) for member in task.members])
     if type(task) in (OrNone, Picked):
         task = task.fused
     task = task.original if type(task) is Fused else task
-    there = at_home(task, values, error is not None)
+    there = at_home(task, values, error is not None, bring)
     if there is None:
         if error is not None:
             raise error

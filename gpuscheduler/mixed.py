@@ -23,6 +23,7 @@ from .sizes import leaves, map_leaves
 
 Values = dict[Any, Any]
 Task = Callable[[Values], Any]
+Bring = Callable[[Any], Any]
 
 #: What CuPy raises for arrays of the host, and NumPy for arrays of CuPy's.
 SAID = (TypeError, NotImplementedError, AttributeError, ValueError)
@@ -141,10 +142,10 @@ class Moved:
 class AtHome(Moved):
     """The same with arrays of the host in place of those of the device. `again`: after a call that
     failed, so that arrays of the host that the task has around it are copies, too: what is written
-    to any copy was written before."""
+    to any copy was written before. `bring` copies an array of the device."""
 
-    def __init__(self, task: Task, values: Values, again: bool):
-        self._again = again
+    def __init__(self, task: Task, values: Values, again: bool, bring: Bring):
+        self._again, self._bring = again, bring
         self._sends = False  # whether it brings arrays to a device itself
         super().__init__(task, values)
 
@@ -168,7 +169,7 @@ class AtHome(Moved):
         return copied_too or type(it) is cupy.ndarray
 
     def _copied(self, it: Any) -> Any:
-        return cupy.asnumpy(it) if isinstance(it, cupy.ndarray) else it.copy()
+        return self._bring(it) if isinstance(it, cupy.ndarray) else it.copy()
 
     def _look_at_helpers(self, f: FunctionType, seen: set[int]) -> None:
         """Functions that are called by name get no copies of what is around them."""
@@ -194,11 +195,11 @@ def moved(task: Task, values: Values) -> Moved | None:
         return None
 
 
-def at_home(task: Task, values: Values, again: bool) -> AtHome | None:
+def at_home(task: Task, values: Values, again: bool, bring: Bring = cupy.asnumpy) -> AtHome | None:
     """The task with all its arrays on the host, `again` where a call of it has failed; None where
     none are on a device, or that would mean another thing."""
     try:
-        return AtHome(task, values, again).found()
+        return AtHome(task, values, again, bring).found()
     except _Writes:
         return None
 
@@ -225,7 +226,8 @@ def _copied(value: Any) -> Any:
 def _differ(a: Any, b: Any) -> bool:
     """Whether two arrays of one type differ in any bit."""
     xp = cupy if isinstance(a, cupy.ndarray) else np
-    a, b = (xp.ascontiguousarray(v).view(np.uint8) for v in (a, b))
+    kind = np.uint8 if a.nbytes % 8 else np.uint64
+    a, b = (xp.ascontiguousarray(v).reshape(-1).view(np.uint8).view(kind) for v in (a, b))
     return bool((a != b).any())
 
 

@@ -67,7 +67,12 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         stream = stream or cuda.get_current_stream(self.device.id)
         self._pooled.memory.read(stream)
         stream.synchronize()
-        return _np.array(self._a, order="K")
+        if out is None:
+            return _np.array(self._a, order="K")
+        if out.shape != self.shape or out.dtype != self.dtype:
+            raise ValueError("Shape or dtype mismatch")
+        out[...] = self._a
+        return out
 
     def __array__(self, *_, **__):
         raise TypeError("Implicit conversion to a NumPy array is not allowed: use .get()")

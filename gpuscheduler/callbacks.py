@@ -53,6 +53,8 @@ class Callbacks(Watch):
         if isinstance(s.task, DataNode):
             return
         state = self.state
+        if s.key in state["running"]:  # it was refused for memory, and comes again
+            return
         if s.key in state["waiting"]:
             del state["waiting"][s.key]
         else:

@@ -131,6 +131,8 @@ class CpuHardware:
     def rooms(self, plan: Plan, gathering: Gathering) -> None:
         return None
 
+    bring = None
+
     def join(self, blocks: Any) -> Any:
         return finalize(blocks)
 

@@ -917,7 +917,8 @@ class CudaHardware:
         except Refused as error:
             raise OutOfMemory(no_room(nbytes, f"GPU {here}")) from error
         stream = cupy.cuda.get_current_stream()
-        for device in {block.device.id for block, _ in left} - {here}:
+        others = {block.device.id for block, _ in left} - {here}
+        for device in others:
             # blocks are ordered behind their making on the caller's stream of their own device
             _come_behind(stream, device)
         for block, where in left:
@@ -926,11 +927,19 @@ class CudaHardware:
                 block = _brought(block, here, stream)
             _copy_block(block, part, stream)
         if left:
-            self._after(stream)
+            self._after(stream, others)
         return out
 
-    def _after(self, stream: Stream) -> None:
-        """What a run let go of may be reused only when `stream`, which still reads it, is past."""
+    def bring(self, array: Any) -> Any:
+        """An array of CuPy's in pinned memory of the host, when it is there."""
+        if not isinstance(array, cupy.ndarray):
+            return array
+        with array.device:
+            return array.get(out=self.pinned.array(array.shape, array.dtype))
+
+    def _after(self, stream: Stream, others: Iterable[int]) -> None:
+        """What a run let go of may be reused only when `stream`, which still reads it, is past; so
+        may what the caller's streams of other devices brought back."""
         event = Event(disable_timing=True)
         event.record(stream)
         for teams in list(self._teams.values()):
@@ -938,6 +947,9 @@ class CudaHardware:
                 for lane in team.lanes:
                     lane.home.wait_event(event)
                     lane.incoming.wait_event(event)
+        for device in others:
+            with Device(device):
+                cupy.cuda.get_current_stream().wait_event(event)
 
     def others(self, team: Team) -> bool:
         """Whether any other team has a run."""
@@ -1651,6 +1663,8 @@ class CudaDevices:
                 self._go_before_caller()
         finally:
             self._let_all_go()
+            self.given.clear()
+            self.by_host.clear()
             self.result = self.gathering.made = None  # an error may hold this run for long
 
     def _let_all_go(self) -> None:
@@ -1913,30 +1927,31 @@ class CudaDevices:
     def _at_home(self, event: _Away) -> None:
         """Have the host compute a step."""
         i = event.step
-        values, ready = self.given.pop(i)
-        if self.stopped:
+        values, ready = self.given.pop(i, (None, None))
+        if self.stopped or values is None or ready is None:
             return
         try:
             self.by_host[i] = self._made_at_home(self.lanes[event.place], i, values, ready)
         except BaseException as error:
             self.by_host[i] = _Raised(error)
+        if self.stopped:  # nobody asks for it any more
+            self.by_host.clear()
+            return
         self._events.put([_Back(i, event.place)])  # type: ignore[list-item]
 
     def _made_at_home(self, lane: _Lane, i: int, values: dict[Any, Any], ready: Event) -> Any:
         """The value of a step, on the device."""
-        Device(lane.device).use()
-        room = self.out.room(sum(map(device_bytes, values.values())), self._go_on)
-        ready.synchronize()
-        with lane.outgoing:
-            value = _by_host(self.plan.steps[i].task, values, bring=self._brought_fast)
-        del room
-        Device(lane.device).use()  # a task may have chosen another
-        lane.outgoing.synchronize()
-        with lane.home:  # whose memory it is
-            return sent(value)
 
-    def _brought_fast(self, v: Any) -> Any:
-        return v.get(out=self.hardware.pinned.array(v.shape, v.dtype))
+        def bring(v: Any) -> Any:  # not behind what is queued on the home stream by now
+            with lane.outgoing:
+                return v.get(out=self.hardware.pinned.array(v.shape, v.dtype))
+
+        Device(lane.device).use()
+        ready.synchronize()
+        with lane.home:  # what the task itself brings to the device is in its order
+            value = _by_host(self.plan.steps[i].task, values, bring=bring)
+            self._come_home(lane)
+            return sent(value)
 
     # ---- in the workers
 
@@ -2072,7 +2087,7 @@ class CudaDevices:
         yield i
         if verb != "back":
             return
-        waiting = behind[:]
+        waiting = sorted(behind)  # what was refused was launched again, behind its readers
         behind.clear()
         for j in waiting:
             away.discard(j)
@@ -2134,6 +2149,7 @@ class CudaDevices:
         held, task = self.held[lane.place], step.task
         # such a batch knows where its arrays are
         by_heart = type(task) is Batch and self.alone and task.known()
+        by_heart = by_heart and step.kind not in self.plan.hosted
         reads = (step.names or step.constants) and not by_heart
         values = step.values(lambda j: held[j].value) if reads else {}
         for name in step.constants:
@@ -2200,6 +2216,7 @@ class CudaDevices:
                     raise
             else:
                 self.plan.mixed.add(step.kind)
+                error.__traceback__ = None  # which holds this run
                 return value
         if type(task) in NOT_CALLED or not refused(error):
             raise error
@@ -2211,6 +2228,7 @@ class CudaDevices:
             stacklevel=2,
         )
         self.plan.hosted.add(step.kind)
+        error.__traceback__ = None
         return value
 
     def _computed(self, lane: _Lane, task: Any, values: dict[Any, Any], into: Any) -> Any:

@@ -167,6 +167,11 @@ class Fused:
         )  # fmt: skip
 
     @property
+    def on_device(self) -> bool:
+        """Whether GPUs make its value, where there are some."""
+        return bool(self.names) or self.kind == "cupy.ndarray"
+
+    @property
     def copies(self) -> bool:
         """Whether it only copies parts of what it reads."""
         return all(r.op == "input" for k in self.program.kernels for r in k.roots)

@@ -5,13 +5,14 @@ allocated when the first block arrives, and each block is copied to its slice by
 Blocks that do not fit the plan (other shapes, other types than plain arrays) are left to Dask.
 
 Of a result that stays on devices it says where each block belongs (`Gathering.whole`), for those
-that write it there themselves (`replay`).
+that write it there themselves (`replay`); and of one for the host that is put together on a device.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import accumulate, product
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from dask.array.core import finalize
 from dask.core import flatten
 
 from .graph import Gather
-from .plan import Plan
+from .plan import OutOfMemory, Plan
 
 Slices = tuple[slice, ...]
 
@@ -82,8 +83,10 @@ class Gathering:
         empty: Callable[..., Any] = np.empty,
         join: Callable[..., Any] = finalize,
         free: Callable[[int], int] = lambda place: 0,
+        bring: Callable[[Any], Any] | None = None,
     ):
         self.plan, self.alias, self.join = plan, alias, join
+        self.bring = bring  # an array of a device to the host
         self.free = free  # bytes of a place that a run which follows a tape may take
         self.need: dict[int, int] = {}  # ... and takes, where that is not what the tape says
         #: Which parts of that are written where they belong as they are made; see `replay`.
@@ -92,7 +95,7 @@ class Gathering:
         self.targets: dict[Any, Target] = {}
         self.slots: dict[int, list[tuple[Target, Any, Slices]]] = {}
         for key, gather in plan.gathers.items():
-            if not gather.to_host or gather.chunks is None:
+            if not gather.to_host or gather.chunks is None or (gather.whole and bring):
                 continue
             target = self.targets[key] = Target(gather, empty)
             for block, slices in _slots(gather):
@@ -115,11 +118,11 @@ class Gathering:
         return target.room(where, shape, dtype)
 
     def whole(self) -> Whole | None:
-        """The result, where it is the only one, and of devices."""
+        """The result, where it is the only one, and put together on a device."""
         if len(self.plan.gathers) != 1:
             return None
         (gather,) = self.plan.gathers.values()
-        if gather.to_host or gather.chunks is None:
+        if (gather.to_host and not gather.whole) or gather.chunks is None:
             return None
         found: dict[int, list[Slices]] = {}
         for block, part in _slots(gather):
@@ -128,14 +131,21 @@ class Gathering:
             return None
         return Whole(tuple(sum(c) for c in gather.chunks), found)
 
+    def _joined(self, blocks: Any) -> Any:
+        return self.join(blocks) if self.made is None else self.join(blocks, self.made)
+
     def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
         """The finished array; `value` gives the block of a key where it was not written."""
-        if self.made is not None:
-            blocks = _map_blocks(value, gather.blocks)  # what comes next is behind these
-            return self.join(blocks, self.made)
         target = self.targets.get(gather.key)
         if target is None:
-            return self.join(_map_blocks(value, gather.blocks))
+            blocks = _map_blocks(value, gather.blocks)  # what comes next is behind these
+            bring = self.bring if gather.whole else None
+            if bring is None:
+                return self._joined(blocks)
+            with suppress(OutOfMemory):
+                if len({*map(type, flatten([blocks]))}) == 1:
+                    return bring(self._joined(blocks))
+            return finalize(_map_blocks(bring, blocks))
         for key, slices in _slots(gather):
             if key not in target.written:
                 target.write(key, slices, value(key))

@@ -123,6 +123,9 @@ class Gather:
     blocks: Any  # nested lists of keys, as Dask's finalize gets them
     chunks: tuple[tuple[int, ...], ...] | None  # lengths per axis; None where they are not known
     to_host: bool  # the array is NumPy's: by its type, or by a last step `.to_backend("numpy")`
+    #: ... and its blocks are put together on a device before, which takes less time than to bring
+    #: each by itself.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,7 @@ class Graph:
     values: dict[int, tuple[Any, bytes]] = field(default_factory=dict)  # by their ids
     #: Lists and dictionaries in its tasks, what they said, and what that knows by its identity.
     containers: dict[int, tuple[Any, Any, list[Any]]] = field(default_factory=dict)  # by their ids
+    gpus: bool = False  # whether it is for GPUs
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
 
@@ -740,6 +744,7 @@ class _Builder:
             lent={k for k in on_gpus if _stores_last(self.tasks[k])},
             again=again,
             sent=set(sent),
+            gpus=self.gpus,
         )
 
     def _sent_arrays(

@@ -25,6 +25,11 @@ Key = Any
 SHORT = 1 / 2
 
 
+#: A result for the host is put together on a device where it has so many blocks, which have so many
+#: bytes on average, at most, and all of it so many, or such a part of a device's memory. Measured.
+MANY_BLOCKS, SMALL_BLOCK, MOST_TOGETHER, PART_TOGETHER = 16, 2**22, 2**30, 16
+
+
 class OutOfMemory(MemoryError):
     """A step does not fit on its device, whatever else is moved away."""
 
@@ -475,6 +480,9 @@ def make_plan(
             step.seconds = max(step.seconds, machine.product_seconds(operations))
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
+    for key, gather in graph.gathers.items() if graph.gpus else ():
+        if gather.to_host and _whole_first(gather, graph, index, steps, machine):
+            graph.gathers[key] = replace(gather, whole=True)
     delivered = _delivered(graph, index)
     inside = _inside(graph, steps)
     likely = _likely(steps, inside)
@@ -568,7 +576,9 @@ def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
     for key in keys:
         array = type(key) is tuple and key
         task = tasks[key]
-        kind = key[0] if array else id(getattr(task, "func", type(task)))
+        (first, *_) = getattr(task, "members", None) or (task,)  # of a batch
+        program = getattr(first, "program", None) or getattr(task, "func", type(task))
+        kind = key[0] if array else id(program)
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
 
@@ -652,9 +662,31 @@ def _pins(
 
 
 def _delivered(graph: Graph, index: Mapping[Key, int]) -> frozenset[int]:
-    blocks = (b for g in graph.gathers.values() if g.to_host for b in flatten(g.blocks))
-    found = (index.get(graph.alias.get(b, b)) for b in blocks)
-    return frozenset(i for i in found if i is not None)
+    found = [
+        _made_for(g, graph, index) for g in graph.gathers.values() if g.to_host and not g.whole
+    ]
+    return frozenset([i for made in found for i in made if i >= 0])
+
+
+def _made_for(gather: Gather, graph: Graph, index: Mapping[Key, int]) -> list[int]:
+    """The step of each block; -1 where it has none."""
+    return [index.get(graph.alias.get(b, b), -1) for b in flatten(gather.blocks)]
+
+
+def _whole_first(
+    gather: Gather, graph: Graph, index: Mapping[Key, int], steps: Sequence[Step], machine: Machine
+) -> bool:
+    """Whether the blocks of a result are put together on a device, and brought to the host then.
+    It is for many small ones: to bring one takes the host some 100 µs, whatever its size."""
+    made = _made_for(gather, graph, index)
+    if gather.chunks is None or len(made) < MANY_BLOCKS or min(made) < 0:
+        return False
+    theirs = [steps[i] for i in made]
+    if not all(s.known and getattr(s.task, "on_device", False) for s in theirs):
+        return False
+    nbytes = sum([s.nbytes for s in theirs])
+    most = min(len(made) * SMALL_BLOCK, MOST_TOGETHER, min(machine.memory) // PART_TOGETHER)
+    return nbytes <= most
 
 
 def _refuse_what_cannot_fit(

@@ -122,6 +122,10 @@ class Hardware(Keeper, Protocol):
     def join(self, blocks: Any) -> Any:
         """One array from nested lists of blocks, wherever they live."""
 
+    @property
+    def bring(self) -> Callable[[Any], Any] | None:
+        """What copies an array that `join` has made to the host; None where it is there."""
+
     def synchronize(self) -> None:
         """Wait for all that runs have queued."""
 

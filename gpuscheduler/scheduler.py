@@ -543,7 +543,8 @@ class Scheduler:
                 return None
 
     def _gathering(self, graph: Graph, plan: Plan) -> Gathering:
-        return Gathering(plan, graph.alias, self.hardware.empty, self.hardware.join)
+        hardware = self.hardware
+        return Gathering(plan, graph.alias, hardware.empty, hardware.join, bring=hardware.bring)
 
     def _written(self, graph: Graph, plan: Plan) -> tuple[Plan, Gathering]:
         """The plan as it is run where parts of its result are written into one array."""
@@ -641,7 +642,9 @@ class Scheduler:
         def free(place: int) -> int:
             return memory[place] - others.get(place, 0)
 
-        gathering = Gathering(plan, graph.alias, hardware.empty, hardware.join, free)
+        gathering = Gathering(
+            plan, graph.alias, hardware.empty, hardware.join, free, hardware.bring
+        )
         devices = lease.devices(plan, gathering, Told.NOTHING)
         try:
             begin = perf_counter()

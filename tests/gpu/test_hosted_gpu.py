@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
 
 import cupy
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 
-from gpuscheduler import Scheduler, cuda
+from gpuscheduler import Scheduler, cuda, replay
 from gpuscheduler.batches import Batch
 from gpuscheduler.fuse import Fused
 
@@ -139,6 +143,165 @@ def test_some_steps_of_many(seed, options, refusals):
     assert not refusals or "memory_limit" in options
 
 
+def test_a_step_that_is_launched_behind_its_readers(monkeypatch):
+    """J and K are computed by the host, a reads J, and b reads a and K. J is refused while K is
+    away, so that it and a are launched anew, behind b."""
+    again, late, tried, calls, is_second = threading.Event(), threading.Event(), [], [], []
+
+    def first(x):
+        x = refused(x)
+        calls.append(1)
+        if is_second and len(calls) == 2:
+            again.set()  # the first refusal is over
+        if is_second and len(calls) == 3:
+            assert late.wait(30)
+            time.sleep(0.2)
+        return x + 1
+
+    def second(x):
+        x = refused(x)
+        if is_second:
+            assert again.wait(30)
+            time.sleep(0.2)
+            late.set()
+        return x * 2
+
+    def sent(value):
+        if is_second and value[0, 0] == A[0, 0] + 1 and len(tried) < 2:
+            tried.append(1)
+            raise cupy.cuda.memory.OutOfMemoryError(10, 10, 10)
+        return found(value)
+
+    found = cuda.sent
+    monkeypatch.setattr(cuda, "sent", sent)
+    with Scheduler(devices="cuda:0", fuse=False):
+        x = dask.delayed(cupy.asarray)(A).persist()
+        j, k = dask.delayed(first)(x), dask.delayed(second)(x)
+        a = dask.delayed(lambda v: v * 3)(j)
+        b = dask.delayed(lambda v, w: v - w)(a, k)
+        for _ in range(2):
+            calls.clear()
+            got, *_ = dask.compute(b, a, j, k)
+            np.testing.assert_allclose(cupy.asnumpy(got), (A + 1) * 3 - A * 2)
+            is_second.append(1)
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0", "cuda:0,1"])
+@pytest.mark.parametrize("how", ["joined", "crossing", "alone"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_task_brings_to_the_device_itself(monkeypatch, devices, how, stream):
+    if "1" in devices and cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("it takes two devices")
+    a = np.random.default_rng(0).random((240, 240))
+
+    def sends(block):
+        block = np.repeat(refused(block), 2, axis=1)
+        if stream:
+            cupy.cuda.Stream(non_blocking=True).use()
+        return cupy.asarray(block)[:, ::2]
+
+    monkeypatch.setattr(replay, "LEAST_WHOLE", 1)
+    with Scheduler(devices=devices):
+        x = da.from_array(a, chunks=(20, 40)).map_blocks(cupy.asarray).persist()
+        y, want = mapped(sends, x), a
+        if how == "crossing":
+            y, want = mapped(lambda v, w: v + w, y, y[:, ::-1].rechunk(y.chunks)), a + a[:, ::-1]
+        elif how == "alone":
+            y, want = mapped(lambda b: b * 2, y), a * 2
+        for _ in range(4):
+            np.testing.assert_array_equal(cupy.asnumpy(y.compute()), want)
+
+
+def test_batches_of_which_one_is_refused():
+    """Others stay on the device; those that know their arrays by heart get them all the same."""
+
+    def turned(block):  # no kernel, and makes another type than it says
+        return block.astype("f4") if float(block[0, 0]) < 2 else block
+
+    with Scheduler(devices="cuda:0", fuse_least=0) as scheduler:
+        x = blocks()
+        z = mapped(turned, x).map_blocks(lambda b: np.asarray(b) + 1.0, dtype="f8", meta=META)
+        y, z = x.sum(), z.sum()
+        for _ in range(4):
+            got = da.compute(y, z)
+            np.testing.assert_allclose([float(g) for g in got], [A.sum(), (A + 1).sum()], rtol=1e-5)
+        plan = scheduler.plan(y, z)
+        kinds = {s.kind for s in plan.steps if type(s.task) is Batch}
+    assert plan.hosted & kinds
+    assert kinds - plan.hosted
+
+
+@pytest.mark.parametrize("of", [KeyError, RuntimeError])
+def test_little_memory_of_the_host_and_an_error_there(of):
+    """Device, host and disk are full, and every step waits for another."""
+    n, calls, lock = 32, [], threading.Lock()
+    a = np.random.default_rng(1).random((10 * n, 10 * n))
+
+    def fails(block):
+        block = refused(block)
+        with lock:
+            calls.append(1)
+            last = len(calls) == 50
+        time.sleep(0.005)
+        if last and of is KeyError:
+            raise KeyError("of its own")
+        return block
+
+    limits = {"memory_limit": 24 * n * n * 8, "host_memory": 0}
+    with Scheduler(devices="cuda:0", fuse=False, **limits):
+        x = mapped(lambda b: b + 0.0, da.from_array(a, chunks=n).map_blocks(cupy.asarray)).persist()
+        z = mapped(fails, x)
+        w = (z - z.mean()).sum(axis=0)
+        if of is KeyError:
+            with pytest.raises(KeyError, match="of its own"):
+                w.compute()
+        got = cupy.asnumpy(w.compute())
+        np.testing.assert_allclose(got, (a - a.mean()).sum(axis=0), atol=1e-9)
+
+
+def test_nothing_of_a_run_that_has_failed_stays():
+    begun, ended = threading.Event(), []
+
+    def stuck(block):
+        block = refused(block)
+        if "host" in threading.current_thread().name:
+            begun.set()
+            time.sleep(0.1)
+            ended.append(1)
+        return block
+
+    def fails(block):
+        assert begun.wait(30)
+        raise RuntimeError("another fails")
+
+    runs = []
+    with Scheduler(devices="cuda:0,0") as scheduler:
+        lease = scheduler.hardware.lease
+
+        @contextmanager
+        def leased(*args):
+            with lease(*args) as found:
+
+                def devices(*given):
+                    made = found.devices(*given)
+                    runs.append(made)
+                    return made
+
+                yield replace(found, devices=devices)
+
+        x = blocks()
+        y = da.concatenate([mapped(stuck, x), mapped(fails, x[:4, :6])[:, :1].repeat(24, axis=1)])
+        scheduler.hardware.lease = leased
+        with pytest.raises(RuntimeError, match="another fails"):
+            y.compute()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and (runs[-1].team.busy or not ended):
+            time.sleep(0.01)
+        assert not runs[-1].by_host
+        assert not runs[-1].given
+
+
 def test_an_error_on_the_host_is_of_its_key():
     def fails(block):
         block = refused(block)
@@ -213,3 +376,38 @@ def test_arrays_in_another_order_than_a_kernel_foresees():
             kinds = [type(s.task) for s in scheduler.plan(what(z)).steps]
             assert {Fused, Batch} & set(kinds)
             np.testing.assert_allclose(cupy.asnumpy(got), what(A), rtol=1e-12)
+
+
+def test_a_callback_sees_a_step_once_that_is_refused_and_comes_again(monkeypatch):
+    computed, tried, seen = cuda.CudaDevices._computed, Counter(), []
+
+    def refuses(devices, lane, task, *args):
+        tried[id(task)] += 1
+        if len(tried) % 3 == 1 and tried[id(task)] <= 2:  # twice, or it is only tried again
+            raise cupy.cuda.memory.OutOfMemoryError(10, 10, 10)
+        return computed(devices, lane, task, *args)
+
+    monkeypatch.setattr(cuda.CudaDevices, "_computed", refuses)
+    callback = dask.callbacks.Callback(pretask=lambda key, *_: seen.append(key))
+    with Scheduler(devices="cuda:0"), callback:
+        y = mapped(lambda b: b + 1, da.from_array(A, chunks=(4, 6)).map_blocks(cupy.asarray))
+        np.testing.assert_array_equal(cupy.asnumpy(y.compute()), A + 1)
+    assert max(tried.values()) == 3
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.gpus(2)
+def test_what_is_joined_from_another_device_is_read_before_its_memory_is_used_again():
+    with Scheduler(devices="cuda:0,1") as scheduler:
+        want = []
+        for n in range(20):
+            with cupy.cuda.Device(1):
+                parts = [cupy.full((512, 512), n + k, "f4") for k in range(2)]
+                cupy.cuda.Device(1).synchronize()
+            got = scheduler.hardware.join([[parts[0]], [parts[1]]])
+            del parts
+            with cupy.cuda.Device(1):
+                again = [cupy.full((512, 512), -1, "f4") for k in range(2)]
+            want.append(np.repeat([n, n + 1], 512))
+            np.testing.assert_array_equal(cupy.asnumpy(got)[:, 0], want[-1])
+            del again

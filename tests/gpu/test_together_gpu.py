@@ -1,0 +1,170 @@
+"""Results of many small blocks for the host: put together on a device, and brought then."""
+
+from __future__ import annotations
+
+import cupy
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+from gpuscheduler import OutOfMemory, Scheduler, plan, replay
+from gpuscheduler.cuda import CudaDevices, CudaHardware
+
+pytestmark = pytest.mark.gpu
+
+A = np.random.default_rng(0).random((64, 96))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(replay, "LEAST_WHOLE", 0)
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """The arrays that were brought to the host."""
+    out, found = [], CudaHardware.bring
+
+    def bring(self, array):
+        out.append(array)
+        return found(self, array)
+
+    monkeypatch.setattr(CudaHardware, "bring", bring)
+    return out
+
+
+def blocks(chunks=(8, 12), a=A):
+    return da.from_array(a, chunks=chunks).map_blocks(cupy.asarray).persist()
+
+
+def home(x):
+    return x.to_backend("numpy")
+
+
+FORMS = {
+    "elements": (lambda x: x * 2 + 1, lambda a: a * 2 + 1),
+    "turned": (lambda x: (x + 1).T, lambda a: (a + 1).T),
+    "scan": (lambda x: da.cumsum(x, axis=0), lambda a: np.cumsum(a, axis=0)),
+    "halves": (lambda x: (x + 1)[::2, 1:], lambda a: (a + 1)[::2, 1:]),
+    "uneven": (lambda x: (x + 1).rechunk((7, 13)), lambda a: a + 1),
+    "other types": (lambda x: x > 0.5, lambda a: a > 0.5),
+}
+
+
+@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
+@pytest.mark.parametrize("form", list(FORMS))
+def test_one_array_comes_home(brought, devices, form):
+    build, want = FORMS[form]
+    with Scheduler(devices=devices) as scheduler:
+        y = home(build(blocks()))
+        for _ in range(4):
+            got = y.compute()
+            assert type(got) is np.ndarray
+            np.testing.assert_allclose(got, want(A), rtol=1e-12)
+            assert not scheduler.plan(y).deliver
+        assert len(brought) == 4
+        assert {type(a) for a in brought} == {cupy.ndarray}
+        got[...] = 0  # it is the caller's own
+        np.testing.assert_allclose(y.compute(), want(A), rtol=1e-12)
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("form", ["elements", "turned"])
+def test_from_several_gpus(brought, form):
+    build, want = FORMS[form]
+    with Scheduler(devices="cuda"):
+        y = home(build(blocks()))
+        for _ in range(3):
+            np.testing.assert_array_equal(y.compute(), want(A))
+    assert len(brought) == 3
+
+
+def test_an_array_that_says_it_is_numpys(brought):
+    with Scheduler(devices="cuda:0"):
+        y = da.map_blocks(lambda b: b + 1.0, blocks(), dtype="f8", meta=np.empty((0, 0)))
+        for _ in range(3):
+            got = y.compute()
+            assert type(got) is np.ndarray
+            np.testing.assert_array_equal(got, A + 1)
+    assert len(brought) == 3
+
+
+def test_several_results_of_which_some_are(brought):
+    with Scheduler(devices="cuda:0,0"):
+        x = blocks()
+        for _ in range(3):
+            few = home(x.rechunk((32, 48)) + 1)
+            a, b, c, d = dask.compute(home(x + 1), home(x * 2), x - 1, few)
+            for got, want in ((a, A + 1), (b, A * 2), (d, A + 1)):
+                assert type(got) is np.ndarray
+                np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(cupy.asnumpy(c), A - 1)
+    assert len(brought) == 6
+
+
+@pytest.mark.parametrize(
+    ("chunks", "why"),
+    [((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much")],
+)
+def test_other_results_come_block_by_block(brought, monkeypatch, chunks, why):
+    if why == "large":
+        monkeypatch.setattr(plan, "SMALL_BLOCK", 8 * 12 * 8 - 1)
+    elif why == "much":
+        monkeypatch.setattr(plan, "MOST_TOGETHER", A.nbytes - 1)
+    with Scheduler(devices="cuda:0") as scheduler:
+        y = home(blocks(chunks) + 1)
+        assert len(scheduler.plan(y).deliver) == y.npartitions
+        np.testing.assert_array_equal(y.compute(), A + 1)
+    assert not brought
+
+
+def test_no_room_for_it_on_a_device(brought, monkeypatch):
+    """Then the blocks come one by one."""
+    with Scheduler(devices="cuda:0") as scheduler:
+        y = home(blocks() + 1)
+        want = y.compute()
+        brought.clear()
+
+        def join(self, blocks, made=None):
+            raise OutOfMemory("no room")
+
+        monkeypatch.setattr(type(scheduler.hardware), "join", join)
+        np.testing.assert_array_equal(y.compute(), want)
+        assert len(brought) == 64
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_blocks_that_turn_out_to_be_numpys(monkeypatch, each):
+    """Some of them, or all."""
+    found, seen = CudaDevices.value, []
+
+    def value(self, step):
+        block = found(self, step)
+        seen.append(block)
+        cupy.cuda.Device().synchronize()
+        return block.get() if len(seen) % each == 0 else block
+
+    with Scheduler(devices="cuda:0"):
+        y = home(blocks() + 1)
+        monkeypatch.setattr(CudaDevices, "value", value)
+        np.testing.assert_array_equal(y.compute(), A + 1)
+        assert len(seen) == 64
+
+
+def test_a_callback_sees_every_block(brought):
+    seen = []
+    with Scheduler(devices="cuda:0"):
+        y = home(blocks() + 1)
+        with dask.callbacks.Callback(posttask=lambda key, value, *_: seen.append(type(value))):
+            np.testing.assert_array_equal(y.compute(), A + 1)
+    assert seen.count(cupy.ndarray) >= 64
+
+
+def test_little_memory_and_chunks_that_are_away(brought, tmp_path):
+    nbytes = A.nbytes
+    with Scheduler(devices="cuda:0,0", memory_limit=nbytes * 17, spill_directory=str(tmp_path)):
+        kept = [blocks(a=A + n) for n in range(40)]
+        for n, x in enumerate(kept[::7]):
+            np.testing.assert_allclose(home(x * 2).compute(), (A + 7 * n) * 2)
+    assert len(brought) == 6

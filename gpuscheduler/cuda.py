@@ -2221,8 +2221,9 @@ class CudaDevices:
         if type(task) in NOT_CALLED or not refused(error):
             raise error
         value = self._on_the_host(lane, task, values, error)
+        (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first
         warnings.warn(  # an error where that is asked for: then it is one each time
-            f"{key_split(step.key)!r} runs on the host, to which what it reads is copied, as CuPy "
+            f"{key_split(key)!r} runs on the host, to which what it reads is copied, as CuPy "
             f"refused it: {type(error).__name__}: {error}",
             RuntimeWarning,
             stacklevel=2,

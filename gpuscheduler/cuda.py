@@ -930,11 +930,14 @@ class CudaHardware:
             self._after(stream, others)
         return out
 
-    def bring(self, array: Any) -> Any:
-        """An array of CuPy's in pinned memory of the host, when it is there."""
-        if not isinstance(array, cupy.ndarray):
-            return array
-        with array.device:
+    def bring(self, blocks: Any, made: Any = None) -> Any:
+        """One array of nested lists of blocks, put together on the device of these (see `join`), or
+        one block: in pinned memory of the host, when it is there."""
+        first = next(iter(flatten([blocks])))
+        if not isinstance(first, cupy.ndarray):
+            return self.join(blocks) if isinstance(blocks, list) else blocks
+        with first.device:
+            array = self.join(blocks, made) if isinstance(blocks, list) else blocks
             return array.get(out=self.pinned.array(array.shape, array.dtype))
 
     def _after(self, stream: Stream, others: Iterable[int]) -> None:

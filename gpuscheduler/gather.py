@@ -83,10 +83,10 @@ class Gathering:
         empty: Callable[..., Any] = np.empty,
         join: Callable[..., Any] = finalize,
         free: Callable[[int], int] = lambda place: 0,
-        bring: Callable[[Any], Any] | None = None,
+        bring: Callable[..., Any] | None = None,
     ):
         self.plan, self.alias, self.join = plan, alias, join
-        self.bring = bring  # an array of a device to the host
+        self.bring = bring  # what is like `join`, and brings what that makes to the host
         self.free = free  # bytes of a place that a run which follows a tape may take
         self.need: dict[int, int] = {}  # ... and takes, where that is not what the tape says
         #: Which parts of that are written where they belong as they are made; see `replay`.
@@ -131,20 +131,18 @@ class Gathering:
             return None
         return Whole(tuple(sum(c) for c in gather.chunks), found)
 
-    def _joined(self, blocks: Any) -> Any:
-        return self.join(blocks) if self.made is None else self.join(blocks, self.made)
-
     def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
         """The finished array; `value` gives the block of a key where it was not written."""
         target = self.targets.get(gather.key)
         if target is None:
             blocks = _map_blocks(value, gather.blocks)  # what comes next is behind these
+            made = () if self.made is None else (self.made,)
             bring = self.bring if gather.whole else None
             if bring is None:
-                return self._joined(blocks)
+                return self.join(blocks, *made)
             with suppress(OutOfMemory):
                 if len({*map(type, flatten([blocks]))}) == 1:
-                    return bring(self._joined(blocks))
+                    return bring(blocks, *made)
             return finalize(_map_blocks(bring, blocks))
         for key, slices in _slots(gather):
             if key not in target.written:

@@ -123,8 +123,8 @@ class Hardware(Keeper, Protocol):
         """One array from nested lists of blocks, wherever they live."""
 
     @property
-    def bring(self) -> Callable[[Any], Any] | None:
-        """What copies an array that `join` has made to the host; None where it is there."""
+    def bring(self) -> Callable[..., Any] | None:
+        """What does as `join`, and copies that to the host; None where it is there."""
 
     def synchronize(self) -> None:
         """Wait for all that runs have queued."""

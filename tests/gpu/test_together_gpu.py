@@ -7,6 +7,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.core import flatten
 
 from gpuscheduler import OutOfMemory, Scheduler, plan, replay
 from gpuscheduler.cuda import CudaDevices, CudaHardware
@@ -26,9 +27,9 @@ def brought(monkeypatch):
     """The arrays that were brought to the host."""
     out, found = [], CudaHardware.bring
 
-    def bring(self, array):
-        out.append(array)
-        return found(self, array)
+    def bring(self, blocks, made=None):
+        out.append(blocks)
+        return found(self, blocks, made)
 
     monkeypatch.setattr(CudaHardware, "bring", bring)
     return out
@@ -52,11 +53,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 @pytest.mark.parametrize("form", list(FORMS))
-def test_one_array_comes_home(brought, devices, form):
+def test_one_array_comes_home(brought, form):
     build, want = FORMS[form]
-    with Scheduler(devices=devices) as scheduler:
+    with Scheduler(devices="cuda:0") as scheduler:
         y = home(build(blocks()))
         for _ in range(4):
             got = y.compute()
@@ -64,20 +64,21 @@ def test_one_array_comes_home(brought, devices, form):
             np.testing.assert_allclose(got, want(A), rtol=1e-12)
             assert not scheduler.plan(y).deliver
         assert len(brought) == 4
-        assert {type(a) for a in brought} == {cupy.ndarray}
+        assert {type(b) for blocks in brought for b in flatten(blocks)} == {cupy.ndarray}
         got[...] = 0  # it is the caller's own
         np.testing.assert_allclose(y.compute(), want(A), rtol=1e-12)
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.parametrize("form", ["elements", "turned"])
-def test_from_several_gpus(brought, form):
+def test_on_another_gpu_than_the_callers(brought, form):
     build, want = FORMS[form]
-    with Scheduler(devices="cuda"):
+    with Scheduler(devices="cuda:1"):
         y = home(build(blocks()))
         for _ in range(3):
             np.testing.assert_array_equal(y.compute(), want(A))
     assert len(brought) == 3
+    assert cupy.cuda.runtime.getDevice() == 0
 
 
 def test_an_array_that_says_it_is_numpys(brought):
@@ -91,7 +92,7 @@ def test_an_array_that_says_it_is_numpys(brought):
 
 
 def test_several_results_of_which_some_are(brought):
-    with Scheduler(devices="cuda:0,0"):
+    with Scheduler(devices="cuda:0"):
         x = blocks()
         for _ in range(3):
             few = home(x.rechunk((32, 48)) + 1)
@@ -105,14 +106,14 @@ def test_several_results_of_which_some_are(brought):
 
 @pytest.mark.parametrize(
     ("chunks", "why"),
-    [((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much")],
+    [((8, 12), "two devices"), ((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much")],
 )
 def test_other_results_come_block_by_block(brought, monkeypatch, chunks, why):
     if why == "large":
         monkeypatch.setattr(plan, "SMALL_BLOCK", 8 * 12 * 8 - 1)
     elif why == "much":
         monkeypatch.setattr(plan, "MOST_TOGETHER", A.nbytes - 1)
-    with Scheduler(devices="cuda:0") as scheduler:
+    with Scheduler(devices="cuda:0,0" if why == "two devices" else "cuda:0") as scheduler:
         y = home(blocks(chunks) + 1)
         assert len(scheduler.plan(y).deliver) == y.npartitions
         np.testing.assert_array_equal(y.compute(), A + 1)
@@ -131,7 +132,7 @@ def test_no_room_for_it_on_a_device(brought, monkeypatch):
 
         monkeypatch.setattr(type(scheduler.hardware), "join", join)
         np.testing.assert_array_equal(y.compute(), want)
-        assert len(brought) == 64
+        assert len(brought) == 1 + 64  # the first of all of them, in vain
 
 
 @pytest.mark.parametrize("each", [1, 2])
@@ -163,7 +164,7 @@ def test_a_callback_sees_every_block(brought):
 
 def test_little_memory_and_chunks_that_are_away(brought, tmp_path):
     nbytes = A.nbytes
-    with Scheduler(devices="cuda:0,0", memory_limit=nbytes * 17, spill_directory=str(tmp_path)):
+    with Scheduler(devices="cuda:0", memory_limit=nbytes * 17, spill_directory=str(tmp_path)):
         kept = [blocks(a=A + n) for n in range(40)]
         for n, x in enumerate(kept[::7]):
             np.testing.assert_allclose(home(x * 2).compute(), (A + 7 * n) * 2)

@@ -20,7 +20,6 @@ from gpuscheduler.batches import Batch
 from gpuscheduler.fuse import Fused
 
 A = np.random.default_rng(0).random((24, 24))
-META = cupy.empty((0, 0))
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs on the host:RuntimeWarning")
 
@@ -30,7 +29,9 @@ def blocks(chunks=(4, 6)):
 
 
 def mapped(f, *xs, **kwargs):
-    return da.map_blocks(f, *xs, dtype="f8", meta=META, name=kwargs.pop("name", None), **kwargs)
+    return da.map_blocks(
+        f, *xs, dtype="f8", meta=cupy.empty((0, 0)), name=kwargs.pop("name", None), **kwargs
+    )
 
 
 def refused(block):
@@ -225,7 +226,9 @@ def test_batches_of_which_one_is_refused():
     """Those of other programs stay on the device."""
     with Scheduler(devices="cuda:0", fuse_least=0) as scheduler:
         x = da.from_array(LOWER, chunks=(4, 6)).map_blocks(cupy.asarray).persist()
-        z = mapped(turned, x).map_blocks(lambda b: np.asarray(b) + 1.0, dtype="f8", meta=META)
+        z = mapped(turned, x).map_blocks(
+            lambda b: np.asarray(b) + 1.0, dtype="f8", meta=cupy.empty((0, 0))
+        )
         y, z, want = x.sum(), z.sum(), [LOWER.sum(), (LOWER + 1).sum()]
         for _ in range(4):
             got = da.compute(y, z)

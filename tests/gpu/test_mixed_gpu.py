@@ -271,10 +271,13 @@ def test_what_cupy_refuses_runs_on_the_host(devices):
         assert tried == [np.ndarray] * 4
 
 
-@pytest.mark.parametrize("x", [blocks(), blocks().persist(), blocks().blocks[0, 0]])
-def test_a_method_of_numpys_arrays(scheduler, x):
+OF = {"sent": lambda x: x, "there": lambda x: x.persist(), "one": lambda x: x.blocks[0, 0]}
+
+
+@pytest.mark.parametrize("which", list(OF))
+def test_a_method_of_numpys_arrays(scheduler, which):
     """Also where the task sends the block itself, and has no other array on the device."""
-    y = x.map_blocks(np.ndarray.copy, dtype="f8", meta=cupy.empty((0, 0)))
+    y = OF[which](blocks()).map_blocks(np.ndarray.copy, dtype="f8", meta=cupy.empty((0, 0)))
     for known in (False, True):
         with (
             warnings.catch_warnings() if known else pytest.warns(RuntimeWarning, match="on the ho")

@@ -27,10 +27,10 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
@@ -90,8 +90,6 @@ MAY_LEAVE = 2**18
 #: Tasks that are launched in little time; those of which a tape can tell.
 LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
-#: Those that are not called: what they are asks CuPy for nothing that it does not have.
-NOT_CALLED = {Products}
 #: Seconds that a run may wait for the workers before it launches kernels itself.
 A_MOMENT = 0.001
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
@@ -226,13 +224,6 @@ class _Held:
     empty: bool = False  # it was made without anything on the device: nothing has to be waited for
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
     room: Room | None = None  # of what has been read from a file
-
-    def part(self, path: tuple[int, ...]) -> _Held:
-        """A part of the value, to which the same happens."""
-        value = part_of(self.value, path)
-        return _Held(
-            value, self.ready, self.arrived, self.unseen, self.empty, self.reads, self.room
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -774,7 +765,7 @@ class CudaHardware:
         share = int(PART_OF_PIECES * passing) // len(set(ids))
         cpus = int(PART_OF_CPUS * (os.cpu_count() or 1))
         self.files = max(FEWEST_FILES, min(FILES, cpus // len(ids)))  # threads for each place
-        self.hosts = max(1, cpus // len(ids))  # those that compute what CuPy has refused
+        self.host_threads = max(1, cpus // len(ids))  # that compute what CuPy has refused
         most = PIECES * self.files * max(map(ids.count, ids))
         # for arrays that go to each device
         self.pieces = {i: Pieces(self.inside, share, most) for i in dict.fromkeys(ids)}
@@ -1373,18 +1364,18 @@ class CudaDevices:
         self.away: list[set[int]] = [set() for _ in self.lanes]
         self.behind: list[list[int]] = [[] for _ in self.lanes]
         self.given: dict[int, tuple[dict[Any, Any], Event]] = {}  # with what the host computes
-        self.by_host: dict[int, Any] = {}  # what it has made, or an error
+        self.by_host: dict[int, Future[Any]] = {}  # what it has made
         team.begin()
         self._follow_caller()
 
     def _take_over(self) -> None:
         """The chunks, which earlier runs have made, on other streams maybe."""
-        over: dict[int, tuple[Event, bool]] = {}  # one stands for many
+        known: dict[int, tuple[Event, bool]] = {}  # one stands for many
 
-        def is_over(event: Event) -> bool:
-            found = over.get(id(event))
+        def over(event: Event) -> bool:
+            found = known.get(id(event))
             if found is None:
-                found = over[id(event)] = event, event.done
+                found = known[id(event)] = event, event.done
             return found[1]
 
         for step, chunk in self.chunks.items():
@@ -1392,13 +1383,11 @@ class CudaDevices:
                 if place == DISK:
                     self.files.of[step] = held
                     continue
-                if held.ready is not None and is_over(held.ready):
+                if held.ready is not None and over(held.ready):
                     held.ready = None
                 held.unseen = held.ready is not None
-                if held.reads and all(map(is_over, held.reads)):
-                    held.reads = []
-                elif held.reads:
-                    held.reads = [e for e in held.reads if not is_over(e)]
+                if held.reads:
+                    held.reads = [e for e in held.reads if not over(e)]
                 self.held[place][step] = held
 
     def _came(self, step: int, place: int, held: Any) -> None:
@@ -1590,7 +1579,7 @@ class CudaDevices:
                         todo = by_turns(self.plan, place, todo)
                         self.team.send(place, self._obey, [place, todo])
             out = awaited(self._events, self.team)
-            if self.read or any(type(e) in GO_ON for e in out):
+            if self.read or self.given or self.by_host:
                 out = [e for e in out if not self._goes_on(e)]
             if out:
                 return out
@@ -1644,7 +1633,7 @@ class CudaDevices:
             file, value = self.files.part(step, path, self.plan.steps[step].key)
             return {DISK: file}, _array_bytes(value)
         whole = worth_keeping(home, held) or {home: _Held(self.value(step))}
-        parts = {p: h.part(path) for p, h in whole.items()}
+        parts = {p: replace(h, value=part_of(h.value, path)) for p, h in whole.items()}
         return parts, max(_array_bytes(h.value) for h in parts.values())
 
     def _places(self, step: int) -> dict[int, _Held]:
@@ -1687,17 +1676,17 @@ class CudaDevices:
         for step in list(self.files.of):
             self.files.forget(step)
 
-    def _goes_on(self, event: StateEvent | _Read | _Away | _Back) -> bool:
+    def _goes_on(self, event: StateEvent | _Next) -> bool:
         """Send what was read from a file on to its device, what CuPy has refused to the host, and
         what that has made back: only this thread gives orders."""
-        if type(event) is _Read:
-            self._todo[event.place].append(("fetch", event.step, DISK))
-        elif type(event) is _Away:
-            self.team.send_to_any(self._at_home, event, event.place, self.hardware.hosts, "host")
-        elif type(event) is _Back:
-            self._todo[event.place].append(("back", event.step, event.place))
-        else:
+        if type(event) is not _Next:
             return False
+        verb, step, _ = event.order
+        if verb == "away":
+            job = self._at_home, (step, event.place)
+            self.team.send_to_any(*job, event.place, self.hardware.host_threads, "host")
+        else:
+            self._todo[event.place].append(event.order)
         return True
 
     def _go_on(self) -> None:
@@ -1740,7 +1729,7 @@ class CudaDevices:
                     file, s.key, lambda nbytes: self.hardware.inside.array((nbytes,), np.uint8)
                 )
             self.read[step, dst] = _Held(value, room=room)
-            self._events.put([_Read(step, dst)])  # type: ignore[list-item]
+            self._events.put([_Next(dst, ("fetch", step, DISK))])  # type: ignore[list-item]
         except BaseException as error:
             self._events.put([Failed(step, error)])
 
@@ -1927,20 +1916,21 @@ class CudaDevices:
 
     # ---- in the threads that compute what CuPy has refused
 
-    def _at_home(self, event: _Away) -> None:
+    def _at_home(self, launch: tuple[int, int]) -> None:
         """Have the host compute a step."""
-        i = event.step
-        values, ready = self.given.pop(i, (None, None))
-        if self.stopped or values is None or ready is None:
+        i, place = launch
+        given = self.given.pop(i, None)
+        if given is None or self.stopped:
             return
+        made: Future[Any] = Future()
         try:
-            self.by_host[i] = self._made_at_home(self.lanes[event.place], i, values, ready)
+            made.set_result(self._made_at_home(self.lanes[place], i, *given))
         except BaseException as error:
-            self.by_host[i] = _Raised(error)
+            made.set_exception(error)
+        self.by_host[i] = made
+        self._events.put([_Next(place, ("back", i, place))])  # type: ignore[list-item]
         if self.stopped:  # nobody asks for it any more
             self.by_host.clear()
-            return
-        self._events.put([_Back(i, event.place)])  # type: ignore[list-item]
 
     def _made_at_home(self, lane: _Lane, i: int, values: dict[Any, Any], ready: Event) -> Any:
         """The value of a step, on the device."""
@@ -2036,7 +2026,7 @@ class CudaDevices:
                 break
             try:
                 if verb in ("launch", "back"):
-                    for one in self._now(lane, verb, step):
+                    for one in (step,) if verb == "launch" else self._back(lane, step):
                         step = one  # of which a failure tells
                         waiting += self.plan.steps[step].seconds
                         if self._launch(lane, step, events, steps):
@@ -2082,19 +2072,13 @@ class CudaDevices:
     def tell(self, events: list[StateEvent]) -> None:
         self._events.put(events)
 
-    def _now(self, lane: _Lane, verb: str, i: int) -> Iterator[int]:
-        """The steps to launch now: this one, and if it is back from the host those behind it."""
-        away, behind = self.away[lane.place], self.behind[lane.place]
-        if verb == "back":
-            away.discard(i)
-        yield i
-        if verb != "back":
-            return
-        waiting = sorted(behind)  # what was refused was launched again, behind its readers
-        behind.clear()
-        for j in waiting:
-            away.discard(j)
-            yield j  # which goes back where it has to wait for another
+    def _back(self, lane: _Lane, i: int) -> list[int]:
+        """What to launch when a step is back from the host: it, and all that wait for any step, in
+        the order of the plan (what was refused was launched again, behind its readers). Those that
+        have to go on waiting are put back."""
+        behind, self.behind[lane.place] = sorted(self.behind[lane.place]), []
+        self.away[lane.place].difference_update(behind, (i,))
+        return [i, *behind]
 
     def _launch(self, lane: _Lane, i: int, events: list[StateEvent], steps: list[int]) -> bool:
         """Queue a step; whether others wait to hear of it."""
@@ -2116,7 +2100,7 @@ class CudaDevices:
         if step.kind in self.plan.hosted and i not in self.by_host and not self.light:
             away.add(i)
             self.given[i] = values, lane.mark(lane.home, block=True)
-            events.append(_Away(i, lane.place))  # type: ignore[arg-type]
+            events.append(_Next(lane.place, ("away", i, lane.place)))  # type: ignore[arg-type]
             return True
         value, refused = self._attempt(lane, i, values)
         if refused:
@@ -2150,9 +2134,9 @@ class CudaDevices:
     def _read_by(self, lane: _Lane, step: Step) -> dict[Any, Any]:
         """What a task is called with."""
         held, task = self.held[lane.place], step.task
-        # such a batch knows where its arrays are
-        by_heart = type(task) is Batch and self.alone and task.known()
-        by_heart = by_heart and step.kind not in self.plan.hosted
+        # such a batch knows where its arrays are; the host does not
+        by_heart = type(task) is Batch and self.alone and step.kind not in self.plan.hosted
+        by_heart = by_heart and task.known()
         reads = (step.names or step.constants) and not by_heart
         values = step.values(lambda j: held[j].value) if reads else {}
         for name in step.constants:
@@ -2221,7 +2205,7 @@ class CudaDevices:
                 self.plan.mixed.add(step.kind)
                 error.__traceback__ = None  # which holds this run
                 return value
-        if type(task) in NOT_CALLED or not refused(error):
+        if type(task) is Products or not refused(error):
             raise error
         value = self._on_the_host(lane, task, values, error)
         (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first
@@ -2271,12 +2255,8 @@ class CudaDevices:
 
     def _from_host(self, lane: _Lane, i: int, task: Any, values: dict[Any, Any]) -> Any:
         """The value of a task that the host computes, or has computed already."""
-        if i not in self.by_host:
-            return self._on_the_host(lane, task, values)
-        made = self.by_host.pop(i)
-        if type(made) is _Raised:
-            raise made.error
-        return made
+        made = self.by_host.pop(i, None)
+        return self._on_the_host(lane, task, values) if made is None else made.result()
 
     def _on_the_host(
         self, lane: _Lane, task: Any, values: dict[Any, Any], error: Exception | None = None
@@ -2615,38 +2595,11 @@ def _over(event: Event) -> bool:
 
 
 @dataclass(slots=True)
-class _Read:
-    """A value has been read from its file, for a device."""
+class _Next:
+    """No news for the loop, but what it is to order next."""
 
-    step: int
     place: int
-
-
-@dataclass(slots=True)
-class _Away:
-    """A step is to be computed by the host."""
-
-    step: int
-    place: int
-
-
-@dataclass(slots=True)
-class _Back:
-    """The host has computed a step."""
-
-    step: int
-    place: int
-
-
-@dataclass(slots=True)
-class _Raised:
-    """What it has raised."""
-
-    error: BaseException
-
-
-#: What is no news for the loop, but something to go on with.
-GO_ON = {_Read, _Away, _Back}
+    order: Order
 
 
 def _by_host(

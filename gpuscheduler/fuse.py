@@ -132,7 +132,7 @@ class Fused:
         self.positions = positions  # what stands for the placeholders in this block
         self.kind = kind  # type of the arrays that it makes, where it reads none
 
-    def arrays(self, values: Values, copy: Any = None) -> list[Any] | None:
+    def arrays(self, values: Values, copy: type[Any] | None = None) -> list[Any] | None:
         """The arrays that it reads; None where they are not as foreseen. Those of the type `copy`
         that only lie otherwise in memory (one element seen as many, transposed) are copied."""
         out = []

@@ -481,7 +481,11 @@ def make_plan(
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     for key, gather in graph.gathers.items() if graph.gpus else ():
-        if gather.to_host and _whole_first(gather, graph, index, steps, machine):
+        if (
+            gather.to_host
+            and not gather.whole
+            and _whole_first(gather, graph, index, steps, machine)
+        ):
             graph.gathers[key] = replace(gather, whole=True)
     delivered = _delivered(graph, index)
     inside = _inside(graph, steps)
@@ -576,11 +580,16 @@ def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
     for key in keys:
         array = type(key) is tuple and key
         task = tasks[key]
-        (first, *_) = getattr(task, "members", None) or (task,)  # of a batch
-        program = getattr(first, "program", None) or getattr(task, "func", type(task))
-        kind = key[0] if array else id(program)
+        kind = key[0] if array else id(_what(task))
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
+
+
+def _what(task: Any) -> Any:
+    """What a task calls: its function, or its program, be it of several as one."""
+    for first in getattr(task, "members", ())[:1]:
+        task = first
+    return getattr(task, "func", None) or getattr(task, "program", type(task))
 
 
 def _sizes(

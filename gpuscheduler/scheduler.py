@@ -542,9 +542,11 @@ class Scheduler:
                 known.most = dict.fromkeys(known.machine.memories, ENDLESS)
                 return None
 
-    def _gathering(self, graph: Graph, plan: Plan) -> Gathering:
+    def _gathering(
+        self, graph: Graph, plan: Plan, free: Callable[[int], int] = lambda place: 0
+    ) -> Gathering:
         hardware = self.hardware
-        return Gathering(plan, graph.alias, hardware.empty, hardware.join, bring=hardware.bring)
+        return Gathering(plan, graph.alias, hardware.empty, hardware.join, free, hardware.bring)
 
     def _written(self, graph: Graph, plan: Plan) -> tuple[Plan, Gathering]:
         """The plan as it is run where parts of its result are written into one array."""
@@ -635,16 +637,13 @@ class Scheduler:
         results: Results,
     ) -> list[Any] | None:
         """The values, by a tape; None where it cannot be followed after all."""
-        hardware = self.hardware
         plan = known.beside_own() if known.own else known
         memory = plan.machine.memory
 
         def free(place: int) -> int:
             return memory[place] - others.get(place, 0)
 
-        gathering = Gathering(
-            plan, graph.alias, hardware.empty, hardware.join, free, hardware.bring
-        )
+        gathering = self._gathering(graph, plan, free)
         devices = lease.devices(plan, gathering, Told.NOTHING)
         try:
             begin = perf_counter()

@@ -242,14 +242,7 @@ class Borrowed:
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
         self.executor.submit(self._run, job, argument)
 
-    def send_to_any(
-        self,
-        job: Job,
-        argument: Any,
-        place: int | None = None,
-        most: int | None = None,
-        kind: str = "files",
-    ) -> None:
+    def send_to_any(self, job: Job, argument: Any, *where: Any) -> None:
         self.executor.submit(copy_context().run, self._run, job, argument)
 
     def _run(self, job: Job, argument: Any) -> None:

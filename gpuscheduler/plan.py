@@ -26,7 +26,7 @@ SHORT = 1 / 2
 
 
 #: A result for the host is put together on a device where it has so many blocks, which have so many
-#: bytes on average, at most, and all of it so many, or such a part of a device's memory. Measured.
+#: bytes on average, at most, and all of it so many, or such a part of a device's memory.
 MANY_BLOCKS, SMALL_BLOCK, MOST_TOGETHER, PART_TOGETHER = 16, 2**22, 2**30, 16
 
 

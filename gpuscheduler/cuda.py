@@ -2135,8 +2135,8 @@ class CudaDevices:
         """What a task is called with."""
         held, task = self.held[lane.place], step.task
         # such a batch knows where its arrays are; the host does not
-        by_heart = type(task) is Batch and self.alone and step.kind not in self.plan.hosted
-        by_heart = by_heart and task.known()
+        alone = self.alone and step.kind not in self.plan.hosted
+        by_heart = type(task) is Batch and alone and task.known()
         reads = (step.names or step.constants) and not by_heart
         values = step.values(lambda j: held[j].value) if reads else {}
         for name in step.constants:

@@ -418,7 +418,7 @@ class Attached:
             kinds[said] = kinds.get(said, 0) + 1
         each = ", ".join(f"{n} worker{'s'[: n != 1]} of {what}" for what, n in kinds.items())
         out = "".join(f", not {_worker(address)}" for address in sorted(self._left_out))
-        return f"<Attached to {self.client.scheduler.address}: {each}{out}>"
+        return f"<Attached to {self.client.scheduler.address}: {each}{out}>"  # type: ignore[union-attr]
 
     # ---- planning
 

@@ -95,7 +95,7 @@ class CupyBackend(CupyBackendEntrypoint):
     """
 
     def __init__(self, xp: str = "cupy"):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.xp = xp
 
     @property

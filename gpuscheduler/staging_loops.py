@@ -82,7 +82,7 @@ def send(  # type: ignore[no-untyped-def]
         begin, filled = ring + k * part, 0
         while filled < part and row < rows:
             n = min(part - filled, width - column)
-            _copied(begin + filled, source + row * pitch + column, n)
+            _copied(begin + filled, source + row * pitch + column, n)  # type: ignore[call-arg]
             filled += n
             column += n
             if column == width:

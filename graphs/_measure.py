@@ -280,7 +280,7 @@ def meshes() -> None:
 
     @cuda.jit  # type: ignore[untyped-decorator]
     def by_hand(out, y0, dy, x0, dx, most):  # type: ignore[no-untyped-def]
-        j, i = cuda.grid(2)
+        j, i = cuda.grid(2)  # type: ignore[attr-defined]
         if i < out.shape[0] and j < out.shape[1]:
             out[i, j] = loop(y0 + dy * i, x0 + dx * j, most)
 

@@ -40,11 +40,9 @@ ASSEMBLY = {
     'asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(t));': "y = coarse(1 / sqrt(t));",
 }
 BEFORE = r"""
-#include <cmath>
-#include <csetjmp>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <math.h>
+#include <setjmp.h>
+#include <string.h>
 #include <ucontext.h>
 #define __device__
 #define __forceinline__ inline
@@ -58,7 +56,7 @@ static ucontext_t fibers[256];
 static jmp_buf paused[256], scheduler;  // a jump takes no system call, which swapcontext does
 static int waiting[256];  // 0 has not begun, 1 waits for all, 2 exchanges, -1 is done
 static unsigned current;
-static void pause_at(int kind) {
+static inline void pause_at(int kind) {
   waiting[current] = kind;
   if (!_setjmp(paused[current])) _longjmp(scheduler, 1);
 }
@@ -67,26 +65,26 @@ static void __attribute__((noinline)) go_on(unsigned t) {
   if (waiting[t]) _longjmp(paused[t], 1);
   setcontext(&fibers[t]);
 }
-static void __syncthreads() { pause_at(1); }
-static void __threadfence() {}
-static void __syncwarp() { pause_at(2); }
+static inline void __syncthreads() { pause_at(1); }
+static inline void __threadfence() {}
+static inline void __syncwarp() { pause_at(2); }
 static unsigned exchange[256];
 static double exchanged[256];
-static double __shfl_sync(unsigned, double v, int from) {
+static inline double __shfl_sync(unsigned, double v, int from) {
   exchanged[current] = v;
   pause_at(2);
   const double got = exchanged[(current & ~31u) + from];
   pause_at(2);
   return got;
 }
-static unsigned of_lane(unsigned v, int lane, bool there) {
+static inline unsigned of_lane(unsigned v, int lane, bool there) {
   exchange[current] = v;
   pause_at(2);
   const unsigned got = there ? exchange[(current & ~31u) + lane] : v;
   pause_at(2);
   return got;
 }
-static unsigned __match_any_sync(unsigned, unsigned v) {
+static inline unsigned __match_any_sync(unsigned, unsigned v) {
   exchange[current] = v;
   pause_at(2);
   unsigned same = 0;
@@ -95,20 +93,20 @@ static unsigned __match_any_sync(unsigned, unsigned v) {
   pause_at(2);
   return same;
 }
-static unsigned __ballot_sync(unsigned, int holds) {
+static inline unsigned __ballot_sync(unsigned, int holds) {
   const unsigned yes = __match_any_sync(~0u, holds != 0);
   return holds ? yes : ~yes;
 }
-static int __any_sync(unsigned, int holds) { return __ballot_sync(~0u, holds) != 0; }
-static unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
+static inline int __any_sync(unsigned, int holds) { return __ballot_sync(~0u, holds) != 0; }
+static inline unsigned __shfl_down_sync(unsigned, unsigned v, int down) {
   const int lane = current & 31;
   return of_lane(v, lane + down, lane + down < 32);
 }
-static unsigned __shfl_sync(unsigned, unsigned v, int from, int lanes) {
+static inline unsigned __shfl_sync(unsigned, unsigned v, int from, int lanes) {
   const int lane = current & 31;
   return of_lane(v, lane / lanes * lanes + from % lanes, true);
 }
-static unsigned __shfl_up_sync(unsigned, unsigned v, int up, int lanes) {
+static inline unsigned __shfl_up_sync(unsigned, unsigned v, int up, int lanes) {
   const int lane = current & 31;
   return of_lane(v, lane - up, lane % lanes >= up);
 }
@@ -116,52 +114,58 @@ template<class T> static T atomicAdd(T* p, T n) { const T old = *p; *p += n; ret
 template<class T> static T atomicExch(T* p, T n) { const T old = *p; *p = n; return old; }
 template<class T> static T __ldcg(const T* p) { return *p; }
 template<class T, class U> static T same_bits(U u) { T t; memcpy(&t, &u, sizeof t); return t; }
-static float __int_as_float(int x) { return same_bits<float>(x); }
-static int __float_as_int(float x) { return same_bits<int>(x); }
-static double __longlong_as_double(long long x) { return same_bits<double>(x); }
-static long long __double_as_longlong(double x) { return same_bits<long long>(x); }
-static double __hiloint2double(int high, int low) {
+static inline float __int_as_float(int x) { return same_bits<float>(x); }
+static inline int __float_as_int(float x) { return same_bits<int>(x); }
+static inline double __longlong_as_double(long long x) { return same_bits<double>(x); }
+static inline long long __double_as_longlong(double x) { return same_bits<long long>(x); }
+static inline double __hiloint2double(int high, int low) {
   return same_bits<double>((unsigned long long)(unsigned)high << 32 | (unsigned)low);
 }
-static int __double2hiint(double x) { return (int)(same_bits<long long>(x) >> 32); }
-static int __double2loint(double x) { return (int)same_bits<long long>(x); }
-static int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-static int __popc(unsigned x) { return __builtin_popcount(x); }
-static int __ffs(unsigned x) { return __builtin_ffs(x); }
+static inline int __double2hiint(double x) { return (int)(same_bits<long long>(x) >> 32); }
+static inline int __double2loint(double x) { return (int)same_bits<long long>(x); }
+static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __ffs(unsigned x) { return __builtin_ffs(x); }
 #define cospi cospi_
 #define sinpi sinpi_
 #define cospif cospif_
 #define sinpif sinpif_
 #define sincospi sincospi_
 #define sincospif sincospif_
-static double cospi(double x) { return (double)cosl(M_PIl * (long double)x); }
-static double sinpi(double x) { return (double)sinl(M_PIl * (long double)x); }
-static float cospif(float x) { return (float)cosl(M_PIl * (long double)x); }
-static float sinpif(float x) { return (float)sinl(M_PIl * (long double)x); }
-static void sincospi(double x, double* s, double* c) { *s = sinpi(x); *c = cospi(x); }
-static void sincospif(float x, float* s, float* c) { *s = sinpif(x); *c = cospif(x); }
-static double normcdf(double x) { return erfc(-x * M_SQRT1_2) / 2; }
-static float normcdff(float x) { return (float)normcdf((double)x); }
-static double cyl_bessel_i0(double x) {
-  return x - x == 0 ? std::cyl_bessel_i(0.0, fabs(x)) : fabs(x);
-}
-static double cyl_bessel_i1(double x) {
-  return x - x == 0 ? copysign(std::cyl_bessel_i(1.0, fabs(x)), x) : x;
-}
-static float cyl_bessel_i0f(float x) { return (float)cyl_bessel_i0(x); }
-static float cyl_bessel_i1f(float x) { return (float)cyl_bessel_i1(x); }
-static double coarse(double x) {  // as many digits as the hardware's approximations have
+static inline double cospi(double x) { return (double)cosl(M_PIl * (long double)x); }
+static inline double sinpi(double x) { return (double)sinl(M_PIl * (long double)x); }
+static inline float cospif(float x) { return (float)cosl(M_PIl * (long double)x); }
+static inline float sinpif(float x) { return (float)sinl(M_PIl * (long double)x); }
+static inline void sincospi(double x, double* s, double* c) { *s = sinpi(x); *c = cospi(x); }
+static inline void sincospif(float x, float* s, float* c) { *s = sinpif(x); *c = cospif(x); }
+static inline double normcdf(double x) { return erfc(-x * M_SQRT1_2) / 2; }
+static inline float normcdff(float x) { return (float)normcdf((double)x); }
+extern "C" double cyl_bessel_i0(double), cyl_bessel_i1(double);
+extern "C" float cyl_bessel_i0f(float), cyl_bessel_i1f(float);
+static inline double coarse(double x) {  // as many digits as the hardware's approximations have
   return same_bits<double>(same_bits<long long>(x) & ~((1ll << 30) - 1));
 }
 // Hardware that has no subnormal numbers here, and is off by a unit in the last place.
-static float no_small(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-static float coarse_float(float x) {
+static inline float no_small(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+static inline float coarse_float(float x) {
   x = no_small(x);
   return x == 0 || !(fabsf(x) < 0x1p127f) ? x : same_bits<float>(same_bits<int>(x) ^ 1);
 }
-static double __dadd_rn(double x, double y) { return x + y; }
-static double __dmul_rn(double x, double y) { return x * y; }
-static double rsqrt(double x) { return 1 / sqrt(x); }
+static inline double __dadd_rn(double x, double y) { return x + y; }
+static inline double __dmul_rn(double x, double y) { return x * y; }
+static inline double rsqrt(double x) { return 1 / sqrt(x); }
+"""
+#: What only C++'s library has, whose headers would take half of the time for each kernel.
+BESSEL = """
+#include <cmath>
+extern "C" double cyl_bessel_i0(double x) {
+  return x - x == 0 ? std::cyl_bessel_i(0.0, fabs(x)) : fabs(x);
+}
+extern "C" double cyl_bessel_i1(double x) {
+  return x - x == 0 ? copysign(std::cyl_bessel_i(1.0, fabs(x)), x) : x;
+}
+extern "C" float cyl_bessel_i0f(float x) { return (float)cyl_bessel_i0(x); }
+extern "C" float cyl_bessel_i1f(float x) { return (float)cyl_bessel_i1(x); }
 """
 #: What Numba calls of CUDA's library: here it is the host's.
 LIBDEVICE = "".join(
@@ -268,7 +272,7 @@ int launch(const void* items, unsigned blocks, unsigned count, int one, char* st
 
 
 FLAGS = ["-std=gnu++17", "-O0", "-shared", "-fPIC", "-ffp-contract=off", "-w",
-         "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden",
+         "-fno-strict-aliasing", "-fno-gnu-unique", "-fvisibility=hidden", "-nostdlib",
          *(["-fuse-ld=gold"] if shutil.which("ld.gold") else [])]  # fmt: skip
 
 
@@ -311,22 +315,31 @@ class Host:
                 pieces = [Path(folder, f"{n}.o") for n in range(len(objects))]
                 for piece, content in zip(pieces, objects, strict=True):
                     piece.write_bytes(content)
+                if "cyl_bessel" in text:
+                    pieces += self.kept("bessel.cpp", BESSEL, "-c"), "-lstdc++", "-lc"
                 # shared memory is static there: each library is to have its own
-                compiled(source, *pieces, "-o", made)
+                compiled("-nostdinc++", source, *pieces, "-lm", "-lgcc", "-o", made)
                 made.replace(library)
         return library
 
     def before(self):
         """The header that each source begins with, which is what takes long: read once."""
-        header = self.directory / f"{hashlib.sha256(BEFORE.encode()).hexdigest()[:20]}.h"
-        if not header.exists():
+        options = "-nostdinc++", "-x", "c++-header"
+        return self.kept("before.h", BEFORE, *options).with_suffix("")
+
+    def kept(self, name, text, *options):
+        """What a text is compiled to, once for all processes, beside a copy of it."""
+        stem, kind = name.split(".")
+        stem += hashlib.sha256(text.encode()).hexdigest()[:20]
+        made = self.directory / f"{stem}.{'h.gch' if kind == 'h' else 'o'}"
+        if not made.exists():
             with tempfile.TemporaryDirectory(dir=self.directory) as folder:
-                source, read = Path(folder, "before.h"), Path(folder, "before.h.gch")
-                source.write_text(BEFORE)
-                compiled("-x", "c++-header", source, "-o", read)
-                read.replace(f"{header}.gch")
-                source.replace(header)
-        return header
+                source, new = Path(folder, name), Path(folder, "new")
+                source.write_text(text)
+                compiled(*options, source, "-o", new)
+                source.replace(self.directory / f"{stem}.{kind}")
+                new.replace(made)
+        return made
 
     def run(self, kernels, arrays, one=False, **options):
         """The outputs of kernels of the same structure, launched together; `arrays` are those of

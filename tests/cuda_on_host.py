@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuscheduler.cuda_math import HALF, STORED
-from gpuscheduler.kernel import generate
+from gpuscheduler.kernel import ONLY, generate
 
 #: Bytes of the types that are stored.
 SIZES = {kind: int(short[1:]) for short, kind in STORED.items()}
@@ -55,6 +55,7 @@ static Place blockIdx, threadIdx;
 static ucontext_t fibers[256];
 static jmp_buf paused[256], scheduler;  // a jump takes no system call, which swapcontext does
 static int waiting[256];  // 0 has not begun, 1 waits for all, 2 exchanges, -1 is done
+static bool begun[256];  // fibers run one block's thread after the other
 static unsigned current;
 static inline void pause_at(int kind) {
   waiting[current] = kind;
@@ -62,7 +63,8 @@ static inline void pause_at(int kind) {
 }
 static void __attribute__((noinline)) go_on(unsigned t) {
   if (_setjmp(scheduler)) return;
-  if (waiting[t]) _longjmp(paused[t], 1);
+  if (begun[t]) _longjmp(paused[t], 1);
+  begun[t] = true;
   setcontext(&fibers[t]);
 }
 static inline void __syncthreads() { pause_at(1); }
@@ -225,27 +227,27 @@ def numba_on_host(call):
 
 AFTER = r"""
 static const void* argument;
-static int single;
 static void thread() {
-  if (single) NAME_one(*(const Items<1>*)argument); else NAME(*(const Items<MOST>*)argument);
-  waiting[current] = -1;
-  _longjmp(scheduler, 1);
+  for (;;) {
+    NAME(*(const Items<MOST>*)argument);
+    pause_at(-1);
+  }
 }
 extern "C" __attribute__((visibility("default")))
-int launch(const void* items, unsigned blocks, unsigned count, int one, char* stacks) {
+int launch(const void* items, unsigned blocks, unsigned count, char* stacks) {
   argument = items;
-  single = one;
   const size_t room = 1 << 16;
+  for (unsigned t = 0; t < 256; ++t) {
+    if (t) fibers[t] = fibers[0]; else getcontext(&fibers[0]);
+    fibers[t].uc_stack.ss_sp = stacks + room * t;
+    fibers[t].uc_stack.ss_size = room;
+    fibers[t].uc_link = 0;
+    makecontext(&fibers[t], thread, 0);
+    begun[t] = false;
+  }
   for (blockIdx.y = 0; blockIdx.y < count; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-      for (unsigned t = 0; t < 256; ++t) {
-        getcontext(&fibers[t]);
-        fibers[t].uc_stack.ss_sp = stacks + room * t;
-        fibers[t].uc_stack.ss_size = room;
-        fibers[t].uc_link = 0;
-        makecontext(&fibers[t], thread, 0);
-        waiting[t] = 0;
-      }
+      memset(waiting, 0, sizeof waiting);
       for (unsigned alive = 256; alive;) {
         alive = 0;
         for (unsigned warp = 0; warp < 256; warp += 32)
@@ -291,18 +293,21 @@ class Host:
         self.one_at_a_time = threading.Lock()  # stacks, and shared memory, which is static there
         self.stacks = ctypes.create_string_buffer(256 << 16)
 
-    def function(self, made):
-        if made.source not in self.loaded:
+    def function(self, made, one):
+        """A kernel, of one item or of as many as its items have room for."""
+        if (made.source, one) not in self.loaded:
             objects = [numba_on_host(call) for call in made.calls]
             text = made.source.replace(HALF.strip("\n"), HALF_ON_HOST)
             for asm, call in ASSEMBLY.items():
                 text = text.replace(asm, call)
-            after = AFTER.replace("NAME", made.name).replace("MOST", str(made.most))
+            name, most = (f"{made.name}_one", 1) if one else (made.name, made.most)
+            after = AFTER.replace("NAME", name).replace("MOST", str(most))
             # threadIdx is what it is for the current fiber whenever a thread goes on
             text = text.replace("threadIdx.x", "current")
-            text = (LIBDEVICE if objects else "") + text + after
-            self.loaded[made.source] = ctypes.CDLL(str(self.built(text, objects))).launch
-        return self.loaded[made.source]
+            only = f"#define {ONLY[one].removeprefix('-D')}\n"
+            text = (LIBDEVICE if objects else "") + only + text + after
+            self.loaded[made.source, one] = ctypes.CDLL(str(self.built(text, objects))).launch
+        return self.loaded[made.source, one]
 
     def built(self, text, objects):
         """Text that follows BEFORE, and what it calls, as a library; the same has the same name."""
@@ -381,8 +386,8 @@ class Host:
         for slot, nbytes in vectors(made.source).items():
             assert not (items[:count, slot] % nbytes).any(), "a vector does not begin at a multiple"
         with self.one_at_a_time:
-            failed = self.function(made)(
-                items.ctypes.data_as(ctypes.c_void_p), blocks, count, one, self.stacks
+            failed = self.function(made, one)(
+                items.ctypes.data_as(ctypes.c_void_p), blocks, count, self.stacks
             )
         assert not failed, "threads of a block wait at different barriers"
 

@@ -1,10 +1,14 @@
 """Tests here need CUDA devices; one marked `gpus(n)` needs n. Without them they are skipped.
 
 With tests/fake_cuda first on PYTHONPATH the devices are the host, kernels are compiled as C++, and
-each test fails that leaves a race; what needs a real one is marked `real`.
+each test fails that leaves a race; what needs a real one is marked `real`. Of a test of very many
+cases, marked `sampled(n)`, all run on GPUs, and there one of n: the same ones each time, drawn by
+their names, or all with GPUSCHEDULER_ALL set.
 """
 
+import os
 import shutil
+from hashlib import sha256
 
 import pytest
 
@@ -19,9 +23,14 @@ except ImportError:
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpus(n): needs at least n CUDA devices")
     config.addinivalue_line("markers", "real: needs a real CUDA device")
+    config.addinivalue_line("markers", "sampled(n): one of n cases where there is no GPU")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if fake and "GPUSCHEDULER_ALL" not in os.environ:
+        left = [item for item in items if _left_out(item)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not _left_out(item)]
     here = cuda_devices()
     for item in items:
         if "gpu" not in item.path.parts:
@@ -34,6 +43,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a real CUDA device"))
         elif fake and shutil.which("g++") is None:
             item.add_marker(pytest.mark.skip(reason="there is no g++ to compile kernels with"))
+
+
+def _left_out(item):
+    sampled = item.get_closest_marker("sampled")
+    return sampled and sha256(item.name.encode()).digest()[0] % sampled.args[0]
 
 
 if fake:

@@ -924,7 +924,8 @@ class _Plan:
         whole = self.kernel.shape
         if not host_code.worth(whole) or SMALL_PART * math.prod(region.shape) < math.prod(whole):
             return None
-        target, count = region.views[0], math.prod(self.kernel.kept)
+        target, position = region.views[0], region.views[-1]
+        count = math.prod(self.kernel.kept)
         if len(self.regions) > 1:
             target = _spread(View.contiguous(region.kept), region.stays, len(region.shape))
             count = math.prod(region.kept)
@@ -935,9 +936,10 @@ class _Plan:
             order = [*[k for k in range(len(shape)) if k != last], last]
             shape, along = tuple([shape[k] for k in order]), False
             exprs, target = _reordered(exprs, order), _in_order(target, order)
-        types = [_types(r)[0] for r in self.reductions]  # of a moment: double
+            position = _in_order(position, order)
+        types = [_type(r) for r in self.reductions]
         return host_code.reducing(
-            shape, exprs, self.reductions, types, target, along, count, self.few
+            shape, exprs, self.reductions, types, target, position, along, count, self.few
         )
 
     @cached_property
@@ -963,7 +965,7 @@ class _Plan:
         given: Sequence[Array],
     ) -> list[State]:
         """What machine code makes of a region: states of this shape."""
-        made = [host_code.states(r.op, _types(r)[0], shape, self.few) for r in self.reductions]
+        made = [host_code.states(r.op, _type(r), shape, self.few) for r in self.reductions]
         code(memory, given, [host_code.address(a) for found in made for a in found])
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
@@ -1208,6 +1210,11 @@ def _types(reduction: Reduction) -> tuple[DType, ...]:
         real = np.empty(0, total).real.dtype
         return np.dtype(np.float64), total, real
     return (arg,)
+
+
+def _type(reduction: Reduction) -> DType:
+    """The type that a reduction's values are taken as: of a moment, double."""
+    return reduction.arg.dtype if reduction.op in host_code.EXTREMES else _types(reduction)[0]
 
 
 def _room(reduction: Reduction, shape: tuple[int, ...]) -> State:

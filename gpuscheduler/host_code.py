@@ -511,6 +511,8 @@ class Code:
                 return states
             if what == "start":
                 return row.leaves[which].data.offset  # type: ignore[no-any-return]
+            if what == "first":
+                return views[which].offset
             if what == "target":
                 n, k = which
                 return views[n].strides[k]
@@ -577,8 +579,12 @@ def _writing(row: _Row, roots: Sequence[Expr]) -> _Written:
 #: Reductions, and the ufunc by which two values become one.
 PAIRWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
          "fmax": "fmax", "any": "logical_or", "all": "logical_and"}  # fmt: skip
+#: What says where an extreme is, and the reduction that says which it is.
+EXTREMES = {"argmin": "min", "argmax": "max"}
 #: What there is code for.
-REDUCED = frozenset({*PAIRWISE, "moment"})
+REDUCED = frozenset({*PAIRWISE, *EXTREMES, "moment"})
+#: Behind every position.
+NOWHERE = 2**63 - 1
 
 
 def identity(op: str, dtype: DType) -> Any:
@@ -600,13 +606,15 @@ def reducing(
     reductions: Sequence[Reduction],
     types: Sequence[DType],
     target: View,
+    position: View,
     along: bool,
     count: int,
     few: bool,
 ) -> Code | None:
     """Code that reduces the roots' values into states of these types, that are there already, and
-    are numbered by `target`, `count` of them; `along` says whether rows are reduced, and `few` that
-    each state is of few points. See `states`. None where there is no code."""
+    are numbered by `target`, `count` of them; points by `position`, among those of their state;
+    `along` says whether rows are reduced, and `few` that each state is of few points. See `states`.
+    None where there is no code."""
     try:
         if any(r.op not in REDUCED for r in reductions):
             raise NotWritten("reductions")
@@ -615,7 +623,7 @@ def reducing(
         row = _Row(len(shape), roots)
         words = row.words, tuple([r.op for r in reductions]), tuple(types), along, few
         written = _known(words, lambda: _reducing(row, roots, reductions, types, along, few))
-        return Code(written, row, shape, [target], count)
+        return Code(written, row, shape, [target, position], count)
     except NotWritten:
         return None
 
@@ -628,15 +636,19 @@ def states(op: str, dtype: DType, shape: tuple[int, ...], few: bool) -> list[Arr
     """What a reduction begins with. A sum of doubles, but of few, is followed by what it lost to
     rounding; a moment is a count, a sum, what that lost, the squared deviations from the mean, the
     first value, and the sum of what the others are beyond that: numbers that are near to each other
-    and far from zero lose nothing by it."""
+    and far from zero lose nothing by it. Where an extreme is comes before the extreme itself."""
     if op == "moment":
         return [np.zeros(shape) for _ in range(MOMENT)]
+    if op in EXTREMES:
+        return [np.full(shape, NOWHERE), np.full(shape, identity(EXTREMES[op], dtype))]
     first = np.full(shape, identity(op, dtype))
     return [first, np.zeros(shape)] if _lossy(op, dtype, few) else [first]
 
 
 def finished(op: str, made: list[Array]) -> tuple[Array, ...]:
     """States as others make them: without what was lost, which is in them at the end."""
+    if op in EXTREMES:
+        return tuple(made)
     return (made[0], made[1], made[3]) if op == "moment" else (made[0],)
 
 
@@ -649,18 +661,22 @@ def _reducing(row: _Row, roots: Sequence[Expr], reductions: Sequence[Reduction],
     text, axes = _Text(), row.axes
     row.begins(text)
     steps = [row.number("target", (0, k)) for k in range(axes - 1)]
+    placed = any(r.op in EXTREMES for r in reductions)
+    places = [row.number("target", (1, k)) for k in range(axes)] if placed else []
+    begin = row.number("first", 1) if placed else "0"
     found, outs = [], 0
     for r, t in zip(reductions, types, strict=True):
-        many = MOMENT if r.op == "moment" else 1 + _lossy(r.op, t, few)
+        many = MOMENT if r.op == "moment" else 1 + (r.op in EXTREMES or _lossy(r.op, t, few))
         found.append(_State(r.op, t, [f"%out{outs + n}" for n in range(many)]))
         outs += many
     helpers: dict[str, str] = {}
 
-    def rows(stack: ExitStack) -> str:
-        """Where the state of a row, or of its first element, is."""
+    def rows(stack: ExitStack) -> tuple[str, str]:
+        """Where the state of a row, or of its first element, is, and the row's position."""
         outer = [stack.enter_context(text.loop(n)) for n in row.lengths[:-1]]
         row.begin(outer)
-        return total(text, list(zip(steps, outer, strict=True)))
+        position = total(text, [(begin, None), *zip(places, outer, strict=False)])
+        return total(text, list(zip(steps, outer, strict=True))), position
 
     def pieces(stack: ExitStack) -> tuple[str, str]:
         """Where each piece of a row begins, and how long it is."""
@@ -672,7 +688,7 @@ def _reducing(row: _Row, roots: Sequence[Expr], reductions: Sequence[Reduction],
 
     with ExitStack() as stack:
         if along:
-            where = rows(stack)
+            where, position = rows(stack)
             start, count = pieces(stack)
             buffers = [text.once(f"alloca [{PIECE} x {_llvm(t)}], align 64") for t in types]
             with text.loop(count) as i:
@@ -680,12 +696,18 @@ def _reducing(row: _Row, roots: Sequence[Expr], reductions: Sequence[Reduction],
                 for value, root, s, b in zip(values, roots, found, buffers, strict=True):
                     value = text.cast(value, root.dtype, s.dtype)
                     text.store(s.dtype, value, text.at(_llvm(s.dtype), b, i))
+            if placed:
+                position = total(text, [(position, None), (places[-1], start)])
             for s, b in zip(found, buffers, strict=True):
-                s.take_piece(text, where, b, count, helpers)
+                if s.op in EXTREMES:
+                    s.take_extreme(text, where, b, count, (position, places[-1]), helpers)
+                else:
+                    s.take_piece(text, where, b, count, helpers)
         else:  # the states of a piece stay in the cache
             start, count = pieces(stack)
-            where = text(f"add nsw i64 {rows(stack)}, {start}")
-            facts = [s.before_row(text, where) for s in found]
+            where, position = rows(stack)
+            where = text(f"add nsw i64 {where}, {start}")
+            facts = [s.before_row(text, where, position) for s in found]
             with text.loop(count) as i:
                 values = row.values(text(f"add nsw i64 {start}, {i}"), roots)
                 at = text(f"add nsw i64 {where}, {i}")
@@ -722,9 +744,51 @@ class _State:
             found = text(f"icmp ne i8 {found}, 0")
         self.take(text, where, found, None)
 
+    def take_extreme(
+        self, text: _Text, where: str, piece: str, count: str, at: tuple[str, str],
+        helpers: dict[str, str],
+    ) -> None:  # fmt: skip
+        """Put where a piece of a row has its extreme to one state; `at` is the position of the
+        piece and the step from one element to the next. It is looked for where it could matter."""
+        dtype, kind, op = self.dtype, _llvm(self.dtype), EXTREMES[self.op]
+        name = f"row_{op}_{dtype.str[1:]}"
+        helpers[name] = helpers.get(name) or _lanes(name, op, dtype, text.used)
+        value = text(f"call {kind} @{name}(ptr {piece}, i64 {count})")
+        if dtype.kind == "b":
+            value = text(f"icmp ne i8 {value}, 0")
+        last = text.load(dtype, text.at(kind, self.arrays[1], where))
+        beats, same = self._compared(text, value, last)
+        matters = text(f"or i1 {beats}, {same}")
+        nearest = text.once("alloca i64")
+        text.do(f"store i64 {NOWHERE}, ptr {nearest}")
+        with text.loop(text(f"select i1 {matters}, i64 {count}, i64 0")) as i:
+            here = text.load(dtype, text.at(kind, piece, i))
+            _, it = self._compared(text, here, value)
+            place = total(text, [(at[0], None), (at[1], i)])
+            place = text(f"select i1 {it}, i64 {place}, i64 {NOWHERE}")
+            least = text(f"load i64, ptr {nearest}")
+            nearer = text(f"icmp slt i64 {place}, {least}")
+            text.do(
+                f"store i64 {text(f'select i1 {nearer}, i64 {place}, i64 {least}')}, ptr {nearest}"
+            )
+        self.take(text, where, value, text(f"load i64, ptr {nearest}"))
+
+    def _compared(self, text: _Text, value: str, last: str) -> tuple[str, str]:
+        """Whether a value is more extreme than another one, or the same; no number is the most."""
+        dtype, kind = self.dtype, _value(self.dtype)
+        beats = text.compare("lt" if self.op == "argmin" else "gt", dtype, value, last)
+        same = text.compare("eq", dtype, value, last)
+        if dtype.kind == "f":
+            odd = text(f"fcmp uno {kind} {value}, {value}")
+            before = text(f"fcmp uno {kind} {last}, {last}")
+            both = text(f"and i1 {odd}, {before}")
+            only = text(f"xor i1 {odd}, {both}")
+            beats, same = text(f"or i1 {beats}, {only}"), text(f"or i1 {same}, {both}")
+        return beats, same
+
     def finish(self, text: _Text, row: _Row) -> None:
         """Add what was lost; what was lost to an infinite sum is no number."""
-        if len(self.arrays) == 1:
+        if len(self.arrays) == 1 or self.op in EXTREMES:
             return
         total, lost = self.arrays[1:3] if self.op == "moment" else self.arrays
         with text.loop(row.number("states", None)) as k:
@@ -741,10 +805,11 @@ class _State:
                 value = text(f"select i1 {finite}, double {value}, double 0x7FF8000000000000")
                 text.store(self.dtype, value, place)
 
-    def before_row(self, text: _Text, where: str) -> Any:
-        """What is the same for all elements of a row: of moments, of how many they are now."""
+    def before_row(self, text: _Text, where: str, position: str) -> Any:
+        """What is the same for all elements of a row: of moments, of how many they are now; of
+        extremes, their position."""
         if self.op != "moment":
-            return None
+            return position
         n = text(f"load double, ptr {text.at('double', self.arrays[0], where)}, align 1")
         more = text(f"fadd double {n}, 1.0")
         first = text(f"fcmp oeq double {n}, 0.0")
@@ -753,6 +818,22 @@ class _State:
 
     def take(self, text: _Text, at: str, found: str, known: Any) -> None:
         """Put a value to a state."""
+        if self.op in EXTREMES:
+            i8 = np.dtype(np.int64)
+            place, there = (
+                text.at("i64", self.arrays[0], at),
+                text.at(_llvm(self.dtype), self.arrays[1], at),
+            )
+            before, last = text.load(i8, place), text.load(self.dtype, there)
+            beats, same = self._compared(text, found, last)
+            earlier = text(f"icmp slt i64 {known}, {before}")
+            better = text(f"or i1 {beats}, {text(f'and i1 {same}, {earlier}')}")
+            text.store(i8, text(f"select i1 {better}, i64 {known}, i64 {before}"), place)
+            kind = _value(self.dtype)
+            text.store(
+                self.dtype, text(f"select i1 {better}, {kind} {found}, {kind} {last}"), there
+            )
+            return
         places = [text.at(_llvm(self.dtype), a, at) for a in self.arrays]
         if self.op == "moment":  # Welford 1962, of what is beyond the first value
             first, more, part, share = known

@@ -113,7 +113,19 @@ def test_casts(always, given, wanted):
     assert (code_of(kernel) is None) == whole
 
 
-REDUCTIONS = ["sum", "prod", "min", "max", "fmin", "fmax", "any", "all", "moment"]
+REDUCTIONS = [
+    "sum",
+    "prod",
+    "min",
+    "max",
+    "fmin",
+    "fmax",
+    "any",
+    "all",
+    "moment",
+    "argmin",
+    "argmax",
+]
 
 
 @pytest.mark.parametrize("length", [1, 31, 33, 1023, 1025, 2500])
@@ -126,7 +138,8 @@ def test_reductions(always, op, dtype, length, monkeypatch):
     if op == "prod" and not whole:
         a = 1 + a / 1e4
     types = {"sum": "i8" if whole else dtype, "prod": "i8" if whole else dtype, "any": "?",
-             "all": "?", "moment": "f8 f8"}.get(op, dtype)  # fmt: skip
+             "all": "?", "moment": "f8 f8", "argmin": f"i8 {dtype}",
+             "argmax": f"i8 {dtype}"}.get(op, dtype)  # fmt: skip
     reduction = Reduction(op, source(0, a.shape, dtype), tuple(map(np.dtype, types.split())))
     outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
     for odd in [None, *([np.nan, np.inf] if np.dtype(dtype).kind == "f" else [])]:
@@ -213,7 +226,8 @@ def test_reductions_of_parts_side_by_side(always, op, join, axes):
     tree = test_blocks.joined([5 + join] * 3, join, shape)
     chosen = test_blocks.joined([5 + join] * 3, join, shape, 3, "?")
     tree = Expr("where", (chosen, tree, constant(0, "f8")), "f8")
-    types = {"any": "?", "all": "?", "moment": "f8 f8"}.get(op, "f8").split()
+    types = {"any": "?", "all": "?", "moment": "f8 f8", "argmin": "i8 f8", "argmax": "i8 f8"}
+    types = types.get(op, "f8").split()
     reduction = Reduction(op, tree, tuple(map(np.dtype, types)))
     outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
     kernel = Kernel(shape, tuple(outputs), (reduction,), axes)
@@ -223,6 +237,38 @@ def test_reductions_of_parts_side_by_side(always, op, join, axes):
     assert len(plan.codes) == 3
     assert None not in plan.codes
     assert not any(n.op == blocks.GUARDED for r in plan.regions for n in nodes(r.exprs))
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "i2", "u1", "?"])
+@pytest.mark.parametrize("op", ["argmin", "argmax"])
+def test_where_extremes_are(always, op, dtype, axes):
+    """The first of many that are equal, also of what is read backwards; no number before all."""
+    rng = np.random.default_rng(0)
+    for shape in ((9, 11, 40), (3, 70, 2), (4, 3, 1100)):
+        a = rng.integers(0, 3, shape).astype(dtype)
+        b = a[::-1, :, ::-1].copy()
+        n, m, w = shape
+        views = View(0, (m * w, w, 1)), View((n - 1) * m * w + w - 1, (-m * w, w, -1))
+        for odd in (False, *([True] if np.dtype(dtype).kind == "f" else [])):
+            if odd:
+                where = rng.random(shape) < 0.05
+                a[where], b[where[::-1, :, ::-1]] = np.nan, np.nan
+            for array, view in zip((a, b), views, strict=True):
+                x = Expr("input", (), dtype, (0, view))
+                reduction = Reduction(op, x, (np.dtype("i8"), np.dtype(dtype)))
+                outputs = tuple(
+                    [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
+                )
+                kernel = Kernel(shape, outputs, (reduction,), axes)
+                assert w == 2 or code_of(kernel) is not None
+                at, value = blocks.evaluate(kernel, [array])
+                lines = np.moveaxis(a, axes, range(-len(axes), 0)).reshape(*kernel.kept, -1)
+                want = getattr(np, op)(lines, -1)
+                np.testing.assert_array_equal(at, want)
+                np.testing.assert_array_equal(
+                    value, np.take_along_axis(lines, want[..., None], -1)[..., 0]
+                )
 
 
 @pytest.mark.parametrize("step", [-1, 2, -3, 7])
@@ -256,7 +302,8 @@ def test_elements_that_are_apart(always, axes, step, dtype):
 def test_short_rows(always, op, length):
     """Many results beside each other; each is a sum of few, or of more."""
     a = np.abs(test_blocks.some((5, 40, length))) + 0.5
-    types = {"any": "?", "all": "?", "moment": "f8 f8"}.get(op, "f8").split()
+    types = {"any": "?", "all": "?", "moment": "f8 f8", "argmin": "i8 f8", "argmax": "i8 f8"}
+    types = types.get(op, "f8").split()
     reduction = Reduction(op, source(0, a.shape, "f8"), tuple(map(np.dtype, types)))
     outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
     for axes in ((2,), (0, 2), (1, 2), (0, 1, 2)):

@@ -43,9 +43,10 @@ Array = np.ndarray[Any, Any]
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
 
-#: Bytes of one temporary. A few of 512 KiB fit a core's L2 cache; with more cores, NumPy's calls
-#: have to be longer, for each takes the interpreter's lock again. Measured with 2 and with 16.
-BLOCK_BYTES = 256 * 1024 * min(max(host_code.cores(), 2), 16)
+#: Bytes of one temporary: a few of them fit the cache that cores share. Smaller ones, which fit a
+#: core's own, are no faster where one thread computes, and take up to four times where two do: each
+#: of NumPy's calls takes the interpreter's lock again. Measured with 2 cores and with 16.
+BLOCK_BYTES = 4 * 1024 * 1024
 #: Points that are added up one after the other, as NumPy does it along all axes but the last. Rows
 #: of no more are reduced beside each other: measured, longer ones are faster one by one.
 FEW_POINTS = 16

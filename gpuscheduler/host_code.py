@@ -226,6 +226,8 @@ class _Text:
             if op == "logical_not":
                 return self(f"xor i1 {args[0]}, true")
             return self(f"{_BOOL[op]} i1 {args[0]}, {args[1]}")
+        if op in ("isnan", "isfinite", "isinf") and first.kind in "biu":
+            return "true" if op == "isfinite" else "false"
         if first.kind == "b":
             if op in ("invert", "bitwise_not"):
                 return self(f"xor i1 {args[0]}, true")

@@ -57,6 +57,10 @@ def code_of(kernel):
     return plan.outputs[0].code
 
 
+#: What is the same for all whole numbers.
+NUMBERS = ["isnan", "isinf", "isfinite"]
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4", "i1", "u2", "i4", "i8", "u8", "?"])
 @pytest.mark.parametrize("op", UFUNCS + LIBRARY)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -89,11 +93,11 @@ def test_operations(always, op, dtype):
         assert found[~odd].tobytes() == want[~odd].tobytes()
     known = {
         "f": UFUNCS + LIBRARY,
-        "b": [*host_code._BOOL, "invert", "equal", "logical_not"],
+        "b": [*host_code._BOOL, "invert", "equal", "logical_not", *NUMBERS],
         "i": [*host_code._INT, *host_code._SHIFT, "sign", *host_code._COMPARE,
               *host_code._CHOICES, "negative", "positive",
               "square", "absolute", "invert", "logical_and", "logical_or", "logical_xor",
-              "logical_not"],
+              "logical_not", *NUMBERS],
     }  # fmt: skip
     expected = op in known[np.dtype(dtype).kind.replace("u", "i")]
     assert (code_of(kernel) is not None) == expected

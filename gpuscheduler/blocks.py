@@ -938,7 +938,7 @@ class _Plan:
             shape, along = tuple([shape[k] for k in order]), False
             exprs, target = _reordered(exprs, order), _in_order(target, order)
             position = _in_order(position, order)
-        types = [_type(r) for r in self.reductions]
+        types = [_taken_as(r) for r in self.reductions]
         return host_code.reducing(
             shape, exprs, self.reductions, types, target, position, along, count, self.few
         )
@@ -966,7 +966,7 @@ class _Plan:
         given: Sequence[Array],
     ) -> list[State]:
         """What machine code makes of a region: states of this shape."""
-        made = [host_code.states(r.op, _type(r), shape, self.few) for r in self.reductions]
+        made = [host_code.states(r.op, _taken_as(r), shape, self.few) for r in self.reductions]
         code(memory, given, [host_code.address(a) for found in made for a in found])
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
@@ -1213,7 +1213,7 @@ def _types(reduction: Reduction) -> tuple[DType, ...]:
     return (arg,)
 
 
-def _type(reduction: Reduction) -> DType:
+def _taken_as(reduction: Reduction) -> DType:
     """The type that a reduction's values are taken as: of a moment, double."""
     return reduction.arg.dtype if reduction.op in host_code.EXTREMES else _types(reduction)[0]
 

@@ -117,19 +117,9 @@ def test_casts(always, given, wanted):
     assert (code_of(kernel) is None) == whole
 
 
-REDUCTIONS = [
-    "sum",
-    "prod",
-    "min",
-    "max",
-    "fmin",
-    "fmax",
-    "any",
-    "all",
-    "moment",
-    "argmin",
-    "argmax",
-]
+REDUCTIONS = [*host_code.PAIRWISE, *host_code.EXTREMES, "moment"]
+#: What they make of doubles, where it is not doubles.
+MADE = {"any": "?", "all": "?", "moment": "f8 f8", "argmin": "i8 f8", "argmax": "i8 f8"}
 
 
 @pytest.mark.parametrize("length", [1, 31, 33, 1023, 1025, 2500])
@@ -230,8 +220,7 @@ def test_reductions_of_parts_side_by_side(always, op, join, axes):
     tree = test_blocks.joined([5 + join] * 3, join, shape)
     chosen = test_blocks.joined([5 + join] * 3, join, shape, 3, "?")
     tree = Expr("where", (chosen, tree, constant(0, "f8")), "f8")
-    types = {"any": "?", "all": "?", "moment": "f8 f8", "argmin": "i8 f8", "argmax": "i8 f8"}
-    types = types.get(op, "f8").split()
+    types = MADE.get(op, "f8").split()
     reduction = Reduction(op, tree, tuple(map(np.dtype, types)))
     outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
     kernel = Kernel(shape, tuple(outputs), (reduction,), axes)
@@ -306,8 +295,7 @@ def test_elements_that_are_apart(always, axes, step, dtype):
 def test_short_rows(always, op, length):
     """Many results beside each other; each is a sum of few, or of more."""
     a = np.abs(test_blocks.some((5, 40, length))) + 0.5
-    types = {"any": "?", "all": "?", "moment": "f8 f8", "argmin": "i8 f8", "argmax": "i8 f8"}
-    types = types.get(op, "f8").split()
+    types = MADE.get(op, "f8").split()
     reduction = Reduction(op, source(0, a.shape, "f8"), tuple(map(np.dtype, types)))
     outputs = [Expr("reduced", (), d, (0, j)) for j, d in enumerate(reduction.dtypes)]
     for axes in ((2,), (0, 2), (1, 2), (0, 1, 2)):

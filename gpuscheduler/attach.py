@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -40,6 +40,7 @@ from .machine import Machine
 from .plan import Plan
 from .plans import Plans, signature
 from .scheduler import Options, cuda_devices, nested
+from .settings import Setting
 from .sizes import sizeof
 from .subgraph import Chain
 from .timeline import write
@@ -279,9 +280,7 @@ class Attached:
         from .node import SHUFFLES
 
         get = Get(self)
-        self._config: AbstractContextManager[Any] = config.set(
-            {"scheduler": get, **SHUFFLES, **backend}
-        )
+        self._setting = Setting({"scheduler": get, **SHUFFLES, **backend})
         client.subscribe_topic(self.name, self._told)
         own = type(client)
         self._client_get = MethodType(own.get, client)
@@ -389,7 +388,7 @@ class Attached:
         if self._closed:
             return
         self._closed = True
-        self._config.__exit__(None, None, None)
+        self._setting.end()
         for name, before in self._replaced.items():
             vars(self.client).pop(name, None)
             if before is not None:
@@ -860,9 +859,17 @@ class Get:
     method does: so Dask and xarray know that locks must be the cluster's."""
 
     def __init__(self, attached: Attached):
-        self.attached, self.__self__ = attached, attached.client
+        self.attached = attached
+
+    @property
+    def __self__(self) -> Client:
+        if self.attached._closed:  # nothing of that client is to be used
+            raise AttributeError("__self__")
+        return self.attached.client
 
     def __call__(self, dsk: Any, keys: Any, workers: Any = None, **options: Any) -> Any:
+        if self.attached._closed and config.get("scheduler", None) is self:
+            return self.attached._setting.instead()(dsk, keys, **options)
         return self.attached.get(dsk, keys, workers=workers, **options)
 
     def __reduce__(self) -> Any:

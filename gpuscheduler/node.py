@@ -29,6 +29,7 @@ from .graph import Graph
 from .plan import Plan
 from .run import Devices, Interrupted, Watch, noted
 from .scheduler import Scheduler
+from .settings import Setting
 from .sizes import leaves
 from .timeline import Row
 
@@ -276,19 +277,17 @@ class _Default:
 
     def __init__(self) -> None:
         self.nodes: set[Node] = set()
-        self.mine = {"scheduler": self.get, **SHUFFLES}
-        self.before: dict[str, Any] = {}  # what the configuration said
+        self.setting: Setting | None = None
 
     def add(self, node: Node) -> None:
         if not self.nodes:
-            self.before = {name: config.get(name, None) for name in self.mine}
-            config.set(self.mine)
+            self.setting = Setting({"scheduler": self.get, **SHUFFLES})
         self.nodes.add(node)
 
     def discard(self, node: Node) -> None:
         self.nodes.discard(node)
-        if not self.nodes and config.get("scheduler", None) == self.get:
-            config.set(self.before)
+        if not self.nodes and self.setting is not None:
+            self.setting.end()
 
     @contextmanager
     def running_on(self, scheduler: Scheduler) -> Iterator[None]:
@@ -309,7 +308,10 @@ class _Default:
     def _given(self) -> Any:
         if (mine := inside.get()) is not None:
             return mine.get
-        before = self.before.get("scheduler")
+        assert self.setting is not None
+        if not self.nodes:
+            return self.setting.instead()
+        before = self.setting.before("scheduler")
         given = get_scheduler(scheduler=before) if before is not None else get_client().get
         self._again()
         return given

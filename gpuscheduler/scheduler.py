@@ -47,6 +47,7 @@ from .plans import Plans, signature
 from .pretend import predict
 from .products import added_up, recognised
 from .run import Devices, Hardware, Lease, Told, Watch, run
+from .settings import Setting
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
 from .taken import Taken
@@ -212,7 +213,8 @@ class Scheduler:
         self._persisted = Persisted()
         machine = self.hardware.machine
         self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
-        self._entered: list[Any] = []
+        self._entered: list[Setting] = []
+        self._left: Setting | None = None  # the latest of these that has ended
         self._closed = False
 
     def get(
@@ -230,9 +232,17 @@ class Scheduler:
 
         Keyword arguments that other schedulers know and this one does not are ignored.
         """
+        if left := self._put_back():
+            return left.instead()(dsk, keys, **kwargs)
         return self._get(
             dsk, keys, _results, cache, callbacks, num_workers, pool, rerun_exceptions_locally
         )
+
+    def _put_back(self) -> Setting | None:
+        """Its setting, if that has ended and Dask's configuration says it all the same."""
+        if not self._closed or self._entered or config.get("scheduler", None) != self.get:
+            return None
+        return self._left
 
     def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> list[Any]:
         """Compute these collections and leave their chunks where they were made. Dask calls this
@@ -254,7 +264,9 @@ class Scheduler:
         >>> float(x.sum().compute(scheduler="threads"))
         1000000.0
         """
-
+        if left := self._put_back():
+            kwargs |= {"traverse": False, "optimize_graph": optimize_graph}
+            return list(dask_persist(*collections, scheduler=left.instead(), **kwargs))
         if any(hasattr(c, "__dask_exprs__") for c in collections):  # Dask puts these together again
 
             def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -736,14 +748,14 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
-        entered = config.set({"scheduler": self.get, **self.hardware.settings()})
-        self._entered.append(entered)
+        self._entered.append(Setting({"scheduler": self.get, **self.hardware.settings()}))
         _active.append(self)
         return self
 
     def __exit__(self, *exc: Any) -> None:
         _active.remove(self)
-        self._entered.pop().__exit__(*exc)
+        self._left = self._entered.pop()
+        self._left.end()
         if not self._entered:
             self.close()
 

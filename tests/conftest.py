@@ -12,7 +12,7 @@ import pytest
 from dask import config
 
 import gpuscheduler.scheduler
-from gpuscheduler import taken
+from gpuscheduler import settings, taken
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -88,6 +88,8 @@ def _dask_says_no_other_scheduler(request, _before=[]):  # noqa: B006
             if time.monotonic() > end:
                 break
             time.sleep(0.01)
-        if config.get("scheduler", None) == "dask.distributed" and _get_global_client() is None:
-            config.set(scheduler=None)
-            pytest.fail(f"there is no client, but Dask's configuration has one: see {last}")
+        if _get_global_client() is not None:
+            return
+    if (found := config.get("scheduler", None)) is not None and not settings._current:
+        config.pop("scheduler")
+        pytest.fail(f"nobody is there, but Dask's configuration has {found!r}: see {last}")

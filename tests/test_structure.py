@@ -85,6 +85,7 @@ ORDER = [
     "turns",
     "run",
     "timeline",
+    "settings",
     "pretend",
     "order",
     "workers",

@@ -1,0 +1,89 @@
+"""What Dask's configuration says while a scheduler, a cluster or a worker's devices are in use.
+
+Several may have set it, and they may end in any order; `dask.config.set` puts back what there was
+when it began, even where that has ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import dask.threaded
+from dask import config
+from dask.base import get_scheduler
+
+_ABSENT = object()
+_lock = threading.RLock()
+_current: list[Setting] = []  # in the order in which they were set
+
+
+class Setting:
+    """Values in Dask's configuration, until it ends.
+
+    Then it says what it said before, or what it would say had this one never been set, if others
+    have been set over it.
+
+    >>> first, second = Setting({"colour": "red"}), Setting({"colour": "blue"})
+    >>> first.end()
+    >>> config.get("colour")
+    'blue'
+    >>> second.end()
+    >>> config.get("colour", "none")
+    'none'
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = dict(values)
+        with _lock:
+            self._before = {name: config.get(name, _ABSENT) for name in values}
+            config.set(self.values)
+            _current.append(self)
+
+    def end(self) -> None:
+        """Put back what there was. Again, it does nothing."""
+        with _lock:
+            if self not in _current:
+                return
+            later = _current[_current.index(self) + 1 :]
+            _current.remove(self)
+            for name, value in self.values.items():
+                over = next((s for s in later if name in s.values), None)
+                if over is None:
+                    self._take_back(name)
+                elif over._before[name] == value:
+                    over._before[name] = self._before[name]
+
+    def before(self, name: str) -> Any:
+        """What the configuration said, None if nothing."""
+        value = self._before[name]
+        return None if value is _ABSENT else value
+
+    def instead(self) -> Any:
+        """What computes in place of the scheduler of a setting that has ended: a client of
+        `distributed` that was made meanwhile has put it back when it was closed."""
+        with _lock:
+            self._take_back("scheduler")
+        return get_scheduler() or dask.threaded.get
+
+    def _take_back(self, name: str) -> None:
+        """Where the configuration says what this has set, it says again what it did before."""
+        if config.get(name, _ABSENT) != self.values[name]:
+            return
+        value = self._before[name]
+        if value is _ABSENT or (value == "dask.distributed" and not _has_client()):
+            config.pop(name, None)
+        else:
+            config.set({name: value})
+
+
+def _has_client() -> bool:
+    if "distributed" in sys.modules:
+        from distributed import Client
+
+        with suppress(ValueError):
+            return Client.current(allow_global=True) is not None
+    return False

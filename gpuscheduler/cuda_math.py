@@ -1073,6 +1073,27 @@ template<class A> __device__ __forceinline__ A from_memory(const A* p) {
     "gather_lines",
     "from_memory",
 )
+# The same as functions that are called: code that is there many times takes long to compile.
+_piece(
+    """
+template<class A> __device__ __noinline__ A gathered_lanes(A a, int lanes) {
+  gather_lanes(a, lanes);
+  return a;
+}
+template<class A> __device__ __noinline__ A gathered_block(A a, void* shared) {
+  gather_block(a, shared);
+  return a;
+}
+template<class A> __device__ __noinline__ A gathered_lines(
+    A a, int lines, int width, void* shared) {
+  gather_lines(a, lines, width, shared);
+  return a;
+}
+""",
+    "gathered_lanes",
+    "gathered_block",
+    "gathered_lines",
+)
 # Scans: what comes together along the lanes of a warp, as far as before each of them.
 _piece(
     """

@@ -193,6 +193,7 @@ class Layout:
 
     def _reductions(self) -> None:
         roots = []
+        names: dict[str, str] = {}  # of accumulators, by their text
         self.kinds: list[tuple[str, str, list[str]]] = []  # operation, what it takes, results
         for j, r in enumerate(self.kernel.reductions):
             gives = []
@@ -213,7 +214,9 @@ class Layout:
             if found is None:
                 raise NotGenerated(f"{r.op} of {r.arg.dtype}")
             text, takes = found
-            self.structs.append(text)
+            # the compiler does what it does for a type once
+            alike = names.setdefault(text.replace(f"Part{j}", ""), f"Part{j}")
+            self.structs.append(text if alike == f"Part{j}" else f"typedef {alike} Part{j};")
             taken = r.arg if code_of(r.arg) == takes else Expr("cast", (r.arg,), dtype_of(takes))
             roots.append(taken)
             self.kinds.append((op, takes, gives))

@@ -26,6 +26,11 @@ from .tree import NotGenerated, Tree, part_size
 ROW_WAVES, COLUMN_WAVES, LANES = 8, 3, 8
 #: Sums of weights that blocks leave for the last one to add up.
 SUMS = 2**18
+#: Places in a kernel where parts of a block's threads are put together, from which on the code for
+#: it is called: where it is each time, it takes long to compile (eight variances: 1 s).
+MOST_INLINED = 8
+#: ... and bytes of a part: to go over what is small is less code than what a call has around it.
+LEAST_CALLED = 32
 
 
 class Reducing(Elementwise):
@@ -465,15 +470,21 @@ class Reducing(Elementwise):
         """Put the parts of a block's threads together."""
         lines = []
         for j in range(len(self.kinds)):
-            lines += self._over_held([self._gather(f"part{j}[e]")])
+            lines += self._over_held([self._gather(f"part{j}[e]", j)])
         return lines
 
-    def _gather(self, part: str) -> str:
+    def _gather(self, part: str, j: int) -> str:
         if self.wide:
-            return f"gather_block({part}, kept);"
-        if self.rows:
-            return f"gather_lanes({part}, lanes);"
-        return f"gather_lines({part}, lanes, side, kept);"
+            name, others = "gather_block", "kept"
+        elif self.rows:
+            name, others = "gather_lanes", "lanes"
+        else:
+            name, others = "gather_lines", "lanes, side, kept"
+        op, short, gives = self.kinds[j]
+        many = len(self.kinds) * (self.held + 1) > MOST_INLINED
+        if many and part_size(op, short, gives) >= LEAST_CALLED:
+            return f"{part} = {name.replace('gather', 'gathered')}({part}, {others});"
+        return f"{name}({part}, {others});"
 
     def _scratch(self, groups: int, share: int, side: int, name: str) -> list[str]:
         """Where the blocks that share results leave their parts."""
@@ -517,7 +528,7 @@ class Reducing(Elementwise):
                 "if (live) for (unsigned p = y; p < share; p += lanes) {",
                 f"whole.merge(from_memory(left{j} + {theirs}));",
                 "}",
-                self._gather("whole"),
+                self._gather("whole", j),
                 f"if (y == 0 && live) left{j}[{own}] = whole;",
                 "}",
                 *self._over_held([f"if (y == 0 && live) part{j}[e] = left{j}[{own}];"]),

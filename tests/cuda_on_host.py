@@ -46,6 +46,7 @@ BEFORE = r"""
 #include <ucontext.h>
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __global__
 #define __shared__ static
 #define __launch_bounds__(...)

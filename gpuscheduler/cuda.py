@@ -49,7 +49,7 @@ from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
 from .fuse import Fused, OrNone, Picked
-from .gather import WIDEST, Gathering, boxes
+from .gather import WIDEST, Gathering, boxes, each_block
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
@@ -921,15 +921,42 @@ class CudaHardware:
             self._after(stream, others)
         return out
 
-    def bring(self, blocks: Any, made: Any = None) -> Any:
-        """One array of nested lists of blocks, put together on the device of these (see `join`), or
-        one block: in pinned memory of the host, when it is there."""
-        first = next(iter(flatten([blocks])))
-        if not isinstance(first, cupy.ndarray):
+    def bring(
+        self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None
+    ) -> Any:
+        """One array of nested lists of blocks, or one block, in pinned memory of the host, when it
+        is there. Boxes of blocks are put together on the devices of these before (see `join`)."""
+        flat = list(flatten([blocks]))
+        if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return self.join(blocks) if isinstance(blocks, list) else blocks
-        with first.device:
-            array = self.join(blocks, made) if isinstance(blocks, list) else blocks
-            return array.get(out=self.pinned.array(array.shape, array.dtype))
+        first = flat[0].device
+        if len(boxes) < 2 or all(b.device == first for b in flat):
+            with first:
+                array = self.join(blocks, made) if isinstance(blocks, list) else blocks
+                return array.get(out=self.pinned.array(array.shape, array.dtype))
+        parts = _grid(blocks, flat[0].ndim)
+        if parts is None:
+            return finalize(each_block(self.bring, blocks))
+        shape, slots = parts
+        where = dict(zip(np.ndindex(_numblocks(blocks)), slots, strict=True))
+        out = self.pinned.array(shape, flat[0].dtype)
+        held, devices = [], {}
+        try:
+            for box in boxes:
+                inside = _inside(blocks, box)
+                ends = where[tuple(s.start for s in box)], where[tuple(s.stop - 1 for s in box)]
+                part = out[tuple(slice(a.start, b.stop) for a, b in zip(*ends, strict=True))]
+                device = next(iter(flatten([inside]))).device
+                with device:
+                    stream = cupy.cuda.get_current_stream()
+                    devices[device.id] = device, stream
+                    held.append(array := self.join(inside))
+                    _copy_into(part, part.ctypes.data, array, runtime.memcpyDeviceToHost, stream)
+        finally:  # also of what is on its way where another has no room
+            for device, stream in devices.values():
+                with device:
+                    stream.synchronize()
+        return out
 
     def _after(self, stream: Stream, others: Iterable[int]) -> None:
         """What a run let go of may be reused only when `stream`, which still reads it, is past; so
@@ -1193,6 +1220,13 @@ def _numblocks(blocks: Any) -> tuple[int, ...]:
         out.append(len(blocks))
         blocks = blocks[0]
     return tuple(out)
+
+
+def _inside(blocks: Any, box: tuple[slice, ...]) -> Any:
+    """The nested lists of the blocks in a box."""
+    if not box:
+        return blocks
+    return [_inside(inner, box[1:]) for inner in blocks[box[0]]]
 
 
 # ---- links

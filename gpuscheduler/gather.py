@@ -5,7 +5,7 @@ allocated when the first block arrives, and each block is copied to its slice by
 Blocks that do not fit the plan (other shapes, other types than plain arrays) are left to Dask.
 
 Of a result that stays on devices it says where each block belongs (`Gathering.whole`), for those
-that write it there themselves (`replay`); and of one for the host that is put together on a device.
+that write it there themselves (`replay`); and of one for the host that one device puts together.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Gathering:
         bring: Callable[..., Any] | None = None,
     ):
         self.plan, self.alias, self.join = plan, alias, join
-        self.bring = bring  # what is like `join`, and brings what that makes to the host
+        #: What is like `join`, and brings what that makes to the host: of all blocks with the boxes
+        #: that are put together on their devices, or one block.
+        self.bring = bring
         self.free = free  # bytes of a place that a run which follows a tape may take
         self.need: dict[int, int] = {}  # ... and takes, where that is not what the tape says
         #: Which parts of that are written where they belong as they are made; see `replay`.
@@ -95,7 +97,7 @@ class Gathering:
         self.targets: dict[Any, Target] = {}
         self.slots: dict[int, list[tuple[Target, Any, Slices]]] = {}
         for key, gather in plan.gathers.items():
-            if not gather.to_host or gather.chunks is None or (gather.whole and bring):
+            if not gather.to_host or gather.chunks is None or (gather.together and bring):
                 continue
             target = self.targets[key] = Target(gather, empty)
             for block, slices in _slots(gather):
@@ -122,7 +124,7 @@ class Gathering:
         if len(self.plan.gathers) != 1:
             return None
         (gather,) = self.plan.gathers.values()
-        if (gather.to_host and not gather.whole) or gather.chunks is None:
+        if (gather.to_host and len(gather.together) != 1) or gather.chunks is None:
             return None
         found: dict[int, list[Slices]] = {}
         for block, part in _slots(gather):
@@ -135,15 +137,15 @@ class Gathering:
         """The finished array; `value` gives the block of a key where it was not written."""
         target = self.targets.get(gather.key)
         if target is None:
-            blocks = _map_blocks(value, gather.blocks)  # what comes next is behind these
+            blocks = each_block(value, gather.blocks)  # what comes next is behind these
             made = () if self.made is None else (self.made,)
-            bring = self.bring if gather.whole else None
+            bring = self.bring if gather.together else None
             if bring is None:
                 return self.join(blocks, *made)
             with suppress(OutOfMemory):
                 if len({*map(type, flatten([blocks]))}) == 1:
-                    return bring(blocks, *made)
-            return finalize(_map_blocks(bring, blocks))
+                    return bring(blocks, gather.together, *made)
+            return finalize(each_block(bring, blocks))
         for key, slices in _slots(gather):
             if key not in target.written:
                 target.write(key, slices, value(key))
@@ -154,7 +156,7 @@ class Gathering:
         def block(key: Any) -> Any:
             return target.array[where[key]] if key in target.written else value(key)
 
-        return self.join(_map_blocks(block, gather.blocks))
+        return self.join(each_block(block, gather.blocks))
 
 
 def strips(
@@ -212,5 +214,6 @@ def _slots(gather: Gather) -> Iterator[tuple[Any, Slices]]:
     return zip(flatten(gather.blocks), product(*ranges), strict=True)
 
 
-def _map_blocks(f: Callable[[Any], Any], blocks: Any) -> Any:
-    return [_map_blocks(f, b) for b in blocks] if isinstance(blocks, list) else f(blocks)
+def each_block(f: Callable[[Any], Any], blocks: Any) -> Any:
+    """Nested lists, with what a function gives for each block."""
+    return [each_block(f, b) for b in blocks] if isinstance(blocks, list) else f(blocks)

@@ -123,9 +123,9 @@ class Gather:
     blocks: Any  # nested lists of keys, as Dask's finalize gets them
     chunks: tuple[tuple[int, ...], ...] | None  # lengths per axis; None where they are not known
     to_host: bool  # the array is NumPy's: by its type, or by a last step `.to_backend("numpy")`
-    #: ... and its blocks are put together on a device before, which takes less time than to bring
-    #: each by itself.
-    whole: bool = False
+    #: ... and these boxes of blocks, each of one device, are put together there before, which takes
+    #: less time than to bring each block by itself.
+    together: tuple[tuple[slice, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,3 +162,31 @@ class Axis:
         if copy is False:
             raise ValueError("the coordinates are in no memory yet: they cannot but be made")
         return self.at(np.arange(self.n, dtype=np.int64)).astype(dtype or np.float64)
+
+
+def boxes_alike(values: Any) -> list[tuple[slice, ...]]:
+    """An array as boxes of one value each, few of them: each begins at the first element that is in
+    none, and is as long as it can be along the last axis, then along the one before, and so on.
+
+    >>> for rows, columns in boxes_alike(np.array([[0, 0], [0, 1], [1, 1]])):
+    ...     print(rows.start, rows.stop, columns.start, columns.stop)
+    0 1 0 2
+    1 2 0 1
+    1 3 1 2
+    2 3 0 1
+    """
+    left = np.ones(values.shape, bool)
+    out = []
+    for first in np.ndindex(values.shape):
+        if not left[first]:
+            continue
+        box = [slice(n, n + 1) for n in first]
+        for axis in reversed(range(values.ndim)):
+            for n in range(first[axis] + 1, values.shape[axis]):
+                more = (*box[:axis], slice(n, n + 1), *box[axis + 1 :])
+                if not (left[more] & (values[more] == values[first])).all():
+                    break
+                box[axis] = slice(first[axis], n + 1)
+        left[tuple(box)] = False
+        out.append(tuple(box))
+    return out

@@ -8,11 +8,13 @@ from functools import cached_property
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import numpy as np
 from dask._task_spec import DataNode
 from dask.core import flatten
 from dask.utils import key_split
 
 from .graph import Gather, Graph, PlanError, array_written
+from .grid import boxes_alike
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, bytes_in, moves
 from .place import place_tasks
@@ -25,9 +27,11 @@ Key = Any
 SHORT = 1 / 2
 
 
-#: A result for the host is put together on a device where it has so many blocks, which have so many
-#: bytes on average, at most, and all of it so many, or such a part of a device's memory.
-MANY_BLOCKS, SMALL_BLOCK, MOST_TOGETHER, PART_TOGETHER = 16, 2**22, 2**30, 16
+#: A result for the host is put together on its devices where it has so many blocks, in boxes of so
+#: many of one device each on average; which have so many bytes on average, at most, and all of them
+#: on a device so many, or such a part of its memory.
+MANY_BLOCKS, MANY_IN_BOX = 16, 8
+SMALL_BLOCK, MOST_TOGETHER, PART_TOGETHER = 2**22, 2**30, 16
 
 
 class OutOfMemory(MemoryError):
@@ -481,12 +485,9 @@ def make_plan(
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     for key, gather in graph.gathers.items() if graph.gpus else ():
-        if (
-            gather.to_host
-            and not gather.whole
-            and _whole_first(gather, graph, index, steps, machine)
-        ):
-            graph.gathers[key] = replace(gather, whole=True)
+        if gather.to_host and not gather.together:
+            boxes = _put_together(gather, graph, index, steps, machine)
+            graph.gathers[key] = replace(gather, together=boxes)
     delivered = _delivered(graph, index)
     inside = _inside(graph, steps)
     likely = _likely(steps, inside)
@@ -672,7 +673,7 @@ def _pins(
 
 def _delivered(graph: Graph, index: Mapping[Key, int]) -> frozenset[int]:
     found = [
-        _made_for(g, graph, index) for g in graph.gathers.values() if g.to_host and not g.whole
+        _made_for(g, graph, index) for g in graph.gathers.values() if g.to_host and not g.together
     ]
     return frozenset([i for made in found for i in made if i >= 0])
 
@@ -682,23 +683,26 @@ def _made_for(gather: Gather, graph: Graph, index: Mapping[Key, int]) -> list[in
     return [index.get(graph.alias.get(b, b), -1) for b in flatten(gather.blocks)]
 
 
-def _whole_first(
+def _put_together(
     gather: Gather, graph: Graph, index: Mapping[Key, int], steps: Sequence[Step], machine: Machine
-) -> bool:
-    """Whether the blocks of a result are put together on a device, and brought to the host then.
-    It is for many small ones of one device: to bring one takes the host some 100 µs, whatever its
-    size, and from another device twice that. Measured."""
+) -> tuple[tuple[slice, ...], ...]:
+    """The boxes of blocks, each of one device, that are put together there before a result is
+    brought to the host; none where each block comes by itself. It is for many small ones: to bring
+    one takes the host some 100 µs, whatever its size. Measured."""
     made = _made_for(gather, graph, index)
     if gather.chunks is None or len(made) < MANY_BLOCKS or min(made) < 0:
-        return False
+        return ()
     theirs = [steps[i] for i in made]
     if not all(s.known and getattr(s.task, "on_device", False) for s in theirs):
-        return False
-    if any(s.place != theirs[0].place for s in theirs):
-        return False
-    nbytes = sum([s.nbytes for s in theirs])
-    most = min(len(made) * SMALL_BLOCK, MOST_TOGETHER, min(machine.memory) // PART_TOGETHER)
-    return nbytes <= most
+        return ()
+    for place in {s.place for s in theirs}:
+        sizes = [s.nbytes for s in theirs if s.place == place]
+        part = machine.memory[place] // PART_TOGETHER
+        if sum(sizes) > min(len(sizes) * SMALL_BLOCK, MOST_TOGETHER, part):
+            return ()
+    places = np.array([s.place for s in theirs]).reshape([len(c) for c in gather.chunks])
+    boxes = boxes_alike(places)
+    return tuple(boxes) if len(boxes) * MANY_IN_BOX <= len(made) else ()
 
 
 def _refuse_what_cannot_fit(

@@ -27,9 +27,9 @@ def brought(monkeypatch):
     """The arrays that were brought to the host."""
     out, found = [], CudaHardware.bring
 
-    def bring(self, blocks, made=None):
+    def bring(self, blocks, boxes=(), made=None):
         out.append(blocks)
-        return found(self, blocks, made)
+        return found(self, blocks, boxes, made)
 
     monkeypatch.setattr(CudaHardware, "bring", bring)
     return out
@@ -81,6 +81,75 @@ def test_on_another_gpu_than_the_callers(brought, form):
     assert cupy.cuda.runtime.getDevice() == 0
 
 
+@pytest.fixture(
+    params=["cuda:0,0", pytest.param("cuda:0,1", marks=pytest.mark.gpus(2)),
+            pytest.param("cuda:0,1,2,3", marks=pytest.mark.gpus(4))]
+)  # fmt: skip
+def several(request):
+    with Scheduler(devices=request.param) as scheduler:
+        yield scheduler
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_each_device_puts_its_own_together(brought, several, form):
+    build, want = FORMS[form]
+    y = home(build(blocks()))
+    for _ in range(4):
+        got = y.compute()
+        assert type(got) is np.ndarray
+        np.testing.assert_allclose(got, want(A), rtol=1e-12)
+    assert len(brought) == 4
+    got[...] = 0
+    np.testing.assert_allclose(y.compute(), want(A), rtol=1e-12)
+    if form == "elements":
+        assert {b.device.id for b in flatten(brought[0])} == set(several.hardware.ids)
+
+
+BOXES = {
+    "an axis": ((40,), (1,)),
+    "partly a row": ((5, 4, 6), (1, 1, 2)),
+    "many axes": ((4, 3, 4, 5), (2, 1, 2, 5)),
+    "a scalar's": ((), ()),
+}
+
+
+@pytest.mark.parametrize("name", list(BOXES))
+def test_boxes_of_any_shape(brought, several, monkeypatch, name):
+    """Also where there are as many boxes as blocks, which are of whatever device."""
+    shape, chunks = BOXES[name]
+    monkeypatch.setattr(plan, "MANY_BLOCKS", 1)
+    monkeypatch.setattr(plan, "MANY_IN_BOX", 0)
+    a = np.random.default_rng(1).random(shape)
+    x = blocks(chunks, a)
+    for device in (None, 0, len(several.hardware.ids) - 1):
+        with dask.annotate(**({} if device is None else {"device": device})):
+            part = x + 1
+        y = home(da.concatenate([x * 2, part]) if shape else part)
+        want = np.concatenate([a * 2, a + 1]) if shape else a + 1
+        np.testing.assert_array_equal(y.compute(optimize_graph=False), want)
+        np.testing.assert_array_equal(y.compute(), want)
+    assert brought or not shape
+
+
+@pytest.mark.gpus(2)
+def test_another_device_has_no_room_for_its_own(brought, monkeypatch):
+    """What is on its way to the host by then has arrived before the blocks come one by one."""
+    with Scheduler(devices="cuda:0,1") as scheduler:
+        y = home(blocks() + 1)
+        y.compute()
+        brought.clear()
+        found = type(scheduler.hardware).join
+
+        def join(self, blocks, made=None):
+            if cupy.cuda.runtime.getDevice() == 1:
+                raise OutOfMemory("no room")
+            return found(self, blocks, made)
+
+        monkeypatch.setattr(type(scheduler.hardware), "join", join)
+        np.testing.assert_array_equal(y.compute(), A + 1)
+        assert len(brought) == 1 + 64
+
+
 def test_an_array_that_says_it_is_numpys(brought):
     with Scheduler(devices="cuda:0"):
         y = da.map_blocks(lambda b: b + 1.0, blocks(), dtype="f8", meta=np.empty((0, 0)))
@@ -106,14 +175,14 @@ def test_several_results_of_which_some_are(brought):
 
 @pytest.mark.parametrize(
     ("chunks", "why"),
-    [((8, 12), "two devices"), ((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much")],
+    [((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much")],
 )
 def test_other_results_come_block_by_block(brought, monkeypatch, chunks, why):
     if why == "large":
         monkeypatch.setattr(plan, "SMALL_BLOCK", 8 * 12 * 8 - 1)
     elif why == "much":
         monkeypatch.setattr(plan, "MOST_TOGETHER", A.nbytes - 1)
-    with Scheduler(devices="cuda:0,0" if why == "two devices" else "cuda:0") as scheduler:
+    with Scheduler(devices="cuda:0") as scheduler:
         y = home(blocks(chunks) + 1)
         assert len(scheduler.plan(y).deliver) == y.npartitions
         np.testing.assert_array_equal(y.compute(), A + 1)

@@ -321,9 +321,15 @@ class Rows(NamedTuple):
         if self.start >= other.end or other.start >= self.end:
             return False
         if self.pitch != other.pitch or not self.pitch:
-            return True
+            return any(other.has(self.start + n * self.pitch, self.width) for n in range(self.count))
         ahead = (other.start - self.start) % self.pitch
         return ahead < self.width or self.pitch - ahead < other.width
+
+    def has(self, start, width):
+        """Any of these bytes."""
+        pitch = self.pitch or self.width
+        first = max(0, (start - self.width - self.start) // pitch + 1)
+        return first < self.count and self.start + first * pitch < start + width
 
     @property
     def end(self):

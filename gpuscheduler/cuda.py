@@ -921,9 +921,7 @@ class CudaHardware:
             self._after(stream, others)
         return out
 
-    def bring(
-        self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None
-    ) -> Any:
+    def bring(self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None) -> Any:
         """One array of nested lists of blocks, or one block, in pinned memory of the host, when it
         is there. Boxes of blocks are put together on the devices of these before (see `join`)."""
         flat = list(flatten([blocks]))

@@ -1017,6 +1017,24 @@ __device__ __forceinline__ void f8_normals(unsigned long long even, unsigned lon
     "f8_normals",
 )
 
+# Where three values of int are compared, the compiler (of CUDA 12.8 to 13.3, for compute capability
+# 9.0 and 10.0) loses the sign of a negated one (pytorch/pytorch#190973): min(min(-x, y), z) becomes
+# min(x, y, z). Of what is written in this way it does not know that it is one.
+_piece(
+    """
+__device__ __forceinline__ int negated(int x) {
+  int y;
+  asm("{ .reg .b32 t; not.b32 t, %1; add.s32 %0, t, 1; }" : "=r"(y) : "r"(x));
+  return y;
+}
+__device__ __forceinline__ long long negated(long long x) {
+  long long y;
+  asm("{ .reg .b64 t; not.b64 t, %1; add.s64 %0, t, 1; }" : "=l"(y) : "l"(x));
+  return y;
+}
+""",
+    "negated",
+)
 # What is being reduced, one structure for each: `clear`, `take` some values of one thread, `merge`
 # with what comes behind. Lanes of a warp, and then warps, put their parts together in an order that
 # is always the same.
@@ -1475,6 +1493,8 @@ def operation(op: str, types: Sequence[str], gives: str, args: Sequence[str]) ->
 def _integer(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
     name = TYPES[short]
     wide = "unsigned long long" if short[1] == "8" else "unsigned"
+    if op == "negative" and short[0] == "i":
+        return f"({name})negated(({'long long' if short[1] == '8' else 'int'}){args[0]})"
     if op in _INTEGERS:
         words = [f"({wide}){a}" for a in args]
         return f"({name})({_INTEGERS[op].format(*words)})"

@@ -31,6 +31,12 @@ static float half_round(float x) { return half_value(half_bits(x)); }
 static float half_of_double(double x) { return (float)(_Float16)x; }
 """
 ASSEMBLY = {
+    'asm("{ .reg .b32 t; not.b32 t, %1; add.s32 %0, t, 1; }" : "=r"(y) : "r"(x));': (
+        "y = (int)(~(unsigned)x + 1u);"
+    ),
+    'asm("{ .reg .b64 t; not.b64 t, %1; add.s64 %0, t, 1; }" : "=l"(y) : "l"(x));': (
+        "y = (long long)(~(unsigned long long)x + 1ull);"
+    ),
     'asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(d));': "r = coarse(1 / d);",
     'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));': "r = coarse_float(1 / no_small(x));",
     'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));': "r = coarse_float(1 / no_small(b));",

@@ -447,6 +447,22 @@ def call(op, *args, dtype=None):
     return Expr(op, args, dtype or args[0].dtype)
 
 
+def extremes_of_negated(dtype, op):
+    """Kernels of the least or the largest of negated numbers: along an axis, and of three."""
+    shape = 6, 512
+    x, y, z = (Expr("input", (), dtype, (n, View.contiguous(shape))) for n in range(3))
+    least = call("negative", x)
+    for axes in ((1,), (0,), (0, 1)):
+        reduction = Reduction(op, least, (dtype,))
+        yield Kernel(shape, (Expr("reduced", (), dtype, (0, 0)),), (reduction,), axes)
+    other = {"min": "minimum", "max": "maximum"}[op]
+    yield Kernel(shape, (call(other, call(other, least, y), z),))
+    yield Kernel(shape, (call(other, z, call(other, y, least)),))
+    yield Kernel(
+        shape, (call(other, call(other, least, call("negative", y)), call("absolute", z)),)
+    )
+
+
 def same(got, want, kernel):
     """Equal up to rounding in the last places."""
     for a, b, out in zip(got, want, kernel.outputs, strict=True):

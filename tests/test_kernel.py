@@ -1097,6 +1097,23 @@ def test_machine_code_loads_wide_and_spills_nothing(name, tmp_path):
     assert "LDG.E.U8" not in text
 
 
+@pytest.mark.skipif(disassembler() is None, reason="there is no nvdisasm")
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_signs_of_what_is_compared_are_in_the_machine_code(tmp_path, arch, op):
+    """Three at a time, as the compiler compares other integers, it loses them."""
+    for kernel in k.extremes_of_negated(np.dtype("i4"), op):
+        code = compiled("#define ONLY_ONE\n" + generate(kernel).source, arch)
+        (tmp_path / "k.cubin").write_bytes(code)
+        text = subprocess.run([disassembler(), tmp_path / "k.cubin"], capture_output=True,
+                              text=True, check=True).stdout  # fmt: skip
+        loaded = re.findall(r"LDG.*? R(\d+), ", text)
+        loaded = {str(int(r) + n) for r in loaded for n in range(4)} if kernel.axes == (1,) else ()
+        for a, b, c in re.findall(r"VIMNMX3 R\d+, R(\d+), R(\d+), R(\d+),", text):
+            assert not {a, b, c} & set(loaded)
+        assert "VIADDMNMX" in text  # not x, and one
+
+
 def test_what_a_condition_depends_on_is_read_before_it():
     """The inner condition depends on what is taken, and so does what it chooses: that is needed
     wherever the outer one holds."""

@@ -122,6 +122,17 @@ def test_quotients_and_roots_are_rounded_as_ieee_754_has_it(n):
     assert away < 1
 
 
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u4", "f4"])
+def test_signs_of_what_is_compared(dtype, op):
+    """The compiler loses some of int32."""
+    rng = np.random.default_rng(0)
+    for kernel in k.extremes_of_negated(np.dtype(dtype), op):
+        for low, high in ((0, 9), (-100, 100)):
+            if dtype[0] != "u" or low == 0:
+                check(kernel, [rng.integers(low, high, (6, 512)).astype(dtype) for _ in range(3)])
+
+
 @pytest.mark.parametrize("_", range(6))  # side by side: each kernel is compiled
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=k.kernels(), processors=st.sampled_from([1, 7, 132]), shift=st.booleans())

@@ -321,7 +321,9 @@ class Rows(NamedTuple):
         if self.start >= other.end or other.start >= self.end:
             return False
         if self.pitch != other.pitch or not self.pitch:
-            return any(other.has(self.start + n * self.pitch, self.width) for n in range(self.count))
+            return any(
+                other.has(self.start + n * self.pitch, self.width) for n in range(self.count)
+            )
         ahead = (other.start - self.start) % self.pitch
         return ahead < self.width or self.pitch - ahead < other.width
 

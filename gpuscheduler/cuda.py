@@ -25,8 +25,8 @@ import re
 import threading
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
@@ -100,6 +100,8 @@ CROSSED = 2**26
 #: Bytes of a row and of all from which a kernel copies rows inside one GPU, and its threads and
 #: lines of blocks.
 LONG_ROW, MANY_ROWS, ROW_THREADS, ROW_LINES = 2**11, 2**20, 256, 8192
+#: Blocks of one shape from which on one launch copies them into an array.
+MANY_ALIKE = 8
 #: Bytes beside its own that a part of a larger array may keep without being copied for it.
 REST = 2**12
 #: Threads for each device that read and write files beside it, and copy arrays of the host to
@@ -912,7 +914,7 @@ class CudaHardware:
         for device in others:
             # blocks are ordered behind their making on the caller's stream of their own device
             _come_behind(stream, device)
-        for block, where in left:
+        for block, where in self._but_alike(left, out, here):
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
                 block = _brought(block, here, stream)
@@ -920,6 +922,25 @@ class CudaHardware:
         if left:
             self._after(stream, others)
         return out
+
+    def _but_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
+        """The blocks of pairs that are still to be copied to their places in an array: those of one
+        shape, if there are many, are copied by one launch."""
+        if len(blocks) < MANY_ALIKE:
+            return blocks
+        alike, left = defaultdict(list), []
+        for pair in blocks:
+            block = pair[0]
+            usual = block.size and block.ndim and block.flags.c_contiguous
+            (alike[block.shape] if usual and block.device.id == here else left).append(pair)
+        begin, strides, itemsize = out.data.ptr, out.strides, out.dtype.itemsize
+        for shape, group in alike.items():
+            pairs = [(block.data.ptr, begin + _offset(where, strides)) for block, where in group]
+            if len(group) < MANY_ALIKE or not self.kernels.copy(
+                shape, strides, itemsize, pairs, here
+            ):
+                left += group
+        return left
 
     def bring(self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None) -> Any:
         """One array of nested lists of blocks, or one block, in pinned memory of the host, when it

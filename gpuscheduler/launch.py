@@ -24,7 +24,7 @@ from cupy.cuda.function import Module
 
 from . import device_code, shelf
 from .batches import SMALL, Batch
-from .expr import PLACEHOLDER, Out, Program, is_placeholder
+from .expr import PLACEHOLDER, Kernel, Out, Program, is_placeholder, source
 from .fuse import Fused, Picked, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Generated, generate
@@ -128,6 +128,7 @@ class Kernels:
         ] = {}  # what was given, what is run, and its kernels
         self._prepared: dict[tuple[int, int, Aligned, bool], tuple[Program, Ready]] = {}
         self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
+        self._copies: dict[tuple[Any, ...], Program] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
 
@@ -319,6 +320,43 @@ class Kernels:
         self._start(kernel, pointers, positions, places, work)
         pointers += places
         return outputs
+
+    def copy(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        itemsize: int,
+        pairs: list[tuple[int, int]],
+        device: int,
+    ) -> bool:
+        """Copy C-contiguous arrays of a shape to places where they have these strides, in bytes, on
+        the current device and stream: `pairs` are the addresses of both. False where there is no
+        kernel for it."""
+        unit = next(n for n in (8, 4, 2, 1) if not itemsize % n)
+        if any(n % unit for n in strides):
+            return False
+        if itemsize > unit:
+            shape, strides = (*shape, itemsize // unit), (*strides, unit)
+        key = shape, strides, unit
+        with self._lock:
+            if len(self._copies) >= MOST_PROGRAMS:
+                self._copies.clear()
+            program = self._copies.get(key)
+            if program is None:
+                array = source(0, shape, f"u{unit}")
+                kernel = Kernel(shape, (array,), strides=tuple([n // unit for n in strides]))
+                program = self._copies[key] = Program(1, (kernel,), Out(1, shape))
+        aligned = tuple([not any(pair[n] % 16 for pair in pairs) for n in (0, 1)])
+        try:
+            (kernel,) = self.ready(program, device, aligned, single=False).kernels
+        except (CompileFailed, NotGenerated):
+            return False
+        slots = rows(kernel, [()] * len(pairs))
+        for slot, _, offset in kernel.generated.inputs:
+            slots[: len(pairs), slot] = [pair[0] + offset for pair in pairs]
+        slots[: len(pairs), kernel.outputs[0][0]] = [pair[1] for pair in pairs]
+        queue(kernel, slots, slots, len(pairs), Workspace())
+        return True
 
     # ---- once per program and device
 

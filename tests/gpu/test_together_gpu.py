@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import cupy
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpuscheduler import OutOfMemory, Scheduler, plan, replay
 from gpuscheduler.cuda import CudaDevices, CudaHardware
+from gpuscheduler.launch import CompileFailed, Kernels
 
 pytestmark = pytest.mark.gpu
 
@@ -238,3 +243,112 @@ def test_little_memory_and_chunks_that_are_away(brought, tmp_path):
         for n, x in enumerate(kept[::7]):
             np.testing.assert_allclose(home(x * 2).compute(), (A + 7 * n) * 2)
     assert len(brought) == 6
+
+
+# ---- blocks of one shape
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """How many blocks each launch has copied."""
+    out, found = [], Kernels.copy
+
+    def copy(self, shape, strides, itemsize, pairs, device):
+        done = found(self, shape, strides, itemsize, pairs, device)
+        out.append(len(pairs) if done else 0)
+        return done
+
+    monkeypatch.setattr(Kernels, "copy", copy)
+    return out
+
+
+def cut(a, sizes, make, axis=0):
+    """Nested lists of the blocks of an array, cut into lengths along each axis."""
+    if axis == a.ndim:
+        return make(a)
+    ends = np.cumsum(sizes[axis])
+    parts = np.split(a, ends[:-1], axis)
+    return [cut(part, sizes, make, axis + 1) for part in parts]
+
+
+LENGTHS = {
+    "rows": ([5] * 20, [33]),
+    "columns": ([64], [4] * 20),
+    "columns of odd lengths": ([31], [3] * 20),
+    "squares": ([8] * 5, [16] * 4),
+    "at the end less": ([8, 8, 8, 8, 3], [16, 16, 16, 5]),
+    "boxes": ([4] * 3, [6] * 4, [2] * 5, [8] * 2),
+    "boxes, whole at the end": ([4] * 3, [6] * 4, [5], [8]),
+    "of one element": ([1] * 6, [1] * 7),
+}
+
+
+@pytest.mark.parametrize("dtype", ["?", "i2", "f2", "f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("form", list(LENGTHS))
+def test_many_blocks_of_one_shape(launched, form, dtype):
+    sizes = LENGTHS[form]
+    shape = [sum(n) for n in sizes]
+    a = np.random.default_rng(0).integers(0, 2**8, shape).astype(dtype)
+    with Scheduler(devices="cuda:0") as scheduler:
+        got = scheduler.hardware.join(cut(a, sizes, cupy.asarray))
+        np.testing.assert_array_equal(got.get(), a)
+        assert launched and min(launched) >= 8
+
+
+def some_other_way(part, at):
+    """A block as it may come: as it is usual, of other strides, or beginning anywhere."""
+    if at % 5 == 0:
+        return cupy.asarray(np.asfortranarray(part))
+    if at % 5 == 1:
+        room = cupy.empty(part.size + 1, part.dtype)
+        out = room[1:].reshape(part.shape)
+        out[...] = cupy.asarray(part)
+        return out
+    return cupy.asarray(part)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.gpus(2))])
+def test_blocks_that_are_not_all_alike(launched, devices):
+    a = np.random.default_rng(0).random((60, 40)).astype("f4")
+    seen = iter(range(1000))
+
+    def make(part):
+        at = next(seen)
+        with cupy.cuda.Device(at % 7 == 0 and devices - 1):
+            out = some_other_way(part, at)
+            cupy.cuda.Device().synchronize()
+            return out
+
+    with Scheduler(devices=f"cuda:{','.join(map(str, range(devices)))}") as scheduler:
+        got = scheduler.hardware.join(cut(a, ([6] * 10, [8] * 5), make))
+        np.testing.assert_array_equal(got.get(), a)
+        whole = scheduler.hardware.join(cut(a, ([6] * 10, [8] * 5), make), got)
+        np.testing.assert_array_equal(whole.get(), a)
+    assert launched
+
+
+def test_without_a_kernel_blocks_are_copied_one_by_one(monkeypatch):
+    def refuse(self, *_, **__):
+        raise CompileFailed("no")
+
+    a = np.random.default_rng(0).random((64, 32))
+    with Scheduler(devices="cuda:0") as scheduler:
+        monkeypatch.setattr(Kernels, "ready", refuse)
+        got = scheduler.hardware.join(cut(a, ([8] * 8, [16] * 2), cupy.asarray))
+        np.testing.assert_array_equal(got.get(), a)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_blocks(data):
+    ndim = data.draw(st.integers(1, 4))
+    lengths = st.integers(1, 9)
+    sizes = [[data.draw(lengths)] * data.draw(lengths) for _ in range(ndim)]
+    for own in sizes:
+        if data.draw(st.booleans()):
+            own.append(data.draw(lengths))
+    a = np.arange(math.prod(map(sum, sizes))).reshape([*map(sum, sizes)])
+    a = a.astype(data.draw(st.sampled_from(["u1", "i2", "f4", "f8", "c16"])))
+    with Scheduler(devices="cuda:0") as scheduler:
+        got = scheduler.hardware.join(cut(a, sizes, cupy.asarray))
+        np.testing.assert_array_equal(got.get(), a)

@@ -6,6 +6,7 @@ It imports CuPy, as `cuda` does, which has the devices and streams; this has the
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -332,11 +333,10 @@ class Kernels:
         """Copy C-contiguous arrays of a shape to places where they have these strides, in bytes, on
         the current device and stream: `pairs` are the addresses of both. False where there is no
         kernel for it."""
-        unit = next(n for n in (8, 4, 2, 1) if not itemsize % n)
-        if any(n % unit for n in strides):
-            return False
-        if itemsize > unit:
-            shape, strides = (*shape, itemsize // unit), (*strides, unit)
+        row = shape[-1] * itemsize
+        unit = math.gcd(8, row, *strides[:-1], *itertools.chain(*pairs))
+        shape = (*shape[:-1], row // unit)
+        strides = tuple([n // unit for n in strides[:-1]]) + (1,)
         key = shape, strides, unit
         with self._lock:
             if len(self._copies) >= MOST_PROGRAMS:
@@ -344,11 +344,12 @@ class Kernels:
             program = self._copies.get(key)
             if program is None:
                 array = source(0, shape, f"u{unit}")
-                kernel = Kernel(shape, (array,), strides=tuple([n // unit for n in strides]))
+                kernel = Kernel(shape, (array,), strides=strides)
                 program = self._copies[key] = Program(1, (kernel,), Out(1, shape))
-        aligned = tuple([not any(pair[n] % 16 for pair in pairs) for n in (0, 1)])
+        writes = not any(place % 16 for _, place in pairs)
+        aligned = writes and not any(place % 16 for place, _ in pairs)
         try:
-            (kernel,) = self.ready(program, device, aligned, single=False).kernels
+            (kernel,) = self.ready(program, device, (aligned, writes), single=False).kernels
         except (CompileFailed, NotGenerated):
             return False
         slots = rows(kernel, [()] * len(pairs))

@@ -928,7 +928,8 @@ class CudaHardware:
         shape, if there are many, are copied by one launch."""
         if len(blocks) < MANY_ALIKE:
             return blocks
-        alike, left = defaultdict(list), []
+        alike: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+        left: list[Any] = []
         for pair in blocks:
             block = pair[0]
             usual = block.size and block.ndim and block.flags.c_contiguous

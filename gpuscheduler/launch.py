@@ -343,9 +343,8 @@ class Kernels:
                 self._copies.clear()
             program = self._copies.get(key)
             if program is None:
-                array = source(0, shape, f"u{unit}")
-                kernel = Kernel(shape, (array,), strides=strides)
-                program = self._copies[key] = Program(1, (kernel,), Out(1, shape))
+                made = Kernel(shape, (source(0, shape, f"u{unit}"),), strides=strides)
+                program = self._copies[key] = Program(1, (made,), Out(1, shape))
         writes = not any(place % 16 for _, place in pairs)
         aligned = writes and not any(place % 16 for place, _ in pairs)
         try:

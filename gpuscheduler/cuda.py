@@ -32,6 +32,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate, product
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
@@ -48,6 +49,7 @@ from .batches import Batch
 from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
+from .expr import View
 from .fuse import Fused, OrNone, Picked
 from .gather import WIDEST, Gathering, boxes, each_block
 from .graph import PlanError, block_read, is_plain, target_name
@@ -90,8 +92,9 @@ MAY_LEAVE = 2**18
 #: Tasks that are launched in little time; those of which a tape can tell.
 LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
-#: Seconds that a run may wait for the workers before it launches kernels itself.
-A_MOMENT = 0.001
+#: Seconds that a run may wait for the workers before it launches kernels itself: those that the run
+#: before has had let go of what it held meanwhile, some 10 µs for each value.
+A_MOMENT = 0.02
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.
 SPIN = 0.02
@@ -1211,27 +1214,23 @@ def _come_behind(stream: Stream, device: int) -> None:
 
 def _grid(blocks: Any, ndim: int) -> tuple[tuple[int, ...], list[tuple[slice, ...]]] | None:
     """The shape of the whole and the slices of each block; None where blocks do not line up."""
-    array = np.empty(_numblocks(blocks), dtype=object)
-    for index in np.ndindex(array.shape):
-        block = blocks
-        for i in index:
-            block = block[i]
-        array[index] = block
-    if array.ndim != ndim or any(b.ndim != ndim for b in array.flat):
+    counts, flat = _numblocks(blocks), list(flatten([blocks]))
+    if len(counts) != ndim or len(flat) != math.prod(counts):
         return None
-    ends = []
-    for axis in range(ndim):
-        line = [
-            array[(0,) * axis + (i,) + (0,) * (ndim - axis - 1)] for i in range(array.shape[axis])
-        ]
-        ends.append(np.cumsum([0] + [b.shape[axis] for b in line]))
-    slots = []
-    for index in np.ndindex(array.shape):
-        where = tuple(slice(int(e[i]), int(e[i + 1])) for e, i in zip(ends, index, strict=True))
-        if tuple(s.stop - s.start for s in where) != array[index].shape:
-            return None
-        slots.append(where)
-    return tuple(int(e[-1]) for e in ends), slots
+    if any(b.ndim != ndim for b in flat):
+        return None
+    steps = View.contiguous(counts).strides
+    lengths = [
+        [flat[i * step].shape[axis] for i in range(n)]
+        for axis, (n, step) in enumerate(zip(counts, steps, strict=True))
+    ]
+    if any(b.shape != shape for b, shape in zip(flat, product(*lengths), strict=True)):
+        return None
+    slices = [
+        [slice(end - n, end) for n, end in zip(own, accumulate(own), strict=True)]
+        for own in lengths
+    ]
+    return tuple([sum(own) for own in lengths]), list(product(*slices))
 
 
 def _numblocks(blocks: Any) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ Job = Callable[[Any], None]  # called with what was sent with it
 Raised = list[BaseException]
 #: Seconds without any news after which it is asked whether the threads live.
 PATIENCE = 0.5
+#: Seconds after which it is asked again whether they are done.
+LOOK_EVERY = 5e-5
 
 
 class Worker:
@@ -145,7 +147,7 @@ class Team:
         while self.busy:
             if monotonic() > end:
                 return False
-            sleep(seconds / 16)
+            sleep(LOOK_EVERY)
         return True
 
     @property

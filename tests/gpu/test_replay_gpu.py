@@ -3,6 +3,7 @@
 import gc
 import importlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -380,3 +381,24 @@ def test_a_list_is_on_the_devices_as_long_as_it_lives():
         assert len(s.hardware._kept) == 1
         del array
         assert not s.hardware._kept
+
+
+def test_a_run_right_behind_another_is_followed_all_the_same(monkeypatch):
+    """Threads let go of what the first, which is planned, has held: that takes some time."""
+    clear, follow, followed = cuda.CudaDevices._clear, cuda.CudaDevices.follow, []
+
+    def slowly(self, place):
+        time.sleep(0.004)
+        clear(self, place)
+
+    def seen(self, tape):
+        followed.append(follow(self, tape))
+        return followed[-1]
+
+    monkeypatch.setattr(cuda.CudaDevices, "_clear", slowly)
+    monkeypatch.setattr(cuda.CudaDevices, "follow", seen)
+    with gpuscheduler.Scheduler(devices="cuda:0,0"):
+        y = (da.ones((64, 64), chunks=8).to_backend("cupy").persist() + 1).to_backend("numpy")
+        for _ in range(5):
+            np.testing.assert_array_equal(y.compute(), np.full((64, 64), 2.0))
+    assert followed[-1]

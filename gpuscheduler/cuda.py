@@ -33,6 +33,7 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, product
+from operator import mul
 from queue import Empty, SimpleQueue
 from time import perf_counter, sleep
 from typing import Any
@@ -961,13 +962,14 @@ class CudaHardware:
         if parts is None:
             return finalize(each_block(self.bring, blocks))
         shape, slots = parts
-        where = dict(zip(np.ndindex(_numblocks(blocks)), slots, strict=True))
+        steps = View.contiguous(_numblocks(blocks)).strides
         out = self.pinned.array(shape, flat[0].dtype)
         held, devices = [], {}
         try:
             for box in boxes:
                 inside = _inside(blocks, box)
-                ends = where[tuple(s.start for s in box)], where[tuple(s.stop - 1 for s in box)]
+                corners = [s.start for s in box], [s.stop - 1 for s in box]
+                ends = [slots[sum(map(mul, corner, steps))] for corner in corners]
                 part = out[tuple(slice(a.start, b.stop) for a, b in zip(*ends, strict=True))]
                 device = next(iter(flatten([inside]))).device
                 with device:

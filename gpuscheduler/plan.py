@@ -700,8 +700,8 @@ def _put_together(
         part = machine.memory[place] // PART_TOGETHER
         if sum(sizes) > min(len(sizes) * SMALL_BLOCK, MOST_TOGETHER, part):
             return ()
-    places = np.array([s.place for s in theirs]).reshape([len(c) for c in gather.chunks])
-    boxes = boxes_alike(places)
+    places = np.array([s.place for s in theirs])
+    boxes = boxes_alike(places.reshape([len(c) for c in gather.chunks]))
     return tuple(boxes) if len(boxes) * MANY_IN_BOX <= len(made) else ()
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuscheduler.graph import from_dask
+from gpuscheduler.grid import boxes_alike
 from gpuscheduler.machine import Machine
 from gpuscheduler.plan import OutOfMemory, make_plan
 from tests.strategies import cases, dags, graph_of, mix, plan_of, received, thorough
@@ -179,3 +180,21 @@ def test_what_kinds_of_steps_took_is_kept_with_the_plan():
     assert plan.short  # beside 16 bytes of values, of 64 in the one memory
     plan.machine = replace(plan.machine, shared=True, arrays=2)
     assert (plan.taken, plan.working) == (60, 60)  # on each of two devices; two of 8 are less
+
+
+@given(st.data())
+def test_boxes_of_what_is_alike(data):
+    """Each element is in one box, and those in a box are equal. Where places are given in order, as
+    they are to blocks, there are few."""
+    shape = data.draw(st.lists(st.integers(1, 5), max_size=4))
+    count = int(np.prod(shape))
+    values = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    for each in (values, sorted(values)):
+        array = np.array(each).reshape(shape)
+        boxes = boxes_alike(array)
+        seen = np.zeros(shape, int)
+        for box in boxes:
+            seen[box] += 1
+            assert np.ptp(array[box]) == 0
+        np.testing.assert_array_equal(seen, 1)
+    assert len(boxes) <= 3 * max(1, 2 * len(shape) - 1)

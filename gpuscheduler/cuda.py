@@ -951,7 +951,7 @@ class CudaHardware:
         """One array of nested lists of blocks, or one block, in pinned memory of the host, when it
         is there. Boxes of blocks are put together on the devices of these before (see `join`)."""
         flat = list(flatten([blocks]))
-        if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
+        if not isinstance(flat[0], cupy.ndarray):
             return self.join(blocks) if isinstance(blocks, list) else blocks
         first = flat[0].device
         if len(boxes) < 2 or all(b.device == first for b in flat):
@@ -959,7 +959,7 @@ class CudaHardware:
                 array = self.join(blocks, made) if isinstance(blocks, list) else blocks
                 return array.get(out=self.pinned.array(array.shape, array.dtype))
         parts = _grid(blocks, flat[0].ndim)
-        if parts is None:
+        if parts is None or any(b.dtype != flat[0].dtype for b in flat):
             return finalize(each_block(self.bring, blocks))
         shape, slots = parts
         steps = View.contiguous(_numblocks(blocks)).strides

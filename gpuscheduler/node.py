@@ -281,6 +281,8 @@ class _Default:
 
     def add(self, node: Node) -> None:
         if not self.nodes:
+            if config.get("scheduler", None) == self.get:  # from the process that began this one
+                config.pop("scheduler")
             self.setting = Setting({"scheduler": self.get, **SHUFFLES})
         self.nodes.add(node)
 
@@ -308,7 +310,10 @@ class _Default:
     def _given(self) -> Any:
         if (mine := inside.get()) is not None:
             return mine.get
-        assert self.setting is not None
+        if (
+            self.setting is None
+        ):  # it came with the configuration of the process that began this one
+            return get_client().get
         if not self.nodes:
             return self.setting.instead()
         before = self.setting.before("scheduler")

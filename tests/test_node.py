@@ -166,6 +166,17 @@ def test_what_a_task_persists_in_this_process_stays_on_its_worker(attached):
     assert delayed(persists)().compute() == 4
 
 
+def test_a_process_that_has_the_configuration_of_another(client):
+    """In which there are nodes, and here are none yet."""
+    default, node = nodes._Default(), object()
+    with config.set(scheduler=default.get):
+        assert default._given() == client.get
+        default.add(node)
+        assert default._given() == client.get
+        default.discard(node)
+        assert config.get("scheduler", None) is None
+
+
 # ---- results
 
 

@@ -110,6 +110,30 @@ def test_each_device_puts_its_own_together(brought, several, form):
         assert {b.device.id for b in flatten(brought[0])} == set(several.hardware.ids)
 
 
+def test_blocks_of_several_types(brought, several):
+    """Whatever the collection says."""
+
+    def made(block, block_id=None):
+        return block.astype("f4") if block_id[0] % 2 else block
+
+    x = blocks().map_blocks(made, dtype="f8")
+    for y, want in ((x, A), (x + 1, A + 1)):
+        for _ in range(3):
+            got = home(y).compute()
+            assert type(got) is np.ndarray
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_blocks_of_other_shapes_than_the_collection_says(several):
+    x = blocks()
+    y = x.map_blocks(lambda b: b[:4], dtype="f8")
+    want = np.concatenate([A[n : n + 4] for n in range(0, 64, 8)])
+    for _ in range(3):
+        got = home(y).compute()
+        assert type(got) is np.ndarray
+        np.testing.assert_array_equal(got, want)
+
+
 BOXES = {
     "an axis": ((40,), (1,)),
     "partly a row": ((5, 4, 6), (1, 1, 2)),

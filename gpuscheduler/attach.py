@@ -868,8 +868,8 @@ class Get:
         return self.attached.client
 
     def __call__(self, dsk: Any, keys: Any, workers: Any = None, **options: Any) -> Any:
-        if self.attached._closed and config.get("scheduler", None) is self:
-            return self.attached._setting.instead()(dsk, keys, **options)
+        if self.attached._closed and (instead := self.attached._setting.instead()):
+            return instead(dsk, keys, **options)
         return self.attached.get(dsk, keys, workers=workers, **options)
 
     def __reduce__(self) -> Any:

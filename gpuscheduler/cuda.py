@@ -93,8 +93,8 @@ MAY_LEAVE = 2**18
 #: Tasks that are launched in little time; those of which a tape can tell.
 LAUNCHES = {Fused, Batch, Products}
 KERNELS = {Fused, Batch}
-#: Seconds that a run may wait for the workers before it launches kernels itself: those that the run
-#: before has had let go of what it held meanwhile, some 10 µs for each value.
+#: Seconds that a run may wait for the workers before it launches kernels itself. They may still let
+#: go of what the run before has held: of 512 values that takes more than 1 ms.
 A_MOMENT = 0.02
 #: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
 #: long to wake, and one that asks does not see Ctrl-C.

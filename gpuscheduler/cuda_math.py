@@ -1019,7 +1019,8 @@ __device__ __forceinline__ void f8_normals(unsigned long long even, unsigned lon
 
 # Where three values of int are compared, the compiler (of CUDA 12.8 to 13.3, for compute capability
 # 9.0 and 10.0) loses the sign of a negated one (pytorch/pytorch#190973): min(min(-x, y), z) becomes
-# min(x, y, z). Of what is written in this way it does not know that it is one.
+# min(x, y, z). Of what is written in this way it does not know that it is one. So are those of 64
+# bits, of which it may find that 32 do.
 _piece(
     """
 __device__ __forceinline__ int negated(int x) {

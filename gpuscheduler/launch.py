@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import cupy
@@ -129,7 +129,6 @@ class Kernels:
         ] = {}  # what was given, what is run, and its kernels
         self._prepared: dict[tuple[int, int, Aligned, bool], tuple[Program, Ready]] = {}
         self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
-        self._copies: dict[tuple[Any, ...], Program] = {}
         self._broken: dict[int, Program] = {}
         self._lock = threading.RLock()
 
@@ -335,16 +334,7 @@ class Kernels:
         kernel for it."""
         row = shape[-1] * itemsize
         unit = math.gcd(8, row, *strides[:-1], *itertools.chain(*pairs))
-        shape = (*shape[:-1], row // unit)
-        strides = tuple([n // unit for n in strides[:-1]]) + (1,)
-        key = shape, strides, unit
-        with self._lock:
-            if len(self._copies) >= MOST_PROGRAMS:
-                self._copies.clear()
-            program = self._copies.get(key)
-            if program is None:
-                made = Kernel(shape, (source(0, shape, f"u{unit}"),), strides=strides)
-                program = self._copies[key] = Program(1, (made,), Out(1, shape))
+        program = _copying((*shape[:-1], row // unit), (*strides[:-1], unit), unit)
         writes = not any(place % 16 for _, place in pairs)
         aligned = writes and not any(place % 16 for place, _ in pairs)
         try:
@@ -534,6 +524,14 @@ class Kernels:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+@lru_cache(MOST_PROGRAMS)
+def _copying(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) -> Program:
+    """What copies a C-contiguous array of words of so many bytes to where it has these strides."""
+    steps = tuple([n // unit for n in strides])
+    kernel = Kernel(shape, (source(0, shape, f"u{unit}"),), strides=steps)
+    return Program(1, (kernel,), Out(1, shape))
 
 
 def batch_value(program: Program, made: list[Any]) -> Any:

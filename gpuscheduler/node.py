@@ -310,12 +310,10 @@ class _Default:
     def _given(self) -> Any:
         if (mine := inside.get()) is not None:
             return mine.get
-        if (
-            self.setting is None
-        ):  # it came with the configuration of the process that began this one
+        if self.setting is None:  # the configuration came from the process that began this one
             return get_client().get
-        if not self.nodes:
-            return self.setting.instead()
+        if instead := self.setting.instead():
+            return instead
         before = self.setting.before("scheduler")
         given = get_scheduler(scheduler=before) if before is not None else get_client().get
         self._again()

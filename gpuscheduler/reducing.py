@@ -475,16 +475,15 @@ class Reducing(Elementwise):
 
     def _gather(self, part: str, j: int) -> str:
         if self.wide:
-            name, others = "gather_block", "kept"
+            what, others = "block", "kept"
         elif self.rows:
-            name, others = "gather_lanes", "lanes"
+            what, others = "lanes", "lanes"
         else:
-            name, others = "gather_lines", "lanes, side, kept"
-        op, short, gives = self.kinds[j]
+            what, others = "lines", "lanes, side, kept"
         many = len(self.kinds) * (self.held + 1) > MOST_INLINED
-        if many and part_size(op, short, gives) >= LEAST_CALLED:
-            return f"{part} = {name.replace('gather', 'gathered')}({part}, {others});"
-        return f"{name}({part}, {others});"
+        if many and part_size(*self.kinds[j]) >= LEAST_CALLED:
+            return f"{part} = gathered_{what}({part}, {others});"
+        return f"gather_{what}({part}, {others});"
 
     def _scratch(self, groups: int, share: int, side: int, name: str) -> list[str]:
         """Where the blocks that share results leave their parts."""

@@ -214,7 +214,7 @@ class Scheduler:
         machine = self.hardware.machine
         self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
         self._entered: list[Setting] = []
-        self._left: Setting | None = None  # the latest of these that has ended
+        self._left: Setting | None = None  # the last of these, when it has ended
         self._closed = False
 
     def get(
@@ -232,17 +232,11 @@ class Scheduler:
 
         Keyword arguments that other schedulers know and this one does not are ignored.
         """
-        if left := self._put_back():
-            return left.instead()(dsk, keys, **kwargs)
+        if self._left is not None and (instead := self._left.instead()):
+            return instead(dsk, keys, **kwargs)
         return self._get(
             dsk, keys, _results, cache, callbacks, num_workers, pool, rerun_exceptions_locally
         )
-
-    def _put_back(self) -> Setting | None:
-        """Its setting, if that has ended and Dask's configuration says it all the same."""
-        if not self._closed or self._entered or config.get("scheduler", None) != self.get:
-            return None
-        return self._left
 
     def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> list[Any]:
         """Compute these collections and leave their chunks where they were made. Dask calls this
@@ -264,9 +258,9 @@ class Scheduler:
         >>> float(x.sum().compute(scheduler="threads"))
         1000000.0
         """
-        if left := self._put_back():
+        if self._left is not None and (instead := self._left.instead()):
             kwargs |= {"traverse": False, "optimize_graph": optimize_graph}
-            return list(dask_persist(*collections, scheduler=left.instead(), **kwargs))
+            return list(dask_persist(*collections, scheduler=instead, **kwargs))
         if any(hasattr(c, "__dask_exprs__") for c in collections):  # Dask puts these together again
 
             def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -754,9 +748,10 @@ class Scheduler:
 
     def __exit__(self, *exc: Any) -> None:
         _active.remove(self)
-        self._left = self._entered.pop()
-        self._left.end()
+        left = self._entered.pop()
+        left.end()
         if not self._entered:
+            self._left = left
             self.close()
 
     def close(self) -> None:

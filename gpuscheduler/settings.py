@@ -63,9 +63,12 @@ class Setting:
         return None if value is _ABSENT else value
 
     def instead(self) -> Any:
-        """What computes in place of the scheduler of a setting that has ended: a client of
-        `distributed` that was made meanwhile has put it back when it was closed."""
+        """What computes in place of the scheduler of a setting that has ended, where the
+        configuration says it all the same: a client of `distributed` that was made meanwhile has
+        put it back when it was closed. None where that is not so."""
         with _lock:
+            if self in _current or config.get("scheduler", None) != self.values["scheduler"]:
+                return None
             self._take_back("scheduler")
         return get_scheduler() or dask.threaded.get
 

@@ -1107,11 +1107,8 @@ def test_signs_of_what_is_compared_are_in_the_machine_code(tmp_path, arch, op):
         (tmp_path / "k.cubin").write_bytes(code)
         text = subprocess.run([disassembler(), tmp_path / "k.cubin"], capture_output=True,
                               text=True, check=True).stdout  # fmt: skip
-        loaded = re.findall(r"LDG.*? R(\d+), ", text)
-        loaded = {str(int(r) + n) for r in loaded for n in range(4)} if kernel.axes == (1,) else ()
-        for a, b, c in re.findall(r"VIMNMX3 R\d+, R(\d+), R(\d+), R(\d+),", text):
-            assert not {a, b, c} & set(loaded)
         assert "VIADDMNMX" in text  # not x, and one
+        assert kernel.axes != (1,) or "VIMNMX3" not in text  # all that is compared is negated
 
 
 def test_what_a_condition_depends_on_is_read_before_it():

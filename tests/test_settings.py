@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler.settings import Setting
+from tests.test_attach import until
 
 LOCAL = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": 0}
 NAMES = "a", "b.c"
@@ -67,8 +68,7 @@ def test_workers_that_leave_and_come_while_they_are_attached():
     with LocalCluster(processes=False, **LOCAL) as cluster, Client(cluster) as client:
         attached = gpuscheduler.attach(client, devices="cpu:1")
         cluster.scale(0)
-        while client.scheduler_info()["workers"]:
-            pass
+        until(lambda: not client.scheduler_info()["workers"])
         cluster.scale(1)
         client.wait_for_workers(1)
         assert int(da.arange(8, chunks=4).sum().compute()) == 28

@@ -204,13 +204,15 @@ def test_several_results_of_which_some_are(brought):
 
 @pytest.mark.parametrize(
     ("chunks", "why"),
-    [((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much")],
+    [((32, 24), "few"), ((8, 12), "large"), ((8, 12), "much"), ((8, 12), "scattered")],
 )
 def test_other_results_come_block_by_block(brought, monkeypatch, chunks, why):
     if why == "large":
         monkeypatch.setattr(plan, "SMALL_BLOCK", 8 * 12 * 8 - 1)
     elif why == "much":
         monkeypatch.setattr(plan, "MOST_TOGETHER", A.nbytes - 1)
+    elif why == "scattered":
+        monkeypatch.setattr(plan, "MANY_IN_BOX", 65)
     with Scheduler(devices="cuda:0") as scheduler:
         y = home(blocks(chunks) + 1)
         assert len(scheduler.plan(y).deliver) == y.npartitions

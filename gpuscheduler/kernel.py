@@ -45,7 +45,17 @@ from typing import Any
 
 import numpy as np
 
-from .cuda_math import NOT_A_NUMBER, STORED, TYPES, accumulator, code, loaded, operation, pieces
+from .cuda_math import (
+    NOT_A_NUMBER,
+    STORED,
+    TYPES,
+    accumulator,
+    called,
+    code,
+    loaded,
+    operation,
+    pieces,
+)
 from .expr import LEAVES, RANDOM, SCANS, Expr, Kernel, constant, nodes, substituted
 from .layout import WAVES, Site, power_above, too_many
 from .panes import THREADS
@@ -334,8 +344,10 @@ class _Generator(Sliding):
             members = " ".join(f"{n} {n.lower()};" for n in names)
             largest = f"union alignas(16) Largest {{ {members} }};"
         bounds = THREADS if self.at_once == 1 else f"{THREADS}, {self.at_once}"
-        return f"""{pieces(parts + body)}
+        body, functions = called(body, self.width * self.times)
+        return f"""{pieces(parts + functions + body)}
 {parts}
+{functions}
 {largest}
 template<int N> struct Items {{ unsigned long long s[N][{slots}]; }};
 #define S(k) items.s[item][k]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import panes
-from .cuda_math import STORED, accumulator, code
+from .cuda_math import MOST_INLINED, STORED, accumulator, code, length_of, operation
 from .expr import RANDOM, SCANS, Expr, Kernel, View
 from .panes import SLIDING_WORDS, THREADS, Box, Pane
 from .regions import interior, settled
@@ -672,11 +672,13 @@ class Layout:
         while width > 1 and not (length % width == 0 and self._even(width)):
             width //= 2
         most = tree if self.core is None else self.core  # where most points are
-        cost = sum(cost_of(n) for n in most.nodes)
+        cost, length = sum(cost_of(n) for n in most.nodes), self._length(most)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
             width //= 2
         while not tree.calls and width > 1 and width * cost > MOST_COST:
             width //= 2
+        while width > 1 and width * length > MOST_INLINED:
+            width //= 2  # sooner than that long functions are called
         if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
             again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
             width = 1 if again else min(width, 4)  # loops do not run side by side
@@ -700,6 +702,8 @@ class Layout:
         times = 8 if many or (deep and each <= 8) else 4
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
+        while times > 1 and times * width * length > MOST_INLINED:
+            times //= 2
         self.times = times if tree.inputs else 1
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
@@ -719,6 +723,17 @@ class Layout:
             self._take_apart()
         else:
             self.partly = {}
+
+    @staticmethod
+    def _length(tree: Tree) -> int:
+        """The instructions of the long functions of a point."""
+        total = 0
+        for node in tree.nodes:
+            if node.args and cost_of(node) > 1 and node.op != "call":
+                types = [tree.nodes[a].code for a in node.args]
+                text = operation(node.op, types, node.code, ["x"] * len(types))
+                total += length_of(text or "")
+        return total
 
     def _may_be_loose(self, cost: int) -> bool:
         """Whether threads take neighbours side by side although what they read does not begin at

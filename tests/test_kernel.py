@@ -776,6 +776,22 @@ def test_operations_compile(types):
     compiled(generate(Kernel((256,), tuple(outputs))).source)
 
 
+LENGTHY = ["exp F", "power D", "arccos D", "sin f", "gamma d", "log D", "divide D", "y1 f"]
+
+
+@pytest.mark.parametrize("name", LENGTHY)
+def test_long_functions_are_in_a_kernel_once(name):
+    """A kernel with ninety of them compiles in as little time as one with a few."""
+    op, dtype = name.split()
+    x = source(0, (256,), np.dtype(dtype))
+    more = [x] if op in ("power", "divide") else []
+    terms = [k.call("multiply", x, constant(1 + n / 7, dtype)) for n in range(90)]
+    terms = [k.call(op, t, *more, dtype=dtype) for t in terms]
+    made = generate(Kernel((256,), (functools.reduce(functools.partial(k.call, "add"), terms),)))
+    assert made.source.count("__device__ CALLED") == 1
+    assert len(compiled(made.source)) < 130_000  # of both entries; inlined: 170,000 to 2,200,000
+
+
 CHAINS = {
     "larger": lambda x, y: k.call("maximum", x, y),
     "differences": lambda x, y: k.call("fabs", k.call("subtract", x, y)),

@@ -113,6 +113,25 @@ def test_operations_compute_what_numpy_does(types):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("types", ["f", "ff", "d", "dd", "F", "FF", "D", "DD"])
+def test_functions_give_the_same_numbers_where_they_are_called(types, monkeypatch):
+    arrays, outputs = [], []
+    for op, own, made in GROUPS[types]:
+        outputs.append(of_loop(op, own, made, len(arrays)))
+        arrays += [np.ascontiguousarray(a) for a in operands(op, own)]
+    given, calls = [on_gpu(a) for a in arrays], 0
+    for start in range(0, len(outputs), 20):
+        kernel = Kernel((256,), tuple(outputs[start : start + 20]))
+        found = []
+        for most in (10**9, 0):
+            monkeypatch.setattr("gpuscheduler.cuda_math.MOST_INLINED", most)
+            found.append(run([kernel], [given], one=True)[0])
+        calls += generate(kernel).source.count("__device__ CALLED")
+        for loop, *both in zip(GROUPS[types][start:], *found, strict=False):
+            np.testing.assert_array_equal(*both, err_msg=str(loop))
+    assert calls >= 2
+
+
 @pytest.mark.parametrize("n", [2**22, 2**22 + 3])
 def test_quotients_and_roots_are_rounded_as_ieee_754_has_it(n):
     arrays = k.any_floats(n, seed=n)

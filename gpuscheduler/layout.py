@@ -164,6 +164,7 @@ class Layout:
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
         self.writes = writes  # whether its outputs begin at multiples of a vector
         self.width = self.times = 1  # elements side by side, and how many times over
+        self.deeper = False
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.sliding = 0  # results of windows that a thread makes, one behind the other
         self.pane: Pane | None = None
@@ -672,12 +673,12 @@ class Layout:
         while width > 1 and not (length % width == 0 and self._even(width)):
             width //= 2
         most = tree if self.core is None else self.core  # where most points are
-        cost, length = sum(cost_of(n) for n in most.nodes), self._length(most)
+        cost, long = sum(cost_of(n) for n in most.nodes), self._length(most)
         while width > 2 and width * len(tree.nodes) > MOST_STATEMENTS // 8:
             width //= 2
         while not tree.calls and width > 1 and width * cost > MOST_COST:
             width //= 2
-        while width > 1 and width * length > MOST_INLINED:
+        while width > 1 and width * long > MOST_INLINED:
             width //= 2  # sooner than that long functions are called
         if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
             again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
@@ -702,19 +703,22 @@ class Layout:
         times = 8 if many or (deep and each <= 8) else 4
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
-        while times > 1 and times * width * length > MOST_INLINED:
+        while times > 1 and times * width * long > MOST_INLINED:
             times //= 2
         self.times = times if tree.inputs else 1
+        #: Whether a block along a row may load twice as much at a time.
+        self.deeper = times == 4 and 0 < each <= 16 and 8 * width * cost <= 1024
+        self.deeper = self.deeper and self.across < 0 and 8 * width * long <= MOST_INLINED
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
         self.late = self.late and not (columns or self.scanning)
         self.late = self.late and all(tree.guards[k] is None for k in tree.inputs)
         if self.late:
-            self.width = self.times = 1
+            self.width, self.times, self.deeper = 1, 1, False
         #: Whether vectors are written of what is read one by one.
         self.loose = self.width == 1 and not self.late and self._may_be_loose(cost)
         if self.loose:
-            self.width, self.times = self._loose_width(), 1
+            self.width, self.times, self.deeper = self._loose_width(), 1, False
             each *= self.width
             self.at_once = min(self.at_once, 2) if each <= 2 * FEW_BYTES else 1
             room = each <= FEW_BYTES < 4 * len(tree.inputs) and self.core is not None

@@ -80,7 +80,7 @@ def chosen(request, monkeypatch):
         monkeypatch.setattr("gpuscheduler.replay.LEAST_WHOLE", 0)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "u1"])
 @pytest.mark.parametrize("chunks", [64, 77])
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -213,6 +213,7 @@ MEDIANS = {
 @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
 @pytest.mark.parametrize("program", MEDIANS)
+@pytest.mark.sampled(2)
 def test_medians(program, dtype):
     """In registers: nothing is sorted by a library."""
     chunks = (13, 18, 27)
@@ -222,7 +223,7 @@ def test_medians(program, dtype):
     assert not planned.why
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
 @pytest.mark.parametrize("program", [*SLIDING, *PANES, *BOXES])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
@@ -243,6 +244,7 @@ def test_windows_that_slide(devices, program, chunks, monkeypatch):
     assert any(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("boundary", ["reflect", "periodic", "none"])
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 def test_very_many_places(devices, boundary, chosen):

@@ -87,6 +87,7 @@ def notes_of(function):
     return ["nowhere"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
 @pytest.mark.parametrize("name", VERBS + INSIDE + BESIDE)

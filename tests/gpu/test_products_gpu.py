@@ -69,6 +69,7 @@ def scheduler(request):
         yield s
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_are_numpys(scheduler, name):
     (left, right), (x, y) = matrices()

@@ -66,6 +66,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("devices", DEVICES)

@@ -52,6 +52,7 @@ def persisted(arrays):
     return [a.persist() if hasattr(a, "persist") else a for a in arrays]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_each_graph_again_and_again(name, runs, count):
     module = importlib.import_module(f"graphs.{name}")

@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "dtype"), [*[(n, "f4") for n in CASES], ("permutation", "?"), ("sums", "c16")]
 )

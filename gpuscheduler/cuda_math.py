@@ -1361,7 +1361,7 @@ def pieces(text: str) -> str:
 
 #: Instructions that a kernel has of long functions, about, from which on they are called: where
 #: each is there as often as it is used, the kernel takes long to compile (10,000: a second).
-MOST_INLINED = 3000
+MOST_INSTRUCTIONS = 3000
 #: Long functions: how many numbers they take, and their instructions for float and for double, as
 #: compiled for compute capability 9.0; 0 where they are short.
 LONG = {
@@ -1427,7 +1427,7 @@ def called(text: str, copies: int) -> tuple[str, str]:
             found[name] = found.get(name, 0) + copies * _LENGTHS[name][0]
     total, lines = sum(found.values()), []
     for name, length in sorted(found.items(), key=lambda x: (-x[1], x[0])):
-        if total <= MOST_INLINED:
+        if total <= MOST_INSTRUCTIONS:
             break
         total -= length
         _, kind, takes = _LENGTHS[name]

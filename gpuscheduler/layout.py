@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import panes
-from .cuda_math import MOST_INLINED, STORED, accumulator, code, length_of, operation
+from .cuda_math import MOST_INSTRUCTIONS, STORED, accumulator, code, length_of, operation
 from .expr import RANDOM, SCANS, Expr, Kernel, View
 from .panes import SLIDING_WORDS, THREADS, Box, Pane
 from .regions import interior, settled
@@ -678,7 +678,7 @@ class Layout:
             width //= 2
         while not tree.calls and width > 1 and width * cost > MOST_COST:
             width //= 2
-        while width > 1 and width * long > MOST_INLINED:
+        while width > 1 and width * long > MOST_INSTRUCTIONS:
             width //= 2  # sooner than that long functions are called
         if tree.calls:  # each is there as often as a thread has elements, to be compiled anew
             again = any(tree.nodes[k].data[0].repeats for k in tree.calls)
@@ -703,12 +703,12 @@ class Layout:
         times = 8 if many or (deep and each <= 8) else 4
         while times > 1 and (times * each > (128 if many else 64) or times * width * cost > 512):
             times //= 2
-        while times > 1 and times * width * long > MOST_INLINED:
+        while times > 1 and times * width * long > MOST_INSTRUCTIONS:
             times //= 2
         self.times = times if tree.inputs else 1
         #: Whether a block along a row may load twice as much at a time.
         self.deeper = times == 4 and 0 < each <= 16 and 8 * width * cost <= 1024
-        self.deeper = self.deeper and self.across < 0 and 8 * width * long <= MOST_INLINED
+        self.deeper = self.deeper and self.across < 0 and 8 * width * long <= MOST_INSTRUCTIONS
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
         self.late = self.late and not (columns or self.scanning)

@@ -124,7 +124,7 @@ def test_functions_give_the_same_numbers_where_they_are_called(types, monkeypatc
         kernel = Kernel((256,), tuple(outputs[start : start + 20]))
         found = []
         for most in (10**9, 0):
-            monkeypatch.setattr("gpuscheduler.cuda_math.MOST_INLINED", most)
+            monkeypatch.setattr("gpuscheduler.cuda_math.MOST_INSTRUCTIONS", most)
             found.append(run([kernel], [given], one=True)[0])
         calls += generate(kernel).source.count("__device__ CALLED")
         for loop, *both in zip(GROUPS[types][start:], *found, strict=False):

@@ -12,6 +12,10 @@ from .panes import THREADS
 from .statements import Statements
 from .tree import Tree, size_of
 
+#: Of kernels that compute for longer than they read and write: blocks per processor, at most, where
+#: threads have fewer vectors than these one after the other. On an H200 black_scholes takes 2.32 ms
+#: so in 16 blocks of an array, 2.40 in 64; 2.38 and 2.54 with as many as others have.
+HEAVY_WAVES, VECTORS = 8, 8
 #: Points of which a warp picks out what a mask selects, before it goes on to others.
 PICKED = 1024
 
@@ -26,6 +30,9 @@ class Elementwise(Statements):
         n = self.points // width
         step = f"(({self.count})blocks * {THREADS}u)"
         self.blocks = max(1, min(-(-n // (THREADS * self.times)), self.processors * WAVES))
+        if self.heavy:
+            fewer = max(self.processors * HEAVY_WAVES, -(-n // (THREADS * VECTORS)))
+            self.blocks = min(self.blocks, fewer)
         lines = [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
             f"const {self.count} n = {self.number('n', n)};",

@@ -36,6 +36,8 @@ WAVES, SHARED_WAVES = 128, 32
 #: elements (thirty functions of complex numbers eight times: 41 s, once: 1.6 s), and where there is
 #: as much to do it does not matter how the little is loaded.
 MOST_COST = 1024
+#: What a point costs from which on a kernel computes for longer than it reads and writes.
+HEAVY = 128
 #: Bytes of columns that a multiprocessor's cache has room for beside what else goes through it, and
 #: columns that a warp goes along at a time.
 KEPT_BYTES, LEAST_COLUMNS = 96 * 1024, 64
@@ -164,7 +166,7 @@ class Layout:
         self.kernel, self.aligned, self.processors = kernel, aligned, processors
         self.writes = writes  # whether its outputs begin at multiples of a vector
         self.width = self.times = 1  # elements side by side, and how many times over
-        self.deeper = False
+        self.deeper = self.heavy = False
         self.at_once = 1  # blocks that a multiprocessor shall have room for
         self.sliding = 0  # results of windows that a thread makes, one behind the other
         self.pane: Pane | None = None
@@ -709,6 +711,8 @@ class Layout:
         #: Whether a block along a row may load twice as much at a time.
         self.deeper = times == 4 and 0 < each <= 16 and 8 * width * cost <= 1024
         self.deeper = self.deeper and self.across < 0 and 8 * width * long <= MOST_INSTRUCTIONS
+        #: Whether it computes for longer than it reads and writes.
+        self.heavy = cost >= HEAVY and not tree.calls
         #: Whether inputs are loaded where they are used, and not all of them before.
         self.late = each > LATE_BYTES and self.core is None and self.across < 0
         self.late = self.late and not (columns or self.scanning)

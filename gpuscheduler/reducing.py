@@ -62,7 +62,8 @@ class Reducing(Elementwise):
         if rows:
             room = self.processors * ROW_WAVES // max(results_, 1)
             if any(part_size(*kind) >= LEAST_CALLED for kind in self.kinds):
-                room = min(room, self.processors * FEWER_WAVES)
+                # beyond the core some parts take longer than others
+                room = min(room, self.processors * FEWER_WAVES * (4 if self.partly else 1))
             share = max(1, min(room, -(-steps // (THREADS * min(2 * self.times, 8)))))
             long = -(-max(steps, 1) // share)
             long = -(-long // THREADS) * THREADS

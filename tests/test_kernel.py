@@ -1076,7 +1076,7 @@ def prices():
 
 
 def test_what_computes_for_long_is_done_by_fewer_blocks():
-    """Each thread does some vectors one after the other, where all processors have blocks enough."""
+    """A thread does some vectors one after the other, if all processors have blocks enough."""
 
     def blocks_of(op, times, n):
         value = source(0, (4 * n,), np.dtype("f4"))

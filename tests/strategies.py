@@ -24,7 +24,7 @@ from gpuscheduler.run import run
 from gpuscheduler.state import Copied, Done, Issued, NoRoom
 
 #: `GPUSCHEDULER_EXAMPLES=100000 pytest tests/test_state.py` looks harder.
-EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "75"))
 #: A fresh search each time (no database), as long as it takes (the machine may be shared).
 thorough = settings(
     max_examples=EXAMPLES,

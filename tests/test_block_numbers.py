@@ -36,7 +36,7 @@ def overlapping(draw):
     return x, depth, boundary
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(overlapping())
 def test_overlapping_blocks_are_what_dask_makes_them(case):
     x, depth, boundary = case

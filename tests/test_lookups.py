@@ -16,7 +16,7 @@ from gpuscheduler.trace import follow
 from tests import kernels as k
 from tests.test_trace import abstract, assert_same, directly
 
-usual = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+usual = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def followed(function, *values, constants=(), every=False):

@@ -18,7 +18,7 @@ from gpuscheduler.following import Abstract, Unfollowed
 from gpuscheduler.fuse import Fused, OrNone, computed
 from gpuscheduler.trace import follow
 
-EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "75"))
 FEW = settings(max_examples=EXAMPLES, deadline=None)
 RNG = np.random.default_rng(5)
 SOURCE = RNG.normal(size=(24, 30))

@@ -35,7 +35,7 @@ def arrays(draw):
     return x[draw(st.integers(0, 9)) :][: np.prod(shape)].reshape(shape)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
 @given(arrays(), st.data())
 def test_any_median(x, data):
     axes = data.draw(st.lists(st.integers(0, x.ndim - 1), min_size=1, unique=True))
@@ -49,7 +49,7 @@ def test_any_median(x, data):
             agree(lambda x: np.nanmedian(x, axis=axes, keepdims=keep), x)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(arrays(), st.data())
 def test_any_quantile(x, data):
     axis = data.draw(st.integers(-x.ndim, x.ndim - 1))

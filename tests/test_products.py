@@ -66,7 +66,7 @@ def test_sums_of_products_are_numpys(like_gpus, f):
         np.testing.assert_allclose(z.compute(), want, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_graph_of_products(data):
     """Random chunks and expressions; the values are those of Dask's own scheduler."""

@@ -72,7 +72,7 @@ SLICES = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.data(), st.sampled_from(["u1", "i2", "f4", "c16"]), st.integers(1, 300), st.integers(1, 5)
 )

@@ -33,7 +33,7 @@ from tests.strategies import EXAMPLES, UNIT, LateDevices, cases, plan_of, thorou
 
 PLENTY = (10**9, 10**9)
 #: Cases of the property that matters most.
-MANY = 2000
+MANY = 800
 
 
 def state_of(plan, **options):

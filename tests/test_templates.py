@@ -725,7 +725,7 @@ def done(recipe, leaves):
     return values[-1]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(recipes(), recipes(), st.integers(1, 3), st.sampled_from([1, 3, 6]))
 def test_what_is_alike_is_computed_alike(first, second, distinct, chunk):
     """Random graphs, each twice with other data: computed with one plan, as NumPy computes them.

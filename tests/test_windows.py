@@ -192,7 +192,7 @@ def cases(draw):
 
 
 @host_only
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), st.integers(0, 1), st.booleans(), st.sampled_from([32, 2**8]))
 def test_any_windows(host, case, shift, one, tile):
     kernel_, arrays = case

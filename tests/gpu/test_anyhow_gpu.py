@@ -80,7 +80,7 @@ def chosen(request, monkeypatch):
         monkeypatch.setattr("gpuscheduler.replay.LEAST_WHOLE", 0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "u1"])
 @pytest.mark.parametrize("chunks", [64, 77])
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -107,7 +107,7 @@ def check(program, x, devices, close=1e-5, plan=False):
     return planned
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("chunks", [(16, 24, 32), (13, 18, 27)])
 @pytest.mark.parametrize("program", SOLID)

@@ -75,7 +75,7 @@ def is_kernel(step):
     return step.sent or isinstance(step.task, (Fused, Batch, DataNode))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:The device where the array resides")  # CuPy's, to Dask's trial
 @pytest.mark.parametrize("limit", [None, 120_000])
 @pytest.mark.parametrize("where", [0, pytest.param(1, marks=pytest.mark.gpus(2))])

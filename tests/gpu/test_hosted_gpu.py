@@ -128,6 +128,7 @@ class Steps:
         self.arrays.append((x / scale, a / scale))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("options", [{}, {"memory_limit": 60_000}, {"check": True}])
 def test_some_steps_of_many(seed, options, refusals):

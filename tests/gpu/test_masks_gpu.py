@@ -34,7 +34,7 @@ def tasks_of(plan):
     return [t for s in plan.steps for t in getattr(s.task, "members", [s.task])]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("chunks", "dtype"), [((6, 30), "f4"), ((7, 11), "i4")])
 @pytest.mark.parametrize("name", [*REDUCED, *EXTREME])
 def test_dask_gives_what_numpy_gives(scheduler, name, chunks, dtype):
@@ -49,7 +49,7 @@ def test_dask_gives_what_numpy_gives(scheduler, name, chunks, dtype):
         np.testing.assert_allclose(host(got), want, rtol=1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("chunks", "dtype"), [((6, 30), "f4"), ((7, 11), "i2")])
 @pytest.mark.parametrize("name", PICKED)
 def test_what_a_mask_selects_is_picked_out(scheduler, monkeypatch, name, chunks, dtype):

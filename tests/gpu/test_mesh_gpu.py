@@ -67,6 +67,7 @@ def waves(x, y):
     return total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("f", "args", "how"),
     [

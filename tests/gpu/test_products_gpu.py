@@ -69,7 +69,7 @@ def scheduler(request):
         yield s
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_are_numpys(scheduler, name):
     (left, right), (x, y) = matrices()
@@ -82,6 +82,7 @@ def test_products_are_numpys(scheduler, name):
     np.testing.assert_allclose(z.to_backend("numpy").compute(), want, rtol=2e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["f8", "c8", "c16", "f2", "i4"])
 def test_other_types(scheduler, dtype):
     (left, right), (x, y) = matrices(dtype)

@@ -118,6 +118,7 @@ KINDS += [(name, "f8") for name in ("sum", "max", "std")]
 KINDS += [(name, dtype) for dtype in ("f2", "i1", "u8", "?", "c8") for name in ("sum", "mean")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 def test_stacks_of_blocks_one_thick(name, dtype):
     made = S if dtype in ("f8", "f4", "f2") else np.nan_to_num(S, posinf=3, neginf=-3) * 30

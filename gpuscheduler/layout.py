@@ -708,9 +708,9 @@ class Layout:
         while times > 1 and times * width * long > MOST_INSTRUCTIONS:
             times //= 2
         self.times = times if tree.inputs else 1
-        #: Whether a block along a row may load twice as much at a time.
-        self.deeper = times == 4 and 0 < each <= 16 and 8 * width * cost <= 1024
-        self.deeper = self.deeper and self.across < 0 and 8 * width * long <= MOST_INSTRUCTIONS
+        #: Whether a block along a row that does four things at a time may do eight.
+        self.deeper = each <= 16 and 8 * width * cost <= MOST_COST and self.across < 0
+        self.deeper = self.deeper and 8 * width * long <= MOST_INSTRUCTIONS
         #: Whether it computes for longer than it reads and writes.
         self.heavy = cost >= HEAVY and not tree.calls
         #: Whether inputs are loaded where they are used, and not all of them before.
@@ -718,11 +718,11 @@ class Layout:
         self.late = self.late and not (columns or self.scanning)
         self.late = self.late and all(tree.guards[k] is None for k in tree.inputs)
         if self.late:
-            self.width, self.times, self.deeper = 1, 1, False
+            self.width = self.times = 1
         #: Whether vectors are written of what is read one by one.
         self.loose = self.width == 1 and not self.late and self._may_be_loose(cost)
         if self.loose:
-            self.width, self.times, self.deeper = self._loose_width(), 1, False
+            self.width, self.times = self._loose_width(), 1
             each *= self.width
             self.at_once = min(self.at_once, 2) if each <= 2 * FEW_BYTES else 1
             room = each <= FEW_BYTES < 4 * len(tree.inputs) and self.core is not None

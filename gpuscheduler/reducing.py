@@ -64,7 +64,8 @@ class Reducing(Elementwise):
             if any(part_size(*kind) >= LEAST_CALLED for kind in self.kinds):
                 # beyond the core some parts take longer than others
                 room = min(room, self.processors * FEWER_WAVES * (4 if self.partly else 1))
-            share = max(1, min(room, -(-steps // (THREADS * min(2 * self.times, 8)))))
+            often = min(2 * self.times, 8)  # steps of a thread, at least
+            share = max(1, min(room, -(-steps // (THREADS * often))))
             long = -(-max(steps, 1) // share)
             long = -(-long // THREADS) * THREADS
             return 1, THREADS, max(1, -(-steps // long)), long
@@ -92,7 +93,7 @@ class Reducing(Elementwise):
 
     def _reducing(self) -> list[str]:
         self.wide = self.rows and self._is_wide()
-        if self.wide and self.deeper:
+        if self.wide and self.deeper and self.times == 4:
             self.times = 8
         self.held = 1 if self.rows else self.width  # results of one thread
         steps = self._steps() if self.across < 0 else self._tile_count("r")

@@ -790,7 +790,7 @@ def test_long_functions_are_in_a_kernel_once(name):
     terms = [k.call(op, t, *more, dtype=dtype) for t in terms]
     made = generate(Kernel((256,), (functools.reduce(functools.partial(k.call, "add"), terms),)))
     assert made.source.count("__device__ CALLED") == 1
-    assert len(compiled(made.source)) < 65_000  # inlined: 85,000 to 1,100,000
+    assert len(compiled(made.source)) < 65_000  # inlined: 130,000 to 1,100,000
 
 
 CHAINS = {

@@ -150,7 +150,9 @@ class CpuHardware:
             borrowed = Borrowed(pool, threads)
             yield Lease(
                 machine,
-                lambda plan, g, told: CpuDevices(plan, borrowed, g, self.store, told, self.slack),
+                lambda plan, g, told, _: CpuDevices(
+                    plan, borrowed, g, self.store, told, self.slack
+                ),
                 threads,
             )
             return
@@ -160,7 +162,7 @@ class CpuHardware:
         with teams.lease() as team:
             yield Lease(
                 self._share(n),
-                lambda plan, g, told: CpuDevices(plan, team, g, self.store, told, self.slack),
+                lambda plan, g, told, _: CpuDevices(plan, team, g, self.store, told, self.slack),
             )
 
     def _share(self, devices: int) -> Machine:
@@ -203,7 +205,7 @@ class CpuDevices:
         self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
         self.written: set[int] = set()  # steps of which the host has all that is wanted
         self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
-        self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
+        self.chunks = plan.movable
         for i, step in enumerate(plan.steps):
             if i in self.chunks:
                 self._take_over(i, self.chunks[i])

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, product
 from operator import mul
@@ -60,7 +60,7 @@ from .mixed import SAID, at_home, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, moves, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .products import Products
-from .replay import Recorder, Rooms, one_copy_pays, rooms_of
+from .replay import Recorder, Replay, Rooms, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves, part_of
@@ -230,6 +230,13 @@ class _Held:
     empty: bool = False  # it was made without anything on the device: nothing has to be waited for
     reads: list[Event] = field(default_factory=list)  # other streams' uses of it
     room: Room | None = None  # of what has been read from a file
+
+    def part(self, path: tuple[int, ...]) -> _Held:
+        """A part of the value, with the same events."""
+        value = part_of(self.value, path)
+        return _Held(
+            value, self.ready, self.arrived, self.unseen, self.empty, self.reads, self.room
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -1029,7 +1036,7 @@ class CudaHardware:
             borrowed = Borrowed(pool, pool._max_workers)
             yield Lease(
                 Machine.uniform(1, memory=self.machine.memory[0]),
-                lambda plan, g, _: CpuDevices(plan, borrowed, g, self.store),
+                lambda plan, g, *_: CpuDevices(plan, borrowed, g, self.store),
                 pool._max_workers,
             )
             return
@@ -1042,7 +1049,9 @@ class CudaHardware:
             m.memory[:n], tuple(row[:n] for row in m.peer[:n]), m.host[:n], m.host_memory
         )  # fmt: skip
         with teams.lease() as team:
-            yield Lease(machine, lambda plan, g, told: CudaDevices(plan, team, g, self, told))
+            yield Lease(
+                machine, lambda plan, g, told, tape: CudaDevices(plan, team, g, self, told, tape)
+            )
 
     def _team(self, n: int) -> Team:
         lanes = [_Lane.on(place, self.ids[place]) for place in range(n)]
@@ -1363,7 +1372,13 @@ class CudaDevices:
     """The GPUs of one run. Verbs only collect; `wait` sends each worker all it has got."""
 
     def __init__(
-        self, plan: Plan, team: Team, gathering: Gathering, hardware: CudaHardware, told: Told
+        self,
+        plan: Plan,
+        team: Team,
+        gathering: Gathering,
+        hardware: CudaHardware,
+        told: Told,
+        tape: Tape | None = None,
     ):
         self.plan, self.team, self.gathering, self.hardware = plan, team, gathering, hardware
         self.when = moves()  # where chunks were before the run
@@ -1373,7 +1388,7 @@ class CudaDevices:
         self.held: dict[int, dict[int, _Held]] = {p: {} for p in (HOST, *range(len(self.lanes)))}
         self.stopped = False
         self.crossing = plan.crossing
-        self.wanted = set(plan.outputs)
+        self.wanted = plan.ends
         self._context = Context()  # of the threads that wait: they run none of the user's code
         self.files = Files(hardware.store)  # of values on the disk
         self.out, self.back = Way(hardware.passage), Way(hardware.passage)  # to files, and from
@@ -1381,9 +1396,16 @@ class CudaDevices:
         self._todo: list[list[Order]] = [[] for _ in self.lanes]
         self.unlaunched = plan.launches  # counted by one thread: `light`
         self._events: SimpleQueue[list[StateEvent]] = SimpleQueue()
-        self.chunks = {i: plan.chunks[i] for i in plan.there}  # that this run may move
+        self.chunks = plan.movable
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
-        self._take_over()
+        replay = None if tape is None else team.replays.get(tape)
+        #: What this run does in the very same memory as the last time: for that no chunk has to be
+        #: looked at. It is when all is queued, while devices work.
+        self.again: Replay | None = None
+        if replay is not None and replay.stands(self._given()):
+            self.again = replay
+        else:
+            self._take_over()
         if len(self.chunks) < len(plan.fixed):
             for i in plan.fixed:
                 if i in self.chunks:
@@ -1454,14 +1476,12 @@ class CudaDevices:
     def _follow_caller(self) -> None:
         """Order this run behind what the caller has queued: arrays of the graph may be in the
         making, and memory of earlier results may be in use."""
-        behind = {d: self._caught_up(d) for d in dict.fromkeys([k.device for k in self.lanes])}
-        for device, events in behind.items():
-            for event in events:
-                for lane in self.lanes:
-                    lane.incoming.wait_event(event)  # copies may read what is on any device
-                    if lane.device == device:
-                        lane.home.wait_event(event)
-                        lane.outgoing.wait_event(event)
+        for device, event in self._caught_up():
+            for lane in self.lanes:
+                lane.incoming.wait_event(event)  # copies may read what is on any device
+                if lane.device == device:
+                    lane.home.wait_event(event)
+                    lane.outgoing.wait_event(event)
 
     def _go_before_caller(self) -> None:
         """Order the caller behind all that this run has queued, and later runs behind the caller:
@@ -1480,18 +1500,22 @@ class CudaDevices:
                     current.wait_event(event)
                 self.hardware.lend(device, current)
 
-    def _caught_up(self, device: int) -> list[Event]:
-        """Events behind the caller's stream on a device, and behind those that got results there;
-        a stream that has nothing to do any more needs none."""
-        out = []
-        with Device(device):
-            current = cupy.cuda.get_current_stream()
-            lent = self.hardware.lent.get(device, {})
-            for reader in {**lent, current.ptr: current}.values():
-                if not reader.done:
-                    event = Event(disable_timing=True)
-                    event.record(reader)
-                    out.append(event)
+    def _caught_up(self) -> list[tuple[int, Event]]:
+        """Events behind the caller's stream on each device, and behind those that got results
+        there; a stream that has nothing to do any more needs none."""
+        out, before = [], runtime.getDevice()
+        try:
+            for device in dict.fromkeys([lane.device for lane in self.lanes]):
+                runtime.setDevice(device)
+                current = cupy.cuda.get_current_stream()
+                lent = self.hardware.lent.get(device, {})
+                for reader in {**lent, current.ptr: current}.values():
+                    if not reader.done:
+                        event = Event(disable_timing=True)
+                        event.record(reader)
+                        out.append((device, event))
+        finally:
+            runtime.setDevice(before)
         return out
 
     # ---- verbs, in the loop's thread
@@ -1531,6 +1555,8 @@ class CudaDevices:
         if not self.ahead:
             return False
         self.followed = True
+        if self.again is not None:
+            return self._follow_again(self.again, tape)
         for place, lane in enumerate(self.lanes):
             lane.sweep()
             for held in self.held[place].values():
@@ -1550,9 +1576,7 @@ class CudaDevices:
             return False
         try:
             if replay is not None and replay.fits(self.held, self._given()):
-                done, self.gathering.made = replay.run(self.lanes, self.held)
-                for place, i, value, ready in done:
-                    self.held[place][i] = _Held(value, ready)
+                self._replayed(replay)
                 return True
         except Exception as error:
             if is_refusal(error):
@@ -1571,6 +1595,27 @@ class CudaDevices:
         if recorder is not None:
             replays[tape] = recorder.replay()
         return True
+
+    def _follow_again(self, replay: Replay, tape: Tape) -> bool:
+        self.rooms = replay.rooms
+        if self.rooms is not None and not self._has_room(tape, self.rooms):
+            return False
+        for lane in self.lanes:
+            lane.sweep()
+        try:
+            self._replayed(replay)
+        except Exception as error:
+            if is_refusal(error):
+                return False
+            raise
+        finally:
+            self._take_over()
+        return True
+
+    def _replayed(self, replay: Replay) -> None:
+        done, self.gathering.made = replay.run(self.lanes, self.held)
+        for place, i, value, ready in done:
+            self.held[place][i] = _Held(value, ready)
 
     def _has_room(self, tape: Tape, rooms: Rooms) -> bool:
         """Whether a tape fits where the result is there from the start."""
@@ -1688,7 +1733,7 @@ class CudaDevices:
             file, value = self.files.part(step, path, self.plan.steps[step].key)
             return {DISK: file}, _array_bytes(value)
         whole = worth_keeping(home, held) or {home: _Held(self.value(step))}
-        parts = {p: replace(h, value=part_of(h.value, path)) for p, h in whole.items()}
+        parts = {p: h.part(path) for p, h in whole.items()}
         return parts, max(_array_bytes(h.value) for h in parts.values())
 
     def _places(self, step: int) -> dict[int, _Held]:

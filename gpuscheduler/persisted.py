@@ -103,7 +103,6 @@ class Chunk:
         "keeper",
         "key",
         "moved",
-        "mover",
         "nbytes",
         "place",
         "places",
@@ -114,7 +113,6 @@ class Chunk:
         self.key, self.place, self.nbytes = key, place, nbytes
         self.places: Places = places  # never changed: a new one takes its place
         self.keeper = keeper
-        self.mover: ref[_Run] | None = None  # the run that may move it, while that goes on
         self.moved = 0  # how often it came back to its device, at another address
         self.step: Any = None  # what stands for it in the plans of runs that do not read it
         self._lock = threading.RLock()
@@ -199,6 +197,8 @@ class Persisted:
         self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
         #: As `beside` has counted it, and when: bytes in each place, and by chunk.
         self._held: tuple[int, dict[int, int], dict[int, tuple[int, tuple[int, ...]]]] = 0, {}, {}
+        #: Which runs that go on may move which chunks.
+        self._loans: list[tuple[ref[_Run], list[Chunk]]] = []
         self._lock = threading.RLock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
@@ -237,27 +237,38 @@ class Persisted:
         refs = list(self._chunks.values())  # one step, for chunks may go at any time
         return [c for r in refs if (c := r()) is not None]
 
+    def known(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Those that are among these."""
+        return [c for c in chunks if id(c) in self._chunks]
+
     @contextmanager
-    def lent(self, some: Iterable[Chunk] | None = None) -> Iterator[list[Chunk]]:
-        """The chunks that a run may move, all or some: those that no other run may."""
+    def lent(self, some: list[Chunk] | None = None) -> Iterator[list[Chunk]]:
+        """The chunks that a run may move, all or some that are `known`: those that no other run
+        may.
+
+        >>> persisted = Persisted()
+        >>> persisted.add(chunk := Chunk("x", 0, 8, {0: "value"}, None))
+        >>> with persisted.lent() as mine, persisted.lent() as others:
+        ...     print(mine, others)
+        [<Chunk 'x', 8 bytes>] []
+        """
         if not self._chunks:
             yield []
             return
         run = _Run()
         with self._lock:
-            known = self._chunks
-            every = (
-                self.every() if some is None else [c for c in dict.fromkeys(some) if id(c) in known]
-            )
-            mine = [c for c in every if c.mover is None or c.mover() is None]
-            mover = ref(run)
-            for chunk in mine:
-                chunk.mover = mover
+            mine = self.every() if some is None else some
+            self._loans = [loan for loan in self._loans if loan[0]() is not None]
+            if self._loans:
+                taken = {id(c) for _, chunks in self._loans for c in chunks}
+                mine = [c for c in mine if id(c) not in taken]
+            loan = ref(run), mine
+            self._loans.append(loan)
         try:
             yield mine
         finally:
-            for chunk in mine:
-                chunk.mover = None
+            with self._lock:
+                self._loans = [other for other in self._loans if other is not loan]
 
     def beside(
         self, some: Iterable[Chunk], theirs: Mapping[int, int] | None = None

@@ -175,6 +175,8 @@ class Plan:
     )
     _own: tuple[int, Plan] | None = field(default=None, init=False, repr=False, compare=False)
     calm: int = field(default=-1, init=False, repr=False, compare=False)
+    #: Those of its own chunks that its scheduler has made.
+    ours: list[Chunk] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
     def chunks(self) -> dict[int, Chunk]:
@@ -211,6 +213,16 @@ class Plan:
         if not more and self.tried:  # it holds these chunks: they will be the same ones
             self._beside = known, out
         return out
+
+    @cached_property
+    def movable(self) -> dict[int, Chunk]:
+        """Those of them that this run may move."""
+        return {i: self.chunks[i] for i in self.there}
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The steps whose values the caller gets."""
+        return frozenset(self.outputs)
 
     @cached_property
     def own(self) -> list[Chunk]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
+from operator import is_not
 from typing import Any, Generic, TypeVar
 
 from dask import config
 from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Task
 from dask.array.core import finalize
-from dask.core import flatten
+from dask.base import collections_to_expr
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from .graph import Graph, key_lists
@@ -33,6 +34,38 @@ TEMPLATES, WORDS = 10, 16
 CULLED, SMALL = 200, 1_000
 #: Collections that are remembered for that.
 REMEMBERED = 1_000
+
+
+class Single:
+    """A collection that is the only one of a computation. Its expression is made where somebody
+    needs it: where its plan is known nobody does."""
+
+    __slots__ = ("collection", "optimize_graph")
+
+    def __init__(self, collection: Any, optimize_graph: bool):
+        self.collection, self.optimize_graph = collection, optimize_graph
+
+    @classmethod
+    def of(cls, collection: Any, optimize_graph: bool) -> Any:
+        """One that has a graph of layers; of another, its expression."""
+        out = cls(collection, optimize_graph)
+        made = type(getattr(collection, "dask", None)) is HighLevelGraph
+        return out if made and hasattr(collection, "__dask_optimize__") else built(out)
+
+    @property
+    def hlg(self) -> HighLevelGraph:
+        return self.collection.dask  # type: ignore[no-any-return]
+
+    @property
+    def low_level_optimizer(self) -> Any:
+        return self.collection.__dask_optimize__ if self.optimize_graph else None
+
+
+def built(dsk: Any) -> Any:
+    """The expression of a single collection; others are what they are."""
+    if type(dsk) is not Single:
+        return dsk
+    return collections_to_expr(dsk.collection, dsk.optimize_graph)
 
 
 class Signature:
@@ -58,29 +91,30 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
     >>> words[0] == words[1]
     True
     """
-    if not isinstance(dsk, (_HLGExprSequence, HLGExpr)):
+    if not isinstance(dsk, (Single, _HLGExprSequence, HLGExpr)):
         return None
     operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
+    ends = [k for k in wanted if type(k) is str]
     names: dict[Key, Any] = {}
     words: list[Any] = [config.get(s, None) for s in SETTINGS]
-    layers = []
+    layers: list[Any] = []
     for op in operands:
         hlg = getattr(op, "hlg", None)
         if not isinstance(hlg, HighLevelGraph):
             return None
         words.append(id(op.low_level_optimizer))
-        ends = set(flatten(op.__dask_keys__()))
-        for name, layer in hlg.layers.items():
-            if name in ends:
-                task = layer.get(name)
-                if isinstance(task, Task) and task.func is finalize and len(task.args) == 1:
-                    blocks = key_lists(task.args[0])
-                    if blocks is not None:
-                        names[name] = _hashable(blocks)
-                        continue
-            words.append((name, id(layer)))
-            layers.append(layer)
-    words.append(tuple(names.get(k, k) for k in wanted))
+        some = hlg.layers
+        for name in ends:
+            task = some[name].get(name) if name in some else None
+            if isinstance(task, Task) and task.func is finalize and len(task.args) == 1:
+                blocks = key_lists(task.args[0])
+                if blocks is not None:
+                    names[name] = _hashable(blocks)
+        if names:
+            some = {name: layer for name, layer in some.items() if name not in names}
+        words += tuple(some), tuple(map(id, some.values()))
+        layers += some.values()
+    words.append(tuple([names.get(k, k) for k in wanted]) if names else wanted)
     return Signature(tuple(words), layers)
 
 
@@ -115,7 +149,7 @@ class Plans:
         if found is None:
             return None
         graph, plan, watched = found
-        gone = any(w() is not layer for w, layer in zip(watched, known.layers, strict=True))
+        gone = any(map(is_not, [w() for w in watched], known.layers))
         if gone or graph.changed():
             self._plans.drop(key)
             return None
@@ -194,6 +228,7 @@ class _Latest(Generic[T]):
     def __init__(self, limit: int):
         self.limit, self.size = limit, 0
         self._found: OrderedDict[Any, tuple[Any, T, int]] = OrderedDict()
+        self._last: tuple[Any, T, int] | None = None  # found, and still there
         self._lock = threading.RLock()  # a layer may go, and call back, while the lock is held
 
     def __len__(self) -> int:
@@ -205,10 +240,13 @@ class _Latest(Generic[T]):
 
     def get(self, key: Any) -> T | None:
         with self._lock:
-            found = self._found.pop(key, None)
-            if found is None:
-                return None
-            self._found[found[0]] = found  # under its own key, which is found without comparing
+            found = self._last  # most often the same again: its key is compared, and not hashed
+            if found is None or found[0] != key:
+                found = self._found.pop(key, None)
+                if found is None:
+                    return None
+                self._found[found[0]] = found  # under its own key, found without comparing
+                self._last = found
             return found[1]
 
     def put(self, key: Any, value: T, size: int) -> None:
@@ -216,7 +254,7 @@ class _Latest(Generic[T]):
             self.drop(key)
             if size > self.limit:
                 return
-            self._found[key] = key, value, size
+            self._found[key], self._last = (key, value, size), None
             self.size += size
             while self.size > self.limit:
                 self.drop(next(iter(self._found)))
@@ -226,8 +264,11 @@ class _Latest(Generic[T]):
             found = self._found.pop(key, None)
             if found is not None:
                 self.size -= found[2]
+            if found is self._last:
+                self._last = None
 
     def clear(self) -> None:
         with self._lock:
             self._found.clear()
+            self._last = None
             self.size = 0

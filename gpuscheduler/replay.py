@@ -319,9 +319,23 @@ class Replay:
     table: Any = field(init=False)
     #: With what the addresses were filled in, if they stay what they are as long as that does.
     filled: tuple[int, ref[Plan]] | None = field(default=None, init=False)
+    copies: bool = field(init=False)  # whether it copies what it is given to other places
 
     def __post_init__(self) -> None:
         self.table = np.zeros(self.entries, np.uint64)
+        every = [order for _, orders in self.turns for order in orders]
+        self.copies = any(type(order) is _Fetch and order.source < 0 for order in every)
+
+    def stands(self, given: tuple[int, Plan] | None) -> bool:
+        """Whether it can be run as it was the last time, with the same arrays, which it copies
+        nowhere: its streams have waited for what was in the making then."""
+        return not self.copies and self._is_filled(given)
+
+    def _is_filled(self, given: tuple[int, Plan] | None) -> bool:
+        filled = self.filled
+        if filled is None or given is None:
+            return False
+        return filled[0] == given[0] and filled[1]() is given[1]
 
     def fits(self, held: dict[int, dict[int, Any]], given: tuple[int, Plan] | None) -> bool:
         """Fill in addresses; False where an array lies in another way than the recorded one.
@@ -329,10 +343,9 @@ class Replay:
         They are those of the last run if `given` is what it was then: how often chunks have moved
         before, and whose chunks all arrays are.
         """
-        filled, self.filled = self.filled, None
-        if filled and given and filled[0] == given[0] and filled[1]() is given[1]:
-            self.filled = filled
+        if self._is_filled(given):
             return True
+        self.filled = None
         table, known = self.table, None
         every: Sequence[Any] = ()
         for g in self.given:

@@ -85,7 +85,8 @@ class Lease:
     """The part of a machine's hardware that one run has to itself."""
 
     machine: Machine
-    devices: Callable[[Plan, Gathering, Told], Devices]
+    #: ... which will follow a tape, where that is given.
+    devices: Callable[[Plan, Gathering, Told, Tape | None], Devices]
     threads: int | None = None  # of a borrowed pool, which runs as many steps at once, in any order
 
 

@@ -43,7 +43,7 @@ from .machine import DISK, ENDLESS, HOST, Machine
 from .order import better_ordered
 from .persisted import Chunk, Kept, Persisted, moves
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
-from .plans import Plans, signature
+from .plans import Plans, Single, built, signature
 from .pretend import predict
 from .products import added_up, recognised
 from .run import Devices, Hardware, Lease, Told, Watch, run
@@ -270,8 +270,8 @@ class Scheduler:
             return list(dask_persist(*collections, **options, **kwargs))
         alone = len(collections) == 1 and not hasattr(collections[0], "expr")
         if alone:  # there is nothing that Dask could make of a graph
-            expr = collections_to_expr(collections[0], optimize_graph)
-            every = [list(flatten(expr.__dask_keys__()))]
+            expr = Single.of(collections[0], optimize_graph)
+            every = [list(flatten(collections[0].__dask_keys__()))]
         else:
             expr = collections_to_expr(collections, optimize_graph).optimize()
             every = [list(flatten(keys)) for keys in expr.__dask_keys__()]
@@ -310,7 +310,7 @@ class Scheduler:
             try:
                 with garbage_spared(), self.hardware.lease(num_workers, pool) as lease:
                     if watch or cache is not None:
-                        graph, plan = self._planned(dsk, keys, lease, cache, watch)
+                        graph, plan = self._planned(built(dsk), keys, lease, cache, watch)
                     else:
                         graph, plan = self._known(dsk, keys, lease)
                     rerun = bool(rerun_exceptions_locally)
@@ -457,12 +457,13 @@ class Scheduler:
         wanted = wanted_keys(keys)
         known = signature(dsk, wanted)
         if known is None:
-            graph, plan = self._planned(dsk, keys, lease)
+            graph, plan = self._planned(built(dsk), keys, lease)
             plan.once = True
             return graph, plan
         where = lease.machine, self._front(lease)
         found = self._plans.find(known, *where)
         if found is None:
+            dsk = built(dsk)
             with without_garbage_collection():
                 like = self._plans.likeness(dsk, wanted, self._home(lease))
                 if like is not None:
@@ -527,7 +528,9 @@ class Scheduler:
         """The values, by a tape or at least without moving chunks that the run does not read; None
         where these may have to move."""
         watched = self.options.timeline or self.options.check
-        with self._persisted.lent(known.own) as chunks:
+        if known.ours is None:
+            known.ours = self._persisted.known(known.own)
+        with self._persisted.lent(known.ours) as chunks:
             theirs = known.own_bytes() if len(chunks) == len(known.own) else None
             others = self._persisted.beside(chunks, theirs)
             tape = None
@@ -650,7 +653,7 @@ class Scheduler:
             return memory[place] - others.get(place, 0)
 
         gathering = self._gathering(graph, plan, free)
-        devices = lease.devices(plan, gathering, Told.NOTHING)
+        devices = lease.devices(plan, gathering, Told.NOTHING, tape)
         try:
             begin = perf_counter()
             if not devices.follow(tape):
@@ -677,7 +680,7 @@ class Scheduler:
         if self.options.timeline:
             told = Recorder(plan, self._rows, told)
         wants = Told.EACH if watch else Told.DONE if told or begun else Told.NOTHING
-        devices = lease.devices(plan, gathering, wants)
+        devices = lease.devices(plan, gathering, wants, None)
         try:
             if begun:
                 begun(devices)

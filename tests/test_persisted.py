@@ -239,7 +239,7 @@ def test_chunks_that_another_run_has_are_used_where_they_are(small):
 
     got = p.map_blocks(inner, chunks=(1, 1), meta=np.empty((0, 0))).compute()
     np.testing.assert_allclose(got, want)
-    assert all(c.mover is None for c in chunks(small))
+    assert not small._persisted._loans
 
 
 def test_a_run_that_fails_leaves_the_chunks_as_they_are(small):
@@ -254,7 +254,7 @@ def test_a_run_that_fails_leaves_the_chunks_as_they_are(small):
         with pytest.raises(ZeroDivisionError):
             (p + p[::-1]).map_blocks(broken, meta=np.empty((0, 0))).compute()
     np.testing.assert_array_equal(p.compute(), want)
-    assert all(c.mover is None for c in chunks(small))
+    assert not small._persisted._loans
 
 
 def test_what_cannot_fit_beside_chunks_makes_them_leave_and_else_is_an_error(small):

@@ -74,6 +74,54 @@ def test_compute_and_persist_want_different_things(scheduler, planned):
     assert len(planned) == 3  # compute, persist, and the blocks of the first persisted one
 
 
+def test_the_expression_of_what_is_persisted_is_made_once(scheduler, planned, monkeypatch):
+    """None is made of those that are known."""
+    made, real = [], gpuscheduler.plans.collections_to_expr
+
+    def seen(*args):
+        made.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(gpuscheduler.plans, "collections_to_expr", seen)
+    x, b = table(), db.range(8, npartitions=2)
+    for _ in range(3):
+        np.testing.assert_array_equal(x.persist().compute(), np.arange(1, 65).reshape(8, 8))
+        assert b.persist().compute() == list(range(8))
+    assert len(made) == 2
+    before = len(planned)
+    x.persist(optimize_graph=False)
+    assert (len(made), len(planned)) == (3, before + 1)
+    with Callback():  # which sees the tasks: it is planned for that
+        x.persist()
+    assert len(made) == 4
+
+
+def test_what_is_no_graph_of_layers_is_persisted_as_dask_does_it(scheduler):
+    class Plain:
+        """A collection with the least that Dask asks for."""
+
+        def __init__(self, dsk):
+            self.dsk = dsk
+
+        def __dask_graph__(self):
+            return self.dsk
+
+        def __dask_keys__(self):
+            return [["plain"]]
+
+        def __dask_postpersist__(self):
+            return lambda dsk, *_: Plain(dsk), ()
+
+        def __dask_postcompute__(self):
+            return lambda results: results[0][0], ()
+
+        __dask_optimize__ = staticmethod(lambda dsk, keys, **_: dsk)
+
+    for _ in range(2):
+        kept = scheduler.persist([Plain({"plain": (add, 1, 2)})])[0]
+        assert dask.compute(kept, scheduler="sync") == (3,)
+
+
 def test_several_collections_that_share_layers(scheduler, planned):
     """a and b read x. Together, the other way round, and by themselves: each planned once."""
     x = table()

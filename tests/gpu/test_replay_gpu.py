@@ -403,3 +403,90 @@ def test_a_run_right_behind_another_is_followed_all_the_same(monkeypatch):
         for _ in range(5):
             np.testing.assert_array_equal(y.compute(), np.full((64, 64), 2.0))
     assert followed[-1]
+
+
+@pytest.fixture
+def order(monkeypatch):
+    """What a run does first: look at its chunks, or queue its kernels."""
+    seen = []
+
+    def told(cls, name, word):
+        real = getattr(cls, name)
+
+        def call(self, *args):
+            seen.append(word)
+            return real(self, *args)
+
+        monkeypatch.setattr(cls, name, call)
+
+    told(cuda.CudaDevices, "_take_over", "looks")
+    told(replay.Replay, "run", "queues")
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("f", "copies"),
+    [(lambda x: x + 1, False), (lambda x: x + x.T, True), (lambda x: x.max(axis=0), False)],
+    ids=["here", "chunks fetched", "results fetched"],
+)
+def test_what_is_run_again_is_queued_before_its_chunks_are_looked_at(runs, order, f, copies):
+    x = da.random.default_rng(0).random((64, 64), chunks=16).persist()
+    want, y = f(host(x.compute())), f(x).persist
+    runs.hardware.synchronize()
+    for _ in range(4):
+        np.testing.assert_array_equal(host(y().compute()), want)  # this waits until all is there
+    away = copies and len(runs.hardware.ids) > 1
+    expected = ["looks", "queues"] if away else ["queues", "looks"]
+    for _ in range(20):  # on a busy host some runs find streams that are not idle yet
+        order.clear()
+        kept = y()
+        if order == expected:
+            break
+    else:
+        pytest.fail(f"it {' and '.join(order)}")
+    del x
+    np.testing.assert_array_equal(host(kept.compute()), want)  # of chunks that are gone by now
+
+
+def test_chunks_in_the_making_are_waited_for_each_time(order):
+    """Another thread's run has other streams: what it makes is not behind ours by itself."""
+    delay = 1 if hasattr(cupy, "_device") else 300
+    late = cupy.zeros(2**22)
+    with gpuscheduler.Scheduler(devices="cuda:0"):
+        x = da.from_array(cupy.arange(4096.0), chunks=512).persist()
+        for n in range(6):
+            made = []
+
+            def make(n=n, made=made):
+                for _ in range(delay):
+                    late.fill(n)
+                made.append((x * (n + 2)).persist())
+
+            with_other_lanes = threading.Thread(target=make)
+            with_other_lanes.start()
+            with_other_lanes.join()
+            y = made[0] - 1
+            for _ in range(4):
+                got = y.persist()
+            np.testing.assert_array_equal(host(got.compute()), np.arange(4096.0) * (n + 2) - 1)
+    assert order.count("queues") >= 6
+
+
+def test_a_chunk_that_comes_back_elsewhere_is_looked_at_first(order):
+    with gpuscheduler.Scheduler(devices="cuda:0") as s:
+        x = da.from_array(cupy.arange(4096.0), chunks=512).persist()
+        y = x * 3
+        for _ in range(5):
+            np.testing.assert_array_equal(host(y.persist().compute()), np.arange(4096.0) * 3)
+        chunk = s._persisted.every()[0]
+        held = chunk.places[0]
+        moved = cuda._Held(held.value.copy())
+        cupy.cuda.runtime.deviceSynchronize()
+        held.value.fill(np.nan)
+        chunk.left(0)
+        chunk.came(0, moved)
+        del held
+        order.clear()
+        kept = y.persist()
+        assert order[0] == "looks"
+        np.testing.assert_array_equal(host(kept.compute()), np.arange(4096.0) * 3)

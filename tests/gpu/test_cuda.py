@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,7 +18,8 @@ cupy = pytest.importorskip("cupy")
 
 import dask  # noqa: E402
 import dask.array as da  # noqa: E402
-from dask.array.dispatch import einsum_lookup, tensordot_lookup  # noqa: E402
+from dask.array import dispatch  # noqa: E402
+from dask.utils import Dispatch  # noqa: E402
 
 import gpuscheduler  # noqa: E402
 from gpuscheduler import cuda, launch  # noqa: E402
@@ -146,8 +147,10 @@ def test_products_with_vectors_are_kernels(name, dtype, monkeypatch):
     def unexpected(*args, **kwargs):
         raise AssertionError("a product that is no kernel of ours")
 
-    for lookup in (tensordot_lookup, einsum_lookup):  # Dask's tables are filled at first use
-        lookup.dispatch(cupy.ndarray)
+    for lookup in vars(dispatch).values():  # the first use of each of Dask's tables fills them all
+        if isinstance(lookup, Dispatch):
+            with suppress(TypeError):
+                lookup.dispatch(cupy.ndarray)
     for function in ("matmul", "dot", "tensordot", "vdot", "einsum"):
         monkeypatch.setattr(cupy, function, unexpected)
     rng = np.random.default_rng(3)

@@ -609,11 +609,14 @@ def test_another_process_compiles_nothing_and_needs_no_compiler(tmp_path):
     first = run("1.5", "x * 2 if x > 0 else x")
     assert first[2:] == ["numba", "numba.cuda"]
     assert run("1.5", "x * 2 if x > 0 else x") == first[:2]
-    for other in (("2.5", "x * 2 if x > 0 else x"), ("1.5", "x * 3 if x > 0 else x")):
+    for gives, other in (
+        (first[0], ("2.5", "x * 2 if x > 0 else x")),
+        ("float64", ("1.5", "x > 0")),
+    ):
         found = run(*other)
+        assert found[0] == gives
         assert found[1] != first[1]
         assert found[2:] == first[2:]
-    assert run("1.5", "x > 0")[0] == "float64"
 
 
 def test_fast_mathematics_is_linked_so():

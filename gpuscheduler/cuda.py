@@ -161,6 +161,8 @@ def device_bytes(value: Any) -> int:
 
 def _array_bytes(value: Any) -> int:
     """Bytes of arrays that are on a device, or have left it."""
+    if type(value) is cupy.ndarray:
+        return int(value.nbytes)
     arrays = [v.array if isinstance(v, _OnHost) else v for v in leaves(value)]
     return sum([int(v.nbytes) for v in arrays if isinstance(v, (cupy.ndarray, np.ndarray))])
 
@@ -819,8 +821,10 @@ class CudaHardware:
         return self.ids.index(device) if device in self.ids else None
 
     def shown(self, places: Places) -> Any:
-        held = next((held for place, held in places.items() if place >= 0), None)
-        return None if held is None else held.value
+        for place, held in places.items():
+            if place >= 0:
+                return held.value
+        return None
 
     def taken(self, key: Key, place: int, places: Places) -> Any:
         """The value, on the GPU where it belongs, ordered behind its making on the caller's stream
@@ -1728,6 +1732,9 @@ class CudaDevices:
 
     def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         home = self.plan.steps[step].place
+        if (here := self._only(step)) is not None:
+            part = here.part(path)
+            return {home: part}, _array_bytes(part.value)
         held = self._places(step)
         if not held and step in self.files.of:
             file, value = self.files.part(step, path, self.plan.steps[step].key)
@@ -1736,12 +1743,20 @@ class CudaDevices:
         parts = {p: h.part(path) for p, h in whole.items()}
         return parts, max(_array_bytes(h.value) for h in parts.values())
 
+    def _only(self, step: int) -> _Held | None:
+        """What its own device has of a value, where neither the host nor a file has any."""
+        if step in self.held[HOST] or step in self.files.of:
+            return None
+        return self.held[self.plan.steps[step].place].get(step)
+
     def _places(self, step: int) -> dict[int, _Held]:
         """What there is of a value; a worker may be letting go of replicas still."""
         return {p: found for p, h in self.held.items() if (found := h.get(step)) is not None}
 
     def keep(self, step: int) -> dict[int, Any]:
         home = self.plan.steps[step].place
+        if (here := self._only(step)) is not None:
+            return {home: here}
         places: dict[int, Any] = dict(self._places(step))
         if step in self.files.of:
             places[DISK] = self.files.of.pop(step)

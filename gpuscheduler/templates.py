@@ -551,12 +551,12 @@ def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
     first: dict[int, int] = {}
     out = []
     for n, value in enumerate(data):
-        place, shown = home(value), value
-        if type(value) is Chunk:
+        place, shown, moves = home(value), value, type(value) is Chunk
+        if moves:
             if place is None:  # another scheduler's
                 raise _Unlike
             shown = value.shown()
-        facts = value.nbytes, _layout(shown)
+        facts = moves, value.nbytes, _layout(shown)
         out.append((first.setdefault(id(value), n), place, facts))
     return tuple(out)
 

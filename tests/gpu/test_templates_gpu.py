@@ -7,7 +7,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from gpuscheduler import Scheduler
+from gpuscheduler import Scheduler, cuda
 from tests.test_templates import LISTS
 
 #: What CuPy has.
@@ -29,3 +29,29 @@ def test_functions_of_dask_that_are_told_by_lists(planned, name, fuse):
         for v, w in zip(y, want, strict=True):
             np.testing.assert_allclose(cupy.asnumpy(LISTS[name](v).compute()), w, rtol=1e-12)
     assert len({*map(tuple, planned)}) == 1
+
+
+@pytest.mark.parametrize("kinds", ["array, chunk", "chunk, array", "chunk, array, chunk"])
+@pytest.mark.parametrize("options", [{}, {"timeline": True}], ids=["by a tape", "by steps"])
+def test_what_a_run_may_move_is_not_like_what_it_may_not(options, kinds):
+    """A launch of several blocks knows by heart where arrays are that nobody moves."""
+    with Scheduler(devices="cuda:0", **options) as s:
+        for seed, kind in enumerate(kinds.split(", ")):
+            a = np.random.default_rng(seed).integers(0, 9, (64, 64)).astype("f8")
+            x = da.from_array(cupy.asarray(a), chunks=32) + 0
+            x = x.persist() if kind == "chunk" else x.persist(scheduler="sync")
+            y = x.sum()
+            for _ in range(4):
+                assert float(y.compute()) == a.sum()
+            if kind == "chunk":
+                for chunk in s._persisted.every():
+                    held = chunk.places[0]
+                    moved = cuda._Held(held.value.copy())
+                    cupy.cuda.runtime.deviceSynchronize()
+                    held.value.fill(np.nan)
+                    chunk.left(0)
+                    chunk.came(0, moved)
+                    del held
+                for _ in range(4):
+                    assert float(y.compute()) == a.sum()
+            del x, y

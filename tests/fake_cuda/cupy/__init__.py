@@ -128,6 +128,9 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         _called(_np.ndarray.__setitem__, (self, key, value), {}, writes=(self,), hosts=True)
 
     def __getitem__(self, key):
+        keys = key if type(key) is tuple else (key,)
+        if all(isinstance(k, (int, _np.integer)) and type(k) is not bool for k in keys):
+            key = (*keys, ...)  # a point, too, is a view
         return _called(_np.ndarray.__getitem__, (self, key), {}, hosts=True)
 
     def __deepcopy__(self, memo):

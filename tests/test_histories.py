@@ -20,10 +20,11 @@ CHUNKS = [(4, 4), (6, 6), (12, 4), (4, 12), (5, 7)]
 
 class History:
     """Arrays, and for each what gives NumPy's answer. `array` brings values to where the arrays of
-    graphs are, `host` fetches them."""
+    graphs are, `host` fetches them; `elsewhere` is another scheduler than that of the history."""
 
-    def __init__(self, seed, array=np.copy, host=np.asarray):
+    def __init__(self, seed, array=np.copy, host=np.asarray, elsewhere=None):
         self.rng, self.array, self.host = random.Random(seed), array, host
+        self.elsewhere = elsewhere
         numbers = np.random.default_rng(seed)
         self.sources = [self.both(numbers.random((SIDE, SIDE))) for _ in range(3)]
         self.weights = self.both(numbers.random(SIDE))
@@ -108,20 +109,32 @@ class History:
 
     def alike(self, n, other):
         operation = self.operation()
-        for x, a in self.rng.sample(self.pairs, 3):
-            self.compared(*operation(x, other[0], a, other[1]))
+        some = self.rng.sample(self.pairs, 2)
+        same = [self.kept(*self.pairs[n], other) for _ in range(3)]  # persisted in several ways
+        for x, a in some + same + same[:1]:
+            y, now = operation(x, other[0], a, other[1])
+            for _ in range(self.rng.choice([1, 3])):
+                self.compared(y, now)
 
     def compute(self, n, other):
         for _ in range(3):
             self.compared(*self.pairs[n])
 
     def persist(self, n, other):
+        self.pairs[n] = self.kept(*self.pairs[n], other)
+
+    def kept(self, x, now, other):
         """Under another name: two values of one name would be one to Dask."""
-        x, now = self.pairs[n]
         value = now().copy()
-        kept = x.map_blocks(lambda b: b + 0, dtype="f8", token=f"kept-{next(self.names)}")
-        (kept, _) = dask.persist(kept, other[0].sum())
-        self.pairs[n] = kept, lambda: value
+        x = x.map_blocks(lambda b: b + 0, dtype="f8", token=f"kept-{next(self.names)}")
+        way = self.rng.choice(["with another", "alone", "as arrays", "elsewhere"])
+        if way == "with another":
+            (x, _) = dask.persist(x, other[0].sum())
+        elif way == "elsewhere" and self.elsewhere is not None:
+            x = x.persist(scheduler=self.elsewhere.get)
+        else:
+            x = x.persist(**({"scheduler": "sync"} if way == "as arrays" else {}))
+        return x, lambda: value
 
     def write_source(self, n, other):
         row, factor = self.rng.randrange(SIDE), self.rng.random()
@@ -153,15 +166,21 @@ class History:
 def options(seed):
     rng = random.Random(seed)
     limit = rng.choice([None, 8_000, 16_000])  # a block is 1152 bytes at most
-    return {"memory_limit": limit, "fuse": rng.random() < 0.8, "check": rng.random() < 0.3}
+    out = {"memory_limit": limit, "fuse": rng.random() < 0.8, "check": rng.random() < 0.3}
+    return {**out, "timeline": rng.random() < 0.3}  # which follows no tape
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_history(seed, monkeypatch):
     monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
-    history = History(seed)
-    with Scheduler(f"cpu:{1 + seed % 3}", fuse_least=0, **options(seed)):
-        for _ in range(40):
+    some = options(seed)
+    elsewhere = Scheduler("cpu:1", fuse_least=0, memory_limit=some["memory_limit"])
+    history = History(seed, elsewhere=elsewhere)
+    with Scheduler(f"cpu:{1 + seed % 3}", fuse_least=0, **some):
+        for step in range(40):
             history.step()
+            if step == 30:
+                elsewhere.close()  # what it has persisted stays
+                history.elsewhere = None
         for pair in history.pairs:
             history.compared(*pair)

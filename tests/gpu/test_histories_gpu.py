@@ -14,9 +14,13 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("devices", ["cuda:0", pytest.param("cuda:0,1", marks=pytest.mark.gpus(2))])
 def test_any_history(devices, seed, monkeypatch):
     monkeypatch.setattr(replay, "LEAST_WHOLE", 0)
-    history = History(seed, cupy.asarray, cupy.asnumpy)
+    elsewhere = Scheduler("cuda:0")
+    history = History(seed, cupy.asarray, cupy.asnumpy, elsewhere)
     with Scheduler(devices, **options(seed)):
-        for _ in range(30):
+        for step in range(30):
             history.step()
+            if step == 20:
+                elsewhere.close()  # what it has persisted stays
+                history.elsewhere = None
         for pair in history.pairs:
             history.compared(*pair)

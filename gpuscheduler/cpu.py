@@ -344,7 +344,9 @@ class CpuDevices:
                     events.append(Failed(i, error))
                     break
                 refused.add(i)
-                events.append(NoRoom(i, step.place, _asked_for(error, step.nbytes)))
+                asked = _asked_for(error, step.nbytes)
+                said = f"{type(error).__name__}: {error}" if str(error) else ""
+                events.append(NoRoom(i, step.place, asked, said))
             except BaseException as error:  # SystemExit and the like belong to the caller, too
                 events.append(Failed(i, error))
                 break

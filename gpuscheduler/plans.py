@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from operator import is_not
+from types import MethodType
 from typing import Any, Generic, TypeVar
 
 from dask import config
@@ -23,7 +24,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from .graph import Graph, key_lists
 from .plan import Plan
-from .templates import SETTINGS, Home, Likeness, Reader, Template, template
+from .templates import SETTINGS, Home, Likeness, Reader, Same, Template, template
 
 Key = Any
 T = TypeVar("T")
@@ -102,7 +103,10 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
         hlg = getattr(op, "hlg", None)
         if not isinstance(hlg, HighLevelGraph):
             return None
-        words.append(id(op.low_level_optimizer))
+        optimizer = op.low_level_optimizer
+        if isinstance(optimizer, MethodType):  # another one each time
+            return None
+        words.append(Same(optimizer))
         some = hlg.layers
         for name in ends:
             task = some[name].get(name) if name in some else None

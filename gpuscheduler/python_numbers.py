@@ -57,8 +57,21 @@ def _is_instance(value: Any, kinds: Any) -> bool:
     return answers.pop()
 
 
+def _no_function(value: Any) -> None:
+    """Those that a function finds are copies, without the attributes that somebody may have put on
+    the functions themselves, or may put there later."""
+    if callable(value) and not isinstance(value, type):
+        raise refuse("it asks for an attribute of a function")
+
+
+def _attribute(value: Any, *name: Any) -> Any:
+    _no_function(value)
+    return getattr(value, *name)
+
+
 def _has(value: Any, name: str) -> bool:
     if type(value) not in (Traced, Selected):
+        _no_function(value)
         return hasattr(value, name)
     answers = {hasattr(k, name) for k in array_classes()}
     if len(answers) > 1:
@@ -66,7 +79,7 @@ def _has(value: Any, name: str) -> bool:
     return answers.pop()
 
 
-KNOWN[isinstance], KNOWN[hasattr] = _is_instance, _has
+KNOWN[isinstance], KNOWN[hasattr], KNOWN[getattr] = _is_instance, _has, _attribute
 
 
 def _lesser(a: Any, b: Any) -> Any:

@@ -322,8 +322,10 @@ class _Reading:
                 return f"it reads {value.__name__}.{attribute}"
             if not hasattr(value, attribute):
                 return f"it reads {value.__name__}.{attribute}, which is not there"
-            value = getattr(value, attribute)
-            name = f"{name}.{attribute}"
+            inner = getattr(value, attribute)
+            if known and not callable(inner) and not isinstance(inner, types.ModuleType):
+                self.reads.append((vars(value), attribute, inner))  # a number, maybe a user's
+            value, name = inner, f"{name}.{attribute}"
         if isinstance(value, types.ModuleType):
             return f"it passes on the module {value.__name__}"
         if callable(value):

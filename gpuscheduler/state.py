@@ -107,6 +107,7 @@ class NoRoom:
     step: int
     place: int
     nbytes: int
+    said: str = ""  # by the error, where a task raised it
 
 
 @dataclass(slots=True)
@@ -398,13 +399,13 @@ class State:
         if max(self.nbytes[i], 1) <= event.nbytes < self._least_of_others(i):
             self.nbytes[i] = event.nbytes
             self.guess[i] = False
-        self._insist(i, event.nbytes)
+        self._insist(i, event.nbytes, event.said)
 
     def _least_of_others(self, i: int) -> float:
         """From so many bytes on, what a step asks for is not its own."""
         return self.plan.whole[self.memory[self.place[i]]] if i in self.plan.into else inf
 
-    def _insist(self, i: int, nbytes: int) -> None:
+    def _insist(self, i: int, nbytes: int, said: str = "") -> None:
         """What is refused again although it should fit gets the device to itself; then it fails."""
         patience = 1 if nbytes else PATIENCE
         refused = self.refused[i, nbytes > 0] = self.refused.get((i, nbytes > 0), 0) + 1
@@ -421,7 +422,7 @@ class State:
                 f"{step.key!r}: device {step.place} refused {nbytes or need:,} bytes although "
                 f"nothing else ran there, beside {held:,} bytes that were held, under a limit of "
                 f"{limit:,} bytes: something else holds the device's memory; free it, use smaller "
-                "chunks, or lower memory_limit"
+                f"chunks, or lower memory_limit{f' ({said})' if said else ''}"
             )
         whole = limit - held
         self.nbytes[i] = max(self.nbytes[i], whole)

@@ -440,14 +440,14 @@ class _Words:
         if kind is FunctionType and not has_name(v):
             return self._function(v)
         if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
-            return kind, _Same(v)
+            return kind, Same(v)
         if isinstance(v, (np.ufunc, ModuleType)) or has_name(v):
-            return kind, _Same(v)
+            return kind, Same(v)
         root = kind.__module__.partition(".")[0]
         if root in COMPILERS and callable(v):
-            return kind, _Same(v)
+            return kind, Same(v)
         if kind is Dispatch:
-            return kind, _Same(v)
+            return kind, Same(v)
         if kind is methodcaller:
             return kind, v.method
         curried = root in TOOLS and kind.__name__ == "curry"
@@ -480,7 +480,7 @@ class _Words:
         self.around += [(f, made_of(f)), *around]
         inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
-        return FunctionType, f.__code__, _Same(f.__globals__), self(inside), self(given)
+        return FunctionType, f.__code__, Same(f.__globals__), self(inside), self(given)
 
 
 def _trusted(f: Any) -> bool:
@@ -513,7 +513,7 @@ def _root(module: Any) -> str:
     return str(module).partition(".")[0]
 
 
-class _Same:
+class Same:
     """Equal for the very same object, which it keeps alive."""
 
     __slots__ = ("it",)
@@ -522,7 +522,7 @@ class _Same:
         self.it = it
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Same and self.it is other.it
+        return type(other) is Same and self.it is other.it
 
     def __hash__(self) -> int:
         return id(self.it)

@@ -19,7 +19,9 @@ import dask.bag as db
 import numpy as np
 import pytest
 import toolz
+from dask._task_spec import Task
 from dask.callbacks import Callback
+from dask.core import flatten
 
 import gpuscheduler.scheduler
 from gpuscheduler import Scheduler
@@ -359,6 +361,56 @@ def test_a_plan_goes_when_a_global_that_it_was_made_of_has_changed(monkeypatch, 
             np.testing.assert_array_equal(z.compute(), want * 7 + 1)
         assert len(planned) == 4
         assert len(s._plans) == 2
+
+
+def test_attributes_of_functions_are_what_they_are(monkeypatch):
+    """A function that is followed finds copies of others, which have none."""
+
+    def helper(block):
+        return block
+
+    def asked(block):
+        return helper(block) * getattr(helper, "factor", 2) + hasattr(helper, "more")
+
+    x = table()
+    y = x.map_blocks(asked, dtype=x.dtype, meta=x._meta)
+    want = np.arange(64).reshape(8, 8) + 1
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+    with Scheduler(devices="cpu:2", fuse_least=0):
+        for factor, more in ((2, 0), (3, 0), (4, 1)):
+            for _ in range(2):
+                np.testing.assert_array_equal(y.compute(), want * factor + more)
+            helper.factor = factor + 1
+            if factor == 3:
+                helper.more = None
+
+
+def test_what_somebody_puts_into_numpy_is_looked_at_again(monkeypatch):
+    x = table()
+    y = x.map_blocks(lambda block: block * np.factor, dtype=x.dtype, meta=x._meta)
+    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+    with Scheduler(devices="cpu:2", fuse_least=0):
+        for factor in (2, 3):
+            monkeypatch.setattr(np, "factor", factor, raising=False)
+            for _ in range(2):
+                np.testing.assert_array_equal(y.compute()[0], factor * np.arange(1, 9))
+
+
+@pytest.mark.parametrize("how", ["compute", "persist"])
+def test_an_optimiser_at_the_address_of_an_earlier_one_is_another(scheduler, how):
+    """Plans are kept for longer than what somebody has set for a while."""
+
+    def optimiser(number):
+        def filled(dsk, keys, **_):
+            return {**dict(dsk), **{k: Task(k, np.full, (2, 8), number) for k in flatten(keys)}}
+
+        return filled
+
+    x = table()
+    for number in range(6):
+        with dask.config.set(array_optimize=optimiser(number)):
+            got = getattr(x, how)()
+        assert (got.compute(scheduler="sync") if how == "persist" else got).max() == number
 
 
 # ---- letting go

@@ -256,6 +256,16 @@ def test_a_step_that_can_never_fit_is_refused_before_anything_runs():
     assert not ran
 
 
+def test_what_a_task_says_of_memory_that_it_was_refused_is_not_lost():
+    def refused(block):
+        raise MemoryError("the table of stations has no end")
+
+    x = da.ones((4, 4), chunks=2).map_blocks(refused, meta=np.empty((0, 0)))
+    said = pytest.raises(OutOfMemory, match=r"refused.*MemoryError: the table of stations has")
+    with Scheduler(devices="cpu:2") as s, said:
+        s.get(x.dask, x.__dask_keys__())
+
+
 def test_values_that_do_not_fit_together_are_moved_to_the_host_and_back():
     x = np.random.default_rng(0).random((256, 256))
     with Scheduler("cpu:2", memory_limit=5 * 64 * 64 * 8, check=True):

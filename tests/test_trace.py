@@ -1021,6 +1021,8 @@ REFUSED = {
     "it multiplies matrices": lambda x: x @ x.T,
     "numpy.add.accumulate": lambda x: np.add.accumulate(x),
     "how many elements it selects": lambda x: x[x > 0],
+    "asks for an attribute of a function": lambda x: x * getattr(empty, "factor", 2.0),
+    "it asks for an attribute of a": lambda x: x * (2 if hasattr(masked_view, "factor") else 3),
     "indexes with an array": lambda x: x[[0, 1]],
     "needs the values of an array (bool or if)": lambda x: x if x.sum() > 0 else -x,
     "needs the values of an array (float)": lambda x: x * float(x.sum()),

@@ -82,6 +82,7 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
     >>> import dask.array as da
     >>> from dask._expr import FinalizeCompute
     >>> from dask.base import collections_to_expr
+    >>> from dask.core import flatten
     >>> x = da.ones(4, chunks=2) + 1
     >>> def expression():
     ...     return FinalizeCompute(collections_to_expr([x])).optimize()

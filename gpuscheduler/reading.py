@@ -323,8 +323,11 @@ class _Reading:
             if not hasattr(value, attribute):
                 return f"it reads {value.__name__}.{attribute}, which is not there"
             inner = getattr(value, attribute)
-            if known and not callable(inner) and not isinstance(inner, types.ModuleType):
-                self.reads.append((vars(value), attribute, inner))  # a number, maybe a user's
+            number = not callable(inner) and not isinstance(inner, types.ModuleType)
+            if known and number and attribute in vars(value):
+                self.reads.append(
+                    (vars(value), attribute, inner)
+                )  # which a user may have put there
             value, name = inner, f"{name}.{attribute}"
         if isinstance(value, types.ModuleType):
             return f"it passes on the module {value.__name__}"

@@ -20,6 +20,7 @@ from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Task
 from dask.array.core import finalize
 from dask.base import collections_to_expr
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from .graph import Graph, key_lists
@@ -82,7 +83,6 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
     >>> import dask.array as da
     >>> from dask._expr import FinalizeCompute
     >>> from dask.base import collections_to_expr
-    >>> from dask.core import flatten
     >>> x = da.ones(4, chunks=2) + 1
     >>> def expression():
     ...     return FinalizeCompute(collections_to_expr([x])).optimize()
@@ -96,7 +96,6 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
     if not isinstance(dsk, (Single, _HLGExprSequence, HLGExpr)):
         return None
     operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
-    ends = [k for k in wanted if type(k) is str]
     names: dict[Key, Any] = {}
     words: list[Any] = [config.get(s, None) for s in SETTINGS]
     layers: list[Any] = []
@@ -109,8 +108,10 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> Signature | None:
             return None
         words.append(Same(optimizer))
         some = hlg.layers
-        for name in ends:
-            task = some[name].get(name) if name in some else None
+        for name in wanted if isinstance(op, Single) else flatten(op.__dask_keys__()):
+            if type(name) is not str or name not in some:
+                continue
+            task = some[name].get(name)
             if isinstance(task, Task) and task.func is finalize and len(task.args) == 1:
                 blocks = key_lists(task.args[0])
                 if blocks is not None:

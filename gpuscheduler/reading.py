@@ -324,10 +324,8 @@ class _Reading:
                 return f"it reads {value.__name__}.{attribute}, which is not there"
             inner = getattr(value, attribute)
             number = not callable(inner) and not isinstance(inner, types.ModuleType)
-            if known and number and attribute in vars(value):
-                self.reads.append(
-                    (vars(value), attribute, inner)
-                )  # which a user may have put there
+            if known and number and attribute in vars(value):  # a user may have put it there
+                self.reads.append((vars(value), attribute, inner))
             value, name = inner, f"{name}.{attribute}"
         if isinstance(value, types.ModuleType):
             return f"it passes on the module {value.__name__}"

@@ -288,7 +288,7 @@ def is_other(container: Any, before: list[Any]) -> bool:
 
 def abstract_of(array: Any) -> Abstract | None:
     """What a program knows of an array; None of one that it cannot read."""
-    if array.dtype.hasobject:
+    if array.dtype.hasobject or array.dtype.metadata:  # which functions may ask for
         return None
     if array.flags.c_contiguous:
         return Abstract(array.shape, array.dtype)

@@ -59,7 +59,18 @@ from .following import (
     squeezed,
     view_over,
 )
-from .graph import FRESH, RANDOM, SLICERS, Block, Draw, Graph, is_plain, layer_of, referred
+from .graph import (
+    FRESH,
+    RANDOM,
+    SLICERS,
+    Block,
+    Draw,
+    Graph,
+    content,
+    is_plain,
+    layer_of,
+    referred,
+)
 from .grid import Tile
 from .kernel import generate, unwritten
 from .persisted import Chunk
@@ -914,7 +925,7 @@ class Fuser:
         """Remember arrays whose values are part of a program by now."""
         for array in arrays:
             if id(array) not in self.graph.values:
-                self.graph.values[id(array)] = array, array.tobytes()
+                self.graph.values[id(array)] = array, content(array)
 
     def _settle(
         self,

@@ -88,9 +88,24 @@ def made_of(it: Any) -> tuple[Any, ...]:
     if type(it) is list:
         return tuple(it)
     if type(it) is np.ndarray:
-        return (it.tobytes(),)
-    named = it if type(it) is dict else it.keywords
-    return (*named, *named.values())
+        return content(it)
+    if type(it) is dict:
+        return (*it, *it.values())
+    if hasattr(it, "funcs"):  # toolz has put it together
+        return (it.first, *it.funcs)
+    return (it.func, *it.args, *it.keywords, *it.keywords.values())
+
+
+def content(array: Any) -> tuple[bytes, ...]:
+    """What an array holds, and as what it shows that: all that somebody may change in place.
+
+    >>> a = np.arange(2)
+    >>> before = content(a)
+    >>> a.dtype = "f8"
+    >>> content(a)[0] == before[0], content(a) == before
+    (True, False)
+    """
+    return array.tobytes(), f"{array.dtype.str} {array.shape} {array.strides}".encode()
 
 
 def same(around: Iterable[Variable]) -> bool:
@@ -195,7 +210,7 @@ class Graph:
     around: tuple[Variable, ...] = ()
     beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
     #: Arrays in its tasks whose values decide what these do, and what they were.
-    values: dict[int, tuple[Any, bytes]] = field(default_factory=dict)  # by their ids
+    values: dict[int, tuple[Any, tuple[bytes, ...]]] = field(default_factory=dict)  # by their ids
     #: Lists and dictionaries in its tasks, what they said, and what that knows by its identity.
     containers: dict[int, tuple[Any, Any, list[Any]]] = field(default_factory=dict)  # by their ids
     gpus: bool = False  # whether it is for GPUs
@@ -209,7 +224,7 @@ class Graph:
             return True
         if not same(self.around):
             return True
-        if any(array.tobytes() != before for array, before in self.values.values()):
+        if any(content(array) != before for array, before in self.values.values()):
             return True
         return any(literal(v, []) != words for v, words, _ in self.containers.values())
 

@@ -25,7 +25,18 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from .graph import Graph, key_lists
 from .plan import Plan
-from .templates import SETTINGS, Home, Likeness, Reader, Same, Template, template
+from .templates import (
+    SETTINGS,
+    Home,
+    Items,
+    Likeness,
+    Reader,
+    Same,
+    Template,
+    has_items,
+    items_of,
+    template,
+)
 
 Key = Any
 T = TypeVar("T")
@@ -132,7 +143,7 @@ class Plans:
     """The latest plans, up to `limit` steps in all, and templates of the latest."""
 
     def __init__(self, limit: int = 200_000):
-        self._plans: _Latest[tuple[Graph, Plan, list[Any]]] = _Latest(limit)
+        self._plans: _Latest[tuple[Graph, Plan, list[Any], list[Items]]] = _Latest(limit)
         self._templates: _Latest[Template] = _Latest(limit // TEMPLATES)
         self._reader = Reader()
         self._culled: _Latest[bool] = _Latest(REMEMBERED)  # by the sizes of their layers
@@ -146,7 +157,7 @@ class Plans:
 
     def every(self) -> list[Plan]:
         """The plans, the latest last."""
-        return [plan for _, plan, _ in self._plans.every()]
+        return [plan for _, plan, *_ in self._plans.every()]
 
     def find(self, known: Signature, *where: Any) -> tuple[Graph, Plan] | None:
         """The plan for the same computation in the same place."""
@@ -154,9 +165,9 @@ class Plans:
         found = self._plans.get(key)
         if found is None:
             return None
-        graph, plan, watched = found
+        graph, plan, watched, items = found
         gone = any(map(is_not, [w() for w in watched], known.layers))
-        if gone or graph.changed():
+        if gone or not all(map(has_items, known.layers, items)) or graph.changed():
             self._plans.drop(key)
             return None
         return graph, plan
@@ -173,7 +184,8 @@ class Plans:
             watched = [weakref.ref(layer, gone) for layer in known.layers]
         except TypeError:  # a layer of somebody else's making that cannot be watched
             return
-        self._plans.put(key, (graph, plan, watched), len(plan.steps))
+        items = [items_of(layer) for layer in known.layers]
+        self._plans.put(key, (graph, plan, watched, items), len(plan.steps))
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
         """What an expression is like, if it can be like others."""

@@ -21,9 +21,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from dask.array import dispatch
+from dask.utils import Dispatch
 
 from .graph import Variable, made_of
 from .grid import Axis
+from .rebuilt import attributes_of
 from .subgraph import COMPILED
 
 
@@ -81,6 +84,9 @@ TRUSTED = words(
     "itertools toolz tlz cytoolz gpuscheduler builtins"
 )
 _DASK_TRUSTED = ("dask.array", "dask.utils", "dask.core", "dask.blockwise", "dask._task_spec")
+#: Whose objects hold no functions of others, and stay what they are.
+_OBJECTS = ("builtins", "cupy", "functools", "operator", "_operator", "scipy.special",
+            *_DASK_TRUSTED)  # fmt: skip
 _DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_apply_random",
                           "_apply_random_func", "_choice_rng", "_choice_rs"})  # fmt: skip
 Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
@@ -181,6 +187,7 @@ class _Reading:
             words = [v for k, v in f.keywords.items() if k not in LIKE]
             return self.first([f.func, *f.args, *words])
         if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
+            self.functions.append((f, made_of(f)))
             return self.first([f.first, *f.funcs])
         if is_curried(f):
             self.functions.append((f, made_of(f)))
@@ -200,7 +207,12 @@ class _Reading:
         if isinstance(f, type):
             return None if _root(f) in TRUSTED else f"it calls {_type_name(f)}"
         module = type(f).__module__
-        if module.partition(".")[0] in TRUSTED or module.startswith(_DASK_TRUSTED):
+        if module.startswith("gpuscheduler."):  # with a user's function in it, maybe
+            return self.first([v for v in attributes_of(f).values() if callable(v)])
+        if isinstance(f, Dispatch):
+            own = any(f is v for v in vars(dispatch).values())
+            return None if own else "it calls a dask.utils.Dispatch, which can change"
+        if module.startswith(_OBJECTS) or type(f).__name__ == "_ArrayFunctionDispatcher":
             return self._trusted(f)
         return f"it calls an object of type {module}.{type(f).__qualname__}"
 
@@ -267,6 +279,8 @@ class _Reading:
                 return reason
         if f.__code__.co_flags & _GENERATOR:
             return "it is a generator"
+        if f.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+            return "it has builtins of its own"
         return self._code(f.__code__, f, Cells.of(f))
 
     def _code(self, code: types.CodeType, f: types.FunctionType, cells: Cells) -> str | None:
@@ -477,27 +491,17 @@ def _type_name(value: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+_NUMPYS = (np.dtype, np.generic)
 _PLAIN = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(...),
-    slice,
-    np.dtype,
-    np.generic,
-    range,
-    Axis,
-)
+    bool, int, float, complex, str, bytes, type(None), type(...), slice, range, Axis, *_NUMPYS,
+)  # fmt: skip
 
 
 def is_fixed(value: Any) -> bool:
     """A constant that nobody can change.
 
     >>> class Named(float):
-    ...     pass
+    ...     __slots__ = ()
     >>> is_fixed((1, 2.5)), is_fixed(Named(1)), is_fixed(np.zeros(1, "i4, i4")[0])
     (True, False, False)
     """
@@ -505,7 +509,7 @@ def is_fixed(value: Any) -> bool:
         return all(is_fixed(v) for v in value)
     if isinstance(value, np.void) or (hasattr(value, "__dict__") and type(value) is not Axis):
         return False  # a record is a part of its array
-    return isinstance(value, _PLAIN)
+    return type(value) in _PLAIN or isinstance(value, _NUMPYS)
 
 
 def _is_tuple(value: Any) -> bool:

@@ -38,7 +38,7 @@ from dask.utils import Dispatch, apply, methodcaller
 from .batches import Batch
 from .expr import Expr
 from .fuse import Fused, OrNone, Picked
-from .graph import FRESH, Graph, Variable, is_chunk, made_of, same, unchanged
+from .graph import FRESH, Graph, Variable, content, is_chunk, made_of, same, unchanged
 from .grid import Tiles
 from .persisted import Chunk
 from .plan import Plan, Step
@@ -126,7 +126,7 @@ class Reader:
     """Reads graphs, and remembers their layers as long as these live."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Layer], _Said | None]] = {}
+        self._known: dict[int, tuple[ref[Layer], _Said | None, Items]] = {}
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
         """What an expression of Dask's is like, computed for these keys; `home` says where its data
@@ -203,16 +203,41 @@ class Reader:
 
     def _read(self, layer: Layer) -> _Said:
         every, known = self._known, id(layer)
-        watched, said = every.get(known, (None, None))
-        if watched is None or watched() is not layer or (said and not same(said.around)):
+        watched, said, items = every.get(known, (None, None, None))
+        if (
+            watched is None
+            or watched() is not layer
+            or (said and not same(said.around))
+            or not has_items(layer, items)
+        ):
             try:
                 said = _Words().of(layer)
             except Exception:  # as above
                 said = None
-            every[known] = ref(layer, lambda _: every.pop(known, None)), said
+            gone = ref(layer, lambda _: every.pop(known, None))
+            every[known] = gone, said, items_of(layer)
         if said is None:
             raise _Unlike
         return said
+
+
+#: What is in a layer that somebody may have made of a dictionary, and may write to.
+Items = tuple[Any, ...] | None
+
+
+def items_of(layer: Any) -> Items:
+    """None of others, and of those that `persist` makes."""
+    if type(layer) is not MaterializedLayer:
+        return None
+    values = layer.mapping.values()
+    return None if is_chunk(next(iter(values), None)) else tuple(values)
+
+
+def has_items(layer: Any, items: Items) -> bool:
+    """Whether these are what is in it still."""
+    if items is None:
+        return True
+    return len(items) == len(layer.mapping) and not any(map(is_not, layer.mapping.values(), items))
 
 
 def _name_of(key: Key) -> str:
@@ -433,10 +458,12 @@ class _Words:
             raise _Unlike
         if isinstance(v, np.generic):
             return kind, v.dtype, v.tobytes()
-        if isinstance(v, (type, np.dtype)):
+        if isinstance(v, np.dtype):
+            return v, _char(v)
+        if isinstance(v, type):
             return v
-        if kind is np.random.SeedSequence:
-            return kind, repr(v)
+        if kind is np.random.SeedSequence:  # NumPy shortens what it says of long ones
+            return kind, repr(v), v.pool.tobytes()
         if kind is FunctionType and not has_name(v):
             return self._function(v)
         if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
@@ -453,6 +480,8 @@ class _Words:
         curried = root in TOOLS and kind.__name__ == "curry"
         if kind is partial or curried:
             self.one = self.one and not curried  # nobody puts others in there
+            if kind is partial and vars(v):
+                raise _Unlike  # which others may ask for
             self.around.append((v, made_of(v)))
             words = self._calls(v.func, (*v.args, *v.keywords.values()))
             named = {**v.keywords}
@@ -480,7 +509,9 @@ class _Words:
         self.around += [(f, made_of(f)), *around]
         inside = tuple([v for _, (v,) in around])
         given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
-        return FunctionType, f.__code__, Same(f.__globals__), self(inside), self(given)
+        others = tuple(f.__annotations__.items()), vars(f).get("__wrapped__")
+        about = f.__name__, f.__qualname__, f.__doc__, self(others)  # what may be asked of it
+        return FunctionType, f.__code__, Same(f.__globals__), self(inside), self(given), about
 
 
 def _trusted(f: Any) -> bool:
@@ -566,7 +597,14 @@ def _layout(value: Any) -> Any:
         return None
     if not _is_data(value) or value.dtype.hasobject:
         raise _Unlike
-    return type(value), value.dtype, value.shape, value.strides
+    return type(value), value.dtype, _char(value.dtype), value.shape, value.strides
+
+
+def _char(dtype: np.dtype[Any]) -> str:
+    """What one type may have and another not that is equal to it."""
+    if dtype.metadata:
+        raise _Unlike
+    return dtype.char
 
 
 # ---- plans
@@ -600,7 +638,7 @@ class Template:
     own: dict[int, list[int]]  # in the tasks of steps
     constants: dict[int, dict[Key, int]]  # among what steps read as it is
     slots: set[int]  # steps whose tasks have some
-    values: dict[int, bytes]  # of arrays in tasks, where these decide what tasks do
+    values: dict[int, tuple[bytes, ...]]  # of arrays in tasks, where these decide what tasks do
     around: tuple[Variable, ...]
 
     def holds(self) -> bool:
@@ -609,7 +647,7 @@ class Template:
 
     def fits(self, like: Likeness) -> bool:
         """Whether the arrays of such a computation have the values that the plan was made for."""
-        return all(like.data[n].tobytes() == before for n, before in self.values.items())
+        return all(content(like.data[n]) == before for n, before in self.values.items())
 
     def filled(self, like: Likeness, wanted: tuple[Key, ...]) -> tuple[Graph, Plan]:
         """The plan of a computation that is like the one it was made of."""

@@ -522,8 +522,8 @@ FUSION = {
     ),
     "how data lies in memory does not count": (
         TEMPLATES,
-        "return type(value), value.dtype, value.shape, value.strides",
-        "return type(value), value.dtype, value.shape",
+        "return type(value), value.dtype, _char(value.dtype), value.shape, value.strides",
+        "return type(value), value.dtype, _char(value.dtype), value.shape",
     ),
     "True is like 1": (
         TEMPLATES,
@@ -765,8 +765,8 @@ FUSION = {
     ),
     "a changed global keeps its plan": (
         PLANS,
-        "if gone or graph.changed():",
-        "if gone:",
+        "all(map(has_items, known.layers, items)) or graph.changed():",
+        "all(map(has_items, known.layers, items)):",
     ),
     "a product that others read is added up": (
         PRODUCTS,

@@ -352,7 +352,7 @@ def test_a_plan_goes_when_a_global_that_it_was_made_of_has_changed(monkeypatch, 
             np.testing.assert_array_equal(y.compute(), want * 2 + 1)
             np.testing.assert_array_equal(z.compute(), want * 5 + 1)
         assert len(planned) == 2
-        (graph, _, _), *_ = s._plans._plans.every()
+        (graph, *_), *_ = s._plans._plans.every()
         assert [name for _, name, _ in graph.globals] == ["FACTOR"]
         monkeypatch.setitem(globals(), "FACTOR", 3)
         inner = 7

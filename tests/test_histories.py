@@ -133,7 +133,9 @@ class History:
         elif way == "elsewhere" and self.elsewhere is not None:
             x = x.persist(scheduler=self.elsewhere.get)
         else:
-            x = x.persist(**({"scheduler": "sync"} if way == "as arrays" else {}))
+            x = x.persist()
+        if way == "as arrays":  # each on the device where it is
+            x = x.persist(scheduler="sync")
         return x, lambda: value
 
     def write_source(self, n, other):

@@ -30,7 +30,11 @@ thorough = settings(
     max_examples=EXAMPLES,
     deadline=None,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ],
 )
 
 UNIT = 2**10  # bytes; sizes are 0 to 16 of these, and a window may hold up to 20 or so

@@ -279,7 +279,7 @@ class _Reading:
                 return reason
         if f.__code__.co_flags & _GENERATOR:
             return "it is a generator"
-        if f.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
+        if f.__builtins__ is not vars(builtins):
             return "it has builtins of its own"
         return self._code(f.__code__, f, Cells.of(f))
 

@@ -60,7 +60,7 @@ from .mixed import SAID, at_home, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, moves, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .products import Products
-from .replay import Recorder, Replay, Rooms, one_copy_pays, rooms_of
+from .replay import Recorder, Rooms, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
 from .run import DeviceLost, Interrupted, Lease, Told, explained
 from .sizes import leaves, map_leaves, part_of
@@ -1403,12 +1403,10 @@ class CudaDevices:
         self.chunks = plan.movable
         self.alone = len(self.chunks) == len(plan.chunks)  # and no other run moves others
         replay = None if tape is None else team.replays.get(tape)
-        #: What this run does in the very same memory as the last time: for that no chunk has to be
-        #: looked at. It is when all is queued, while devices work.
-        self.again: Replay | None = None
-        if replay is not None and replay.stands(self._given()):
-            self.again = replay
-        else:
+        #: Whether this run does what the last one did, in the very same memory: for that no chunk
+        #: has to be looked at. It is when all is queued, while devices work.
+        self.late = replay is not None and replay.stands(self._given())
+        if not self.late:
             self._take_over()
         if len(self.chunks) < len(plan.fixed):
             for i in plan.fixed:
@@ -1559,8 +1557,13 @@ class CudaDevices:
         if not self.ahead:
             return False
         self.followed = True
-        if self.again is not None:
-            return self._follow_again(self.again, tape)
+        try:
+            return self._queued(tape)
+        finally:
+            if self.late:
+                self._take_over()
+
+    def _queued(self, tape: Tape) -> bool:
         for place, lane in enumerate(self.lanes):
             lane.sweep()
             for held in self.held[place].values():
@@ -1580,7 +1583,9 @@ class CudaDevices:
             return False
         try:
             if replay is not None and replay.fits(self.held, self._given()):
-                self._replayed(replay)
+                done, self.gathering.made = replay.run(self.lanes, self.held)
+                for place, i, value, ready in done:
+                    self.held[place][i] = _Held(value, ready)
                 return True
         except Exception as error:
             if is_refusal(error):
@@ -1599,27 +1604,6 @@ class CudaDevices:
         if recorder is not None:
             replays[tape] = recorder.replay()
         return True
-
-    def _follow_again(self, replay: Replay, tape: Tape) -> bool:
-        self.rooms = replay.rooms
-        if self.rooms is not None and not self._has_room(tape, self.rooms):
-            return False
-        for lane in self.lanes:
-            lane.sweep()
-        try:
-            self._replayed(replay)
-        except Exception as error:
-            if is_refusal(error):
-                return False
-            raise
-        finally:
-            self._take_over()
-        return True
-
-    def _replayed(self, replay: Replay) -> None:
-        done, self.gathering.made = replay.run(self.lanes, self.held)
-        for place, i, value, ready in done:
-            self.held[place][i] = _Held(value, ready)
 
     def _has_room(self, tape: Tape, rooms: Rooms) -> bool:
         """Whether a tape fits where the result is there from the start."""

@@ -129,7 +129,7 @@ class Gathering:
         found: dict[int, list[Slices]] = {}
         for block, part in _slots(gather):
             found.setdefault(self.plan.index.get(self.alias.get(block, block), -1), []).append(part)
-        if found.keys() != set(self.plan.outputs):
+        if found.keys() != self.plan.ends:
             return None
         return Whole(tuple(sum(c) for c in gather.chunks), found)
 

@@ -57,8 +57,8 @@ Key = Any
 Callback = Callable[[dict[Key, Any]], None]
 Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
-#: A cell, a function, a partial, a list, a dictionary or an array, and what it was made of when it
-#: was looked at.
+#: A cell, a function, a partial, a composition, a list, a dictionary or an array, and what it was
+#: made of when it was looked at.
 Variable = tuple[Any, tuple[Any, ...]]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})

@@ -216,7 +216,7 @@ class Plan:
 
     @cached_property
     def movable(self) -> dict[int, Chunk]:
-        """Those of them that this run may move."""
+        """The persisted chunks that this run may move, by step."""
         return {i: self.chunks[i] for i in self.there}
 
     @cached_property

@@ -28,7 +28,6 @@ from .plan import Plan
 from .templates import (
     SETTINGS,
     Home,
-    Items,
     Likeness,
     Reader,
     Same,
@@ -40,6 +39,8 @@ from .templates import (
 
 Key = Any
 T = TypeVar("T")
+#: The number of a layer that somebody may write to, and what was in it.
+Written = tuple[int, tuple[Any, ...]]
 
 #: Templates have this part of the steps that plans have; so many words take as much as one step.
 TEMPLATES, WORDS = 10, 16
@@ -143,7 +144,7 @@ class Plans:
     """The latest plans, up to `limit` steps in all, and templates of the latest."""
 
     def __init__(self, limit: int = 200_000):
-        self._plans: _Latest[tuple[Graph, Plan, list[Any], list[Items]]] = _Latest(limit)
+        self._plans: _Latest[tuple[Graph, Plan, list[Any], list[Written]]] = _Latest(limit)
         self._templates: _Latest[Template] = _Latest(limit // TEMPLATES)
         self._reader = Reader()
         self._culled: _Latest[bool] = _Latest(REMEMBERED)  # by the sizes of their layers
@@ -165,9 +166,10 @@ class Plans:
         found = self._plans.get(key)
         if found is None:
             return None
-        graph, plan, watched, items = found
+        graph, plan, watched, written = found
         gone = any(map(is_not, [w() for w in watched], known.layers))
-        if gone or not all(map(has_items, known.layers, items)) or graph.changed():
+        gone = gone or not all(has_items(known.layers[n], items) for n, items in written)
+        if gone or graph.changed():
             self._plans.drop(key)
             return None
         return graph, plan
@@ -184,8 +186,9 @@ class Plans:
             watched = [weakref.ref(layer, gone) for layer in known.layers]
         except TypeError:  # a layer of somebody else's making that cannot be watched
             return
-        items = [items_of(layer) for layer in known.layers]
-        self._plans.put(key, (graph, plan, watched, items), len(plan.steps))
+        every = [(n, items_of(layer)) for n, layer in enumerate(known.layers)]
+        written = [(n, items) for n, items in every if items is not None]
+        self._plans.put(key, (graph, plan, watched, written), len(plan.steps))
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
         """What an expression is like, if it can be like others."""

@@ -430,7 +430,7 @@ class Recorder:
         self.plan, self.lanes, self.kernels, self.staged = plan, lanes, kernels, staged
         self.rooms = rooms
         self.fit = True
-        self.wanted = set(plan.outputs)
+        self.wanted = plan.ends
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._turns: list[tuple[int, list[Any]]] = []
         self._given: list[_Given] = []

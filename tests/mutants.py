@@ -765,8 +765,8 @@ FUSION = {
     ),
     "a changed global keeps its plan": (
         PLANS,
-        "all(map(has_items, known.layers, items)) or graph.changed():",
-        "all(map(has_items, known.layers, items)):",
+        "if gone or graph.changed():",
+        "if gone:",
     ),
     "a product that others read is added up": (
         PRODUCTS,

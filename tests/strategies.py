@@ -30,11 +30,7 @@ thorough = settings(
     max_examples=EXAMPLES,
     deadline=None,
     database=None,
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.filter_too_much,
-    ],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 UNIT = 2**10  # bytes; sizes are 0 to 16 of these, and a window may hold up to 20 or so
@@ -137,9 +133,10 @@ class Case:
 
 
 @st.composite
-def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True):
+def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True, apart=False):
     """Any run. With `exact` all sizes are known; with `room` every step fits by itself; with
-    `persisted` some values are there from the start, in any place, and may be moved.
+    `persisted` some values are there from the start, in any place, and may be moved; devices that
+    are `apart` have each their own memory.
 
     Without, some step misses one byte. With `stuck` the disk cannot hold some of the values; with
     `full` there is never room on the devices, seldom on the host, and often a refusal.
@@ -148,7 +145,7 @@ def cases(draw, exact=False, room=True, stuck=False, full=False, persisted=True)
     if full:
         keys = list(dict.fromkeys([max(dsk), *keys]))
     devices = draw(st.integers(1, 2 if full else 8))
-    shared = draw(st.booleans())
+    shared = not apart and draw(st.booleans())
     plan = make_plan(from_dask(dsk, keys), Machine.uniform(devices, shared=shared))
     n = len(plan.steps)
 

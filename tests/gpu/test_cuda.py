@@ -56,6 +56,19 @@ if STAND_IN:  # the host takes long
     DEVICES = ["cuda:0", "cuda:0,0", "cuda", "cuda:0,1,0,1"]
 
 
+def come_back_elsewhere(scheduler, chunk):
+    """Put a persisted chunk at another address of its device, as if it had been away; what was
+    there is nothing any more. Its new place is given."""
+    held = chunk.places[chunk.place]
+    with cupy.cuda.Device(scheduler.hardware.ids[chunk.place]):
+        moved = cuda._Held(held.value.copy())
+        cupy.cuda.runtime.deviceSynchronize()
+    held.value.fill(np.nan)
+    chunk.left(chunk.place)
+    chunk.came(chunk.place, moved)
+    return moved
+
+
 def host(value):
     return value.get() if isinstance(value, cupy.ndarray) else np.asarray(value)
 

@@ -7,8 +7,10 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from gpuscheduler import Scheduler, cuda
+from gpuscheduler import Scheduler
 from tests.test_templates import LISTS
+
+from .test_cuda import come_back_elsewhere
 
 #: What CuPy has.
 USUAL = [
@@ -45,13 +47,7 @@ def test_what_a_run_may_move_is_not_like_what_it_may_not(options, kinds):
                 assert float(y.compute()) == a.sum()
             if kind == "chunk":
                 for chunk in s._persisted.every():
-                    held = chunk.places[0]
-                    moved = cuda._Held(held.value.copy())
-                    cupy.cuda.runtime.deviceSynchronize()
-                    held.value.fill(np.nan)
-                    chunk.left(0)
-                    chunk.came(0, moved)
-                    del held
+                    come_back_elsewhere(s, chunk)
                 for _ in range(4):
                     assert float(y.compute()) == a.sum()
             del x, y

@@ -41,7 +41,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.test
-	MYPY_NUM_WORKERS=$(JOBS) $(BIN)/mypy
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info haversine_mesh.png .mypy_cache .pytest_cache .ruff_cache

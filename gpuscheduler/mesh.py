@@ -161,7 +161,7 @@ def mesh(
     how
         ``"trace"``: call `f` once, on symbols. ``"numba"``: have Numba compile it. ``"auto"``: the
         first of these that works. ``"numpy"``: call it for each tile, with arrays of coordinates
-        that are broadcast against each other.
+        that are broadcast against each other, by what globals are then.
     backend
         The library whose arrays the blocks are: ``"numpy"``, or one with its functions. By default
         ``"cupy"`` where the scheduler in use has GPUs.

@@ -17,6 +17,7 @@ import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -279,7 +280,7 @@ class _Reading:
                 return reason
         if f.__code__.co_flags & _GENERATOR:
             return "it is a generator"
-        if f.__builtins__ is not vars(builtins):
+        if _builtins_of(f) is not vars(builtins):
             return "it has builtins of its own"
         return self._code(f.__code__, f, Cells.of(f))
 
@@ -363,6 +364,7 @@ class _Reading:
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
 _BUILTINS: Mapping[str, Any] = types.MappingProxyType(vars(builtins))
+_builtins_of = attrgetter("__builtins__")  # which type checkers do not agree that functions have
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,6 +14,8 @@ import numpy as np
 
 #: Types in which numbers are compared with edges.
 TYPES = ("i8", "f4", "f8")
+#: Cells of the grid in which edges are looked up, at least: they fit the first cache.
+LEAST_CELLS = 2**12
 
 
 def compared(values: Any, edges: Any) -> np.dtype[Any] | None:
@@ -78,15 +80,34 @@ class Bins:
         made = np.arange(len(self)) * self.step + np.float64(self.edges[0])
         return bool((made.astype(self.code) == self.edges[:-1]).all())
 
+    @cached_property
+    def _grid(self) -> tuple[Any, ...]:
+        """What `bin_loops` find bins by: the edges and what fills up, the count of bins, the ends
+        of a grid of even cells, cells in one, how many edges lie in cells before each cell, and the
+        first step of a search among the edges of one cell.
+
+        Numbers go to cells in their order, rounding included: so edges in cells before a number's
+        are no more than it, and those in cells behind are more.
+        """
+        finite = self.edges[np.isfinite(self.edges)].astype(np.float64)
+        cells = max(LEAST_CELLS, 4 << len(self).bit_length())
+        low, high = finite[[0, -1]] if len(finite) else np.zeros(2)
+        with np.errstate(all="ignore"):
+            scale = cells / (high - low)
+            if not (0 < scale < np.inf and high - low < np.inf):  # all in one cell
+                low, high, scale = 0.0, 0.0, 0.0
+            places = (np.clip(self.edges.astype(np.float64), low, high) - low) * scale
+        cell = np.minimum(places.astype(np.int64), cells - 1)
+        before = np.searchsorted(cell, np.arange(cells)).astype(np.uint32)
+        most = 1 << (int(np.bincount(cell).max()).bit_length() - 1)
+        edges = np.concatenate([self.edges, np.full(2 * most, self.edges[-1])])
+        return edges, len(self), float(low), float(high), float(scale), before, most
+
     def count(self, x: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> None:
         """Adds to each bin's count, int64, how many of these values lie in it."""
         from . import bin_loops  # Numba takes a while to load
 
-        x = np.ravel(x)
-        if self.even:
-            bin_loops.count_evenly(x, self.edges, self.inverse, counts)
-        else:
-            bin_loops.count_among(x, self.edges, counts)
+        bin_loops.count(np.ravel(x), *self._grid, counts)
 
     def weigh(
         self, x: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], sums: np.ndarray[Any, Any]
@@ -100,11 +121,7 @@ class Bins:
         """
         from . import bin_loops  # as above
 
-        x, weights = np.ravel(x), np.ravel(weights)
-        if self.even:
-            bin_loops.weigh_evenly(x, self.edges, self.inverse, weights, sums)
-        else:
-            bin_loops.weigh_among(x, self.edges, weights, sums)
+        bin_loops.weigh(np.ravel(x), *self._grid, np.ravel(weights), sums)
 
     def find(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Which bin each of these values lies in, int64; as many as there are for what is in none.
@@ -115,8 +132,5 @@ class Bins:
         from . import bin_loops  # as above
 
         found = np.empty(np.shape(x), np.int64)
-        if self.even:
-            bin_loops.find_evenly(np.ravel(x), self.edges, self.inverse, found.reshape(-1))
-        else:
-            bin_loops.find_among(np.ravel(x), self.edges, found.reshape(-1))
+        bin_loops.find(np.ravel(x), *self._grid, found.reshape(-1))
         return found

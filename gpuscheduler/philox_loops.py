@@ -211,3 +211,53 @@ def normal(low, high, starts, step, out, shift):  # type: ignore[no-untyped-def]
             _box_muller(even[:pairs], odd[:pairs], shift, unit, a[:pairs], b[:pairs])
             _spread(start, step, a, b, out[row, done : done + m])
             done += m
+
+
+# The same for elements of any numbers, each of which has its pair drawn for itself.
+
+
+@compiled()
+def _draw_at(low, high, places, even, odd):  # type: ignore[no-untyped-def]
+    for k in range(places.size):
+        even[k], odd[k] = _block(low, high, np.uint64(places[k] >> 1))
+
+
+@compiled()
+def _choose(places, even, odd, out):  # type: ignore[no-untyped-def]
+    for k in range(places.size):
+        out[k] = odd[k] if places[k] & 1 else even[k]
+
+
+@compiled()
+def bits_at(low, high, places, out):  # type: ignore[no-untyped-def]
+    even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
+    for start in range(0, out.size, PAIRS):
+        part = places[start : start + PAIRS]
+        _draw_at(low, high, part, even, odd)
+        _choose(part, even, odd, out[start : start + PAIRS])
+
+
+@compiled()
+def uniform_at(low, high, places, out, shift):  # type: ignore[no-untyped-def]
+    even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
+    words = np.empty(PAIRS, np.uint64)
+    unit = 2.0**-53 if shift == _11 else 2.0**-24
+    for start in range(0, out.size, PAIRS):
+        part = places[start : start + PAIRS]
+        _draw_at(low, high, part, even, odd)
+        _choose(part, even, odd, words)
+        for k in range(part.size):
+            out[start + k] = np.int64(words[k] >> shift) * unit
+
+
+@compiled()
+def normal_at(low, high, places, out, shift):  # type: ignore[no-untyped-def]
+    even, odd = np.empty(PAIRS, np.uint64), np.empty(PAIRS, np.uint64)
+    a, b = np.empty(PAIRS), np.empty(PAIRS)
+    unit = 2.0**-53 if shift == _11 else 2.0**-24
+    for start in range(0, out.size, PAIRS):
+        part = places[start : start + PAIRS]
+        n = part.size
+        _draw_at(low, high, part, even, odd)
+        _box_muller(even[:n], odd[:n], shift, unit, a[:n], b[:n])
+        _choose(part, a, b, out[start : start + n])

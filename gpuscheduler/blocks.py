@@ -54,6 +54,10 @@ FEW_POINTS = 16
 SMALL_PART = 64
 #: Functions of numbers that have a bug in NumPy; see `_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit", "negative"})
+#: Bytes of numbers that are drawn for machine code at once: they stay in a core's own cache.
+DRAWN_BYTES = 2**20
+#: Number of the first buffer of such numbers, among arrays; the others come before.
+BUFFERS = -1_000_000
 #: What no ufunc computes.
 STRUCTURAL = frozenset({"taken", "cast", "where", "real", "imag", "complex", "bin"})
 #: A `where` of which only the chosen points may be read; only inside this module.
@@ -369,7 +373,7 @@ class _Region:
         moved = zip(leaves, every[len(views) :], strict=True)
         self.exprs = substituted(roots, {id(n): with_view(n, v) for (n, _), v in moved})
         self._number(self.exprs)
-        self.block = self._block(block_bytes)
+        self.block_bytes, self.block = block_bytes, self.choose_block(block_bytes)
         self.count = math.prod(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
 
     def _number(self, roots: list[Expr]) -> None:
@@ -468,7 +472,7 @@ class _Region:
             free += [self.register[a] for a in step.dead if self.register[a] != home]
         self.registers = count
 
-    def _block(self, block_bytes: int) -> tuple[int, ...]:
+    def choose_block(self, block_bytes: int) -> tuple[int, ...]:
         """The shape of a block: long along the axes along which memory is, and no larger."""
         axes = len(self.shape)
         widest = max([d.itemsize for d in self.dtypes], default=1)
@@ -503,6 +507,14 @@ class _Region:
     # ---- evaluation
 
     @cached_property
+    def drawn(self) -> _Drawn | None:
+        """How machine code computes what is made of random numbers, where that is worth it."""
+        if not host_code.worth(self.shape):
+            return None
+        found = _Drawn(self)
+        return found if found.draws and len(self.steps) > len(found.draws) else None
+
+    @cached_property
     def code(self) -> host_code.Code | None:
         """Machine code that writes its values, where that is worth it."""
         if not host_code.worth(self.shape) or not self.steps:
@@ -522,6 +534,9 @@ class _Region:
             ]
             self.code(memory, given, places)
             return
+        if fresh and self.drawn is not None and self.drawn.writes:
+            self.drawn.write(memory, outs, given)
+            return
         targets = []
         for out, view in zip(outs, self.views, strict=True):
             item = out.itemsize
@@ -540,6 +555,139 @@ class _Region:
             else:
                 where = tuple([slice(o, o + n) for o, n in zip(origin, lengths, strict=True)])
                 run.block(origin, lengths, [t[where] for t in targets])
+
+
+class _Draw(NamedTuple):
+    """Random numbers whose positions go evenly."""
+
+    op: str
+    key: int
+    dtype: DType
+    view: View
+    shifts: tuple[int, ...]  # which of the given numbers are added to the positions
+
+
+class _Drawn:
+    """A region whose random numbers are drawn into buffers, block by block; machine code makes of
+    them, in one pass, what else would take a call of NumPy's for each operation."""
+
+    def __init__(self, region: _Region):
+        self.region = region
+        self.block = region.choose_block(min(region.block_bytes, DRAWN_BYTES))
+        self.draws: list[_Draw] = []
+        self.numbers: dict[int, int] = {}  # of nodes, by their ids
+        for node in nodes(region.exprs):
+            if node.op not in RANDOM:
+                continue
+            place = _place(node.args[0], len(region.shape))
+            if place is not None and all(s.op == OPEN for s in place[1]):
+                view, shifts = place
+                draw = _Draw(node.op, node.data, node.dtype, view, tuple([s.data for s in shifts]))
+                if draw not in self.draws:
+                    self.draws.append(draw)
+                self.numbers[id(node)] = self.draws.index(draw)
+        self._writing: dict[tuple[int, ...], host_code.Code | None] = {}
+        self._reducing: dict[tuple[int, ...], tuple[host_code.Code | None, Sequence[int]]] = {}
+
+    def room(self) -> list[Array]:
+        """Buffers of one evaluation, as long as a block needs them."""
+        return [np.empty(self._shape(d, self.block), d.dtype).reshape(-1) for d in self.draws]
+
+    def _shape(self, draw: _Draw, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        return _shape(lengths, tuple([s != 0 for s in draw.view.strides]))
+
+    def boxes(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        return _boxes(self.region.shape, self.block, range(len(self.block)))
+
+    def exprs(self, lengths: tuple[int, ...]) -> list[Expr]:
+        """The region's, which read the buffers of a block of these lengths."""
+        read = {}
+        for node in nodes(self.region.exprs):
+            if id(node) in self.numbers:
+                n = self.numbers[id(node)]
+                view = self._view(self.draws[n], lengths)
+                read[id(node)] = Expr("input", (), node.dtype, (BUFFERS - n, view))
+        return substituted(self.region.exprs, read)
+
+    def _view(self, draw: _Draw, lengths: tuple[int, ...]) -> View:
+        steps = View.contiguous(self._shape(draw, lengths)).strides
+        return View(0, tuple([s * (t != 0) for s, t in zip(steps, draw.view.strides, strict=True)]))
+
+    def memory(
+        self, memory: Mapping[int, _Memory], given: Sequence[Array], room: list[Array],
+        origin: tuple[int, ...], lengths: tuple[int, ...],
+    ) -> dict[int, _Memory]:  # fmt: skip
+        """The arrays, and what is drawn for a block, each as if it began at the region's origin."""
+        out = dict(memory)
+        box = _box(origin, lengths)
+        for n, draw in enumerate(self.draws):
+            first = draw.view.offset + sum([int(given[k]) for k in draw.shifts])
+            buffer: Array = np.ndarray(self._shape(draw, lengths), draw.dtype, room[n])
+            philox.fill(
+                draw.op, draw.key, _moved(View(first, draw.view.strides), box), buffer
+            )
+            before = _moved(self._view(draw, lengths), box).offset
+            out[BUFFERS - n] = _Memory(room[n], -before)
+        return out
+
+    def code(self, lengths: tuple[int, ...]) -> host_code.Code | None:
+        """Machine code that writes a block of these lengths."""
+        if lengths not in self._writing:
+            exprs = self.exprs(lengths)
+            self._writing[lengths] = host_code.writing(lengths, exprs, self.region.views)
+        return self._writing[lengths]
+
+    def reducer(
+        self, plan: _Plan, lengths: tuple[int, ...]
+    ) -> tuple[host_code.Code | None, Sequence[int]]:
+        """Machine code that reduces a block of these lengths, and how that orders the axes."""
+        if lengths not in self._reducing:
+            stays = self.region.stays
+            kept = tuple([lengths[k] for k in stays])
+            target = _spread(View.contiguous(kept), stays, len(lengths))
+            self._reducing[lengths] = plan.reducer(
+                lengths, self.exprs(lengths), target, self.region, math.prod(kept)
+            )
+        return self._reducing[lengths]
+
+    @cached_property
+    def writes(self) -> bool:
+        """Whether there is code that writes it."""
+        return all(self.code(lengths) is not None for lengths in {n for _, n in self.boxes()})
+
+    def reduces(self, plan: _Plan) -> bool:
+        """Whether there is code that reduces it for its plan."""
+        return all(self.reducer(plan, n)[0] is not None for n in {n for _, n in self.boxes()})
+
+    def write(
+        self, memory: Mapping[int, _Memory], outs: Sequence[Array], given: Sequence[Array]
+    ) -> None:
+        flats, room = [_memory(out) for out in outs], self.room()
+        for origin, lengths in self.boxes():
+            places = [
+                host_code.address(flat)
+                + (first + _moved(view, _box(origin, lengths)).offset) * flat.itemsize
+                for (flat, first), view in zip(flats, self.region.views, strict=True)
+            ]
+            code = self.code(lengths)
+            assert code is not None
+            here = self.memory(memory, given, room, origin, lengths)
+            code.call_at(origin, here, given, places)
+
+    def states(
+        self, plan: _Plan, memory: Mapping[int, _Memory], given: Sequence[Array],
+        room: list[Array], origin: tuple[int, ...], lengths: tuple[int, ...],
+    ) -> list[State]:  # fmt: skip
+        """What machine code makes of a block that is reduced."""
+        code, order = self.reducer(plan, lengths)
+        assert code is not None
+        here = self.memory(memory, given, room, origin, lengths)
+        shape = tuple([lengths[k] for k in self.region.stays])
+        return plan.states(code, shape, here, given, [origin[k] for k in order])
+
+
+def _box(origin: Sequence[int], lengths: Sequence[int]) -> Box:
+    return tuple([(o, o + n) for o, n in zip(origin, lengths, strict=True)])
 
 
 class _Run:
@@ -925,12 +1073,19 @@ class _Plan:
         whole = self.kernel.shape
         if not host_code.worth(whole) or SMALL_PART * math.prod(region.shape) < math.prod(whole):
             return None
-        target, position = region.views[0], region.views[-1]
-        count = math.prod(self.kernel.kept)
+        target, count = region.views[0], math.prod(self.kernel.kept)
         if len(self.regions) > 1:
             target = _spread(View.contiguous(region.kept), region.stays, len(region.shape))
             count = math.prod(region.kept)
-        shape, exprs = region.shape, region.exprs
+        return self.reducer(region.shape, region.exprs, target, region, count)[0]
+
+    def reducer(
+        self, shape: tuple[int, ...], exprs: Sequence[Expr], target: View, region: _Region,
+        count: int,
+    ) -> tuple[host_code.Code | None, Sequence[int]]:  # fmt: skip
+        """Machine code that reduces a box of a region of this shape to `count` states, numbered by
+        `target`; and the order in which that has the axes."""
+        position, order = region.views[-1], list(range(len(shape)))
         along = len(shape) - 1 in region.reduced
         if along and shape[-1] <= FEW_POINTS and region.stays:  # many results beside each other
             last = region.stays[-1]
@@ -939,9 +1094,10 @@ class _Plan:
             exprs, target = _reordered(exprs, order), _in_order(target, order)
             position = _in_order(position, order)
         types = [_taken_as(r) for r in self.reductions]
-        return host_code.reducing(
+        code = host_code.reducing(
             shape, exprs, self.reductions, types, target, position, along, count, self.few
         )
+        return code, order
 
     @cached_property
     def few(self) -> bool:
@@ -964,10 +1120,16 @@ class _Plan:
         shape: tuple[int, ...],
         memory: dict[int, _Memory],
         given: Sequence[Array],
+        origin: Sequence[int] | None = None,
     ) -> list[State]:
-        """What machine code makes of a region: states of this shape."""
+        """What machine code makes of a region, or of its box with an origin: states of this
+        shape."""
         made = [host_code.states(r.op, _taken_as(r), shape, self.few) for r in self.reductions]
-        code(memory, given, [host_code.address(a) for found in made for a in found])
+        places = [host_code.address(a) for found in made for a in found]
+        if origin is None:
+            code(memory, given, places)
+        else:
+            code.call_at(origin, memory, given, places)
         return [
             host_code.finished(r.op, found) for r, found in zip(self.reductions, made, strict=True)
         ]
@@ -1121,17 +1283,26 @@ def _counted(plan: _Plan, memory: dict[int, _Memory], given: Sequence[Array]) ->
 
 
 def _reduce_region(plan: _Plan, run: _Run, states: list[State], seen: Array | None) -> None:
-    region = run.region
+    region, drawn = run.region, run.region.drawn
+    if drawn is not None and not drawn.reduces(plan):
+        drawn = None
+    room = [] if drawn is None else drawn.room()
     axes = range(len(region.shape))
     reduced = tuple(sorted(region.reduced))
     kept, position = region.stays, region.views[1]
-    for outer, _ in _boxes(region.shape, region.block, kept):
+    block = region.block if drawn is None else drawn.block
+    for outer, _ in _boxes(region.shape, block, kept):
         sums: list[_Tree] = [_Tree(r.op) for r in plan.reductions]
-        for inner, _ in _boxes(region.shape, region.block, reduced):
+        for inner, _ in _boxes(region.shape, block, reduced):
             origin = tuple([outer[k] if k in kept else inner[k] for k in axes])
             size = tuple(
-                [min(b, n - o) for o, n, b in zip(origin, region.shape, region.block, strict=True)]
+                [min(b, n - o) for o, n, b in zip(origin, region.shape, block, strict=True)]
             )
+            if drawn is not None:
+                found = drawn.states(plan, run.memory, run.given, room, origin, size)
+                for tree, state in zip(sums, found, strict=True):
+                    tree.add(state)
+                continue
             values = run.block(origin, size)
             first = position.offset + sum(o * s for o, s in zip(origin, position.strides,
                                                                 strict=True))  # fmt: skip

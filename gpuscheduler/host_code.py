@@ -495,16 +495,18 @@ class Code:
                  states: int = 0):  # fmt: skip
         self.function = written.function
         self.kept: list[Array] = []  # constants, in memory
-        self.leaves: list[Any] = []  # an array's number and an offset; or a pointer; or which word
+        #: An array's number, offset and bytes of an element, and steps; or a pointer; or which word.
+        self.leaves: list[Any] = []
         for leaf in row.leaves:
             if leaf.op == "input":
                 array, view = leaf.data
-                self.leaves.append((array, view.offset * leaf.dtype.itemsize, leaf.dtype.itemsize))
+                size = leaf.dtype.itemsize
+                self.leaves.append((array, view.offset * size, size, view.strides))
             elif leaf.op == OPEN:
                 self.leaves.append(leaf.data)
             elif leaf.op == "constant":
                 self.kept.append(np.frombuffer(leaf.data, leaf.dtype).copy())
-                self.leaves.append((None, self.kept[-1].ctypes.data, 0))
+                self.leaves.append((None, self.kept[-1].ctypes.data, 0, ()))
 
         def number(what: str, which: Any) -> int:
             if what == "extent":
@@ -524,6 +526,12 @@ class Code:
             return view.strides[k]  # type: ignore[no-any-return]
 
         self.ints = np.array([number(*i) for i in written.ints], np.int64)
+        #: Which of these are those of the region's first point, and how they go from there.
+        self.moving = [
+            (n, row.leaves[which].data.strides if what == "start" else views[which].strides)
+            for n, (what, which) in enumerate(written.ints)
+            if what in ("start", "first")
+        ]
         self.place = self.ints.ctypes.data
 
     def __call__(self, memory: Any, given: Sequence[Array], targets: Sequence[int]) -> None:
@@ -533,13 +541,38 @@ class Code:
             if type(leaf) is int:
                 words.append(address(given[leaf]))
                 continue
-            array, offset, itemsize = leaf
+            array, offset, itemsize, _ = leaf
             if array is None:
                 words.append(offset)
             else:
                 flat, first = memory[array]
                 words.append(address(flat) + first * itemsize + offset)
         self.function(*words, *targets)
+
+    def call_at(
+        self, origin: Sequence[int], memory: Any, given: Sequence[Array], targets: Sequence[int]
+    ) -> None:
+        """The same for a box of the region that begins elsewhere. `targets` begin there, too."""
+        ints = self.ints.copy()
+        for n, strides in self.moving:
+            ints[n] += _dot(origin, strides)
+        words = [ints.ctypes.data]
+        for leaf in self.leaves:
+            if type(leaf) is int:
+                words.append(address(given[leaf]))
+                continue
+            array, offset, itemsize, strides = leaf
+            if array is None:
+                words.append(offset)
+            else:
+                flat, first = memory[array]
+                first += _dot(origin, strides)
+                words.append(address(flat) + first * itemsize + offset)
+        self.function(*words, *targets)
+
+
+def _dot(a: Sequence[int], b: Sequence[int]) -> int:
+    return sum([x * y for x, y in zip(a, b, strict=True)])
 
 
 def address(array: Array) -> int:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler import Scheduler, blocks, host_code, regions
+from gpuscheduler import Scheduler, blocks, host_code, philox, regions
 from gpuscheduler.expr import Expr, Kernel, Reduction, View, constant, index, nodes, source
 from tests import test_blocks
 
@@ -510,3 +510,84 @@ def test_a_fork_waits_for_nobody(always):
             finally:
                 os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- what is made of random numbers
+
+
+DRAWS = [
+    ("integers", 1, 7), ("integers", 0, 2**40 + 7), ("integers", -5, 3), ("normal", 10.0, 3.0),
+    ("uniform", -1.0, 1.0),
+]  # fmt: skip
+
+
+@st.composite
+def kernels_of_draws(draw):
+    """A kernel that draws numbers anywhere, adds an array, and may reduce along some axes."""
+    shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    shape = (*shape[:-1], draw(st.sampled_from([1, 2, 3, 40, 200])))
+    strides = draw(st.permutations(View.contiguous(shape).strides))
+    if draw(st.booleans()):
+        strides = [3 * s for s in strides]
+    view = View(draw(st.integers(0, 5)), tuple(strides))
+    name, *args = draw(st.sampled_from(DRAWS))
+    base = draw(st.sampled_from([None, 1000]))
+    values = philox.draw(name, shape, view, 7, tuple(args), base=base)
+    if draw(st.booleans()):
+        array = Expr("input", (), values.dtype, (0, View.contiguous(shape)))
+        values = Expr("add", (values, array), values.dtype)
+    words = {} if base is None else {constant(base, np.int64): constant(base + 3, np.int64)}
+    axes = draw(st.sets(st.integers(0, len(shape) - 1)))
+    if not axes:
+        return Kernel(shape, (values,)), words
+    op = draw(st.sampled_from(["sum", "max", "argmin", "moment"]))
+    dtypes = {"argmin": (np.dtype("i8"), values.dtype), "moment": (np.dtype("f8"),) * 2}
+    reduction = Reduction(op, values, dtypes.get(op, (values.dtype,)))
+    outputs = [Expr("reduced", (), t, (0, n)) for n, t in enumerate(reduction.dtypes)]
+    return Kernel(shape, tuple(outputs), (reduction,), tuple(sorted(axes))), words
+
+
+def evaluated_in_blocks(kernel, words, drawn_bytes):
+    """What it gives with blocks of so many bytes; with None, what NumPy makes of draws."""
+    blocks._plan.cache_clear()
+    blocks._known.clear()
+    arrays = [np.arange(math.prod(kernel.shape)) * 3 % 101]
+    inner = [r.arg for r in kernel.reductions] or kernel.outputs
+    arrays = [a.astype(inner[0].dtype).reshape(kernel.shape) for a in arrays]
+    with pytest.MonkeyPatch.context() as patch:
+        if drawn_bytes is None:
+            patch.setattr(host_code, "LEAST_POINTS", 2**60)
+        else:
+            patch.setattr(blocks, "DRAWN_BYTES", drawn_bytes)
+        return blocks.evaluate(kernel, arrays, words=words)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kernels_of_draws(), st.sampled_from([64, 1000, 2**20]))
+def test_machine_code_of_draws_gives_what_numpy_makes_of_them(always, case, drawn_bytes):
+    kernel, words = case
+    found = evaluated_in_blocks(kernel, words, drawn_bytes)
+    expected = evaluated_in_blocks(kernel, words, None)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        if kernel.reductions and a.dtype.kind == "f":
+            np.testing.assert_allclose(a, b, 1e-12, 1e-12)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("args", [("integers", 1, 7), ("integers", 0, 1000), ("normal", 10.0, 3.0)])
+@pytest.mark.parametrize("reduces", [False, True])
+def test_what_is_made_of_draws_is_machine_code(always, args, reduces):
+    """Where NumPy has a call for each operation of a draw, integers took twice as long."""
+    name, *rest = args
+    values = philox.draw(name, (1000, 3), View(0, (3, 1)), 7, tuple(rest))
+    kernel = Kernel((1000, 3), (values,))
+    if reduces:
+        reduction = Reduction("sum", values, (values.dtype,))
+        kernel = Kernel((1000, 3), (Expr("reduced", (), values.dtype, (0, 0)),), (reduction,), (1,))
+    plan = blocks._plan(kernel, None, blocks.BLOCK_BYTES, ())
+    if reduces:
+        assert plan.regions[0].drawn.reduces(plan)
+    else:
+        assert plan.outputs[0].drawn.writes

@@ -623,9 +623,7 @@ class _Drawn:
         for n, draw in enumerate(self.draws):
             first = draw.view.offset + sum([int(given[k]) for k in draw.shifts])
             buffer: Array = np.ndarray(self._shape(draw, lengths), draw.dtype, room[n])
-            philox.fill(
-                draw.op, draw.key, _moved(View(first, draw.view.strides), box), buffer
-            )
+            philox.fill(draw.op, draw.key, _moved(View(first, draw.view.strides), box), buffer)
             before = _moved(self._view(draw, lengths), box).offset
             out[BUFFERS - n] = _Memory(room[n], -before)
         return out

@@ -495,7 +495,7 @@ class Code:
                  states: int = 0):  # fmt: skip
         self.function = written.function
         self.kept: list[Array] = []  # constants, in memory
-        #: An array's number, offset and bytes of an element, and steps; or a pointer; or which word.
+        #: An array's number, offset, bytes of an element and steps; or a pointer; or which word.
         self.leaves: list[Any] = []
         for leaf in row.leaves:
             if leaf.op == "input":

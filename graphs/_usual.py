@@ -17,7 +17,8 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one device is one thread
-sys.path[0] = str(Path(__file__).parents[1])  # _random here is not the library's
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # Python has a module _random, too
 
 import argparse
 import csv
@@ -315,7 +316,9 @@ def sorting(d: Any) -> Table:
         "argtopk": lambda: da.argtopk(d.v, 5),
         "sort of blocks": lambda: d.rows.map_blocks(np.sort),
         "argsort of blocks": lambda: d.rows.map_blocks(np.argsort, dtype="i8"),
-        "partition of blocks": lambda: d.rows.map_blocks(lambda x: np.partition(x, 9, axis=1), dtype="f8"),
+        "partition of blocks": lambda: d.rows.map_blocks(
+            lambda x: np.partition(x, 9, axis=1), dtype="f8"
+        ),
         "nonzero": lambda: da.nonzero(d.v > 2)[0],
         "argwhere": lambda: da.argwhere(d.a > 2),
         "isin sorted": lambda: da.isin(d.ints, np.arange(0, 1000, 7)),
@@ -424,7 +427,7 @@ def algebra(d: Any) -> Table:
     tall = d.narrow
     return {
         "matmul": lambda: q @ q,
-        "matmul f4": lambda: d.f4[:d.side, : d.chunk] @ d.f4[: d.chunk],
+        "matmul f4": lambda: d.f4[: d.side, : d.chunk] @ d.f4[: d.chunk],
         "matmul + 1": lambda: q @ q + 1,
         "matrix @ vector": lambda: d.a @ d.row,
         "x.T @ x": lambda: tall.T @ tall,
@@ -572,8 +575,8 @@ def masks(d: Any) -> Table:
 
 
 def labelled(d: Any) -> Table:
-    """xarray's, of 32 years of days or so on a grid."""
-    import pandas as pd
+    """xarray's, of some years of days on a grid."""
+    import pandas as pd  # type: ignore[import-untyped]
     import xarray as xr
 
     days = max(730, d.n // 4096)
@@ -606,6 +609,8 @@ def labelled(d: Any) -> Table:
         "anomaly rolling": lambda: (x - x.mean("time")).rolling(time=30).mean().data,
         "coarsen": lambda: x.coarsen(lat=2, lon=2).mean().data,
         "quantile": lambda: spatial.quantile(0.9, "time").data,
+        "quantile of rechunked": lambda: x.chunk(time=-1).quantile(0.9, "time").data,
+        "quantile without holes": lambda: spatial.quantile(0.9, "time", skipna=False).data,
         "quantiles": lambda: spatial.quantile([0.1, 0.5, 0.9], "time").data,
         "median": lambda: spatial.median("time").data,
         "climatology": lambda: x.groupby(months.rename("m")).mean("time").data,
@@ -634,7 +639,7 @@ def files(d: Any, folder: str) -> Table:
     found["memory map, axis 0"] = lambda: (d.cut(mapped) * 2).mean(axis=0)
     found["npy stack"] = lambda: delayed_stack(a + 1, f"{folder}/stack")
     with suppress(ImportError):
-        import h5py
+        import h5py  # type: ignore[import-untyped]
 
         with h5py.File(f"{folder}/a.h5", "w") as file:
             file.create_dataset("a", data=np.asarray(a))
@@ -652,8 +657,10 @@ def files(d: Any, folder: str) -> Table:
             )
             made[:] = np.asarray(array)
         found["zarr sum"] = lambda: da.from_zarr(f"{where}/a").sum()
-        found["zarr arithmetic"] = lambda: da.from_zarr(f"{where}/a") * 2 + da.from_zarr(f"{where}/b")
-        out = zarr.create_array(
+        found["zarr arithmetic"] = lambda: (
+            da.from_zarr(f"{where}/a") * 2 + da.from_zarr(f"{where}/b")
+        )
+        out: Any = zarr.create_array(
             f"{where}/out", shape=a.shape, chunks=(d.chunk,) * 2, dtype="f8", overwrite=True
         )
         found["to zarr"] = lambda: da.store(a, out, compute=False, lock=False)
@@ -691,7 +698,7 @@ def datasets(d: Any, folder: str) -> Table:
         return xr.open_zarr(source).t
 
     def written(x: Any) -> Any:
-        return x.rename("t").to_dataset().chunk(time=days // 8).to_zarr(
+        return x.rename("t").to_dataset().chunk(time=days // 8, lat=-1, lon=-1).to_zarr(
             target, mode="w", compute=False
         )  # fmt: skip
 

@@ -36,7 +36,8 @@ def numbers(edges):
     near = [edges, edges]
     if edges.dtype.kind == "f":
         near += [np.nextafter(edges, -INF), np.nextafter(edges, INF), [np.nan, -0.0, INF, -INF]]
-        near += [rng.standard_normal(3000), rng.random(3000) * 10.0 ** rng.integers(-300, 300, 3000)]
+        sizes = 10.0 ** rng.integers(-300, 300, 3000)
+        near += [rng.standard_normal(3000), rng.random(3000) * sizes]
     else:
         near += [rng.integers(-10, 1100, 3000), rng.integers(-(2**63), 2**63 - 1, 3000)]
     with np.errstate(over="ignore"):

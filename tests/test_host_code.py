@@ -533,9 +533,15 @@ def kernels_of_draws(draw):
     name, *args = draw(st.sampled_from(DRAWS))
     base = draw(st.sampled_from([None, 1000]))
     values = philox.draw(name, shape, view, 7, tuple(args), base=base)
-    if draw(st.booleans()):
-        array = Expr("input", (), values.dtype, (0, View.contiguous(shape)))
+    whole = View.contiguous(shape)
+    shift = draw(st.sampled_from([None, 0, 2]))
+    if shift is not None:
+        array = Expr("input", (), values.dtype, (0, View(-shift * whole.strides[0], whole.strides)))
         values = Expr("add", (values, array), values.dtype)
+    if shift:  # two regions: in one of them nothing is drawn
+        row = index(View(0, (1, *[0] * (len(shape) - 1))))
+        before = Expr("less", (row, constant(shift, "i8")), "?")
+        values = Expr("where", (before, constant(1, values.dtype), values), values.dtype)
     words = {} if base is None else {constant(base, np.int64): constant(base + 3, np.int64)}
     axes = draw(st.sets(st.integers(0, len(shape) - 1)))
     if not axes:

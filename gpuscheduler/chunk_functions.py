@@ -257,6 +257,13 @@ def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
     return np.nanquantile(a, q, axis, **kwargs)
 
 
+@instead_of(takes.set_elements)
+def _set_elements(x: Any, v: Any, indices: list[Any]) -> Any:
+    if any(isinstance(i, Traced) and i.dtype.kind in "iu" and i.ndim for i in indices):
+        raise refuse("it sets elements by an array of their numbers")
+    return takes.setitem(x, v, indices)
+
+
 @instead_of(takes.taken)
 def _taken(x: Any, axis: int, slices: Iterable[slice]) -> Any:
     """A view: what makes it copies it, and readers that are kernels write into nothing."""

@@ -1461,7 +1461,7 @@ class _Pairs:
     def __call__(self, values: Values) -> Any:
         value = self.task(values)
         if isinstance(value, np.ndarray) and value.dtype.names == ("vals", "arg"):
-            return {name: np.ascontiguousarray(value[name]) for name in value.dtype.names}
+            return {name: value[name].copy() for name in value.dtype.names}
         return value
 
 

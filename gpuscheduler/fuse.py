@@ -285,7 +285,7 @@ def _collect(value: Any, foreseen: Any, copy: type[Any] | None, out: list[Any]) 
             return False
         value, foreseen = value.values(), foreseen.values()
     elif not isinstance(foreseen, (tuple, list)):
-        return literal(value, []) == literal(foreseen, [])
+        return bool(literal(value, []) == literal(foreseen, []))
     if len(value) != len(foreseen):
         return False
     return all(_collect(v, f, copy, out) for v, f in zip(value, foreseen, strict=True))
@@ -788,7 +788,7 @@ class Fuser:
         total = sizes.get(key, 0) + sum([sizes.get(t, 0) for t in targets.values()])
         selected = [s for t in targets.values() if (s := self.sources.get(t)) and s.selects]
         total += sum([e.nbytes for s in selected for e in leaves(s.expects)])
-        return total + sum([getattr(c, "nbytes", 0) for c in constants.values()])
+        return int(total + sum([getattr(c, "nbytes", 0) for c in constants.values()]))
 
     def _may_inline(self, target: Key, reader: Key) -> bool:
         source, readers = self.sources[target], self.readers[target]

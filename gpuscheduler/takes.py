@@ -99,12 +99,12 @@ def set_elements(x: Any, v: Any, indices: list[Any]) -> Any:
     Indices of elements that are in other blocks come as the length of the block. Dask takes these
     out of NumPy's arrays only (dask/dask#11730), and CuPy wraps them round, to the first element.
     """
-    inside = list(indices)
+    inside: list[Any] = list(indices)
     for axis, (index, length) in enumerate(zip(indices, x.shape, strict=False)):
         kind = getattr(getattr(index, "dtype", None), "kind", "")
         if kind in ("i", "u") and getattr(index, "ndim", 0) == 1 and type(index) is not np.ndarray:
             inside[axis] = index[index < length]
-    return setitem(x, v, inside)
+    return setitem(x, v, inside)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
 def _set_elements(x: Any, v: Any, indices: list[Any]) -> Any:
     if any(isinstance(i, Traced) and i.dtype.kind in "iu" and i.ndim for i in indices):
         raise refuse("it sets elements by an array of their numbers")
-    return setitem(x, v, indices)  # type: ignore[no-untyped-call]
+    return setitem(x, v, indices)
 
 
 @instead_of(takes.taken)

@@ -104,7 +104,7 @@ def set_elements(x: Any, v: Any, indices: list[Any]) -> Any:
         kind = getattr(getattr(index, "dtype", None), "kind", "")
         if kind in ("i", "u") and getattr(index, "ndim", 0) == 1 and type(index) is not np.ndarray:
             inside[axis] = index[index < length]
-    return setitem(x, v, inside)  # type: ignore[no-untyped-call]
+    return setitem(x, v, inside)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from .following import (
     Shape,
     Stage,
     Unfollowed,
+    ValueIfThere,
     canonical,
     is_contiguous,
     made_in,
@@ -138,7 +139,7 @@ class Assembly:
     def _only_selects(self, result: Selected) -> Unfollowed:
         values, mask = result._values, result._mask
         if values.shape == mask.shape == (1,) and made_in(mask._expr):
-            return OneOrNone(self._program((values, mask), [values, mask]))
+            return OneOrNone(self._program(ValueIfThere(values, mask), [values, mask]))
         if made_in(values._expr) or made_in(mask._expr):
             return Unfollowed("it selects by a mask from what it has reduced or copied")
         shape, dtype, over = values.shape, values.dtype, mask.shape

@@ -188,7 +188,7 @@ class Answer:
             gather = self.gathers.get(self.alias.get(key, key))
             if gather is None:
                 return value(key, not on_device)
-            to_host = gather.to_host or not on_device
+            to_host = gather.converted or not on_device
             return gathering.result(gather, lambda k: value(k, to_host))
 
         return [wanted(key) for key in self.wanted]

@@ -136,7 +136,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         # chunks may be away: all that a batch reads comes back before it begins
         read += sum([_chunk_bytes(graph.tasks[d]) for d in needs]) * CHUNKS // SHARE
         nbytes = FETCHED * fetched + read + (0 if _small(task) else graph.sizes.get(key, 0))
-        words = id(task.program), place[key], height[key], task.leaves, task.kind
+        words = id(task.program), place[key], height[key], len(task.names), task.kind
         group = open_.get(words)
         if group is None or len(group) == MOST or weight[words] + nbytes > room:
             group = open_[words] = []
@@ -160,4 +160,6 @@ def _small(task: Fused) -> bool:
 def _modest(task: Fused) -> bool:
     """Whether what a task makes is small, or small beside what it reads."""
     made = sum([n for k in task.program.kernels for n in k.made])
-    return made <= max(MODEST, sum([e.nbytes for e in task.expects if e is not None]) // 16)
+    return made <= max(
+        MODEST, sum([e.nbytes for _, own in task.inputs() for e in own if e is not None]) // 16
+    )

@@ -16,6 +16,7 @@ from dask.array import reductions as dask_reductions
 from dask.array import routines as dask_routines
 from dask.array.dispatch import numel_lookup
 from dask.array.optimization import GETTERS
+from dask.array.slicing import setitem
 from dask.core import flatten
 
 from . import takes
@@ -255,6 +256,13 @@ def _block_histogram_of_rows(sample: Any, bins: Any, range: Any, weights: Any) -
 @instead_of(dask_reductions._custom_nanquantile)
 def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
     return np.nanquantile(a, q, axis, **kwargs)
+
+
+@instead_of(takes.set_elements)
+def _set_elements(x: Any, v: Any, indices: list[Any]) -> Any:
+    if any(isinstance(i, Traced) and i.dtype.kind in "iu" and i.ndim for i in indices):
+        raise refuse("it sets elements by an array of their numbers")
+    return setitem(x, v, indices)
 
 
 @instead_of(takes.taken)

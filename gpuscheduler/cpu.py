@@ -131,7 +131,7 @@ class CpuHardware:
     def rooms(self, plan: Plan, gathering: Gathering) -> None:
         return None
 
-    bring = None
+    bring = send = None
 
     def join(self, blocks: Any) -> Any:
         return finalize(blocks)

@@ -994,6 +994,17 @@ class CudaHardware:
                     stream.synchronize()
         return out
 
+    def send(self, array: Any) -> Any:
+        """An array of the host as one of the caller's device, when it is there: then the memory of
+        the first may be reused."""
+        device = runtime.getDevice()
+        try:
+            out = cupy.asarray(array)
+        except Refused as error:
+            raise OutOfMemory(no_room(array.nbytes, f"GPU {device}")) from error
+        cupy.cuda.get_current_stream().synchronize()
+        return out
+
     def _after(self, stream: Stream, others: Iterable[int]) -> None:
         """What a run let go of may be reused only when `stream`, which still reads it, is past; so
         may what the caller's streams of other devices brought back."""
@@ -2546,6 +2557,7 @@ class CudaDevices:
         written = bool(slots)
         for target, _, where in slots:
             if isinstance(value, cupy.ndarray):
+                target.of_devices = True
                 part = target.room(where, value.shape, value.dtype)
                 if part is not None:
                     self._write(value, part, stream)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +64,13 @@ class OneOrNone(Unfollowed):
     def __init__(self, program: Program):
         super().__init__("whether it has an element is known when it has run")
         self.program = program
+
+
+class ValueIfThere(NamedTuple):
+    """What such a program makes. Its type is in no block of the caller's, which may be tuples."""
+
+    value: Any
+    there: Any
 
 
 class Multiplies(Unfollowed):

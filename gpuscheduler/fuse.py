@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -56,6 +56,7 @@ from .following import (
     Scanned,
     Seen,
     Unfollowed,
+    ValueIfThere,
     squeezed,
     view_over,
 )
@@ -123,58 +124,52 @@ MANY_PLACES = 100
 class Fused:
     """A task that is a program for a device. Called like any other task, it computes with NumPy."""
 
-    __slots__ = ("expects", "key", "kind", "leaves", "names", "original", "positions", "program")
+    __slots__ = ("expects", "key", "kind", "names", "original", "positions", "program")
 
     def __init__(
         self,
         key: Key,
         program: Program,
         names: tuple[Key, ...],
-        expects: tuple[Abstract | None, ...],
-        leaves: tuple[int, ...],
+        expects: tuple[Any, ...],
         positions: tuple[int, ...],
         kind: str | None,
         original: Callable[[Values], Any],
     ):
         self.key, self.program, self.original = key, program, original
         self.names = names  # the keys of the values that it reads
-        self.expects = expects  # what is foreseen of each leaf of these; None for what is no array
-        self.leaves = leaves  # how many leaves each has
+        self.expects = expects  # what is foreseen of each: an `Abstract`, or containers of some
         self.positions = positions  # what stands for the placeholders in this block
         self.kind = kind  # type of the arrays that it makes, where it reads none
 
     def arrays(self, values: Values, copy: type[Any] | None = None) -> list[Any] | None:
-        """The arrays that it reads; None where they are not as foreseen. Those of the type `copy`
-        that only lie otherwise in memory (one element seen as many, transposed) are copied."""
-        out = []
-        expects = iter(self.expects)
-        for name in self.names:
+        """The arrays that it reads; None where values are not as foreseen, their containers and
+        numbers included: a collection may say of a block that it is an array, and its task give a
+        tuple. Those of the type `copy` that only lie otherwise in memory (one element seen as many,
+        transposed) are copied."""
+        out: list[Any] = []
+        for name, foreseen in zip(self.names, self.expects, strict=True):
             value = values[name]
-            nested = type(value) in (dict, list, tuple)
-            for leaf in leaves(value) if nested else (value,):
-                foreseen = next(expects, None)
-                if foreseen is None:
-                    continue
-                if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:
+            if type(foreseen) is not Abstract:
+                if not _collect(value, foreseen, copy, out):
                     return None
-                if not _laid_out(leaf, foreseen):
-                    if foreseen.strides is not None or type(leaf) is not copy:
-                        return None
-                    leaf = leaf.copy()
-                out.append(leaf)
+                continue
+            array = _as_foreseen(value, foreseen, copy)
+            if array is None:
+                return None
+            out.append(array)
         return out
 
     def inputs(self) -> Iterator[tuple[Key, list[Abstract | None]]]:
-        """The key of each value that it reads, and what is foreseen of that value's leaves."""
-        foreseen = iter(self.expects)
-        for name, count in zip(self.names, self.leaves, strict=True):
-            yield name, list(itertools.islice(foreseen, count))
+        """The key of each value that it reads, and what is foreseen of that value's leaves: None of
+        what is no array."""
+        for name, structure in zip(self.names, self.expects, strict=True):
+            yield name, _expected(structure)
 
     def of(self, program: Program) -> Fused:
         """The same task with another program."""
         return Fused(
-            self.key, program, self.names, self.expects, self.leaves, self.positions, self.kind,
-            self.original,
+            self.key, program, self.names, self.expects, self.positions, self.kind, self.original
         )  # fmt: skip
 
     @property
@@ -241,10 +236,9 @@ class OrNone:
     @staticmethod
     def found(made: Any) -> Any:
         """The value, given what `fused` made, or the value that was made in another way."""
-        if type(made) is not tuple:
+        if type(made) is not ValueIfThere:
             return made
-        value, there = made
-        return value if bool(there[0]) else value[:0]
+        return made.value if bool(made.there[0]) else made.value[:0]
 
 
 class Picked:
@@ -263,6 +257,38 @@ class Picked:
 
     def __repr__(self) -> str:
         return f"<Picked {self.key!r}>"
+
+
+def _as_foreseen(value: Any, foreseen: Abstract, copy: type[Any] | None) -> Any:
+    """The array that a value is, perhaps as a copy; None where that is not as foreseen."""
+    if getattr(value, "shape", None) != foreseen.shape:
+        return None
+    if getattr(value, "dtype", None) != foreseen.dtype:
+        return None
+    if _laid_out(value, foreseen):
+        return value
+    return value.copy() if foreseen.strides is None and type(value) is copy else None
+
+
+def _collect(value: Any, foreseen: Any, copy: type[Any] | None, out: list[Any]) -> bool:
+    """Append the arrays in containers to `out`; whether all in these is as foreseen."""
+    if type(foreseen) is Abstract:
+        array = _as_foreseen(value, foreseen, copy)
+        out.append(array)
+        return array is not None
+    if type(foreseen) is Known:  # a constant of the task itself
+        return True
+    if type(value) is not type(foreseen):
+        return False
+    if type(foreseen) is dict:
+        if list(value) != list(foreseen):
+            return False
+        value, foreseen = value.values(), foreseen.values()
+    elif not isinstance(foreseen, (tuple, list)):
+        return bool(literal(value, []) == literal(foreseen, []))
+    if len(value) != len(foreseen):
+        return False
+    return all(_collect(v, f, copy, out) for v, f in zip(value, foreseen, strict=True))
 
 
 def _laid_out(array: Any, foreseen: Abstract) -> bool:
@@ -379,8 +405,7 @@ class Source:
     shape: tuple[int, ...]
     expr: Expr  # its arrays have the numbers 0, 1, …, its placeholders the numbers 0, 1, …
     names: tuple[Key, ...]  # the tasks that make its arrays
-    expects: tuple[Abstract, ...]
-    leaves: tuple[int, ...]
+    expects: tuple[Any, ...]  # of the values of these: arrays, and containers of nothing but arrays
     positions: tuple[int, ...]
     kind: str | None
     free: bool  # it reads and draws nothing: any number of readers may have it
@@ -397,8 +422,8 @@ class Source:
         """The same of another block."""
         free = self.free or (not names and not positions)
         return Source(
-            self.shape, self.expr, names, self.expects, self.leaves, positions, kind, free,
-            self.far, self.number, self.little, self.parts,
+            self.shape, self.expr, names, self.expects, positions, kind, free, self.far,
+            self.number, self.little, self.parts,
         )  # fmt: skip
 
     @property
@@ -443,8 +468,7 @@ class Followed:
     makes: Any = None  # the structure of its value
     nbytes: int = 0  # ... its bytes
     number: int = -1  # ... among all that were foreseen
-    expects: tuple[Abstract | None, ...] = ()  # of the values that it reads
-    leaves: tuple[int, ...] = ()  # how many each of these has
+    expects: tuple[Any, ...] = ()  # the structures of the values that it reads
     view: Any = None  # its value, where that is only a view of what it reads
     pairs: bool = False  # whether it gives pairs of a value and its place
     offer: Source | None = None  # its value as readers may compute it, but for where a block lies
@@ -533,7 +557,7 @@ class Fuser:
                 self._split(key, task)
                 if self.follow and self._pairs(task):
                     graph.tasks[key] = _Pairs(graph.tasks[key])
-                if key in graph.blocks:
+                if key in graph.blocks and key not in self.foreseen:
                     block = graph.blocks[key]
                     self._foresee(key, Abstract(block.shape, block.dtype))
         if self.before:  # also in front of what has disappeared into its readers by now
@@ -674,7 +698,7 @@ class Fuser:
                 target = targets[name]
                 known = self.foreseen.get(target)
                 source = self.sources.get(target)
-                more = 0 if source is None else len(source.expects)
+                more = 0 if source is None else _count_arrays(source.expects)
                 if source and read + more <= MOST_READ and self._may_inline(target, key):
                     inlined[n] = source
                     read += more
@@ -723,6 +747,7 @@ class Fuser:
             if found.product is not None:  # it is that and nothing else
                 return False
             if found.view is None:
+                self._stays(key, found.makes)
                 self._blame(key, recipe, {found.culprit})
                 return False
             self._view(key, recipe, found, plain, targets)
@@ -762,8 +787,8 @@ class Fuser:
         sizes = self.graph.sizes
         total = sizes.get(key, 0) + sum([sizes.get(t, 0) for t in targets.values()])
         selected = [s for t in targets.values() if (s := self.sources.get(t)) and s.selects]
-        total += sum([e.nbytes for s in selected for e in s.expects])
-        return total + sum([getattr(c, "nbytes", 0) for c in constants.values()])
+        total += sum([e.nbytes for s in selected for e in leaves(s.expects)])
+        return int(total + sum([getattr(c, "nbytes", 0) for c in constants.values()]))
 
     def _may_inline(self, target: Key, reader: Key) -> bool:
         source, readers = self.sources[target], self.readers[target]
@@ -795,6 +820,14 @@ class Fuser:
             return None
         parts = [_part_taken(graph.tasks[k], shape) for k in left]
         return None if None in parts else sum(parts)  # type: ignore[arg-type]
+
+    def _stays(self, key: Key, makes: Any) -> None:
+        """Foresee what a task makes that was followed and stays as it is: not always the one array
+        that the collection tells of."""
+        self._foresee(key, makes)
+        if makes is not None and type(makes) is not Abstract:
+            arrays = [leaf for leaf in leaves(makes) if isinstance(leaf, Abstract)]
+            self.graph.sizes[key] = sum([a.nbytes for a in arrays])
 
     def _follow(
         self, recipe: _Recipe, plain: list[tuple[int, Any]], inlined: dict[int, Source]
@@ -828,7 +861,7 @@ class Fuser:
                 source = inlined[n]
                 arguments.append(_lent(source, draws, arrays, shared))
                 draws += len(source.positions)
-                arrays += len(source.expects)
+                arrays += _count_arrays(source.expects)
                 borrowed.append(source)
             else:
                 arguments.append(structure)
@@ -863,11 +896,12 @@ class Fuser:
                 )
             program, copies = error.program, True
         except OnlySelects as error:
-            expects, sizes = _leaves_read([s for _, s in own], borrowed)
+            expects = _read([s for _, s in own], borrowed)
             offer = None
-            if self.merge and not beside.arrays and None not in expects:
+            if self.merge and not beside.arrays and _are_arrays(expects):
                 self._note(beside.left)
-                offer = self._offered_selection(error.masked, expects, sizes, len(expects) - arrays)
+                first = _count_arrays(expects) - arrays
+                offer = self._offered_selection(error.masked, expects, first)
             return Followed(None, str(error), offer=offer)
         except OneOrNone as error:
             program, or_none = error.program, True
@@ -883,37 +917,36 @@ class Fuser:
             with suppress(Unfollowed):
                 program = trace.follow(call, every, self.on_gpus, again, whole=True)
                 beside = again
+        makes = _made_by(program)
+        number = self._number(makes)
+        stays = partial(Followed, None, makes=None if or_none else makes, number=number)
         if reason := unreadable(program):
-            return Followed(None, reason)
+            return stays(reason)
         if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
-            return Followed(None, f"there is no kernel for {reason}")
+            return stays(f"there is no kernel for {reason}")
         if (
             not self.on_gpus
             and not generated
             and any(_is_mosaic(k) or _has_windows_over_edges(k) for k in program.kernels)
         ):
-            return Followed(None, "it joins parts of arrays: NumPy does it faster than to choose")
+            return stays("it joins parts of arrays: NumPy does it faster than to choose")
         few = not copies and not generated and not borrowed
         if few and _operations(program) < self.fewest and not _gains(program):
-            return Followed(None, "it is one operation: NumPy's own is as fast")
+            return stays("it is one operation: NumPy's own is as fast")
         program = _returned(program, arrays)
         self._note(beside.left)
         others = beside.expected
-        arguments += others
-        dtypes = _dtypes(program, [a for a in leaves(arguments) if isinstance(a, Abstract)])
 
-        def foreseen(v: Any) -> Any:
-            return Abstract(v.shape, dtypes[v.array]) if isinstance(v, Out) else v
-
-        def held(v: Any) -> int:
+        def held(v: Any, array: Any) -> int:
             if isinstance(v, Out) and (self.on_gpus or not v.scalar):
-                return int(foreseen(v).nbytes)
+                return int(array.nbytes)
             return 0 if self.on_gpus else sizeof(0.0 if isinstance(v, Out) else v)
 
-        makes, nbytes = map_leaves(foreseen, program.result), sum(map(held, leaves(program.result)))
-        expects, sizes = _leaves_read([*[s for _, s in own], *others], borrowed)
+        pairs = zip(leaves(program.result), leaves(makes), strict=True)
+        nbytes = sum([held(*pair) for pair in pairs])
+        expects = _read([*[s for _, s in own], *others], borrowed)
         found = Followed(
-            program, "", makes, nbytes, self._number(makes), tuple(expects), tuple(sizes),
+            program, "", makes, nbytes, number, expects,
             pairs=self._pairs(recipe.task), beside=tuple(beside.arrays), or_none=or_none,
         )  # fmt: skip
         found.offer = None if or_none else self._offered(found)
@@ -959,8 +992,7 @@ class Fuser:
         if found.pairs:
             original = _Pairs(original)
         fused = graph.tasks[key] = Fused(
-            key, program, tuple(names), found.expects, found.leaves, tuple(positions), kind,
-            original,
+            key, program, tuple(names), found.expects, tuple(positions), kind, original
         )  # fmt: skip
         if self.on_gpus:
             self._send_constants(fused, kind)
@@ -1067,7 +1099,7 @@ class Fuser:
         expr = Expr("input", (), seen.dtype, (0, seen.view))
         number = self.numbers.setdefault(("source", expr, seen, whole), len(self.numbers))
         self.sources[key] = Source(
-            seen.shape, expr, tuple(recipe.names), (whole,), (1,), (), None, True, far, number
+            seen.shape, expr, tuple(recipe.names), (whole,), (), None, True, far, number
         )
 
     def _with_sources(
@@ -1149,18 +1181,18 @@ class Fuser:
         outs = [out for out in leaves(result) if isinstance(out, Out) and not out.scalar]
         if kernel.reductions or len(outs) < max(len(list(leaves(result))), len(kernel.outputs)):
             return None
-        expects = tuple(e for e in found.expects if e is not None)
+        expects = found.expects
         every = list(leaves(made))
         one = isinstance(result, Out)
         shown = tuple if one else squeezed
         if any(shown(m.shape) != shown(kernel.shape) for m in every):
             return None
-        if len(expects) < len(found.expects):
+        if not _are_arrays(expects):
             return None
         # steps of a tree meet on each device before they meet on one
-        tiny = len(expects) > 1 and math.prod(kernel.shape) <= FEW
+        tiny = _count_arrays(expects) > 1 and math.prod(kernel.shape) <= FEW
         nbytes = sum(m.nbytes for m in every)
-        far = tiny or sum(e.nbytes for e in expects) > 2 * nbytes
+        far = tiny or sum(e.nbytes for e in leaves(expects)) > 2 * nbytes
 
         def part(out: Out) -> Generated:
             expr = kernel.outputs[out.array - program.inputs]
@@ -1170,51 +1202,48 @@ class Fuser:
 
         parts = None if one else map_leaves(part, result)
         # readers of alike ones have one program, and that what each reads has as many leaves
-        words = ("source", kernel.outputs, _words(made), expects, found.leaves)
+        words = ("source", kernel.outputs, _words(made), _words(expects))
         number = self.numbers.setdefault(words, len(self.numbers))
         root = kernel.outputs[0]
         little = self.on_gpus and parts is None and _work(root) <= LITTLE_WORK
         return Source(
-            kernel.shape, root, (), expects, found.leaves, (), None, False, far, number, little,
-            parts,
+            kernel.shape, root, (), expects, (), None, False, far, number, little, parts
         )  # fmt: skip
 
     def _offered_rows(self, found: Followed, kernel: Kernel) -> Source | None:
         """An array of several axes, of which a task makes one: a reader that is not interested in
         their order may take it as it is."""
-        made, expects = found.makes, tuple([e for e in found.expects if e is not None])
-        if kernel.reductions or len(kernel.outputs) > 1 or len(expects) < len(found.expects):
+        made, expects = found.makes, found.expects
+        if kernel.reductions or len(kernel.outputs) > 1 or not _are_arrays(expects):
             return None
         (root,) = kernel.outputs
-        words = ("rows", root, kernel.shape, expects, found.leaves)
+        words = ("rows", root, kernel.shape, _words(expects))
         number = self.numbers.setdefault(words, len(self.numbers))
-        far = sum(e.nbytes for e in expects) > 2 * made.nbytes
+        far = sum(e.nbytes for e in leaves(expects)) > 2 * made.nbytes
         return Source(
-            made.shape, root, (), expects, found.leaves, (), None, False, far, number,
+            made.shape, root, (), expects, (), None, False, far, number,
             self.on_gpus and _work(root) <= LITTLE_WORK, Flat(kernel.shape, root.dtype, root),
         )  # fmt: skip
 
     def _offered_scan(self, found: Followed, kernel: Kernel) -> Source | None:
         """A scan that is what a task makes: one reader may want each part, another the last one
         only, as Dask's have it."""
-        made, expects = found.makes, tuple([e for e in found.expects if e is not None])
+        made, expects = found.makes, found.expects
         (scan, *others), (output, *more) = kernel.reductions, kernel.outputs
-        if others or more or output.op != "reduced" or len(expects) < len(found.expects):
+        if others or more or output.op != "reduced" or not _are_arrays(expects):
             return None
         if not isinstance(made, Abstract) or made.shape != kernel.shape:
             return None
-        words = ("scan", kernel, expects, found.leaves)
+        words = ("scan", kernel, _words(expects))
         number = self.numbers.setdefault(words, len(self.numbers))
         part = Scanned(kernel.shape, made.dtype, scan.arg, scan.op, kernel.axes[0])
-        far = any(e.nbytes > 2 * made.nbytes for e in expects)
+        far = any(e.nbytes > 2 * made.nbytes for e in leaves(expects))
         return Source(
-            kernel.shape, scan.arg, (), expects, found.leaves, (), None, False, far, number,
+            kernel.shape, scan.arg, (), expects, (), None, False, far, number,
             _work(scan.arg) <= LITTLE_WORK, part,
         )  # fmt: skip
 
-    def _offered_selection(
-        self, masked: Masked, expects: list[Any], sizes: list[int], own: int
-    ) -> Source:
+    def _offered_selection(self, masked: Masked, expects: tuple[Any, ...], own: int) -> Source:
         """What a mask selects, for readers that reduce it: then nobody has to find out how many
         elements that is. `own` of the arrays are not borrowed."""
 
@@ -1223,12 +1252,11 @@ class Fuser:
 
         expr, mask = rebuilt([masked.expr, masked.mask], change)
         masked = replace(masked, expr=expr, mask=mask)
-        words = ("selection", masked, tuple(expects), tuple(sizes))
+        words = ("selection", masked, _words(expects))
         number = self.numbers.setdefault(words, len(self.numbers))
         little = _work(expr) + _work(mask) <= LITTLE_WORK
         return Source(
-            masked.shape, expr, (), tuple(expects), tuple(sizes), (), None, False, False, number,
-            little, masked,
+            masked.shape, expr, (), expects, (), None, False, False, number, little, masked
         )  # fmt: skip
 
     def _selects(
@@ -1283,7 +1311,7 @@ class Fuser:
             function = self._with_sources(task, recipe, some, targets)
             self._rewire(key, recipe, some, targets)
         fused = Fused(
-            key, program, tuple(names), offer.expects, offer.leaves, tuple(positions),
+            key, program, tuple(names), offer.expects, tuple(positions),
             self._kind(key, recipe, some), function,
         )  # fmt: skip
         graph = self.graph
@@ -1329,7 +1357,7 @@ class Fuser:
         block = self.graph.blocks.get(task.key)
         kind = block.kind if block is not None else _kind_drawn(task.args[0])
         even = position - position % 2
-        return Source(shape, expr, (), (), (), (even,), kind, False, False, number)
+        return Source(shape, expr, (), (), (even,), kind, False, False, number)
 
     def numbers_of(self, start: int, length: int) -> Source:
         """The numbers of a tile's elements along one of its axes."""
@@ -1339,7 +1367,7 @@ class Fuser:
             number = self.numbers.setdefault(("tile", length), len(self.numbers))
             self.lengths[length] = expr, number
         expr, number = self.lengths[length]
-        return Source((length,), expr, (), (), (), (start,), None, False, False, number)
+        return Source((length,), expr, (), (), (start,), None, False, False, number)
 
     def _seed(self, where: Draw) -> int:
         if id(where.seed) not in self.seeds:
@@ -1433,7 +1461,7 @@ class _Pairs:
     def __call__(self, values: Values) -> Any:
         value = self.task(values)
         if isinstance(value, np.ndarray) and value.dtype.names == ("vals", "arg"):
-            return {name: np.ascontiguousarray(value[name]) for name in value.dtype.names}
+            return {name: value[name].copy() for name in value.dtype.names}
         return value
 
 
@@ -1540,7 +1568,8 @@ def _shared(sources: Iterable[Source]) -> tuple[int, ...]:
     first: dict[Any, int] = {}
     out: list[int] = []
     for number, source in enumerate(sources):
-        for name, count in zip(source.names, source.leaves, strict=True):
+        for name, structure in zip(source.names, source.expects, strict=True):
+            count = _count_arrays((structure,))
             owner = None if source.selects else number
             out += [first.setdefault((owner, name, k), len(out) + k) for k in range(count)]
     return tuple(out) if len(set(out)) < len(out) else ()
@@ -1601,7 +1630,8 @@ def _picker(offer: Source, first: Sequence[int]) -> tuple[Program, tuple[int, ..
     that is read, the `first` one is the same."""
     masked = offer.parts
     rows = len(masked.over)
-    if masked.axis or not math.prod(masked.over) or len(offer.expects) < 1:
+    counts = [_count_arrays((structure,)) for structure in offer.expects]
+    if masked.axis or not math.prod(masked.over) or not sum(counts):
         return None
     shape = tuple(masked.shape[rows:])
     if math.prod(shape) > MOST_COLUMNS or not math.prod(shape):
@@ -1618,10 +1648,10 @@ def _picker(offer: Source, first: Sequence[int]) -> tuple[Program, tuple[int, ..
         return rebuilt([masked.expr], change)[0]
 
     columns = [column(place) for place in np.ndindex(shape)]
-    begins = [0, *itertools.accumulate(offer.leaves)]
+    begins = [0, *itertools.accumulate(counts)]
     number = {
         begins[n] + i: begins[m] + i
-        for n, (m, count) in enumerate(zip(first, offer.leaves, strict=True))
+        for n, (m, count) in enumerate(zip(first, counts, strict=True))
         for i in range(count)
     }
     kernels = tuple(
@@ -1635,7 +1665,7 @@ def _picker(offer: Source, first: Sequence[int]) -> tuple[Program, tuple[int, ..
     loops = [n for n in every if n.op == "call" and n.data[0].repeats]
     if loops or len(every) > MOST_NODES or any(map(unwritten, kernels)):
         return None
-    return Program(len(offer.expects), kernels, None), shape
+    return Program(sum(counts), kernels, None), shape
 
 
 def _over(leaf: Expr, shape: tuple[int, ...], other: tuple[int, ...]) -> Expr:
@@ -1643,12 +1673,14 @@ def _over(leaf: Expr, shape: tuple[int, ...], other: tuple[int, ...]) -> Expr:
     return leaf if view is None else with_view(leaf, view_over(view, shape, other))
 
 
-def _dtypes(program: Program, inputs: list[Abstract]) -> dict[int, Any]:
-    """The dtype of each array of a program."""
-    out: dict[int, Any] = {n: a.dtype for n, a in enumerate(inputs)}
+def _made_by(program: Program) -> Any:
+    """The structure of a program's value, which is made of what its kernels make."""
+    dtypes: dict[int, Any] = {}
     for start, kernel in zip(program.starts, program.kernels, strict=True):
-        out.update({start + n: o.dtype for n, o in enumerate(kernel.outputs)})
-    return out
+        dtypes.update({start + n: o.dtype for n, o in enumerate(kernel.outputs)})
+    return map_leaves(
+        lambda v: Abstract(v.shape, dtypes[v.array]) if isinstance(v, Out) else v, program.result
+    )
 
 
 def _operations(program: Program) -> float:
@@ -1736,13 +1768,18 @@ def _laid(v: Any) -> Any:
     return Abstract(v.shape, v.dtype, None if same else v.view.strides)
 
 
-def _leaves_read(
-    own: Iterable[Any], borrowed: Iterable[Source]
-) -> tuple[list[Abstract | None], list[int]]:
-    """What is foreseen of each leaf of the values that a task reads, and how many each has."""
-    each = list(map(_expected, own))
-    expects: list[Abstract | None] = sum([list(s.expects) for s in borrowed], sum(each, []))
-    return expects, sum([list(s.leaves) for s in borrowed], list(map(len, each)))
+def _read(own: Iterable[Any], borrowed: Iterable[Source]) -> tuple[Any, ...]:
+    """What is foreseen of the values that a task reads: its own, and what sources read."""
+    return (*own, *[structure for source in borrowed for structure in source.expects])
+
+
+def _are_arrays(structures: tuple[Any, ...]) -> bool:
+    """Whether values are arrays, or containers of nothing else."""
+    return all(isinstance(leaf, Abstract) for leaf in leaves(structures))
+
+
+def _count_arrays(structures: tuple[Any, ...]) -> int:
+    return sum([isinstance(leaf, Abstract) for leaf in leaves(structures)])
 
 
 def _expected(structure: Any) -> list[Abstract | None]:

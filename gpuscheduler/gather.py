@@ -37,6 +37,7 @@ class Target:
         self.shape = tuple(sum(c) for c in gather.chunks)
         self.empty = empty
         self.array: Any = None
+        self.of_devices = False  # whether a block was an array of a device
         self.written: set[Any] = set()  # keys of the blocks that are in the array
         self._lock = threading.Lock()
 
@@ -84,11 +85,13 @@ class Gathering:
         join: Callable[..., Any] = finalize,
         free: Callable[[int], int] = lambda place: 0,
         bring: Callable[..., Any] | None = None,
+        send: Callable[[Any], Any] | None = None,
     ):
         self.plan, self.alias, self.join = plan, alias, join
         #: What is like `join`, and brings what that makes to the host: of all blocks with the boxes
         #: that are put together on their devices, or one block.
         self.bring = bring
+        self.send = send  # brings an array of the host to the caller's device
         self.free = free  # bytes of a place that a run which follows a tape may take
         self.need: dict[int, int] = {}  # ... and takes, where that is not what the tape says
         #: Which parts of that are written where they belong as they are made; see `replay`.
@@ -136,16 +139,24 @@ class Gathering:
     def result(self, gather: Gather, value: Callable[[Any], Any]) -> Any:
         """The finished array; `value` gives the block of a key where it was not written."""
         target = self.targets.get(gather.key)
-        if target is None:
-            blocks = each_block(value, gather.blocks)  # what comes next is behind these
-            made = () if self.made is None else (self.made,)
-            bring = self.bring if gather.together else None
-            if bring is None:
-                return self.join(blocks, *made)
-            with suppress(OutOfMemory):
-                if len({*map(type, flatten([blocks]))}) == 1:
-                    return bring(blocks, gather.together, *made)
-            return finalize(each_block(bring, blocks))
+        if target is not None:
+            array = self._written(gather, target, value)
+            if self.send is None or gather.converted or not target.of_devices:
+                return array
+            # what the blocks are decides, as with one block, and as Dask's schedulers have it
+            return self.send(array) if type(array) is np.ndarray else array
+        blocks = each_block(value, gather.blocks)  # what comes next is behind these
+        made = () if self.made is None else (self.made,)
+        bring = self.bring if gather.together and gather.converted else None
+        if bring is None:
+            return self.join(blocks, *made)
+        with suppress(OutOfMemory):
+            if len({*map(type, flatten([blocks]))}) == 1:
+                return bring(blocks, gather.together, *made)
+        return finalize(each_block(bring, blocks))
+
+    def _written(self, gather: Gather, target: Target, value: Callable[[Any], Any]) -> Any:
+        """The array of a target, with those blocks that were not written before."""
         for key, slices in _slots(gather):
             if key not in target.written:
                 target.write(key, slices, value(key))

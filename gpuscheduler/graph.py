@@ -138,6 +138,9 @@ class Gather:
     blocks: Any  # nested lists of keys, as Dask's finalize gets them
     chunks: tuple[tuple[int, ...], ...] | None  # lengths per axis; None where they are not known
     to_host: bool  # the array is NumPy's: by its type, or by a last step `.to_backend("numpy")`
+    #: It is by such a step. A type is what Dask has found out with arrays without elements: where
+    #: that failed, it says NumPy's, whatever the blocks are.
+    converted: bool = False
     #: ... and these boxes of blocks, each of one device, are put together there before, which takes
     #: less time than to bring each block by itself.
     together: tuple[tuple[slice, ...], ...] = ()
@@ -980,7 +983,7 @@ class _Builder:
             bare = [_without_conversion(self.tasks[b]) for b in blocks]
             if all(t is not None for t in bare):
                 self.tasks.update(zip(blocks, bare, strict=True))
-                self.gathers[key] = replace(gather, to_host=True)
+                self.gathers[key] = replace(gather, to_host=True, converted=True)
                 out += blocks
         return out
 

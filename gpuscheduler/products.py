@@ -427,10 +427,10 @@ def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
 
 def _without(task: Fused, program: Program, gone: Mapping[Key, Key]) -> Fused:
     """The task with a program that does not read some inputs: others have their sum."""
-    left = [(name, foreseen) for name, foreseen in task.inputs() if name not in gone]
+    every = zip(task.names, task.expects, strict=True)
+    left = [(name, structure) for name, structure in every if name not in gone]
     return Fused(
         task.key, program, tuple([name for name, _ in left]),
-        tuple([e for _, foreseen in left for e in foreseen]),
-        tuple([len(foreseen) for _, foreseen in left]),
+        tuple([structure for _, structure in left]),
         task.positions, task.kind, _WithZeros(task.original, gone),
     )  # fmt: skip

@@ -630,16 +630,15 @@ class Recorder:
                 raise Unfit
             aligned = aligned and not any(a.data.ptr % 16 for a in arrays)
             row = []
-            expects = iter(fused.expects)
-            for name in fused.names:
+            for name, expects in fused.inputs():
                 if name in step.constants:
-                    if any(next(expects, None) is not None for _ in leaves(values[name])):
+                    if any(foreseen is not None for foreseen in expects):
                         raise Unfit
                     continue
                 value, entries, offset = parts[name]
                 numbers = leaves(entries) if not isinstance(value, cupy.ndarray) else [entries]
-                for entry in numbers:
-                    if next(expects, None) is None:
+                for entry, foreseen in zip(numbers, expects, strict=True):
+                    if foreseen is None:
                         continue
                     if entry < 0:
                         raise Unfit

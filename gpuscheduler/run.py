@@ -127,6 +127,10 @@ class Hardware(Keeper, Protocol):
     def bring(self) -> Callable[..., Any] | None:
         """What does as `join`, and copies that to the host; None where it is there."""
 
+    @property
+    def send(self) -> Callable[[Any], Any] | None:
+        """What makes an array of the host one of the caller's device; None where there is none."""
+
     def synchronize(self) -> None:
         """Wait for all that runs have queued."""
 

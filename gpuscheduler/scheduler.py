@@ -555,7 +555,8 @@ class Scheduler:
         self, graph: Graph, plan: Plan, free: Callable[[int], int] = lambda place: 0
     ) -> Gathering:
         hardware = self.hardware
-        return Gathering(plan, graph.alias, hardware.empty, hardware.join, free, hardware.bring)
+        join, bring, send = hardware.join, hardware.bring, hardware.send
+        return Gathering(plan, graph.alias, hardware.empty, join, free, bring, send)
 
     def _written(self, graph: Graph, plan: Plan) -> tuple[Plan, Gathering]:
         """The plan as it is run where parts of its result are written into one array."""

@@ -138,7 +138,7 @@ def _bytes_read(graph: Graph, key: Key) -> Counter[Key]:
 
 
 def _small(task: Fused) -> bool:
-    read = sum(e.nbytes for e in task.expects if e is not None)
+    read = sum(e.nbytes for _, foreseen in task.inputs() for e in foreseen if e is not None)
     made = sum(n for k in task.program.kernels for n in k.made)
     return made <= SMALL or 8 * made <= read
 
@@ -172,18 +172,16 @@ def _together(
     """One task in place of several. Alike ones have one program, which `known` remembers."""
     members = [tasks[k] for k in holder.keys]
     first: dict[Key, int] = {}  # name -> number of its first array
-    sizes: list[int] = []
     expects: list[Any] = []
     count = 0
     parts = []
     for task in members:
         numbers: list[int] = []
-        for name, foreseen in task.inputs():
+        for (name, foreseen), structure in zip(task.inputs(), task.expects, strict=True):
             arrays = sum(e is not None for e in foreseen)
             if name not in first:
                 first[name] = count
-                sizes.append(len(foreseen))
-                expects += foreseen
+                expects.append(structure)
                 count += arrays
             numbers += range(first[name], first[name] + arrays)
         parts.append((task.program, numbers))
@@ -191,7 +189,7 @@ def _together(
     if words not in known:
         known[words] = parts, joined(parts, count)  # what is known by its id must live on
     return Fused(
-        holder, known[words][1], tuple(first), tuple(expects), tuple(sizes), (),
+        holder, known[words][1], tuple(first), tuple(expects), (),
         members[0].kind, _Each([t.original for t in members]),
     )  # fmt: skip
 

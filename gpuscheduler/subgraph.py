@@ -25,6 +25,9 @@ from dask._task_spec import (
     convert_legacy_graph,
 )
 from dask._task_spec import _execute_subgraph as execute_subgraph
+from dask.array.slicing import setitem
+
+from .takes import set_elements
 
 Values = dict[Any, Any]
 
@@ -118,7 +121,11 @@ class Compiler:
         self._alive: list[Any] = []  # what is known by its id
 
     def __call__(self, task: GraphNode) -> Callable[[Values], Any]:
-        if not isinstance(task, Task) or task.func is not execute_subgraph or task.kwargs:
+        if not isinstance(task, Task):
+            return task
+        if task.func is not execute_subgraph or task.kwargs:
+            if task.func is setitem:
+                return Task(task.key, set_elements, *task.args, **task.kwargs)
             return task
         inner, outkey, inkeys, *args = task.args
         known = self._known.get(id(inner))
@@ -261,7 +268,8 @@ class _Source:
             words = [self._expression(a) for a in args]
             self.called = call.steps, tuple(words)
         else:
-            function, args, kwargs = task.func, task.args, task.kwargs
+            function = set_elements if task.func is setitem else task.func
+            args, kwargs = task.args, task.kwargs
             words = [self._expression(a) for a in args]
         odd = {k: v for k, v in kwargs.items() if not k.isidentifier() or iskeyword(k)}
         words += [f"{k}={self._expression(v)}" for k, v in kwargs.items() if k not in odd]

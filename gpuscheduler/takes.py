@@ -17,6 +17,7 @@ from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array._shuffle import _getitem as take_block
 from dask.array._shuffle import concatenate_arrays
 from dask.array.dispatch import concatenate_lookup
+from dask.array.slicing import setitem
 
 #: Slices of one list, at most: to copy so many parts is as fast as to look up each number ...
 MOST_SLICES = 16
@@ -71,6 +72,11 @@ def parts_of(x: Any, axis: int, slices: Iterable[slice]) -> list[Any]:
 
 def picked(x: Any, axis: int, numbers: Any, length: int) -> Any:
     """Elements of an array along an axis, by their numbers, all of which are less than `length`."""
+    if x.shape[axis] < length:  # of these CuPy would take others, from the beginning
+        raise IndexError(
+            f"elements of {length} are taken along axis {axis} of a block that has "
+            f"{x.shape[axis]}: its collection tells of another shape"
+        )
     return x[(*(slice(None),) * axis, numbers)]
 
 
@@ -85,6 +91,20 @@ def joined(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None
     if len(arrays) > 1:
         whole = concatenate_lookup.dispatch(type(whole))(arrays, axis=axis)
     return whole if slices is None else joined(parts_of(whole, axis, slices), axis)
+
+
+def set_elements(x: Any, v: Any, indices: list[Any]) -> Any:
+    """Dask's `setitem`, also with indices that are no arrays of NumPy's.
+
+    Indices of elements that are in other blocks come as the length of the block. Dask takes these
+    out of NumPy's arrays only (dask/dask#11730), and CuPy wraps them round, to the first element.
+    """
+    inside: list[Any] = list(indices)
+    for axis, (index, length) in enumerate(zip(indices, x.shape, strict=False)):
+        kind = getattr(getattr(index, "dtype", None), "kind", "")
+        if kind in ("i", "u") and getattr(index, "ndim", 0) == 1 and type(index) is not np.ndarray:
+            inside[axis] = index[index < length]
+    return setitem(x, v, inside)
 
 
 @dataclass(frozen=True)

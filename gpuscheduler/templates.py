@@ -786,8 +786,8 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
         return Batch(task.key, [_with_arrays(t, data, known) for t in task.members], task.fixed)
     if type(task) is Fused:
         return Fused(
-            task.key, task.program, task.names, task.expects, task.leaves, task.positions,
-            task.kind, _Filled(task.original, data),
+            task.key, task.program, task.names, task.expects, task.positions, task.kind,
+            _Filled(task.original, data),
         )  # fmt: skip
     if type(task) is OrNone:
         return OrNone(_with_arrays(task.fused, data, known))

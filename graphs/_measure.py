@@ -469,9 +469,8 @@ def kernels() -> None:
                  for n, s in enumerate(inputs)}
                 for i in range(12)
             ]  # fmt: skip
-            ones = (1,) * len(inputs)
             names = tuple(range(len(inputs)))
-            task = Fused(name, program, names, foreseen, ones, (), None, dict)
+            task = Fused(name, program, names, foreseen, (), None, dict)
             seconds = on_device(lambda: [known.run(task, v, 0, work) for v in arrays])  # noqa: B023
             rate = 12 * sum(k.bytes_moved() for k in program.kernels) / seconds
             print(f"{name:28s} {dtype}: {rate / 1e12:5.2f} TB/s, {rate / limit:4.0%} of a copy")

@@ -491,7 +491,7 @@ FUSE, SIBLINGS, PLANS, TEMPLATES, TAPE, PRODUCTS = (
 )
 FUSION_TESTS = (
     "test_templates.py", "test_fuse.py", "test_siblings.py", "test_scheduler.py", "test_plans.py",
-    "test_place.py", "test_arrays_of_templates.py",
+    "test_place.py", "test_arrays_of_templates.py", "test_block_structures.py",
 )  # fmt: skip
 #: name: (file, what is replaced, by what); as above.
 FUSION = {
@@ -637,18 +637,28 @@ FUSION = {
     ),
     "a value of another type is read all the same": (
         FUSE,
-        'if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:',
-        'if getattr(leaf, "shape", None) != foreseen.shape:',
+        'if getattr(value, "dtype", None) != foreseen.dtype:',
+        "if False:",
     ),
     "a value of another layout is read all the same": (
         FUSE,
-        "if not _laid_out(leaf, foreseen):",
-        "if False:",
+        "if _laid_out(value, foreseen):",
+        "if True:",
     ),
     "a value of another shape is read all the same": (
         FUSE,
-        'if getattr(leaf, "shape", None) != foreseen.shape or leaf.dtype != foreseen.dtype:',
-        "if leaf.dtype != foreseen.dtype:",
+        'if getattr(value, "shape", None) != foreseen.shape:',
+        "if False:",
+    ),
+    "a value in other containers is read all the same": (
+        FUSE,
+        "if type(value) is not type(foreseen):",
+        "if False:",
+    ),
+    "a number beside arrays is not looked at": (
+        FUSE,
+        "return bool(literal(value, []) == literal(foreseen, []))",
+        "return True",
     ),
     "positions are forgotten": (
         FUSE,

@@ -64,7 +64,7 @@ def test_a_failed_compilation_has_the_compilers_words():
 def test_a_kernel_that_is_not_to_be_had_is_said_once():
     kernels = launch.Kernels()
     program = follow(lambda x: x + 1, [Abstract((8,), np.dtype("f4"))])
-    fused = Fused("x", program, ("a",), (Abstract((8,), np.dtype("f4")),), (1,), (), None, dict)
+    fused = Fused("x", program, ("a",), (Abstract((8,), np.dtype("f4")),), (), None, dict)
     with pytest.warns(RuntimeWarning, match=r"'x' is computed operation by operation.*no such op"):
         kernels._give_up(fused, launch.CompileFailed("no such op"))
     with warnings.catch_warnings():
@@ -115,7 +115,7 @@ def calling(function):
 
 def fused(f):
     x = Abstract((64, 64), np.dtype("f8"))
-    return Fused("x", follow(f, [x]), ("a",), (x,), (1,), (), None, dict)
+    return Fused("x", follow(f, [x]), ("a",), (x,), (), None, dict)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda")

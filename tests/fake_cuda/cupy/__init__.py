@@ -125,12 +125,14 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     def __setitem__(self, key, value):
         if _hosts((value,)):
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        key = _wrapped(self.shape, key)
         _called(_np.ndarray.__setitem__, (self, key, value), {}, writes=(self,), hosts=True)
 
     def __getitem__(self, key):
         keys = key if type(key) is tuple else (key,)
         if all(isinstance(k, (int, _np.integer)) and type(k) is not bool for k in keys):
             key = (*keys, ...)  # a point, too, is a view
+        key = _wrapped(self.shape, key)
         return _called(_np.ndarray.__getitem__, (self, key), {}, hosts=True)
 
     def __deepcopy__(self, memo):
@@ -150,9 +152,10 @@ def _method(name):
 
 METHODS = """all any argmax argmin argsort astype clip conj conjugate copy cumprod cumsum diagonal
 dot fill flatten max mean min nonzero partition prod ravel repeat reshape round searchsorted sort
-squeeze std sum swapaxes take trace transpose var view"""
+squeeze std sum swapaxes trace transpose var view"""
 for _name in METHODS.split():
     setattr(ndarray, _name, _method(_name))
+ndarray.take = lambda self, *args, **kwargs: take(self, *args, **kwargs)
 
 
 def _plain(value, reads):
@@ -164,6 +167,48 @@ def _plain(value, reads):
     if type(value) is dict:
         return {k: _plain(v, reads) for k, v in value.items()}
     return value
+
+
+def _numbers(index):
+    """An index as NumPy's array of integers, where it is one that CuPy wraps round."""
+    if type(index) is list:
+        index = [i._a if isinstance(i, ndarray) else i for i in index]
+    elif not isinstance(index, (ndarray, _np.ndarray)):
+        return None
+    index = index._a if isinstance(index, ndarray) else _np.asarray(index)
+    return index if index.dtype.kind in "iu" and index.size else None
+
+
+def _wrapped(shape, key):
+    """The same index with arrays of integers modulo the lengths of their axes: CuPy does not look
+    whether there are so many elements."""
+    keys = key if type(key) is tuple else (key,)
+    if all(_numbers(k) is None for k in keys):
+        return key
+
+    def takes(k):
+        if k is None or k is Ellipsis:
+            return 0
+        return k.ndim if getattr(getattr(k, "dtype", None), "kind", "") == "b" else 1
+
+    out, axis = [], 0
+    for k in keys:
+        if k is Ellipsis:
+            axis += len(shape) - sum(map(takes, keys))
+        numbers = _numbers(k)
+        if numbers is None or axis >= len(shape) or not shape[axis]:
+            out.append(k)
+        else:
+            if isinstance(k, ndarray):
+                k._pooled.memory.read(cuda.get_current_stream())
+            out.append(numbers.astype(_np.int64) % shape[axis])
+        axis += takes(k)
+    return tuple(out) if type(key) is tuple else out[0]
+
+
+def take(a, indices, axis=None, out=None, mode="wrap"):
+    """It wraps round, too."""
+    return _called(_np.take, (a, indices, axis, out, "wrap"), {}, hosts=True)
 
 
 def _hosts(value):
@@ -293,9 +338,13 @@ def full_like(a, value, dtype=None, order="K", subok=None, shape=None):
 _OWN = {
     _np.empty_like: empty_like,
     _np.zeros_like: zeros_like,
+    _np.take: take,
     _np.ones_like: ones_like,
     _np.full_like: full_like,
-    **{getattr(_np, name): globals()[name] for name in ("empty", "array", "asarray", *CREATED)},
+    **{
+        getattr(_np, name): globals()[name]
+        for name in ("empty", "array", "asarray", "asanyarray", *CREATED)
+    },
 }
 
 

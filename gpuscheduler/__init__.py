@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 import dask.base
 import dask.config
+import yaml
 
 from . import pickled
 from .attach import attach
 from .graph import PlanError
 from .mesh import axis, geomaxis, mesh
+from .options import Options
 from .plan import OutOfMemory
 from .scalar import NotCompiled
-from .scheduler import Options, Scheduler, get
+from .scheduler import Scheduler, get
 from .simulate import simulate
 
 __all__ = [
@@ -32,6 +36,12 @@ __version__ = "0.1.0"
 
 dask.base.named_schedulers["gpu"] = get
 pickled.register()
+
+# A section that is no mapping would be replaced by the defaults: it stays, to be refused when it
+# is read.
+if isinstance(dask.config.get("gpuscheduler", None) or {}, Mapping):
+    _defaults = Path(__file__).with_name("gpuscheduler.yaml").read_text(encoding="utf-8")
+    dask.config.update_defaults(yaml.safe_load(_defaults))
 
 # Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.
 _shorten = dask.config.get("admin.traceback.shorten", [])

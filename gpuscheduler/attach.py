@@ -37,9 +37,10 @@ from .garbage import without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received, unchanged, wanted_keys
 from .machine import Machine
+from .options import Options
 from .plan import Plan
 from .plans import Plans, signature
-from .scheduler import Options, cuda_devices, nested
+from .scheduler import cuda_devices, nested
 from .settings import Setting
 from .sizes import sizeof
 from .subgraph import Chain
@@ -112,7 +113,8 @@ def attach(
         raise TypeError("attach needs a Client that is not asynchronous")
     given = {"devices": devices, "memory_limit": memory_limit, **options}
     settings = {k: v for k, v in given.items() if v is not None}
-    Options.read(**{**settings, "devices": None})  # a wrong option is known here
+    for string in devices.values() if isinstance(devices, dict) else [devices]:
+        Options.read(**{**settings, "devices": string})  # a wrong option is known here
     return Attached(client, settings)
 
 

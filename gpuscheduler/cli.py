@@ -46,11 +46,12 @@ from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received
 from .kernel import generate
 from .machine import DISK, ENDLESS, HOST, Machine
+from .options import Options
 from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
 from .regions import bytes_touched
 from .run import Hardware
-from .scheduler import Options, Scheduler, current, plan_dask, written
+from .scheduler import Scheduler, current, plan_dask, written
 from .taken import Taken
 from .tree import NotGenerated
 

@@ -22,10 +22,11 @@ from .cut import Cut, Stage, cut
 from .garbage import without_garbage_collection
 from .graph import compile_tasks, from_dask, received
 from .machine import Machine
+from .options import Options
 from .plan import Plan
 from .pretend import ClockDevices
 from .run import run
-from .scheduler import Options, plan_graph
+from .scheduler import plan_graph
 
 Key = Any
 

@@ -99,6 +99,7 @@ ORDER = [
     "replay",
     "cuda",
     "callbacks",
+    "options",
     "scheduler",
     "mesh",
     "cargo",

@@ -765,23 +765,6 @@ class Scheduler:
         )
 
 
-def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-    """Dask's `get` on the innermost entered `Scheduler`, or on one over every device.
-
-    >>> get({"a": 1, "b": (sum, ["a", "a"])}, ["b", ["a"]])
-    (2, (1,))
-    """
-    return current().get(dsk, keys, **kwargs)
-
-
-def persist(collections: Any, **kwargs: Any) -> list[Any]:
-    """The same for Dask's `persist`."""
-    return current().persist(collections, **kwargs)
-
-
-get.persist = persist  # type: ignore[attr-defined]  # where Dask looks for it
-
-
 def current() -> Scheduler:
     """The innermost entered `Scheduler`, or the process's own, made at first use."""
     global _default

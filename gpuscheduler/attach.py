@@ -162,7 +162,7 @@ class Block(GraphNode):  # type: ignore[misc]
         return Task, (self.key, pick, TaskRef(self.future.key), self.inner)
 
 
-@dataclass
+@dataclass(repr=False)
 class Answer:
     """How what was asked for is made of values."""
 
@@ -171,6 +171,9 @@ class Answer:
     gathers: dict[Key, Any]
     data: dict[Key, Any]
     names: dict[Key, Key]  # of values that existed already: under which name they come
+
+    def __repr__(self) -> str:
+        return f"<Answer of {len(self.wanted):,} values>"
 
     def values(self, cargos: Iterable[Cargo], on_device: bool = False) -> list[Any]:
         """The value of each wanted key. `on_device`: what was on a device goes to one here."""
@@ -217,7 +220,7 @@ def finish(answer: Answer, cargos: list[Cargo]) -> Any:
     return value
 
 
-@dataclass
+@dataclass(repr=False)
 class Work:
     """A computation, cut and pickled: what is sent each time that it is asked for."""
 
@@ -227,6 +230,9 @@ class Work:
     workers: tuple[str, ...]  # addresses, by number
     shared: list[Any]  # large values of the graph that several stages read, sent once
     once: bool = False  # it is not kept, for it brings values that stay on the workers
+
+    def __repr__(self) -> str:
+        return f"<Work of {self.cut!r} on {len(self.workers)} workers>"
 
     @property
     def steps(self) -> range:

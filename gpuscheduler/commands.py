@@ -52,7 +52,7 @@ from .plan import Footprint, OutOfMemory, Plan
 from .pretend import predict
 from .regions import bytes_touched
 from .run import Hardware
-from .scheduler import Scheduler, current, plan_dask, written
+from .scheduler import Scheduler, current, driver_version, has_cupy, plan_dask, written
 from .taken import Taken
 from .tree import NotGenerated
 
@@ -392,8 +392,10 @@ def links_described(links: Any) -> Iterable[Table | str]:
 def versions(kind: str) -> dict[str, str]:
     out = {"gpuscheduler": __version__, "python": sys.version.split()[0]}
     out |= {name: version(name) for name in ("dask", "numpy")}
-    if importlib.util.find_spec("cupy") is None:
-        return out | {"cupy": "not installed"}
+    if not has_cupy():
+        driver = driver_version()
+        cuda = f" (the driver runs CUDA {driver[0]}.{driver[1]})" if driver else ""
+        return out | {"cupy": f"not installed{cuda}"}
     import cupy  # here, for it takes long, and only this command asks
 
     out["cupy"] = cupy.__version__

@@ -6,6 +6,7 @@ Dask graph -> Graph -> Plan -> State <-> Devices -> values
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib.util
 import multiprocessing.pool
 import os
@@ -130,7 +131,7 @@ class Scheduler:
     ValueError
         for an option that cannot have its value, wherever it was said.
     RuntimeError
-        for CUDA devices that are not there.
+        for CUDA devices that are not there, or where CuPy is not installed.
 
     Examples
     --------
@@ -955,6 +956,8 @@ def find_hardware(
     assert parsed is not None
     kind, count, ids = parsed
     host = _limit(host_memory, available_memory(), "host_memory", least=0)
+    if kind == "cuda" and not has_cupy():
+        raise RuntimeError(_without_cupy(devices, driver_version()))
     if kind == "cuda" or (kind == "auto" and cuda_devices()):
         from .cuda import CudaHardware, devices_left
 
@@ -976,7 +979,7 @@ def find_hardware(
 
 def cuda_devices() -> int:
     """How many CUDA devices there are; 0 where CuPy or the driver is not."""
-    if importlib.util.find_spec("cupy") is None:
+    if not has_cupy():
         return 0
     import cupy
 
@@ -984,6 +987,41 @@ def cuda_devices() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError:
         return 0
+
+
+def has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
+
+
+def driver_version() -> tuple[int, int] | None:
+    """The newest CUDA that the NVIDIA driver of this machine can run; None where there is none."""
+    version = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        if driver.cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):  # no such library, or a stub of it
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _without_cupy(devices: str, driver: tuple[int, int] | None) -> str:
+    """What to do where devices need CuPy, and it is not installed.
+
+    >>> _without_cupy("cuda", (13, 0)).split(". ")[1]
+    "This machine's NVIDIA driver runs CUDA 13.0: pip install 'gpuscheduler[cuda13]'"
+    """
+    problem = f"devices={devices!r} needs CuPy, which is not installed."
+    if driver is None:
+        return (
+            f"{problem} This machine has no NVIDIA driver either: use devices='cpu', or install "
+            "the driver, and pip install 'gpuscheduler[cuda13]' (or [cuda12], for a driver of CUDA "
+            "12)"
+        )
+    runs = f"{problem} This machine's NVIDIA driver runs CUDA {driver[0]}.{driver[1]}"
+    if driver < (12, 0):
+        return f"{runs}, which is too old: install one of CUDA 12 or later, or use devices='cpu'"
+    return f"{runs}: pip install 'gpuscheduler[cuda{min(driver[0], 13)}]'"
 
 
 def _limit(

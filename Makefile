@@ -2,6 +2,7 @@
 # make test    all tests that need no GPU (those that do run where there is one)
 # make lint    formatting and style
 # make types   mypy, strict
+# make versions  the oldest and the newest Python, Dask and NumPy: it writes docs/versions.md
 # make clean   remove what make has made
 #
 # Needs Python 3.10 or later with venv and pip. PYTHON=python3.12 chooses another one, and
@@ -23,7 +24,7 @@ EXTRA ?= $(if $(CUDA),$(if $(filter 1 2 3 4 5 6 7 8 9 10 11 12,$(CUDA)),cuda12,c
 comma := ,
 PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
-.PHONY: run test lint types clean
+.PHONY: run test lint types versions clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run
@@ -42,6 +43,9 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy
+
+versions: $(VENV)/.test
+	$(BIN)/python tests/versions.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info haversine_mesh.png .mypy_cache .pytest_cache .ruff_cache

@@ -3,6 +3,7 @@
 # make lint    formatting and style
 # make types   mypy, strict
 # make usual   usual expressions on CPU devices beside Dask's threads: fails where ours are slower
+# make versions  the oldest and the newest Python, Dask and NumPy: it writes docs/versions.md
 # make clean   remove what make has made
 #
 # Needs Python 3.10 or later with venv and pip. PYTHON=python3.12 chooses another one, and
@@ -24,7 +25,7 @@ EXTRA ?= $(if $(CUDA),$(if $(filter 1 2 3 4 5 6 7 8 9 10 11 12,$(CUDA)),cuda12,c
 comma := ,
 PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
-.PHONY: run test lint types usual clean
+.PHONY: run test lint types usual versions clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run
@@ -46,6 +47,9 @@ types: $(VENV)/.test
 
 usual: $(VENV)/.test
 	$(BIN)/python graphs/_usual.py
+
+versions: $(VENV)/.test
+	$(BIN)/python tests/versions.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info haversine_mesh.png .mypy_cache .pytest_cache .ruff_cache

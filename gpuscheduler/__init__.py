@@ -11,18 +11,28 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import dask.base
 import dask.config
+import yaml
 
 from . import pickled
-from .attach import attach
-from .graph import PlanError
-from .mesh import axis, geomaxis, mesh
-from .plan import OutOfMemory
-from .scalar import NotCompiled
-from .scheduler import Options, Scheduler, get
-from .simulate import simulate
+
+if TYPE_CHECKING:
+    from .attach import attach
+    from .graph import PlanError
+    from .mesh import axis, geomaxis, mesh
+    from .options import Options
+    from .plan import OutOfMemory
+    from .scalar import NotCompiled
+    from .scheduler import Scheduler
+    from .simulate import simulate
 
 __all__ = [
     "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "attach", "axis", "geomaxis",
@@ -30,8 +40,73 @@ __all__ = [
 ]  # fmt: skip
 __version__ = "0.1.0"
 
+#: The module of each public name. They are imported at first use: Dask's arrays take most of a
+#: second, and the command line's help needs none.
+_MODULES = {
+    "NotCompiled": "scalar",
+    "Options": "options",
+    "OutOfMemory": "plan",
+    "PlanError": "graph",
+    "Scheduler": "scheduler",
+    "attach": "attach",
+    "axis": "mesh",
+    "geomaxis": "mesh",
+    "mesh": "mesh",
+    "simulate": "simulate",
+}
+
+
+def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+    """Dask's `get` on the innermost entered `Scheduler`, or on one over every device.
+
+    >>> get({"a": 1, "b": (sum, ["a", "a"])}, ["b", ["a"]])
+    (2, (1,))
+    """
+    from .scheduler import current
+
+    return current().get(dsk, keys, **kwargs)
+
+
+def _persist(collections: Any, **kwargs: Any) -> list[Any]:
+    """The same for Dask's `persist`."""
+    from .scheduler import current
+
+    return current().persist(collections, **kwargs)
+
+
+get.persist = _persist  # type: ignore[attr-defined]  # where Dask looks for it
+
+
+def __getattr__(name: str) -> Any:
+    """Import what a public name stands for."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """`gpuscheduler.mesh` is the function, whoever imports the module of that name, and when."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
 dask.base.named_schedulers["gpu"] = get
 pickled.register()
+
+# A section that is no mapping would be replaced by the defaults: it stays, to be refused when it
+# is read.
+if isinstance(dask.config.get("gpuscheduler", None) or {}, Mapping):
+    _defaults = Path(__file__).with_name("gpuscheduler.yaml").read_text(encoding="utf-8")
+    dask.config.update_defaults(yaml.safe_load(_defaults))
 
 # Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.
 _shorten = dask.config.get("admin.traceback.shorten", [])

@@ -37,9 +37,10 @@ from .garbage import without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received, unchanged, wanted_keys
 from .machine import Machine
+from .options import Options
 from .plan import Plan
 from .plans import Plans, signature
-from .scheduler import Options, cuda_devices, nested
+from .scheduler import cuda_devices, nested
 from .settings import Setting
 from .sizes import sizeof
 from .subgraph import Chain
@@ -112,7 +113,8 @@ def attach(
         raise TypeError("attach needs a Client that is not asynchronous")
     given = {"devices": devices, "memory_limit": memory_limit, **options}
     settings = {k: v for k, v in given.items() if v is not None}
-    Options.read(**{**settings, "devices": None})  # a wrong option is known here
+    for string in devices.values() if isinstance(devices, dict) else [devices]:
+        Options.read(**{**settings, "devices": string})  # a wrong option is known here
     return Attached(client, settings)
 
 
@@ -160,7 +162,7 @@ class Block(GraphNode):  # type: ignore[misc]
         return Task, (self.key, pick, TaskRef(self.future.key), self.inner)
 
 
-@dataclass
+@dataclass(repr=False)
 class Answer:
     """How what was asked for is made of values."""
 
@@ -169,6 +171,9 @@ class Answer:
     gathers: dict[Key, Any]
     data: dict[Key, Any]
     names: dict[Key, Key]  # of values that existed already: under which name they come
+
+    def __repr__(self) -> str:
+        return f"<Answer of {len(self.wanted):,} values>"
 
     def values(self, cargos: Iterable[Cargo], on_device: bool = False) -> list[Any]:
         """The value of each wanted key. `on_device`: what was on a device goes to one here."""
@@ -215,7 +220,7 @@ def finish(answer: Answer, cargos: list[Cargo]) -> Any:
     return value
 
 
-@dataclass
+@dataclass(repr=False)
 class Work:
     """A computation, cut and pickled: what is sent each time that it is asked for."""
 
@@ -225,6 +230,9 @@ class Work:
     workers: tuple[str, ...]  # addresses, by number
     shared: list[Any]  # large values of the graph that several stages read, sent once
     once: bool = False  # it is not kept, for it brings values that stay on the workers
+
+    def __repr__(self) -> str:
+        return f"<Work of {self.cut!r} on {len(self.workers)} workers>"
 
     @property
     def steps(self) -> range:

@@ -253,9 +253,13 @@ def _block_histogram_of_rows(sample: Any, bins: Any, range: Any, weights: Any) -
     return np.histogramdd(sample, bins, range, weights=weights)[0][np.newaxis]
 
 
-@instead_of(dask_reductions._custom_nanquantile)
 def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
     return np.nanquantile(a, q, axis, **kwargs)
+
+
+# Dask's own is there from 2026.6 on; before, `da.nanquantile` calls NumPy's.
+if hasattr(dask_reductions, "_custom_nanquantile"):
+    instead_of(dask_reductions._custom_nanquantile)(_nanquantile)
 
 
 @instead_of(takes.set_elements)

@@ -55,7 +55,7 @@ PASSES = 8
 CALLER = -1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Stage:
     """Tasks that one worker runs at once, after all stages that it reads."""
 
@@ -71,8 +71,11 @@ class Stage:
     part: int = BESIDE  # what of its worker's tasks of this level it is
     after: tuple[int, ...] = ()  # parcels that are taken out of its worker's values before it runs
 
+    def __repr__(self) -> str:
+        return f"<Stage {self.number} of {len(self.tasks):,} tasks on worker {self.worker}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Parcel:
     """What a source gives to one or several readers, as one value of the cluster."""
 
@@ -80,8 +83,11 @@ class Parcel:
     keys: tuple[Key, ...]
     whole: bool  # it is all that the source has: no task takes it out
 
+    def __repr__(self) -> str:
+        return f"<Parcel of {len(self.keys):,} values of source {self.source}>"
 
-@dataclass
+
+@dataclass(repr=False)
 class Cut:
     """The stages of a graph, in an order in which they can run.
 
@@ -101,6 +107,9 @@ class Cut:
     where_held: list[int] = field(default_factory=list)  # by holder: its worker
     #: parcels, and workers that get them as soon as they are there
     ahead: list[tuple[int, int]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<Cut of {len(self.graph.tasks):,} tasks into {len(self.stages):,} stages>"
 
     @property
     def tasks(self) -> int:

@@ -172,7 +172,7 @@ class Draw:
     start: tuple[int, ...]  # of the block
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Graph:
     """Tasks in execution order, each after everything that it reads."""
 
@@ -219,6 +219,9 @@ class Graph:
     gpus: bool = False  # whether it is for GPUs
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {len(self.tasks):,} tasks for {len(self.wanted):,} keys>"
 
     def changed(self) -> bool:
         """Whether something that its functions have read elsewhere, or an array in its tasks that

@@ -121,7 +121,7 @@ class Footprint:
         return out
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     steps: list[Step]
     outputs: tuple[int, ...]  # steps whose values the caller gets
@@ -405,6 +405,12 @@ class Plan:
             for d in sorted({self.steps[r].place for r in self.readers[i]} - {step.place}):
                 out[step.place, d] = out.get((step.place, d), 0) + size
         return out
+
+    def __repr__(self) -> str:
+        """One line, however many steps there are; `str` says more."""
+        n, devices = len(self.steps), len(self.machine.devices)
+        sure = "" if self.predicted is None else f", {self.surely}{self.predicted.seconds:.3g} s"
+        return f"<Plan of {n:,} step{'s'[: n != 1]} on {devices} device{'s'[: devices != 1]}{sure}>"
 
     def __str__(self) -> str:
         devices = self.machine.devices

@@ -6,16 +6,16 @@ Dask graph -> Graph -> Plan -> State <-> Devices -> values
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib.util
 import multiprocessing.pool
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from time import perf_counter
@@ -29,7 +29,7 @@ from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
 from dask.core import flatten
 from dask.local import MultiprocessingPoolExecutor
-from dask.utils import format_bytes, parse_bytes, shorten_traceback
+from dask.utils import format_bytes, shorten_traceback
 
 from . import siblings
 from .batches import batched
@@ -40,6 +40,7 @@ from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
 from .machine import DISK, ENDLESS, HOST, Machine
+from .options import Options, check_option, parse_devices, parse_limit
 from .order import better_ordered
 from .persisted import Chunk, Kept, Persisted, moves
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
@@ -66,55 +67,6 @@ MOST_READINGS = 5
 KEPT_GRAPHS = 32
 #: Where persisted chunks are when they are on no device.
 AWAY = {HOST: "on the host", DISK: "on disk"}
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a Scheduler can be told; each is also `gpuscheduler.NAME` in Dask's configuration.
-
-    >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
-    ...     Options.read(devices="cpu:2")
-    Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
-spill_compression=None, direct_storage='auto', timeline=False, check=False)
-    """
-
-    devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
-    memory_limit: int | str | float | None = None  # per device: bytes, "8 GiB" or a fraction
-    window: int = WINDOW  # steps under way on one device
-    deep_window: int = DEEP_WINDOW  # ... where all they make and fetch is small beside the memory
-    fuse: bool = True  # run chains of array operations as one kernel
-    fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
-    fast_math: bool = False  # faster kernels that are less exact than NumPy
-    random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
-    host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
-    spill_directory: str | None = None  # where files of evicted values are made
-    spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
-    direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
-    timeline: bool = False  # keep which step ran where and when
-    check: bool = False  # validate the state after each event (slow)
-
-    @classmethod
-    def read(cls, **given: Any) -> Options:
-        """Arguments first, then Dask's configuration, then the defaults."""
-        known = [f.name for f in fields(cls)]
-        if unknown := sorted(set(given) - set(known)):
-            raise TypeError(f"unknown option {unknown[0]!r}: the options are {', '.join(known)}")
-        out = {}
-        for name in known:
-            value = given.get(name)
-            if value is None:
-                value = config.get(f"gpuscheduler.{name}", None)
-            if value is not None:
-                out[name] = value
-        options = cls(**out)
-        if options.random not in ("philox", "dask"):
-            raise ValueError(f"random={options.random!r}: use 'philox' or 'dask'")
-        if options.direct_storage not in (True, False, "auto"):
-            raise ValueError(
-                f"direct_storage={options.direct_storage!r}: use 'auto', True or False"
-            )
-        return options
 
 
 class Scheduler:
@@ -177,9 +129,9 @@ class Scheduler:
     Raises
     ------
     ValueError
-        for a device string or a limit that makes no sense.
+        for an option that cannot have its value, wherever it was said.
     RuntimeError
-        for CUDA devices that are not there.
+        for CUDA devices that are not there, or where CuPy is not installed.
 
     Examples
     --------
@@ -237,6 +189,10 @@ class Scheduler:
         return self._get(
             dsk, keys, _results, cache, callbacks, num_workers, pool, rerun_exceptions_locally
         )
+
+    def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        """The same as `get`, so that Dask takes `scheduler=` a Scheduler as it is."""
+        return self.get(dsk, keys, **kwargs)
 
     def persist(self, collections: Any, optimize_graph: bool = True, **kwargs: Any) -> list[Any]:
         """Compute these collections and leave their chunks where they were made. Dask calls this
@@ -811,23 +767,6 @@ class Scheduler:
         )
 
 
-def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-    """Dask's `get` on the innermost entered `Scheduler`, or on one over every device.
-
-    >>> get({"a": 1, "b": (sum, ["a", "a"])}, ["b", ["a"]])
-    (2, (1,))
-    """
-    return current().get(dsk, keys, **kwargs)
-
-
-def persist(collections: Any, **kwargs: Any) -> list[Any]:
-    """The same for Dask's `persist`."""
-    return current().persist(collections, **kwargs)
-
-
-get.persist = persist  # type: ignore[attr-defined]  # where Dask looks for it
-
-
 def current() -> Scheduler:
     """The innermost entered `Scheduler`, or the process's own, made at first use."""
     global _default
@@ -1013,16 +952,18 @@ def find_hardware(
     >>> find_hardware("cpu:3", "1 GiB").machine.memory
     (1073741824, 1073741824, 1073741824)
     """
-    found = re.fullmatch(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?", str(devices).strip())
-    if found is None:
-        raise ValueError(f"devices={devices!r}: use 'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2'")
-    auto, count, cuda, ids = found.groups()
+    check_option("devices", devices)
+    parsed = parse_devices(devices)
+    assert parsed is not None
+    kind, count, ids = parsed
     host = _limit(host_memory, available_memory(), "host_memory", least=0)
-    if cuda or (auto and cuda_devices()):
+    if kind == "cuda" and not has_cupy():
+        raise RuntimeError(_without_cupy(devices, driver_version()))
+    if kind == "cuda" or (kind == "auto" and cuda_devices()):
         from .cuda import CudaHardware, devices_left
 
-        chosen = [int(i) for i in ids.split(",")] if ids else devices_left()
-        if chosen or cuda:
+        chosen = ids or devices_left()
+        if chosen or kind == "cuda":
             return CudaHardware(
                 chosen,
                 lambda free: _limit(memory_limit, free),
@@ -1032,14 +973,14 @@ def find_hardware(
                 host_memory=host,
                 spill_compression=spill_compression,
             )
-    n = cpu_count() if count is None else int(count)
-    limit = _limit(memory_limit, available_memory() // max(n, 1))
+    n = cpu_count() if count is None else count
+    limit = _limit(memory_limit, available_memory() // n)
     return CpuHardware(n, limit, spill_directory, spill_compression)
 
 
 def cuda_devices() -> int:
     """How many CUDA devices there are; 0 where CuPy or the driver is not."""
-    if importlib.util.find_spec("cupy") is None:
+    if not has_cupy():
         return 0
     import cupy
 
@@ -1049,22 +990,49 @@ def cuda_devices() -> int:
         return 0
 
 
+def has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
+
+
+def driver_version() -> tuple[int, int] | None:
+    """The newest CUDA that the NVIDIA driver of this machine can run; None where there is none."""
+    version = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        if driver.cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):  # no such library, or a stub of it
+        return None
+    return version.value // 1000, version.value % 1000 // 10
+
+
+def _without_cupy(devices: str, driver: tuple[int, int] | None) -> str:
+    """What to do where devices need CuPy, and it is not installed.
+
+    >>> _without_cupy("cuda", (13, 0)).split(". ")[1]
+    "This machine's NVIDIA driver runs CUDA 13.0: pip install 'gpuscheduler[cuda13]'"
+    """
+    problem = f"devices={devices!r} needs CuPy, which is not installed."
+    if driver is None:
+        return (
+            f"{problem} This machine has no NVIDIA driver either: use devices='cpu', or install "
+            "the driver, and pip install 'gpuscheduler[cuda13]' (or [cuda12], for a driver of CUDA "
+            "12)"
+        )
+    runs = f"{problem} This machine's NVIDIA driver runs CUDA {driver[0]}.{driver[1]}"
+    if driver < (12, 0):
+        return f"{runs}, which is too old: install one of CUDA 12 or later, or use devices='cpu'"
+    return f"{runs}: pip install 'gpuscheduler[cuda{min(driver[0], 13)}]'"
+
+
 def _limit(
     limit: int | str | float | None, free: int, name: str = "memory_limit", least: int = 1
 ) -> int:
-    if limit is None:
-        limit = 0.9
-    if isinstance(limit, float) and 0 < limit <= 1:
-        return int(limit * free)
-    nbytes = -1
-    if not isinstance(limit, float) or limit.is_integer():
-        with suppress(ValueError, TypeError):
-            nbytes = parse_bytes(limit)
-    if nbytes < least:
-        raise ValueError(
-            f"{name}={limit!r}: use bytes, a string such as '8 GiB', or a fraction up to 1.0"
-        )
-    return int(nbytes)
+    nbytes = parse_limit(limit, free, least)
+    if nbytes is None:
+        check_option(name, limit)
+        raise ValueError(f"{name}={limit!r} of {format_bytes(free)} that are free is nothing")
+    return nbytes
 
 
 def _is_number(chunk: Chunk) -> bool:

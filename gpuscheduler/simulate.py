@@ -22,10 +22,11 @@ from .cut import Cut, Stage, cut
 from .garbage import without_garbage_collection
 from .graph import compile_tasks, from_dask, received
 from .machine import Machine
+from .options import Options
 from .plan import Plan
 from .pretend import ClockDevices
 from .run import run
-from .scheduler import Options, plan_graph
+from .scheduler import plan_graph
 
 Key = Any
 
@@ -38,7 +39,7 @@ WAY_SECONDS = 5e-3
 H200 = 141 * 10**9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Simulation:
     """What a computation would take on a cluster."""
 
@@ -54,6 +55,9 @@ class Simulation:
     def tasks(self) -> int:
         """Tasks that the cluster's scheduler sees."""
         return self.cut.tasks
+
+    def __repr__(self) -> str:
+        return f"<Simulation: {self}>"
 
     def __str__(self) -> str:
         moved = sum(self.traffic.values())

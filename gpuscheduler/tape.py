@@ -20,7 +20,7 @@ from .state import Copied, Copy, Done, Event, Issued, Launch, State
 Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tape:
     """Orders to devices, in the order in which one thread gives them: those in one entry go to one
     device. A launch has what it waits for, replicas that no launch before it has waited for.
@@ -34,6 +34,9 @@ class Tape:
     last: tuple[int, ...]
     nbytes: list[int]  # of each step
     took: Footprint  # but seconds
+
+    def __repr__(self) -> str:
+        return f"<Tape of orders for {len(self.nbytes):,} steps>"
 
     def footprint(
         self, seconds: float, others: dict[int, int], need: dict[int, int] | None = None

@@ -628,7 +628,7 @@ class _Filled:
         return _filled(self.task, self.data, {})(values)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Template:
     """A plan without data. What is missing in a step has its number among all data."""
 
@@ -640,6 +640,9 @@ class Template:
     slots: set[int]  # steps whose tasks have some
     values: dict[int, tuple[bytes, ...]]  # of arrays in tasks, where these decide what tasks do
     around: tuple[Variable, ...]
+
+    def __repr__(self) -> str:
+        return f"<Template of {self.plan!r}>"
 
     def holds(self) -> bool:
         """Whether all that it was made of, beside the graph, is what it was."""

@@ -24,11 +24,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpuscheduler.graph import from_dask, received
 from gpuscheduler.machine import ENDLESS, Machine
+from gpuscheduler.options import Options
 from gpuscheduler.persisted import Chunk, Kept
 from gpuscheduler.plan import Plan
 from gpuscheduler.pretend import ClockDevices
 from gpuscheduler.run import run
-from gpuscheduler.scheduler import Options, plan_graph
+from gpuscheduler.scheduler import plan_graph
 from graphs import matmul, transpose_sum
 
 CHUNK = 4096

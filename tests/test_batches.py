@@ -10,8 +10,9 @@ from gpuscheduler.batches import MOST, SHARE, Batch
 from gpuscheduler.fuse import Fused
 from gpuscheduler.graph import from_dask
 from gpuscheduler.machine import Machine
+from gpuscheduler.options import Options
 from gpuscheduler.plan import make_plan
-from gpuscheduler.scheduler import Options, plan_graph
+from gpuscheduler.scheduler import plan_graph
 from tests.strategies import received
 
 X = np.random.default_rng(0).normal(size=(80, 96)).astype("f4")

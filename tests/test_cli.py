@@ -10,12 +10,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from gpuscheduler import cli, factors
+from gpuscheduler import cli, commands, factors
 from gpuscheduler.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("only_new_garbage")  # each measurement begins without any
@@ -89,6 +90,23 @@ def test_help_is_complete(command):
             assert parameter.param_type_name == "argument" or parameter.help, parameter.name
 
 
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"], ["bench", "-h"]])
+def test_help_loads_no_arrays(words):
+    """These take most of a second to import."""
+    code = """
+import sys
+from gpuscheduler.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(sorted({"numpy", "dask.array", "distributed", "numba", "rich"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, *words]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert "gpuscheduler" in out or "Usage" in out
+    assert out.splitlines()[-1] == "[]"
+
+
 # ---- info
 
 
@@ -119,7 +137,7 @@ class FakeGPUs:
 
 
 def test_info_shows_the_links_between_gpus_and_marks_those_through_the_host():
-    out = printed(cli.described(FakeGPUs()))
+    out = printed(commands.described(FakeGPUs()))
     rows = [re.findall(r"[\w*.-]+", line) for line in out.splitlines()]
     assert ["0", "-", "391", "53"] in rows
     assert ["1", "20*", "-", "52"] in rows
@@ -132,8 +150,8 @@ def test_info_shows_what_is_free_where_the_hardware_knows():
         def free(self):
             return [130 * 2**30, 60 * 2**30]
 
-    assert "unknown" in printed(cli.described(FakeGPUs()))
-    out = printed(cli.described(Knows()))
+    assert "unknown" in printed(commands.described(FakeGPUs()))
+    out = printed(commands.described(Knows()))
     assert "130.00 GiB" in out
     assert "60.00 GiB" in out
 
@@ -151,14 +169,14 @@ def test_run_prints_two_lines_and_checks_against_numpy(call):
     )
 
 
-@pytest.mark.parametrize("name", cli.workload_names())
+@pytest.mark.parametrize("name", commands.workload_names())
 def test_every_reference_workload_is_right_at_its_small_size(call, name):
     assert "equals NumPy" in call("run", name, "--size", "small", "--repeat", "0")
 
 
 def test_there_are_reference_workloads():
-    assert "haversine_mesh" in cli.workload_names()
-    assert not [name for name in cli.workload_names() if name.startswith("_")]
+    assert "haversine_mesh" in commands.workload_names()
+    assert not [name for name in commands.workload_names() if name.startswith("_")]
 
 
 def test_run_takes_chunks_and_a_memory_limit(call):
@@ -178,8 +196,8 @@ def test_run_draws_fields(call, tmp_path):
 
 
 def test_large_results_stay_in_chunks_and_are_checked_at_windows(call, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "HELD", 1000)
-    monkeypatch.setattr(cli, "PIXELS", 50)
+    monkeypatch.setattr(commands, "HELD", 1000)
+    monkeypatch.setattr(commands, "PIXELS", 50)
     out = call("run", "haversine_mesh", "--size", "300", "--png", tmp_path / "field.png")
     assert "equals NumPy" in out
     assert "at 3 places" in out
@@ -187,7 +205,7 @@ def test_large_results_stay_in_chunks_and_are_checked_at_windows(call, tmp_path,
 
 
 def test_what_takes_too_long_to_check_is_not_checked_unless_asked(call, monkeypatch):
-    monkeypatch.setattr(cli, "AFFORDABLE", (0, 0))
+    monkeypatch.setattr(commands, "AFFORDABLE", (0, 0))
     assert "not checked" in call("run", "gauss_sum", "--size", "small")
     assert "equals NumPy" in call("run", "gauss_sum", "--size", "small", "--check")
     assert "at 3 places" in call("run", "matmul", "--size", "small")
@@ -228,8 +246,8 @@ def test_a_drawing_has_the_axes_that_the_workload_names(mine, tmp_path):
         made.append(Figure(**options))
         return made[-1]
 
-    work = cli.load(str(mine("AXES = {'latitude': (29, 31), 'longitude': (99, 101)}")))
-    cli.draw(work, np.ones((4, 4)), str(tmp_path / "a.png"), "title", figure)
+    work = commands.load(str(mine("AXES = {'latitude': (29, 31), 'longitude': (99, 101)}")))
+    commands.draw(work, np.ones((4, 4)), str(tmp_path / "a.png"), "title", figure)
     plot = made[0].axes[0]
     assert (plot.get_xlabel(), plot.get_ylabel()) == ("longitude", "latitude")
     assert plot.get_ylim() == (29, 31)
@@ -321,7 +339,7 @@ def test_bench_counts_microseconds_per_task(call):
 
 def test_in_turns_changes_who_comes_first():
     calls = []
-    cli.in_turns(lambda: calls.append("ours"), lambda: calls.append("theirs"), 2)
+    commands.in_turns(lambda: calls.append("ours"), lambda: calls.append("theirs"), 2)
     assert calls == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
 
 
@@ -339,8 +357,8 @@ def test_in_turns_changes_who_comes_first():
         (("run", "matmul", "--size", "0"), 2, "'0': use a number"),
         (("run", "gauss_sum", "--png", "x.png"), 2, "gauss_sum is not two-dimensional"),
         (("run", "matmul", "--png", "x.gifs"), 1, "--png: "),
-        (("run", "matmul", "--devices", "gpu"), 1, "devices='gpu': use 'auto', 'cpu', 'cpu:4'"),
-        (("run", "matmul", "--memory-limit", "much"), 1, "memory_limit='much': use bytes"),
+        (("run", "matmul", "--devices", "gpu"), 2, "devices='gpu': use 'auto', 'cpu', 'cpu:4'"),
+        (("run", "matmul", "--memory-limit", "much"), 2, "memory_limit='much': use bytes"),
         (("plan", "matmul", "--pretend", "2", "--memory-limit", "much"), 2, "much"),
         (("plan", "matmul", "--pretend", "2", "--devices", "cpu"), 2, "use one of them"),
         (("run", "matmul", "--memory-limit", "1000"), 1, "bytes on device"),
@@ -356,6 +374,51 @@ def test_errors_are_one_line(call, words, code, message):
 def test_a_file_without_build_is_refused(call, tmp_path):
     (tmp_path / "empty.py").write_text("")
     assert "has no function build(size)" in call("run", tmp_path / "empty.py", code=2)
+
+
+BROKEN = {
+    "syntax": ("def build(size:\n", "line 1: syntax error: "),
+    "encoding": ("# coding: nothing\nx = 1\n", "syntax error: "),
+    "import": ("import math\nimport not_there\n", "line 2: ModuleNotFoundError: No module named"),
+    "name": ("\n\nx = nothing\n", "line 3: NameError: name 'nothing' is not defined"),
+    "lines": ("raise ValueError('a\\nb')", "line 1: ValueError: a b"),
+    "relative": ("from . import _roots", "import by full names instead"),
+    "value": ("def build(size):\n    return 3", "build gives no Dask collection, but an object of"),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "bench"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_file_is_one_line_and_status_2(call, tmp_path, command, broken):
+    text, message = BROKEN[broken]
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    out = call(command, path, "--size", "10", code=2)
+    assert re.fullmatch(r"Error: [^\n]*\n", out), out
+    assert "mine" in out
+    assert message in out
+
+
+def test_a_file_of_a_reference_workload_says_its_name(call):
+    out = call("run", ROOT / "graphs" / "haversine_mesh.py", code=2)
+    assert len(out.splitlines()) == 1
+    assert "say its name, haversine_mesh," in out
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "bench", "info"])
+def test_wrong_options_are_one_line_and_status_2(call, command):
+    words = [] if command == "info" else ["matmul"]
+    for option, value in (("devices", "cpu:0"), ("devices", "gpu"), ("memory-limit", "much")):
+        out = call(command, *words, f"--{option}", value, code=2)
+        assert re.fullmatch(rf"Error: {option.replace('-', '_')}='{value}': use [^\n]*\n", out)
+
+
+def test_wrong_configuration_is_one_line_and_status_2(call):
+    with dask.config.set({"gpuscheduler.window": 0}):
+        for words in (("run", "matmul"), ("plan", "matmul"), ("plan", "matmul", "--pretend", "2")):
+            out = call(*words, code=2)
+            assert out.startswith("Error: window=0 (gpuscheduler.window in Dask's configuration)")
+            assert len(out.splitlines()) == 1
 
 
 def test_a_file_of_the_users_says_what_it_lacks(call, mine):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import dask.array as da
 import numpy as np
 import pytest
+from dask.array import reductions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -130,3 +134,17 @@ def test_filters(devices):
             # of rows without NaN Dask adds up two products, where NumPy goes from one to the other
             exact = not y.name.startswith("_custom_nanquantile")
             np.testing.assert_allclose(y.compute(), want, rtol=0 if exact else 3e-7)
+
+
+def test_dask_without_its_own_nanquantile_is_enough():
+    """As it was before 2026.6."""
+    code = """
+import dask.array as da
+from dask.array import reductions
+del reductions._custom_nanquantile
+import gpuscheduler
+with gpuscheduler.Scheduler("cpu:1", fuse_least=0):
+    assert int(da.arange(10, chunks=5).sum().compute()) == 45
+"""
+    if hasattr(reductions, "_custom_nanquantile"):
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True)

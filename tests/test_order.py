@@ -10,11 +10,12 @@ from hypothesis import given
 from gpuscheduler import order, scheduler
 from gpuscheduler.graph import from_dask, received
 from gpuscheduler.machine import Machine
+from gpuscheduler.options import Options
 from gpuscheduler.order import by_rank, ranks
 from gpuscheduler.pretend import ClockDevices, InOrderDevices
 from gpuscheduler.regions import bytes_touched
 from gpuscheduler.run import run
-from gpuscheduler.scheduler import Options, plan_graph
+from gpuscheduler.scheduler import plan_graph
 from graphs import gauss_sum, heat_stencil, matmul, standardize
 from tests.strategies import cases, thorough
 

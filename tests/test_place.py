@@ -19,10 +19,11 @@ from gpuscheduler.batches import Batch
 from gpuscheduler.fuse import Fused
 from gpuscheduler.graph import PlanError, from_dask, received
 from gpuscheduler.machine import HOST, Machine
+from gpuscheduler.options import Options
 from gpuscheduler.persisted import Chunk, Kept
 from gpuscheduler.place import contiguous, place_tasks
 from gpuscheduler.plan import make_plan
-from gpuscheduler.scheduler import Options, plan_graph
+from gpuscheduler.scheduler import plan_graph
 from tests.strategies import graph_of, mix, scheduler_on
 
 LINKS = list(permutations(range(4), 2))

@@ -13,6 +13,8 @@ from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gpuscheduler
+from gpuscheduler import tape
 from gpuscheduler.graph import from_dask
 from gpuscheduler.grid import boxes_alike
 from gpuscheduler.machine import Machine
@@ -198,3 +200,25 @@ def test_boxes_of_what_is_alike(data):
             assert np.ptp(array[box]) == 0
         np.testing.assert_array_equal(seen, 1)
     assert len(boxes) <= 3 * max(1, 2 * len(shape) - 1)
+
+
+@pytest.mark.filterwarnings("ignore:Increasing number of chunks")
+@pytest.mark.parametrize("blocks", [1, 2, 30])
+def test_repr_of_what_holds_a_graph_is_one_short_line(blocks):
+    """However many tasks there are: notebooks and debuggers print it."""
+    x = da.random.random((10 * blocks, 10 * blocks), chunks=10)
+    y = (x @ x + x.T).sum()
+    with gpuscheduler.Scheduler("cpu:2") as s:
+        y.compute()
+        plan = s.plan(y)
+        simulation = gpuscheduler.simulate(y, workers=2, devices=2)
+        graph = from_dask(*received(y))
+        cut = simulation.cut
+        known = [plan, plan.predicted, plan.machine, plan.template, s, s.last, s.options]
+        held = [graph, simulation, cut, *cut.stages, *cut.parcels, tape.rehearsed(plan)]
+    for shown in (*known, *held):
+        assert len(repr(shown)) < 600, type(shown)
+        assert "\n" not in repr(shown)
+    steps = len(plan.steps)
+    assert repr(plan).startswith(f"<Plan of {steps:,} step{'s'[: steps != 1]} on 2 devices, ")
+    assert repr(graph) == f"<Graph of {len(graph.tasks):,} tasks for 1 keys>"

@@ -12,7 +12,7 @@ from dask import delayed
 from dask.array import stats
 from hypothesis import given
 
-from gpuscheduler import Scheduler, cli, factors
+from gpuscheduler import Scheduler, commands, factors
 from gpuscheduler.machine import DISK, HOST, Machine
 from gpuscheduler.plan import Footprint, OutOfMemory
 from gpuscheduler.pretend import predict
@@ -23,11 +23,11 @@ from tests.strategies import cases, plan_of, thorough
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("share", [1.0, 0.6])
 @pytest.mark.parametrize("devices", [1, 3])
-@pytest.mark.parametrize("name", cli.workload_names())
+@pytest.mark.parametrize("name", commands.workload_names())
 def test_no_workload_takes_more_than_was_predicted(name, devices, share, fuse):
     """In memory for all of it, and for less; before the first run, which tells the sizes that Dask
     cannot, and behind it."""
-    work = cli.load(name)
+    work = commands.load(name)
     x = work.build(work.size("small"), None, "numpy")
     with Scheduler(f"cpu:{devices}", memory_limit="1 GiB", fuse=fuse) as s:
         plan = s.plan(x)
@@ -93,7 +93,7 @@ def test_sizes_that_nobody_knows_are_estimated_and_said_to_be(monkeypatch):
     """Triangles of 20 x 20 from QR, 16 of them and then 2: Dask knows how large they are on top of
     each other."""
     monkeypatch.setattr(factors, "MAKE", {})
-    work = cli.load("tall_skinny_svd")
+    work = commands.load("tall_skinny_svd")
     lazy = work.build((4000, 20), None, "numpy")
     with Scheduler("cpu:2", memory_limit="1 MiB", fuse=False) as s:
         plan = s.plan(lazy)
@@ -121,7 +121,7 @@ def test_where_nothing_can_be_said_of_a_size_it_is_said_so():
 def test_a_limit_is_hopeless_where_a_step_makes_more_on_its_way(need, known, monkeypatch):
     """A block of 240 x 20, and the two factors of one."""
     monkeypatch.setattr(factors, "MAKE", known)
-    work = cli.load("tall_skinny_svd")
+    work = commands.load("tall_skinny_svd")
     with Scheduler("cpu:1", memory_limit=38_000) as s:
         lazy = work.build((4000, 20), None, "numpy")
         with pytest.raises(OutOfMemory, match=f"needs {need} bytes .* is 38,000 bytes"):

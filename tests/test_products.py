@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import products
-from gpuscheduler.cli import plan_of
+from gpuscheduler.commands import plan_of
 from gpuscheduler.fuse import Fused, Matrix
 from gpuscheduler.machine import Machine
 from gpuscheduler.products import MOST, Products

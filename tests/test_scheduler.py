@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -70,6 +71,33 @@ def test_device_strings_that_make_no_sense(name):
 def test_no_devices_at_all():
     with pytest.raises(ValueError, match="at least one"):
         Scheduler("cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("driver", "remedy"),
+    [
+        (None, "no NVIDIA driver either: use devices='cpu', or install"),
+        ((11, 4), "runs CUDA 11.4, which is too old: install one of CUDA 12 or later"),
+        ((12, 8), "runs CUDA 12.8: pip install 'gpuscheduler[cuda12]'"),
+        ((13, 1), "runs CUDA 13.1: pip install 'gpuscheduler[cuda13]'"),
+        ((14, 0), "runs CUDA 14.0: pip install 'gpuscheduler[cuda13]'"),
+    ],
+)
+@pytest.mark.parametrize("devices", ["cuda", "cuda:0", "cuda:0,0"])
+def test_gpus_without_cupy_say_what_to_install(monkeypatch, devices, driver, remedy):
+    """For the driver that is there."""
+    monkeypatch.setattr(gpuscheduler.scheduler, "has_cupy", lambda: False)
+    monkeypatch.setattr(gpuscheduler.scheduler, "driver_version", lambda: driver)
+    with pytest.raises(RuntimeError, match=re.escape(remedy)) as caught:
+        Scheduler(devices)
+    assert str(caught.value).startswith(f"devices={devices!r} needs CuPy, which is not installed.")
+    with Scheduler("auto") as s:
+        assert s.hardware.kind == "cpu"
+
+
+def test_version_of_the_driver_is_one_that_cuda_has():
+    found = gpuscheduler.scheduler.driver_version()
+    assert found is None or (found[0] >= 11 and 0 <= found[1] < 100)
 
 
 @pytest.mark.parametrize("limit", [0, -1, "many", 1.5, 0.0])

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 from dask import config
 
-from gpuscheduler import shelf
+from gpuscheduler import scalar, shelf
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(shelf, "_warned", set())
     with config.set({"gpuscheduler.cache-directory": str(tmp_path / "kept")}):
         yield tmp_path / "kept"
 
@@ -37,6 +41,122 @@ def test_a_file_that_is_not_whole_counts_for_nothing(folder):
     for content in (file.read_bytes()[:-1], b"", file.read_bytes() + b"!"):
         file.write_bytes(content)
         assert shelf.found("a") is None
+
+
+def test_a_renamed_file_counts_for_nothing(folder):
+    """Who can rename files here would choose what code runs for what."""
+    shelf.keep("a", b"code of a")
+    shelf.keep("b", b"code of b")
+    os.replace(shelf._file("a"), shelf._file("b"))
+    assert shelf.found("b") is None
+
+
+# ---- what somebody else can have written
+
+
+def link(path):
+    path.rename(path.with_name("real"))
+    path.symlink_to(path.with_name("real"))
+
+
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+#: What is done to the file or to the folder, and what the warning says.
+TAMPERED = {
+    "file that its group may write": (lambda d, f: f.chmod(0o620), "others may write .*kept"),
+    "file that anybody may write": (lambda d, f: f.chmod(0o602), "others may write .*kept"),
+    "file that is a link": (lambda d, f: link(f), "kept is no plain file"),
+    "file that is a pipe": (lambda d, f: replace_by_pipe(f), "kept is no plain file"),
+    "file that is a folder": (lambda d, f: replace_by_folder(f), "kept is no plain file"),
+    "folder that its group may write": (lambda d, f: d.chmod(0o770), "may write .*kept .mode 770"),
+    "folder that anybody may write": (lambda d, f: d.chmod(0o1777), "others may write .*kept"),
+    "folder that is a link": (lambda d, f: link(d), "is a symbolic link"),
+}
+
+
+@pytest.mark.parametrize("tampered", TAMPERED)
+def test_what_others_can_have_written_is_refused_with_one_warning(folder, tampered):
+    shelf.keep("a", b"code")
+    shelf.keep("b", b"code")
+    change, message = TAMPERED[tampered]
+    change(folder, shelf._file("a"))
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert shelf.found("a") is None
+    assert len(caught) == 1
+    assert "gpuscheduler.cache-directory" in str(caught[0].message)
+    assert shelf.found("a") is None  # and says nothing more
+    assert shelf.found("b") == (None if tampered.startswith("folder") else b"code")
+
+
+@pytest.mark.parametrize("theirs", ["folder", "file"])
+def test_what_belongs_to_somebody_else_is_refused(folder, monkeypatch, theirs):
+    shelf.keep("a", b"code")
+    real = os.fstat
+    inode = (folder if theirs == "folder" else shelf._file("a")).stat().st_ino
+
+    def fstat(handle):
+        facts = real(handle)
+        if facts.st_ino != inode:
+            return facts
+        return SimpleNamespace(st_mode=facts.st_mode, st_uid=facts.st_uid + 1)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    with pytest.warns(UserWarning, match="belongs to user"):
+        assert shelf.found("a") is None
+    if theirs == "folder":  # nothing is written there either
+        shelf.keep("new", b"code")
+        assert len(list(folder.iterdir())) == 1
+
+
+def test_refused_file_is_replaced(folder):
+    shelf.keep("a", b"planted")
+    shelf._file("a").chmod(0o666)
+    with pytest.warns(UserWarning, match="others may write"):
+        assert shelf.found("a") is None
+    shelf.keep("a", b"compiled again")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert shelf.found("a") == b"compiled again"
+    assert shelf._file("a").stat().st_mode & 0o777 == 0o600
+
+
+class Planted:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_what_others_can_have_written_is_not_unpickled(folder, tmp_path):
+    codegen = SimpleNamespace(magic_tuple=lambda: ("a processor",))
+    context = SimpleNamespace(codegen=lambda: codegen, refresh=lambda: None)
+    kept, mark = scalar._Kept("words"), tmp_path / "was unpickled"
+    shelf.keep(kept._on(context), pickle.dumps(Planted(mark)))
+    assert kept.load_overload(None, context) is None
+    assert mark.exists()  # ours is
+    mark.rmdir()
+    shelf._file(kept._on(context)).chmod(0o666)
+    with pytest.warns(UserWarning, match="others may write"):
+        assert kept.load_overload(None, context) is None
+    assert not mark.exists()
+
+
+def test_without_owners_nothing_is_kept(folder, monkeypatch):
+    monkeypatch.setattr(shelf, "_HAVE_OWNERS", False)
+    shelf.keep("a", b"code")
+    assert shelf.found("a") is None
+    assert not folder.exists()
 
 
 def test_a_disk_that_cannot_be_written_does_not_matter(tmp_path):

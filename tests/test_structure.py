@@ -99,6 +99,7 @@ ORDER = [
     "replay",
     "cuda",
     "callbacks",
+    "options",
     "scheduler",
     "mesh",
     "cargo",
@@ -106,6 +107,7 @@ ORDER = [
     "node",
     "attach",
     "simulate",
+    "commands",
     "cli",
     "__init__",
     "__main__",
@@ -219,6 +221,31 @@ def test_all_is_what_is_exported():
     assert all(hasattr(gpuscheduler, name) for name in exported)
     assert len(exported) == len(gpuscheduler.__all__)
     assert sorted(gpuscheduler.__all__, key=str.lower) == sorted(exported, key=str.lower)
+
+
+@pytest.mark.parametrize("first", ["mesh", "attach", "simulate", "scheduler", "commands"])
+def test_public_names_are_functions_whichever_module_is_imported_first(first):
+    """`mesh`, `attach` and `simulate` are modules and functions: the package has the functions."""
+    code = f"""
+import gpuscheduler.{first}, gpuscheduler
+for name in gpuscheduler.__all__:
+    assert callable(getattr(gpuscheduler, name)), name
+import gpuscheduler.simulate, gpuscheduler.mesh
+from gpuscheduler import *
+assert callable(mesh) and callable(gpuscheduler.mesh) and callable(simulate)
+assert set(gpuscheduler.__all__) <= set(dir(gpuscheduler))
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, check=True)
+
+
+def test_importing_the_package_imports_no_arrays():
+    code = """
+import sys, gpuscheduler
+print({"numpy", "dask.array", "rich", "click"} & set(sys.modules))
+"""
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, check=True)
+    assert out.stdout.strip() == "set()"
 
 
 def test_what_is_exported_tells_how_it_is_used():

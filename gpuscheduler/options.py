@@ -1,0 +1,222 @@
+"""Options of a `Scheduler`: their defaults, what each may be, and where they are read from.
+
+Everything is checked before anything starts: a wrong value is a ValueError that names the option,
+and unknown keys of Dask's configuration are one warning.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from dask import config
+from dask.utils import parse_bytes
+
+from .spill import CODECS
+from .state import DEEP_WINDOW, WINDOW
+
+#: Devices that one Scheduler may have: each CPU device is a thread.
+MOST_DEVICES = max(1024, os.cpu_count() or 1)
+DEVICES = re.compile(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a Scheduler can be told; each is also `gpuscheduler.NAME` in Dask's configuration.
+
+    Raises ValueError for a value that an option cannot have.
+
+    >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
+    ...     Options.read(devices="cpu:2")
+    Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
+fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
+spill_compression=None, direct_storage='auto', timeline=False, check=False)
+    """
+
+    devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
+    memory_limit: int | str | float | None = None  # per device: bytes, "8 GiB" or a fraction
+    window: int = WINDOW  # steps under way on one device
+    deep_window: int = DEEP_WINDOW  # ... where all they make and fetch is small beside the memory
+    fuse: bool = True  # run chains of array operations as one kernel
+    fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
+    fast_math: bool = False  # faster kernels that are less exact than NumPy
+    random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
+    host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
+    spill_directory: str | None = None  # where files of evicted values are made
+    spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
+    direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
+    timeline: bool = False  # keep which step ran where and when
+    check: bool = False  # validate the state after each event (slow)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            check_option(field.name, value)
+            may_be_flag = isinstance(field.default, bool) or field.name == "direct_storage"
+            if may_be_flag and _is_flag(value):  # the environment may say 0 and 1
+                object.__setattr__(self, field.name, bool(value))
+
+    @classmethod
+    def read(cls, **given: Any) -> Options:
+        """Arguments first, then Dask's configuration, then the defaults."""
+        known = [f.name for f in fields(cls)]
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(f"unknown option {unknown[0]!r}: the options are {', '.join(known)}")
+        configured = read_configuration()
+        out = {name: value for name, value in given.items() if value is not None}
+        for name, value in configured.items():
+            if value is not None and name not in out:
+                check_option(name, value, f"gpuscheduler.{name.replace('_', '-')}")
+                if name in known:
+                    out[name] = value
+        return cls(**out)
+
+
+def read_configuration() -> dict[str, Any]:
+    """The known settings below `gpuscheduler` in Dask's configuration; one warning for others."""
+    section = config.get("gpuscheduler", None)
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        raise ValueError(
+            f"gpuscheduler={section!r} in Dask's configuration: use a mapping of options, such as "
+            "{'devices': 'cpu:4'}"
+        )
+    said = {str(key).replace("-", "_"): value for key, value in section.items()}
+    if unknown := sorted(said.keys() - MAY_BE.keys()):
+        names = [_name_with_suggestion(name) for name in unknown]
+        known = ", ".join(name.replace("_", "-") for name in MAY_BE)
+        warnings.warn(
+            f"Dask's configuration has unknown keys below gpuscheduler: {', '.join(names)}; "
+            f"they are ignored. Known are {known}",
+            stacklevel=4,  # whoever makes a Scheduler
+        )
+    return {name: said[name] for name in MAY_BE if name in said}
+
+
+def _name_with_suggestion(name: str) -> str:
+    alike = difflib.get_close_matches(name, MAY_BE, n=1)
+    suggestion = f" (did you mean {alike[0].replace('_', '-')!r}?)" if alike else ""
+    return f"{name.replace('_', '-')!r}{suggestion}"
+
+
+def check_option(name: str, value: Any, key: str | None = None) -> None:
+    """Raise ValueError where an option cannot be this; `key` is where Dask's configuration has it.
+
+    >>> check_option("window", 0)
+    Traceback (most recent call last):
+    ValueError: window=0: use a whole number from 1
+    """
+    accepts, words = MAY_BE[name]
+    if not accepts(value):
+        where = f" ({key} in Dask's configuration)" if key else ""
+        raise ValueError(f"{name}={value!r}{where}: use {words}")
+
+
+def parse_devices(value: Any) -> tuple[str, int | None, list[int] | None] | None:
+    """The kind of a device string, how many CPU devices, and ids of GPUs; None for other values.
+
+    >>> parse_devices("cpu:4"), parse_devices("cuda:0,2"), parse_devices("cpu:0")
+    (('cpu', 4, None), ('cuda', None, [0, 2]), None)
+    """
+    found = DEVICES.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return None
+    auto, count, cuda, ids = found.groups()
+    chosen = [int(i) for i in ids.split(",")] if ids else None
+    n = int(count) if count else None
+    if not 1 <= (1 if n is None else n) <= MOST_DEVICES or len(chosen or ()) > MOST_DEVICES:
+        return None
+    return auto or cuda or "cpu", n, chosen
+
+
+def parse_limit(limit: Any, free: int, least: int = 1) -> int | None:
+    """Bytes that a limit of `free` bytes means, `least` at least; None for what is no limit.
+
+    >>> parse_limit("1 kiB", 8000), parse_limit(0.5, 8000), parse_limit(None, 8000)
+    (1024, 4000, 7200)
+    >>> parse_limit("much", 8000), parse_limit(True, 8000), parse_limit(1.5, 8000)
+    (None, None, None)
+    """
+    if limit is None:
+        limit = 0.9
+    if isinstance(limit, np.generic):
+        limit = limit.item()
+    if isinstance(limit, float) and 0 < limit <= 1:
+        return int(limit * free)
+    if isinstance(limit, bool) or (isinstance(limit, float) and not limit.is_integer()):
+        return None
+    nbytes = -1
+    with suppress(ValueError, TypeError, AttributeError):
+        nbytes = int(parse_bytes(limit))
+    return nbytes if nbytes >= least else None
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, (bool, np.bool_))
+
+
+def _is_flag(value: Any) -> bool:
+    return _is_bool(value) or (isinstance(value, int) and value in (0, 1))
+
+
+def _is_number_from(least: int) -> Callable[[Any], bool]:
+    def accepts(value: Any) -> bool:
+        whole = isinstance(value, (int, np.integer)) and not _is_bool(value)
+        return whole and int(value) >= least
+
+    return accepts
+
+
+def _is_one_of(*words: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in words
+
+
+def _or_none(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or accepts(value)
+
+
+def _is_path(value: Any) -> bool:
+    return value is None or isinstance(value, (str, os.PathLike))
+
+
+_FLAG = _is_flag, "True or False"
+_LIMIT = "bytes, a string such as '8 GiB', or a fraction up to 1.0"
+
+#: What each setting may be: whether it accepts a value, and that in words.
+MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "devices": (
+        lambda value: parse_devices(value) is not None,
+        "'auto', 'cpu', 'cpu:4', 'cuda', or 'cuda:0,2' (at least one device, at most "
+        f"{MOST_DEVICES})",
+    ),
+    "memory_limit": (lambda value: parse_limit(value, 2**40) is not None, _LIMIT),
+    "window": (_is_number_from(1), "a whole number from 1"),
+    "deep_window": (_is_number_from(1), "a whole number from 1"),
+    "fuse": _FLAG,
+    "fuse_least": (_or_none(_is_number_from(0)), "a whole number of bytes from 0, or None"),
+    "fast_math": _FLAG,
+    "random": (_is_one_of("philox", "dask"), "'philox' or 'dask'"),
+    "host_memory": (lambda value: parse_limit(value, 2**40, least=0) is not None, _LIMIT),
+    "spill_directory": (_is_path, "the path of a directory, or None"),
+    "spill_compression": (
+        _or_none(_is_one_of(*CODECS)),
+        f"None or one of {', '.join(map(repr, CODECS))}",
+    ),
+    "direct_storage": (
+        lambda value: _is_flag(value) or _is_one_of("auto")(value),
+        "'auto', True or False",
+    ),
+    "timeline": _FLAG,
+    "check": _FLAG,
+    # not options of a Scheduler, but of the process
+    "cache_directory": (_is_path, "the path of a directory, or None"),
+    "ipc": _FLAG,
+}

@@ -25,6 +25,7 @@ from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import SHORT, OutOfMemory, Plan
+from .pools import CallersPool
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import part_of, sizeof
@@ -143,17 +144,16 @@ class CpuHardware:
         return None
 
     @contextmanager
-    def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+    def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
         if pool is not None:
-            threads = pool._max_workers
             machine = self._share(1)
-            borrowed = Borrowed(pool, threads)
+            borrowed = Borrowed(pool)
             yield Lease(
                 machine,
                 lambda plan, g, told, _: CpuDevices(
                     plan, borrowed, g, self.store, told, self.slack
                 ),
-                threads,
+                borrowed.threads,
             )
             return
         n = len(self.machine.devices) if num_workers is None else max(1, num_workers)

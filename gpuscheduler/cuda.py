@@ -59,6 +59,7 @@ from .machine import DISK, HOST, Machine
 from .mixed import SAID, at_home, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, moves, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
+from .pools import CallersPool
 from .products import Products
 from .replay import Recorder, Rooms, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
@@ -116,6 +117,8 @@ FEWEST_FILES, FILES, PART_OF_CPUS = 4, 12, 3 / 4
 PIECE_BYTES = staging.PART_BYTES * staging.PARTS
 PIECES = 2
 LEAST_PIECE_BYTES, LEAST_PIECES = 2**20, 2
+#: Seconds after which one that waits for a piece looks whether it can make one itself.
+LOOK_AGAIN = 0.1
 #: The part of the host's memory, and the bytes for each device, that are for what is on its way to
 #: files and from there, at most; pieces may take this part of that.
 PASSING, PASSING_BYTES = 1 / 4, 2**32
@@ -594,20 +597,23 @@ class Pieces:
 
     def take(self) -> Any:
         """A piece that nothing reads any more: waits for the one that was given back first."""
-        with self._lock:
-            more = self._free.empty() and self.made < self.most
-            self.made += more
-        if more:
-            try:
-                return self.pinned.array((self.nbytes,), np.uint8)
-            except BaseException:
-                with self._lock:
-                    self.made -= 1
-                raise
-        piece, event = self._free.get()
-        if event is not None:
-            event.synchronize()
-        return piece
+        while True:
+            with self._lock:
+                more = self._free.empty() and self.made < self.most
+                self.made += more
+            if more:
+                try:
+                    return self.pinned.array((self.nbytes,), np.uint8)
+                except BaseException:
+                    with self._lock:
+                        self.made -= 1
+                    raise
+            with suppress(Empty):
+                # another thread may be about to make the only piece, and be refused the memory
+                piece, event = self._free.get(timeout=LOOK_AGAIN)
+                if event is not None:
+                    event.synchronize()
+                return piece
 
     def give(self, piece: Any, event: Event | None) -> None:
         """Give back a piece that is free behind an event."""
@@ -1031,17 +1037,17 @@ class CudaHardware:
         return _loss(self.ids) if self.trouble else None
 
     @contextmanager
-    def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+    def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
         if self.trouble:
             raise _loss(self.ids)
         n = len(self.ids)
         if pool is not None:
             # the caller's threads: host tasks, and CuPy on the caller's own device
-            borrowed = Borrowed(pool, pool._max_workers)
+            borrowed = Borrowed(pool)
             yield Lease(
                 Machine.uniform(1, memory=self.machine.memory[0]),
                 lambda plan, g, *_: CpuDevices(plan, borrowed, g, self.store),
-                pool._max_workers,
+                borrowed.threads,
             )
             return
         if num_workers is not None:

@@ -403,8 +403,11 @@ class _Run:
             if self.devices is not None:
                 self.devices.interrupt()
         with suppress(IndexError):
-            _raise_in(self._thread.pop(), Interrupted)
-            self._raised = True
+            thread = self._thread.pop()
+            try:
+                _raise_in(thread, Interrupted)
+            finally:
+                self._raised = True  # for this that thread waits
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

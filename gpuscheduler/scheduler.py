@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
-import multiprocessing.pool
 import os
 import re
 import threading
@@ -21,6 +20,7 @@ from os import PathLike
 from time import perf_counter
 from typing import Any
 
+import dask.multiprocessing
 import numpy as np
 from dask import config
 from dask._task_spec import DataNode
@@ -28,7 +28,6 @@ from dask.base import collections_to_expr
 from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
 from dask.core import flatten
-from dask.local import MultiprocessingPoolExecutor
 from dask.utils import format_bytes, parse_bytes, shorten_traceback
 
 from . import siblings
@@ -44,6 +43,7 @@ from .order import better_ordered
 from .persisted import Chunk, Kept, Persisted, moves
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, Single, built, signature
+from .pools import CallersPool
 from .pretend import predict
 from .products import added_up, recognised
 from .run import Devices, Hardware, Lease, Told, Watch, run
@@ -230,7 +230,10 @@ class Scheduler:
     ) -> Any:
         """Compute `keys` of `dsk`; the contract is that of `dask.threaded.get`.
 
-        Keyword arguments that other schedulers know and this one does not are ignored.
+        A `pool` of threads runs the tasks in place of the scheduler's own; with one of processes
+        this is `dask.multiprocessing.get`: no device, no fused kernels, and `da.random` draws as
+        Dask does. What a pool fails at, or will never do, is an error. Keyword arguments that other
+        schedulers know and this one does not are ignored.
         """
         if self._left is not None and (instead := self._left.instead()):
             return instead(dsk, keys, **kwargs)
@@ -303,8 +306,15 @@ class Scheduler:
         num_workers = config.get("num_workers", None) if num_workers is None else num_workers
         if rerun_exceptions_locally is None:
             rerun_exceptions_locally = config.get("rerun_exceptions_locally", False)
-        if isinstance(pool, multiprocessing.pool.Pool):
-            pool = MultiprocessingPoolExecutor(pool)
+        if pool is not None:
+            pool = CallersPool(pool, num_workers)
+            if pool.is_ours():  # it would wait for the very thread that it is called in
+                num_workers, pool = pool._max_workers, None
+            elif not pool.runs_here():
+                return _by_processes(
+                    pool, built(dsk), keys, cache=cache, callbacks=callbacks,
+                    rerun_exceptions_locally=rerun_exceptions_locally,
+                )  # fmt: skip
         with local_callbacks(callbacks) as active:
             watch = Callbacks(active) if active else None
             try:
@@ -1102,6 +1112,13 @@ def _results(
 def _part(graph: Graph, key: Any, value: Any) -> Any:
     """The value of a key, of several that were made together."""
     return part_of(value, graph.parts[key][1]) if key in graph.parts else value
+
+
+def _by_processes(pool: CallersPool, dsk: Any, keys: Any, **options: Any) -> Any:
+    """What `dask.multiprocessing.get` gives with a pool of the caller's: values are pickled on
+    their way to its processes and back, and no device is used."""
+    with pool.watched():
+        return dask.multiprocessing.get(dsk, keys, pool=pool, **options)
 
 
 def nested(keys: Any, values: Iterator[Any]) -> Any:

@@ -83,6 +83,7 @@ ORDER = [
     "state",
     "tape",
     "turns",
+    "pools",
     "run",
     "timeline",
     "settings",

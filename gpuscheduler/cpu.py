@@ -8,7 +8,6 @@ threads read and write those that the graph names.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -20,6 +19,7 @@ import numpy as np
 from dask.array.core import finalize
 from dask.utils import key_split
 
+from .forks import new_lock
 from .fuse import Fused
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
@@ -102,7 +102,7 @@ class CpuHardware:
         self.store = Store(spill_directory, compression=spill_compression)
         self.slack = Slack(self.machine.limit(0))
         self._teams: dict[int, Teams] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def follows(self, plan: Plan) -> bool:
         return False

@@ -51,6 +51,7 @@ from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
 from .expr import View
+from .forks import new_lock, new_rlock
 from .fuse import Fused, OrNone, Picked
 from .gather import WIDEST, Gathering, boxes, each_block
 from .graph import PlanError, block_read, is_plain, target_name
@@ -435,7 +436,7 @@ class PinnedBlocks:
         self.most = min(available_memory() // 4, self.limit)
         self.inside = inside
         # collecting garbage may bring a block back while the lock is held
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         _PINNED.add(self)
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -593,7 +594,7 @@ class Pieces:
         self.most = min(most, max(LEAST_PIECES, limit // self.nbytes))
         self.made = 0
         self._free: SimpleQueue[tuple[Any, Event | None]] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def take(self) -> Any:
         """A piece that nothing reads any more: waits for the one that was given back first."""
@@ -804,7 +805,7 @@ class CudaHardware:
         memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
         self.machine = Machine(memory, peer, (55e9,) * len(ids), host - passing)
         self._teams: dict[int, Teams] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def kept(self, array: Any, place: int) -> Any:
         """What a host array that nobody changes is on a device, where it stays as long as that

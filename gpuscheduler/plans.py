@@ -8,7 +8,6 @@ template, for collections that are like it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
 from operator import is_not
@@ -23,6 +22,7 @@ from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from .forks import new_rlock
 from .graph import Graph, key_lists
 from .plan import Plan
 from .templates import (
@@ -250,7 +250,7 @@ class _Latest(Generic[T]):
         self.limit, self.size = limit, 0
         self._found: OrderedDict[Any, tuple[Any, T, int]] = OrderedDict()
         self._last: tuple[Any, T, int] | None = None  # found, and still there
-        self._lock = threading.RLock()  # a layer may go, and call back, while the lock is held
+        self._lock = new_rlock()  # a layer may go, and call back, while the lock is held
 
     def __len__(self) -> int:
         return len(self._found)

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from .forks import new_rlock
+
 T = TypeVar("T")
 
 #: How often it is asked what the process takes: behind this part of the limit that came or went.
@@ -141,7 +143,7 @@ class Passage:
         self.limit = limit
         self.used = self.peak = 0
         # collecting garbage may let go of a room while the lock is held: it can be taken twice
-        self.changed = threading.Condition(threading.RLock())
+        self.changed = threading.Condition(new_rlock())
 
 
 class Way:

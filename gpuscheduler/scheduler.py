@@ -9,7 +9,6 @@ import atexit
 import importlib.util
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from functools import partial
 from os import PathLike
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 import dask.multiprocessing
 import numpy as np
@@ -34,6 +34,7 @@ from . import siblings
 from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
+from .forks import new_rlock
 from .fuse import Fuser, better_apart
 from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
@@ -196,26 +197,58 @@ class Scheduler:
         **options: Any,
     ):
         self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
-        self.hardware = find_hardware(
-            self.options.devices,
-            self.options.memory_limit,
-            self.options.spill_directory,
-            self.options.direct_storage,
-            self.options.fast_math,
-            self.options.host_memory,
-            self.options.spill_compression,
-        )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
-        self._plans = Plans()
-        self._taken = Taken(self.hardware.kind)
-        self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
-        self._persisted = Persisted()
-        machine = self.hardware.machine
-        self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
+        self._hardware: Hardware | None = None  # only in a forked child, until it is needed
+        self._begin()
         self._entered: list[Setting] = []
         self._left: Setting | None = None  # the last of these, when it has ended
         self._closed = False
+        _every.add(self)
+
+    def _begin(self) -> Hardware:
+        """Find the hardware, and know nothing yet of what runs on it."""
+        o = self.options
+        self._hardware = hardware = find_hardware(
+            o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
+            o.host_memory, o.spill_compression,
+        )  # fmt: skip
+        self._plans = Plans()
+        self._taken = Taken(hardware.kind)
+        self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
+        self._persisted = Persisted()
+        machine = hardware.machine
+        self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
+        return hardware
+
+    @property
+    def hardware(self) -> Hardware:
+        if self._hardware is not None:
+            return self._hardware
+        with _lock:
+            if self._hardware is not None:
+                return self._hardware
+            try:
+                return self._begin()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"devices={self.options.devices!r}: GPUs do not work in a process that was "
+                    "forked from one that uses them: start it with multiprocessing's 'spawn' or "
+                    "'forkserver', or compute there with Scheduler('cpu')"
+                ) from error
+
+    def _begin_anew(self) -> None:
+        """In a forked child: be without the parent's threads, runs and GPUs, and find hardware when
+        it is needed. What there was stays: to free it would copy the memory that both share."""
+        if self._hardware is None:
+            return
+        _left_behind.append(
+            (self._hardware, self._plans, self._taken, self._graphs, self._persisted, self._turns)
+        )
+        if self._hardware.kind == "cuda":
+            for setting in self._entered:
+                setting.keep("scheduler")
+        self._hardware = None
 
     def get(
         self,
@@ -772,9 +805,10 @@ class Scheduler:
         they are until these go. A closed scheduler runs nothing."""
         if not self._closed:
             self._closed = True
-            self._plans.clear()
-            self._graphs.clear()
-            self.hardware.close()
+            if self._hardware is not None:
+                self._plans.clear()
+                self._graphs.clear()
+                self._hardware.close()
 
     # ---- to look at
 
@@ -790,6 +824,8 @@ class Scheduler:
         write(path, {"gpuscheduler": self.rows()})
 
     def __repr__(self) -> str:
+        if self._hardware is None and self._closed:
+            return "<Scheduler of the parent process, closed>"
         machine = self.hardware.machine
         limits = " / ".join(dict.fromkeys(format_bytes(m) for m in machine.memory))
         n = len(machine.devices)
@@ -863,7 +899,9 @@ MANY_STEPS = 20_000
 
 _active: list[Scheduler] = []
 _default: Scheduler | None = None
-_lock = threading.Lock()
+_lock = new_rlock()
+_every: WeakSet[Scheduler] = WeakSet()
+_left_behind: list[Any] = []  # by the parent of this process
 
 
 @atexit.register
@@ -872,15 +910,14 @@ def _close_default() -> None:
         _default.close()
 
 
-def _forget_after_fork() -> None:
+def _begin_anew_after_fork() -> None:
     """A child process has none of its parent's threads."""
-    global _default, _lock
-    _default, _lock = None, threading.Lock()
-    _active.clear()
+    for scheduler in list(_every):
+        scheduler._begin_anew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_begin_anew_after_fork)
 
 
 def plan_dask(

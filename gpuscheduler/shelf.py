@@ -9,13 +9,14 @@ import hashlib
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dask import config
+
+from .forks import new_lock
 
 #: Bytes of all files together; beyond that those go that were not asked for for the longest time,
 #: until a quarter of it is free.
@@ -27,7 +28,7 @@ LOOK_EVERY = 2**26
 _OURS = re.compile(r"[0-9a-f]{64}\.(kept|cubin)")
 
 _added = LOOK_EVERY  # bytes since this process looked
-_lock = threading.Lock()
+_lock = new_lock()
 
 
 def directory() -> Path:

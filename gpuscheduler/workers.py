@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
+from .forks import new_lock
 from .pools import CallersPool, inside
 from .run import DeviceLost, noted
 
@@ -317,7 +318,7 @@ class Teams:
         self.closed = False
         self.leased: list[Team] = []
         self.retired: list[Team] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @contextmanager
     def lease(self) -> Iterator[Team]:

@@ -171,6 +171,9 @@ class CpuHardware:
             return self.machine
         return cpu_machine(devices, sum(self.machine.memory) // devices)
 
+    def when_short(self, shed: Callable[[], object]) -> None:
+        self.slack.shed = shed
+
     def close(self) -> None:
         with self._lock:
             every, self._teams = list(self._teams.values()), {}

@@ -435,6 +435,7 @@ class PinnedBlocks:
         self.limit = available_memory() if limit is None else limit
         self.most = min(available_memory() // 4, self.limit)
         self.inside = inside
+        self.shed: Callable[[], object] = lambda: None  # for when the host's memory is short
         # collecting garbage may bring a block back while the lock is held
         self._lock = new_rlock()
         _PINNED.add(self)
@@ -482,6 +483,7 @@ class PinnedBlocks:
         """A block, where the system has refused one: what waits for reuse goes before."""
         for blocks in list(_PINNED):
             blocks.shrink()
+            blocks.shed()
         try:
             return _pinned_block(size)
         except runtime.CUDARuntimeError as error:
@@ -1104,6 +1106,9 @@ class CudaHardware:
             with Device(i):
                 runtime.deviceSynchronize()
 
+    def when_short(self, shed: Callable[[], object]) -> None:
+        self.pinned.shed = shed
+
     def close(self) -> None:
         with self._lock:
             every, self._teams = list(self._teams.values()), {}
@@ -1115,6 +1120,7 @@ class CudaHardware:
                 pieces.close()
         self.direct.close()
         self.pinned.clear()
+        self.pinned.shed = lambda: None
         self.inside.clear()
         for i in sorted(set(self.ids) - LOST.keys()):
             with Device(i):

@@ -95,6 +95,7 @@ class Slack:
         most: Callable[[], int] = most_resident,
     ):
         self.taken, self.give_back, self.most = taken, give_back, most
+        self.shed: Callable[[], object] = lambda: None  # lets go of what can be had again
         #: By how much the process grew for tasks, beside what they made: by name and bytes of that.
         self.grown: dict[tuple[str, int], list[int]] = {}
         self.pace = max(least, int(PACE * limit))
@@ -116,6 +117,7 @@ class Slack:
         self.turned = 0
         taken = self.taken() + more
         if taken > self.full:
+            self.shed()
             self.give_back()
             self.full = self.taken() + more + self.pace
         # or it would follow what grows slowly

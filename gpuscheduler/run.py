@@ -140,6 +140,10 @@ class Hardware(Keeper, Protocol):
     ) -> AbstractContextManager[Lease]:
         """Threads for one run: so many, or the caller's own, which share this process's memory."""
 
+    def when_short(self, shed: Callable[[], object]) -> None:
+        """Call this where the host's memory is found to be short: it lets go of what can be had
+        again."""
+
     def close(self) -> None:
         """Join every thread and give back all memory."""
 

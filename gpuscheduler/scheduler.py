@@ -77,7 +77,8 @@ class Options:
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
-spill_compression=None, direct_storage='auto', timeline=False, check=False)
+spill_compression=None, direct_storage='auto', plan_memory='256 MiB', timeline=False, \
+check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -92,6 +93,7 @@ spill_compression=None, direct_storage='auto', timeline=False, check=False)
     spill_directory: str | None = None  # where files of evicted values are made
     spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
+    plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
     timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
 
@@ -167,6 +169,9 @@ class Scheduler:
         filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,
         where it is installed and GPUDirect Storage works; True, wherever it is installed; False,
         never.
+    plan_memory
+        What plans that are kept for later may take of the host's memory, about, as ``memory_limit``
+        says it; 0 for none. They also go where that memory is short. A step takes 2 to 3 KB.
     timeline
         Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
@@ -213,7 +218,9 @@ class Scheduler:
             o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
             o.host_memory, o.spill_compression,
         )  # fmt: skip
-        self._plans = Plans()
+        limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
+        self._plans = Plans(limit, available_memory)
+        hardware.when_short(self._plans.shed)
         self._taken = Taken(hardware.kind)
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()

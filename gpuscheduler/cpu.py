@@ -8,7 +8,6 @@ threads read and write those that the graph names.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -20,11 +19,13 @@ import numpy as np
 from dask.array.core import finalize
 from dask.utils import key_split
 
+from .forks import new_lock
 from .fuse import Fused
 from .gather import Gathering
 from .machine import DISK, HOST, Machine
 from .persisted import Chunk, Key, Places
 from .plan import SHORT, OutOfMemory, Plan
+from .pools import CallersPool
 from .resident import Slack
 from .run import DeviceLost, Interrupted, Lease, Told
 from .sizes import part_of, sizeof
@@ -101,7 +102,7 @@ class CpuHardware:
         self.store = Store(spill_directory, compression=spill_compression)
         self.slack = Slack(self.machine.limit(0))
         self._teams: dict[int, Teams] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def follows(self, plan: Plan) -> bool:
         return False
@@ -143,17 +144,16 @@ class CpuHardware:
         return None
 
     @contextmanager
-    def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+    def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
         if pool is not None:
-            threads = pool._max_workers
             machine = self._share(1)
-            borrowed = Borrowed(pool, threads)
+            borrowed = Borrowed(pool)
             yield Lease(
                 machine,
                 lambda plan, g, told, _: CpuDevices(
                     plan, borrowed, g, self.store, told, self.slack
                 ),
-                threads,
+                borrowed.threads,
             )
             return
         n = len(self.machine.devices) if num_workers is None else max(1, num_workers)
@@ -170,6 +170,9 @@ class CpuHardware:
         if devices == len(self.machine.devices):
             return self.machine
         return cpu_machine(devices, sum(self.machine.memory) // devices)
+
+    def when_short(self, shed: Callable[[], object]) -> None:
+        self.slack.shed = shed
 
     def close(self) -> None:
         with self._lock:

@@ -51,6 +51,7 @@ from .cpu import CpuDevices, available_memory
 from .cuda_math import ROWS_COPIED
 from .direct import Direct, Located, in_dataset, in_file
 from .expr import View
+from .forks import new_lock, new_rlock
 from .fuse import Fused, OrNone, Picked
 from .gather import WIDEST, Gathering, boxes, each_block
 from .graph import PlanError, block_read, is_plain, target_name
@@ -59,6 +60,7 @@ from .machine import DISK, HOST, Machine
 from .mixed import SAID, at_home, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, moves, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
+from .pools import CallersPool
 from .products import Products
 from .replay import Recorder, Rooms, one_copy_pays, rooms_of
 from .resident import Passage, Room, Way
@@ -116,6 +118,8 @@ FEWEST_FILES, FILES, PART_OF_CPUS = 4, 12, 3 / 4
 PIECE_BYTES = staging.PART_BYTES * staging.PARTS
 PIECES = 2
 LEAST_PIECE_BYTES, LEAST_PIECES = 2**20, 2
+#: Seconds after which one that waits for a piece looks whether it can make one itself.
+LOOK_AGAIN = 0.1
 #: The part of the host's memory, and the bytes for each device, that are for what is on its way to
 #: files and from there, at most; pieces may take this part of that.
 PASSING, PASSING_BYTES = 1 / 4, 2**32
@@ -431,8 +435,9 @@ class PinnedBlocks:
         self.limit = available_memory() if limit is None else limit
         self.most = min(available_memory() // 4, self.limit)
         self.inside = inside
+        self.shed: Callable[[], object] = lambda: None  # for when the host's memory is short
         # collecting garbage may bring a block back while the lock is held
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         _PINNED.add(self)
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -478,6 +483,7 @@ class PinnedBlocks:
         """A block, where the system has refused one: what waits for reuse goes before."""
         for blocks in list(_PINNED):
             blocks.shrink()
+            blocks.shed()
         try:
             return _pinned_block(size)
         except runtime.CUDARuntimeError as error:
@@ -590,24 +596,27 @@ class Pieces:
         self.most = min(most, max(LEAST_PIECES, limit // self.nbytes))
         self.made = 0
         self._free: SimpleQueue[tuple[Any, Event | None]] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def take(self) -> Any:
         """A piece that nothing reads any more: waits for the one that was given back first."""
-        with self._lock:
-            more = self._free.empty() and self.made < self.most
-            self.made += more
-        if more:
-            try:
-                return self.pinned.array((self.nbytes,), np.uint8)
-            except BaseException:
-                with self._lock:
-                    self.made -= 1
-                raise
-        piece, event = self._free.get()
-        if event is not None:
-            event.synchronize()
-        return piece
+        while True:
+            with self._lock:
+                more = self._free.empty() and self.made < self.most
+                self.made += more
+            if more:
+                try:
+                    return self.pinned.array((self.nbytes,), np.uint8)
+                except BaseException:
+                    with self._lock:
+                        self.made -= 1
+                    raise
+            with suppress(Empty):
+                # another thread may be about to make the only piece, and be refused the memory
+                piece, event = self._free.get(timeout=LOOK_AGAIN)
+                if event is not None:
+                    event.synchronize()
+                return piece
 
     def give(self, piece: Any, event: Event | None) -> None:
         """Give back a piece that is free behind an event."""
@@ -798,7 +807,7 @@ class CudaHardware:
         memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
         self.machine = Machine(memory, peer, (55e9,) * len(ids), host - passing)
         self._teams: dict[int, Teams] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def kept(self, array: Any, place: int) -> Any:
         """What a host array that nobody changes is on a device, where it stays as long as that
@@ -1042,17 +1051,17 @@ class CudaHardware:
         return _loss(self.ids) if self.trouble else None
 
     @contextmanager
-    def lease(self, num_workers: int | None, pool: Any) -> Iterator[Lease]:
+    def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
         if self.trouble:
             raise _loss(self.ids)
         n = len(self.ids)
         if pool is not None:
             # the caller's threads: host tasks, and CuPy on the caller's own device
-            borrowed = Borrowed(pool, pool._max_workers)
+            borrowed = Borrowed(pool)
             yield Lease(
                 Machine.uniform(1, memory=self.machine.memory[0]),
                 lambda plan, g, *_: CpuDevices(plan, borrowed, g, self.store),
-                pool._max_workers,
+                borrowed.threads,
             )
             return
         if num_workers is not None:
@@ -1108,6 +1117,9 @@ class CudaHardware:
             with Device(i):
                 runtime.deviceSynchronize()
 
+    def when_short(self, shed: Callable[[], object]) -> None:
+        self.pinned.shed = shed
+
     def close(self) -> None:
         with self._lock:
             every, self._teams = list(self._teams.values()), {}
@@ -1119,6 +1131,7 @@ class CudaHardware:
                 pieces.close()
         self.direct.close()
         self.pinned.clear()
+        self.pinned.shed = lambda: None
         self.inside.clear()
         for i in sorted(set(self.ids) - LOST.keys()):
             with Device(i):

@@ -20,7 +20,6 @@ from __future__ import annotations
 import cmath
 import math
 import sys
-import threading
 import types as python
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from unittest.mock import patch
 
 from . import cuda_math, reading, scalar, shelf
 from .cuda_math import FUNCTIONS
+from .forks import new_rlock
 from .garbage import of_things_that_stay
 from .reading import names_read, narrowed, replaced
 from .scalar import numbered_apart, plain, reason, versions
@@ -63,7 +63,7 @@ def compiled(call: Call, arch: str) -> bytes:
         return _found_or_compiled(call, arch)
 
 
-_one_at_a_time = threading.RLock()
+_one_at_a_time = new_rlock()
 
 
 @lru_cache(1024)

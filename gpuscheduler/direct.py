@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from .forks import new_lock
 
 #: Bytes that lie in one piece in the file, at least: small ones are read faster by the host.
 LEAST = 2**20
@@ -32,7 +33,7 @@ class Direct:
     """
 
     def __init__(self, wanted: bool | str = "auto"):
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._files: dict[tuple[str, int], Any] = {}  # by path and inode
         self._refused: set[tuple[str, int]] = set()  # that it could not read: it costs time to try
         self._kvikio: Any = None

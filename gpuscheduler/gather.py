@@ -10,7 +10,6 @@ that write it there themselves (`replay`); and of one for the host that one devi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import accumulate, product
@@ -20,6 +19,7 @@ import numpy as np
 from dask.array.core import finalize
 from dask.core import flatten
 
+from .forks import new_lock
 from .graph import Gather
 from .plan import OutOfMemory, Plan
 
@@ -39,7 +39,7 @@ class Target:
         self.array: Any = None
         self.of_devices = False  # whether a block was an array of a device
         self.written: set[Any] = set()  # keys of the blocks that are in the array
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def room(self, slices: Slices, shape: tuple[int, ...], dtype: Any) -> Any:
         """The part of the array for a block, or None where the block does not fit it."""

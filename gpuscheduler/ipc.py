@@ -21,6 +21,7 @@ import numpy as np
 from cupy.cuda import Device, Stream, runtime
 
 from .cargo import Lent
+from .forks import new_lock
 
 #: Seconds for which memory of another process stays open that is not read any more, and at most
 #: twice that: to open it takes up to some milliseconds, and until it is closed it is not free.
@@ -29,7 +30,7 @@ KEPT = 10.0
 devices: list[int] = []
 
 _opened: dict[tuple[int, bytes], list[Any]] = {}  # (device, handle) -> [address, when last read]
-_lock = threading.Lock()
+_lock = new_lock()
 _later: threading.Timer | None = None  # that will close what is not read any more
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from cupy.cuda.function import Module
 from . import device_code, shelf
 from .batches import SMALL, Batch
 from .expr import PLACEHOLDER, Kernel, Out, Program, is_placeholder, source
+from .forks import new_lock, new_rlock
 from .fuse import Fused, Picked, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Generated, generate
@@ -121,7 +121,7 @@ class Kernels:
     def __init__(self, fast_math: bool = False) -> None:
         self.fast_math = bool(fast_math)
         self.compiled = 0  # sources that were compiled, not found
-        self._counting = threading.Lock()
+        self._counting = new_lock()
         self._cubins: dict[tuple[str, str, bool], bytes] = {}
         self._loaded: dict[tuple[str, int, bool], Any] = {}
         self._texts: dict[
@@ -130,7 +130,7 @@ class Kernels:
         self._prepared: dict[tuple[int, int, Aligned, bool], tuple[Program, Ready]] = {}
         self._strided: dict[tuple[int, tuple[int, ...]], tuple[Program, Program]] = {}
         self._broken: dict[int, Program] = {}
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
 
     def run(
         self,

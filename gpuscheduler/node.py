@@ -24,6 +24,7 @@ from distributed import Reschedule, SchedulerPlugin, WorkerPlugin, get_client, g
 from distributed.protocol.pickle import loads
 
 from .cargo import Cargo, Lent, Lost, Unreachable, off_device, put_back
+from .forks import new_lock
 from .garbage import without_garbage_collection
 from .graph import Graph
 from .plan import Plan
@@ -116,7 +117,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         return eval, (UNPICKLED, {"told": (self.name, self.settings, self.expected)})
 
     async def setup(self, worker: Worker) -> None:
-        self.lock = threading.Lock()  # memory limits hold for one stage at a time
+        self.lock = new_lock()  # memory limits hold for one stage at a time
         self.running: dict[Key, _Run] = {}
         self.cancelled: set[Key] = set()
         self.worker, self.address = worker, worker.address
@@ -362,7 +363,7 @@ class _Run:
     def __init__(self) -> None:
         self.devices: Devices | None = None
         self.stopped = False
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._planning = False
         self._thread: list[int] = []  # which is planning
         self._raised = False
@@ -403,8 +404,11 @@ class _Run:
             if self.devices is not None:
                 self.devices.interrupt()
         with suppress(IndexError):
-            _raise_in(self._thread.pop(), Interrupted)
-            self._raised = True
+            thread = self._thread.pop()
+            try:
+                _raise_in(thread, Interrupted)
+            finally:
+                self._raised = True  # for this that thread waits
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -37,7 +37,8 @@ class Options:
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
-spill_compression=None, direct_storage='auto', timeline=False, check=False)
+spill_compression=None, direct_storage='auto', plan_memory='256 MiB', timeline=False, \
+check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -52,6 +53,7 @@ spill_compression=None, direct_storage='auto', timeline=False, check=False)
     spill_directory: str | None = None  # where files of evicted values are made
     spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
+    plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
     timeline: bool = False  # keep which step ran where and when
     check: bool = False  # validate the state after each event (slow)
 
@@ -213,6 +215,10 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "direct_storage": (
         lambda value: _is_flag(value) or _is_one_of("auto")(value),
         "'auto', True or False",
+    ),
+    "plan_memory": (
+        lambda value: value is not None and parse_limit(value, 2**40, least=0) is not None,
+        _LIMIT,
     ),
     "timeline": _FLAG,
     "check": _FLAG,

@@ -7,7 +7,6 @@ that read it bring it back. Decides nothing and moves nothing.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -15,6 +14,8 @@ from typing import Any, Protocol
 from weakref import ref
 
 from dask._task_spec import Task
+
+from .forks import new_rlock
 
 Key = Any
 Places = Mapping[int, Any]  # place -> what the hardware keeps there
@@ -115,7 +116,7 @@ class Chunk:
         self.keeper = keeper
         self.moved = 0  # how often it came back to its device, at another address
         self.step: Any = None  # what stands for it in the plans of runs that do not read it
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
 
     def __call__(self) -> Any:
         while True:
@@ -199,7 +200,7 @@ class Persisted:
         self._held: tuple[int, dict[int, int], dict[int, tuple[int, tuple[int, ...]]]] = 0, {}, {}
         #: Which runs that go on may move which chunks.
         self._loans: list[tuple[ref[_Run], list[Chunk]]] = []
-        self._lock = threading.RLock()  # collecting garbage may come back here
+        self._lock = new_rlock()  # collecting garbage may come back here
 
     def add(self, chunk: Chunk) -> None:
         known = id(chunk)

@@ -8,21 +8,25 @@ template, for collections that are like it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
+from gc import get_referents
 from operator import is_not
-from types import MethodType
+from sys import getsizeof
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from dask import config
 from dask._expr import HLGExpr, _HLGExprSequence
-from dask._task_spec import Task
+from dask._task_spec import GraphNode, Task
 from dask.array.core import finalize
 from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from .forks import new_rlock
 from .graph import Graph, key_lists
 from .plan import Plan
 from .templates import (
@@ -42,8 +46,19 @@ T = TypeVar("T")
 #: The number of a layer that somebody may write to, and what was in it.
 Written = tuple[int, tuple[Any, ...]]
 
-#: Templates have this part of the steps that plans have; so many words take as much as one step.
-TEMPLATES, WORDS = 10, 16
+#: Bytes that plans and templates may take together where nobody says otherwise ...
+MEMORY = 2**28
+#: ... and those that stay where the host's memory is short.
+LEAST = 2**24
+#: Plans and templates may take this part of the memory that is available when one is kept.
+PART = 1 / 4
+#: Bytes that a step of a small plan takes, about, and one word of a template. (By tracemalloc,
+#: steps of 4,000 blocks took 2,000 to 3,100 bytes, in sums, means, rechunk and map_blocks.)
+STEP, WORD = 3_000, 150
+#: ... and what its graph has for a step beside that: names, sizes, reasons.
+BESIDE = 800
+#: From so many steps on, so many of them are looked at, and of each no more objects than these.
+MANY, SAMPLE, DEEP = 1_000, 32, 2_000
 #: Of more words than so many for each step little is wanted: it takes longer to read than to plan.
 CULLED, SMALL = 200, 1_000
 #: Collections that are remembered for that.
@@ -141,11 +156,15 @@ def _hashable(keys: Any) -> Any:
 
 
 class Plans:
-    """The latest plans, up to `limit` steps in all, and templates of the latest."""
+    """The latest plans and the latest templates, which have half of `limit` bytes each: what a plan
+    and its template share is counted in both. `available` says how much memory there is."""
 
-    def __init__(self, limit: int = 200_000):
-        self._plans: _Latest[tuple[Graph, Plan, list[Any], list[Written]]] = _Latest(limit)
-        self._templates: _Latest[Template] = _Latest(limit // TEMPLATES)
+    def __init__(
+        self, limit: int = MEMORY, available: Callable[[], int] | None = None, part: float = PART
+    ):
+        self.limit, self._available, self._part = limit, available, part
+        self._plans: _Latest[tuple[Graph, Plan, list[Any], list[Written]]] = _Latest(limit // 2)
+        self._templates: _Latest[Template] = _Latest(limit // 2)
         self._reader = Reader()
         self._culled: _Latest[bool] = _Latest(REMEMBERED)  # by the sizes of their layers
 
@@ -153,8 +172,22 @@ class Plans:
         return len(self._plans)
 
     @property
-    def steps(self) -> int:
-        return self._plans.size
+    def nbytes(self) -> int:
+        """Bytes that all of them take, about."""
+        return self._plans.size + self._templates.size
+
+    def shed(self, limit: int | None = None) -> None:
+        """Let go of the oldest, down to so many bytes: somebody else needs the memory."""
+        limit = LEAST if limit is None else limit
+        if self.nbytes > limit:
+            self._plans.shrink(limit // 2)
+            self._templates.shrink(limit // 2)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Where memory is short, shed so many that with these bytes all take a part of it."""
+        if self._available is not None and self.nbytes + nbytes > LEAST:
+            left = self._available() + self.nbytes
+            self.shed(max(LEAST, int(self._part * left) - nbytes))
 
     def every(self) -> list[Plan]:
         """The plans, the latest last."""
@@ -188,7 +221,9 @@ class Plans:
             return
         every = [(n, items_of(layer)) for n, layer in enumerate(known.layers)]
         written = [(n, items) for n, items in every if items is not None]
-        self._plans.put(key, (graph, plan, watched, written), len(plan.steps))
+        nbytes = nbytes_of(plan.steps)
+        self._make_room(nbytes)
+        self._plans.put(key, (graph, plan, watched, written), nbytes)
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Likeness | None:
         """What an expression is like, if it can be like others."""
@@ -223,8 +258,9 @@ class Plans:
             return
         if found is not None:
             plan.template = found.plan
-            size = len(plan.steps) + like.size // WORDS
-            self._templates.put((like.words, where), found, size)
+            nbytes = nbytes_of(plan.steps) + like.size * WORD
+            self._make_room(nbytes)
+            self._templates.put((like.words, where), found, nbytes)
 
     def clear(self) -> None:
         self._plans.clear()
@@ -243,6 +279,40 @@ def _size(dsk: Any) -> tuple[Any, ...]:
     )
 
 
+def nbytes_of(steps: list[Any]) -> int:
+    """Bytes that the steps of a plan take, about; arrays, which others hold, are not among them.
+
+    >>> nbytes_of([None] * 10)
+    30000
+    """
+    if len(steps) < MANY:
+        return STEP * len(steps)
+    seen: set[int] = set()
+    shared = _taken_by(steps[0], seen)  # with what is in every step
+    some = steps[1 :: max(1, len(steps) // SAMPLE)]
+    each = sum([_taken_by(step, seen) for step in some]) / len(some)
+    return shared + int((each + BESIDE) * len(steps))
+
+
+#: What is not looked into: others hold it.
+_NOT_OURS = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, np.ndarray, np.dtype)
+
+
+def _taken_by(thing: Any, seen: set[int]) -> int:
+    """Bytes of an object and of all in it that were not seen before."""
+    nbytes, looked, stack = 0, 0, [thing]
+    while stack and looked < DEEP:
+        it = stack.pop()
+        if id(it) in seen or isinstance(it, _NOT_OURS):
+            continue
+        seen.add(id(it))
+        looked += 1
+        # that of Dask's tasks counts their class, and all that is in them, once more
+        nbytes += object.__sizeof__(it) if isinstance(it, GraphNode) else getsizeof(it)
+        stack += get_referents(it)
+    return nbytes
+
+
 class _Latest(Generic[T]):
     """What was used last, of a size of no more than `limit` in all."""
 
@@ -250,7 +320,7 @@ class _Latest(Generic[T]):
         self.limit, self.size = limit, 0
         self._found: OrderedDict[Any, tuple[Any, T, int]] = OrderedDict()
         self._last: tuple[Any, T, int] | None = None  # found, and still there
-        self._lock = threading.RLock()  # a layer may go, and call back, while the lock is held
+        self._lock = new_rlock()  # a layer may go, and call back, while the lock is held
 
     def __len__(self) -> int:
         return len(self._found)
@@ -277,7 +347,12 @@ class _Latest(Generic[T]):
                 return
             self._found[key], self._last = (key, value, size), None
             self.size += size
-            while self.size > self.limit:
+            self.shrink(self.limit)
+
+    def shrink(self, limit: int) -> None:
+        """Drop the oldest, down to a size."""
+        with self._lock:
+            while self.size > limit:
                 self.drop(next(iter(self._found)))
 
     def drop(self, key: Any) -> None:

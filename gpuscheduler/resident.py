@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from .forks import new_rlock
+
 T = TypeVar("T")
 
 #: How often it is asked what the process takes: behind this part of the limit that came or went.
@@ -93,6 +95,7 @@ class Slack:
         most: Callable[[], int] = most_resident,
     ):
         self.taken, self.give_back, self.most = taken, give_back, most
+        self.shed: Callable[[], object] = lambda: None  # lets go of what can be had again
         #: By how much the process grew for tasks, beside what they made: by name and bytes of that.
         self.grown: dict[tuple[str, int], list[int]] = {}
         self.pace = max(least, int(PACE * limit))
@@ -114,6 +117,7 @@ class Slack:
         self.turned = 0
         taken = self.taken() + more
         if taken > self.full:
+            self.shed()
             self.give_back()
             self.full = self.taken() + more + self.pace
         # or it would follow what grows slowly
@@ -141,7 +145,7 @@ class Passage:
         self.limit = limit
         self.used = self.peak = 0
         # collecting garbage may let go of a room while the lock is held: it can be taken twice
-        self.changed = threading.Condition(threading.RLock())
+        self.changed = threading.Condition(new_rlock())
 
 
 class Way:

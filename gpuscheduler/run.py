@@ -16,6 +16,7 @@ from .gather import Gathering
 from .machine import Machine
 from .persisted import Keeper
 from .plan import Plan, Step
+from .pools import CallersPool
 from .state import DEEP_WINDOW, WINDOW, Copy, Done, Event, Failed, Launch, State
 from .tape import Tape
 from .turns import Turn
@@ -138,8 +139,14 @@ class Hardware(Keeper, Protocol):
         """What to say for an error that came of a device which does not answer any more: no run
         gets that again. None for other errors."""
 
-    def lease(self, num_workers: int | None, pool: Any) -> AbstractContextManager[Lease]:
-        """Threads for one run; `num_workers` and `pool` as `dask.threaded.get` has them."""
+    def lease(
+        self, num_workers: int | None, pool: CallersPool | None
+    ) -> AbstractContextManager[Lease]:
+        """Threads for one run: so many, or the caller's own, which share this process's memory."""
+
+    def when_short(self, shed: Callable[[], object]) -> None:
+        """Call this where the host's memory is found to be short: it lets go of what can be had
+        again."""
 
     def close(self) -> None:
         """Join every thread and give back all memory."""

@@ -14,7 +14,6 @@ import pickle
 import re
 import secrets
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -28,6 +27,7 @@ import numpy as np
 
 from . import reading, shelf
 from .expr import DType
+from .forks import new_rlock
 from .garbage import of_things_that_stay
 from .reading import names_read, narrowed, replaced
 
@@ -71,7 +71,7 @@ class ScalarFunction:
         self.repeats = any(_repeats(f) for f in every)
         #: Whether the digest means the same in other processes.
         self.lasting = not odd
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._results: dict[Any, Any] = {}
         self._ufuncs: dict[Any, np.ufunc] = {}
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib.util
-import multiprocessing.pool
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -20,7 +18,9 @@ from functools import partial
 from os import PathLike
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
+import dask.multiprocessing
 import numpy as np
 from dask import config
 from dask._task_spec import DataNode
@@ -28,13 +28,13 @@ from dask.base import collections_to_expr
 from dask.base import persist as dask_persist
 from dask.callbacks import local_callbacks
 from dask.core import flatten
-from dask.local import MultiprocessingPoolExecutor
 from dask.utils import format_bytes, shorten_traceback
 
 from . import siblings
 from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
+from .forks import new_rlock
 from .fuse import Fuser, better_apart
 from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
@@ -45,6 +45,7 @@ from .order import better_ordered
 from .persisted import Chunk, Kept, Persisted, moves
 from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, Single, built, signature
+from .pools import CallersPool
 from .pretend import predict
 from .products import added_up, recognised
 from .run import Devices, Hardware, Lease, Told, Watch, run
@@ -118,6 +119,9 @@ class Scheduler:
         filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,
         where it is installed and GPUDirect Storage works; True, wherever it is installed; False,
         never.
+    plan_memory
+        What plans that are kept for later may take of the host's memory, about, as ``memory_limit``
+        says it; 0 for none. They also go where that memory is short. A step takes 2 to 3 KB.
     timeline
         Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
@@ -148,26 +152,60 @@ class Scheduler:
         **options: Any,
     ):
         self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
-        self.hardware = find_hardware(
-            self.options.devices,
-            self.options.memory_limit,
-            self.options.spill_directory,
-            self.options.direct_storage,
-            self.options.fast_math,
-            self.options.host_memory,
-            self.options.spill_compression,
-        )
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST)
-        self._plans = Plans()
-        self._taken = Taken(self.hardware.kind)
-        self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
-        self._persisted = Persisted()
-        machine = self.hardware.machine
-        self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
+        self._hardware: Hardware | None = None  # only in a forked child, until it is needed
+        self._begin()
         self._entered: list[Setting] = []
         self._left: Setting | None = None  # the last of these, when it has ended
         self._closed = False
+        _every.add(self)
+
+    def _begin(self) -> Hardware:
+        """Find the hardware, and know nothing yet of what runs on it."""
+        o = self.options
+        self._hardware = hardware = find_hardware(
+            o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
+            o.host_memory, o.spill_compression,
+        )  # fmt: skip
+        limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
+        self._plans = Plans(limit, available_memory)
+        hardware.when_short(self._plans.shed)
+        self._taken = Taken(hardware.kind)
+        self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
+        self._persisted = Persisted()
+        machine = hardware.machine
+        self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
+        return hardware
+
+    @property
+    def hardware(self) -> Hardware:
+        if self._hardware is not None:
+            return self._hardware
+        with _lock:
+            if self._hardware is not None:
+                return self._hardware
+            try:
+                return self._begin()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"devices={self.options.devices!r}: GPUs do not work in a process that was "
+                    "forked from one that uses them: start it with multiprocessing's 'spawn' or "
+                    "'forkserver', or compute there with Scheduler('cpu')"
+                ) from error
+
+    def _begin_anew(self) -> None:
+        """In a forked child: be without the parent's threads, runs and GPUs, and find hardware when
+        it is needed. What there was stays: to free it would copy the memory that both share."""
+        if self._hardware is None:
+            return
+        _left_behind.append(
+            (self._hardware, self._plans, self._taken, self._graphs, self._persisted, self._turns)
+        )
+        if self._hardware.kind == "cuda":
+            for setting in self._entered:
+                setting.keep("scheduler")
+        self._hardware = None
 
     def get(
         self,
@@ -182,7 +220,10 @@ class Scheduler:
     ) -> Any:
         """Compute `keys` of `dsk`; the contract is that of `dask.threaded.get`.
 
-        Keyword arguments that other schedulers know and this one does not are ignored.
+        A `pool` of threads runs the tasks in place of the scheduler's own; with one of processes
+        this is `dask.multiprocessing.get`: no device, no fused kernels, and `da.random` draws as
+        Dask does. What a pool fails at, or will never do, is an error. Keyword arguments that other
+        schedulers know and this one does not are ignored.
         """
         if self._left is not None and (instead := self._left.instead()):
             return instead(dsk, keys, **kwargs)
@@ -259,8 +300,15 @@ class Scheduler:
         num_workers = config.get("num_workers", None) if num_workers is None else num_workers
         if rerun_exceptions_locally is None:
             rerun_exceptions_locally = config.get("rerun_exceptions_locally", False)
-        if isinstance(pool, multiprocessing.pool.Pool):
-            pool = MultiprocessingPoolExecutor(pool)
+        if pool is not None:
+            pool = CallersPool(pool, num_workers)
+            if pool.is_ours():  # it would wait for the very thread that it is called in
+                num_workers, pool = pool._max_workers, None
+            elif not pool.runs_here():
+                return _by_processes(
+                    pool, built(dsk), keys, cache=cache, callbacks=callbacks,
+                    rerun_exceptions_locally=rerun_exceptions_locally,
+                )  # fmt: skip
         with local_callbacks(callbacks) as active:
             watch = Callbacks(active) if active else None
             try:
@@ -719,9 +767,10 @@ class Scheduler:
         they are until these go. A closed scheduler runs nothing."""
         if not self._closed:
             self._closed = True
-            self._plans.clear()
-            self._graphs.clear()
-            self.hardware.close()
+            if self._hardware is not None:
+                self._plans.clear()
+                self._graphs.clear()
+                self._hardware.close()
 
     # ---- to look at
 
@@ -737,6 +786,8 @@ class Scheduler:
         write(path, {"gpuscheduler": self.rows()})
 
     def __repr__(self) -> str:
+        if self._hardware is None and self._closed:
+            return "<Scheduler of the parent process, closed>"
         machine = self.hardware.machine
         limits = " / ".join(dict.fromkeys(format_bytes(m) for m in machine.memory))
         n = len(machine.devices)
@@ -793,7 +844,9 @@ MANY_STEPS = 20_000
 
 _active: list[Scheduler] = []
 _default: Scheduler | None = None
-_lock = threading.Lock()
+_lock = new_rlock()
+_every: WeakSet[Scheduler] = WeakSet()
+_left_behind: list[Any] = []  # by the parent of this process
 
 
 @atexit.register
@@ -802,15 +855,14 @@ def _close_default() -> None:
         _default.close()
 
 
-def _forget_after_fork() -> None:
+def _begin_anew_after_fork() -> None:
     """A child process has none of its parent's threads."""
-    global _default, _lock
-    _default, _lock = None, threading.Lock()
-    _active.clear()
+    for scheduler in list(_every):
+        scheduler._begin_anew()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_after_fork)
+    os.register_at_fork(after_in_child=_begin_anew_after_fork)
 
 
 def plan_dask(
@@ -1071,6 +1123,13 @@ def _results(
 def _part(graph: Graph, key: Any, value: Any) -> Any:
     """The value of a key, of several that were made together."""
     return part_of(value, graph.parts[key][1]) if key in graph.parts else value
+
+
+def _by_processes(pool: CallersPool, dsk: Any, keys: Any, **options: Any) -> Any:
+    """What `dask.multiprocessing.get` gives with a pool of the caller's: values are pickled on
+    their way to its processes and back, and no device is used."""
+    with pool.watched():
+        return dask.multiprocessing.get(dsk, keys, pool=pool, **options)
 
 
 def nested(keys: Any, values: Iterator[Any]) -> Any:

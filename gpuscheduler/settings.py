@@ -7,7 +7,6 @@ when it began, even where that has ended meanwhile.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -16,8 +15,10 @@ import dask.threaded
 from dask import config
 from dask.base import get_scheduler
 
+from .forks import new_rlock
+
 _ABSENT = object()
-_lock = threading.RLock()
+_lock = new_rlock()
 _current: list[Setting] = []  # in the order in which they were set
 
 
@@ -56,6 +57,13 @@ class Setting:
                     self._take_back(name)
                 elif over._before[name] == value:
                     over._before[name] = self._before[name]
+
+    def keep(self, *names: str) -> None:
+        """End for all but these names."""
+        with _lock:
+            for name in self.values.keys() - {*names}:
+                self._take_back(name)
+                del self.values[name]
 
     def before(self, name: str) -> Any:
         """What the configuration said, None if nothing."""

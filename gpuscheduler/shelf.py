@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import stat
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from dask import config
+
+from .forks import new_lock
 
 #: Bytes of all files together; beyond that those go that were not asked for for the longest time,
 #: until a quarter of it is free.
@@ -35,7 +36,7 @@ LOOK_EVERY = 2**26
 _OURS = re.compile(r"[0-9a-f]{64}\.(kept|cubin)")
 
 _added = LOOK_EVERY  # bytes since this process looked
-_lock = threading.Lock()
+_lock = new_lock()
 _warned: set[Path] = set()  # folders of which this process has said that something is refused
 _HAVE_OWNERS = hasattr(os, "geteuid") and os.open in os.supports_dir_fd
 

@@ -17,7 +17,6 @@ import os
 import pickle
 import shutil
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 from dask import config
 
+from .forks import new_lock, new_rlock
 from .sizes import part_of
 
 try:
@@ -125,7 +125,7 @@ class Store:
         self._folder: str | None = None
         self._numbers = count()
         # collecting garbage may remove a file of a persisted collection while the lock is held
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._end: Any = None
         self._retired = False
         remove_abandoned(self.base)
@@ -264,7 +264,7 @@ class Files:
         self.of: dict[int, File] = {}
         self._read: tuple[int, Any] | None = None  # by `part`: a step and its value
         self._ended = False
-        self._ending = threading.Lock()  # a file comes to be before the end, or goes
+        self._ending = new_lock()  # a file comes to be before the end, or goes
 
     def write(self, step: int, value: Any, key: Any, came: Callable[[File], None]) -> None:
         """Put a value into a file, and tell of it while the run goes on. Raises as `Store.write`

@@ -4,7 +4,6 @@ one plan, foreseen in others and in the next process. A guess: each plan sees fo
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
@@ -15,6 +14,7 @@ from dask._task_spec import GraphNode, NestedContainer
 from dask.utils import key_split
 
 from . import shelf
+from .forks import new_lock
 from .plan import Plan
 from .subgraph import Call, Chain, Step
 
@@ -30,7 +30,7 @@ class Taken:
     def __init__(self, kind: str):
         self.kind = kind
         self._seen: dict[str, int] | None = None
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def foresee(self, plan: Plan) -> None:
         """Tell a plan what its kinds of steps should take."""

@@ -54,8 +54,11 @@ Home = Callable[[Any], int | None]
 SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
 #: What is said of a layer's blocks by the chunks of an array alone.
 OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
-#: Layers of one graph, and tasks of one layer, beyond which reading what they say takes long.
-MOST_LAYERS, MOST_TASKS = 2_000, 20_000
+#: Layers of one graph beyond which reading what they say takes long, and tasks of one layer, for
+#: which there is about room in `MOST_WORDS`. (To read takes 16 microseconds a task, on two shared
+#: CPU cores: 1.6 s for an array of 100,000 blocks; to plan it takes 300 and more. A sum of 60,000
+#: blocks like one before it took 10 s there, and planned anew 28.)
+MOST_LAYERS, MOST_TASKS = 2_000, 200_000
 #: Words of one layer, and length of one string, and bytes of one array that is told by its values.
 MOST_WORDS, LONGEST, LARGEST = 1_000_000, 1_000, 65_536
 #: Whose functions change no list, dictionary or array that they are handed beside their blocks.

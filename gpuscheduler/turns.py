@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from time import monotonic
 
+from .forks import new_rlock
+
 #: What part of each memory runs may take together that do not wait for others.
 SMALL = 1 / 20
 #: Seconds without any news of the runs that are under way after which nobody waits for them.
@@ -73,7 +75,7 @@ class Turns:
         self.limit, self.held, self.patience, self.now = limit, held, patience, now
         self.running: list[Turn] = []
         self.waiting: list[Turn] = []
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(new_rlock())
 
     @contextmanager
     def turn(self, ask: Callable[[], Bytes]) -> Iterator[Turn]:

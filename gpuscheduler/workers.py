@@ -12,13 +12,15 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
+from .forks import new_lock
+from .pools import CallersPool, inside
 from .run import DeviceLost, noted
 
 Job = Callable[[Any], None]  # called with what was sent with it
@@ -27,6 +29,8 @@ Raised = list[BaseException]
 PATIENCE = 0.5
 #: Seconds after which it is asked again whether they are done.
 LOOK_EVERY = 5e-5
+#: What is said of an error that a job did not report itself.
+BUG = "in a thread of gpuscheduler, outside of any task: a bug"
 
 
 class Worker:
@@ -99,7 +103,7 @@ class _Desk:
                 if raised is None:
                     traceback.print_exc()
                 else:
-                    raised.append(error)
+                    raised.append(noted(error, BUG))
             finally:
                 # nothing of a run may live in a thread that waits for the next one
                 del item, context, job, argument, raised
@@ -154,10 +158,13 @@ class Team:
     def alive(self) -> bool:
         return any(w.thread.is_alive() for w in self.every)
 
-    @property
-    def lost(self) -> list[str]:
-        """Workers whose thread has ended with work left to do, by name."""
-        return [w.thread.name for w in self.every if w.busy and not w.thread.is_alive()]
+    def lost(self) -> DeviceLost | None:
+        """What to say where a worker's thread has ended with work left to do."""
+        names = [w.thread.name for w in self.every if w.busy and not w.thread.is_alive()]
+        return None if not names else DeviceLost(
+            f"the thread {names[0]} has ended in the middle of its work: something that a "
+            "task called has ended it; the next computation gets new threads"
+        )  # fmt: skip
 
     def begin(self) -> None:
         """Let tasks see the caller's context variables. A context serves one thread at a time."""
@@ -222,17 +229,21 @@ class Team:
 
 
 class Borrowed:
-    """A team of one device whose threads are the user's own pool (Dask's `pool=`)."""
+    """A team of one device whose threads are the caller's own pool (Dask's `pool=`)."""
 
-    def __init__(self, executor: Executor, threads: int):
-        self.executor, self.threads = executor, threads
+    def __init__(self, pool: CallersPool):
+        self.pool, self.threads = pool, pool._max_workers
         self.busy = False
-        self.at_work = threads
-        self.lost: list[str] = []
+        self.at_work = self.threads
         self.raised: Raised = []
 
     def __len__(self) -> int:
         return 1
+
+    def lost(self) -> BaseException | None:
+        """What to say where the pool does nothing any more."""
+        why = self.pool.broken()
+        return BrokenExecutor(why) if why else None
 
     def begin(self) -> None:
         pass
@@ -242,16 +253,26 @@ class Borrowed:
             self.send_to_any(job, [step])
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
-        self.executor.submit(self._run, job, argument)
+        self.send_to_any(job, argument)
 
     def send_to_any(self, job: Job, argument: Any, *where: Any) -> None:
-        self.executor.submit(copy_context().run, self._run, job, argument)
+        future = self.pool.submit(copy_context().run, self._run, job, argument)
+        future.add_done_callback(self._ended)
 
     def _run(self, job: Job, argument: Any) -> None:
+        inside.set((*inside.get(), self.pool.pool))
         try:
             job(argument)
         except BaseException as error:
-            self.raised.append(error)
+            self.raised.append(noted(error, BUG))
+
+    def _ended(self, future: Future[Any]) -> None:
+        """A job reports its own errors: others are the pool's, which has not run it."""
+        if future.cancelled():
+            why = f"{self.pool!r} was told to cancel what it was given"
+            self.raised.append(BrokenExecutor(why))
+        elif (error := future.exception()) is not None:
+            self.raised.append(noted(error, f"from {self.pool!r}, which has not run a task"))
 
     def stop(self) -> None:
         pass
@@ -272,13 +293,9 @@ def awaited(events: SimpleQueue[list[Any]], team: Team | Borrowed) -> list[Any]:
             out = events.get(timeout=PATIENCE)
         except Empty:
             if team.raised:
-                note = "in a thread of gpuscheduler, outside of any task: a bug"
-                raise noted(team.raised.pop(), note) from None
-            if lost := team.lost:
-                raise DeviceLost(
-                    f"the thread {lost[0]} has ended in the middle of its work: something that a "
-                    "task called has ended it; the next computation gets new threads"
-                ) from None
+                raise team.raised.pop() from None
+            if (lost := team.lost()) is not None:
+                raise lost from None
     out += reported(events)
     return out
 
@@ -301,7 +318,7 @@ class Teams:
         self.closed = False
         self.leased: list[Team] = []
         self.retired: list[Team] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     @contextmanager
     def lease(self) -> Iterator[Team]:

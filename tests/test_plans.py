@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import tracemalloc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import permutations
 from operator import add
+from types import SimpleNamespace
 
 import dask
 import dask.array as da
@@ -25,7 +27,7 @@ from dask.core import flatten
 
 import gpuscheduler.scheduler
 from gpuscheduler import Scheduler
-from gpuscheduler.plans import Plans, Signature, signature
+from gpuscheduler.plans import MANY, STEP, Plans, Signature, signature
 from tests.test_graph import WORKLOADS
 
 
@@ -324,7 +326,7 @@ def test_a_new_array_at_an_old_address_is_not_the_old_one(scheduler):
         del x
     gc.collect()
     assert not scheduler._plans
-    assert scheduler._plans.steps == 0
+    assert scheduler._plans._plans.size == 0
 
 
 FACTOR = 2
@@ -484,7 +486,7 @@ def test_a_plan_goes_with_its_collection_and_so_do_its_arrays(scheduler):
     gc.collect()
     assert (array(), plan()) == (None, None)
     assert not scheduler._plans
-    assert scheduler._plans.steps == 0
+    assert scheduler._plans._plans.size == 0
 
 
 def test_a_plan_stays_while_what_it_is_made_of_does(scheduler, planned, monkeypatch):
@@ -507,7 +509,7 @@ def test_closing_drops_all_plans():
         x.compute()
         assert len(s._plans) == 1
     assert not s._plans
-    assert s._plans.steps == 0
+    assert s._plans.nbytes == 0
 
 
 @pytest.fixture
@@ -519,12 +521,12 @@ def unlike(monkeypatch):
 def test_the_oldest_plans_make_room_for_the_newest(scheduler, planned, unlike):
     """Room for 20 steps: two plans of 8. The one that was not used for longest goes."""
     xs = [da.ones(8, chunks=1) + n for n in range(3)]
-    scheduler._plans._plans.limit = 20
+    scheduler._plans._plans.limit = 20 * STEP
     for n in (0, 1, 0, 2):  # 1 goes
         assert xs[n].compute().tolist() == [n + 1] * 8
     assert len(planned) == 3
     assert len(scheduler._plans) == 2
-    assert scheduler._plans.steps == 16
+    assert scheduler._plans._plans.size == 16 * STEP
     xs[0].compute()
     assert len(planned) == 3
     xs[1].compute()  # 2 goes
@@ -536,13 +538,103 @@ def test_the_oldest_plans_make_room_for_the_newest(scheduler, planned, unlike):
 def test_a_plan_beyond_the_limit_is_not_kept(scheduler, planned, unlike):
     x = da.ones(40, chunks=1) + 1
     y = da.ones(4, chunks=1) + 1
-    scheduler._plans._plans.limit = 20
+    scheduler._plans._plans.limit = 20 * STEP
     y.compute()
     for _ in range(2):
         assert x.compute().sum() == 80
     y.compute()
     assert len(planned) == 3  # x twice; it did not drive y out
-    assert scheduler._plans.steps == 4
+    assert scheduler._plans._plans.size == 4 * STEP
+
+
+LARGE = {
+    "blocks that are made": lambda: (da.ones(12_000, chunks=10) * 2 + 1).sum(),
+    "blocks of the caller's": lambda: (da.from_array(np.ones(12_000), chunks=10) * 2 + 1).sum(),
+    "a user's function": lambda: da.ones(12_000, chunks=10).map_blocks(lambda b: b[::-1]).sum(),
+    "other chunks": lambda: da.ones(2_400, chunks=4).rechunk(6).max(),
+    "tuples": lambda: da.from_array(np.ones((200, 240)), chunks=(4, 10)).var(axis=0),
+}
+
+
+@pytest.mark.parametrize("workload", LARGE)
+def test_bytes_of_a_plan_are_about_what_is_free_when_it_goes(workload):
+    x, y = LARGE[workload](), LARGE[workload]()
+    with Scheduler("cpu:2") as s:
+        y.compute()
+        s._plans.clear()
+        tracemalloc.start()
+        try:
+            x.compute()
+            gc.collect()
+            (plan,) = s._plans.every()
+            assert len(plan.steps) >= MANY
+            said = s._plans._plans.size
+            del plan
+            before = tracemalloc.get_traced_memory()[0]
+            s._plans.clear()
+            gc.collect()
+            free = before - tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+    assert 0.5 * free <= said <= 3 * free  # what layers still hold is not free
+
+
+@pytest.mark.parametrize("limit", [0, 40_000, 200_000, 1_000_000])
+def test_plans_and_templates_take_no_more_than_the_option_says(limit):
+    kept = 0
+    with Scheduler("cpu:2", plan_memory=limit) as s:
+        xs = [da.ones(4 + n, chunks=1) * n for n in range(30)]
+        for x in xs:
+            x.compute()
+            assert s._plans.nbytes <= limit
+            kept = max(kept, len(s._plans))
+    assert (kept > 0) == (limit > 0)
+
+
+def test_what_plans_may_take_is_an_option_of_dasks_configuration():
+    with dask.config.set({"gpuscheduler.plan-memory": "3 MiB"}), Scheduler("cpu:1") as s:
+        assert s._plans.limit == 3 * 2**20
+    with Scheduler("cpu:1") as s:
+        assert s._plans.limit == 2**28
+    with pytest.raises(ValueError, match="plan_memory='much'"):
+        Scheduler("cpu:1", plan_memory="much")
+
+
+def test_plans_go_where_the_process_takes_more_than_it_may(scheduler, planned, monkeypatch):
+    """What others need is found to be short in the middle of a run."""
+    monkeypatch.setattr(gpuscheduler.plans, "LEAST", 0)
+    x = da.ones(8, chunks=1) + 1
+    x.compute()
+    slack = scheduler.hardware.slack
+    slack.let_go(slack.pace)
+    assert len(scheduler._plans) == 1
+    slack.limit = slack.full = 0
+    slack.let_go(slack.pace)
+    assert scheduler._plans.nbytes == 0
+    assert x.compute().tolist() == [2] * 8
+    assert len(planned) == 2
+
+
+def test_plans_are_kept_in_a_part_of_the_memory_that_is_there(monkeypatch):
+    monkeypatch.setattr(gpuscheduler.plans, "LEAST", 40 * STEP)
+    available = [10**9]
+    plans = Plans(1000 * STEP, lambda: available[0], part=1 / 4)
+    layers = [da.ones(4, chunks=2, name=f"x{n}").dask.layers[f"x{n}"] for n in range(90)]
+
+    def keep(n):
+        plan = SimpleNamespace(steps=[None] * 10)
+        plans.keep(Signature((n,), [layers[n]]), graph=None, plan=plan)
+
+    for n in range(45):
+        keep(n)
+    assert len(plans) == 45
+    available[0] = 0  # a quarter of what plans take is theirs, but for the least
+    keep(45)
+    assert plans.nbytes <= 120 * STEP
+    assert plans.find(Signature((0,), [layers[0]])) is None
+    for n in range(46, 90):
+        keep(n)
+        assert 0 < plans.nbytes <= 120 * STEP
 
 
 def test_a_layer_that_cannot_be_watched_is_no_error():
@@ -597,4 +689,4 @@ def test_threads_that_drop_what_others_compute(scheduler):
         list(pool.map(one, range(64)))
     gc.collect()
     assert not scheduler._plans
-    assert scheduler._plans.steps == 0
+    assert scheduler._plans._plans.size == 0

@@ -18,6 +18,7 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 
 #: Each module imports only from those before it.
 ORDER = [
+    "forks",
     "pickled",
     "machine",
     "sizes",
@@ -83,6 +84,7 @@ ORDER = [
     "state",
     "tape",
     "turns",
+    "pools",
     "run",
     "timeline",
     "settings",

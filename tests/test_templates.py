@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import gpuscheduler
 import gpuscheduler.scheduler
 from gpuscheduler import Scheduler, templates
+from gpuscheduler.plans import STEP
 from gpuscheduler.siblings import Together
 from gpuscheduler.templates import Reader
 
@@ -649,10 +650,10 @@ def test_threads_compute_rounds_at_the_same_time(scheduler):
 
 
 def test_only_so_many_templates_are_kept(scheduler):
-    scheduler._plans._templates.limit = 40
+    scheduler._plans._templates.limit = 40 * STEP
     for k in range(20):
         (table()[0] + k).compute()
-    assert 0 < scheduler._plans._templates.size <= 40
+    assert 0 < scheduler._plans._templates.size <= 40 * STEP
 
 
 def test_large_graphs_are_not_read(monkeypatch):
@@ -662,6 +663,10 @@ def test_large_graphs_are_not_read(monkeypatch):
     assert words(table()[0][1:]) is not None
     monkeypatch.setattr(templates, "MOST_LAYERS", 1)
     assert words(table()[0] + 1) is None
+
+
+def test_an_array_of_many_blocks_is_read():
+    assert words(da.from_array(np.ones(25_000), chunks=1)) is not None
 
 
 def test_layers_are_read_once_and_forgotten_when_they_go():

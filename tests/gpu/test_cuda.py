@@ -361,7 +361,7 @@ def test_copies_through_the_host_give_the_same(x):
     from gpuscheduler.cuda import CudaHardware
 
     with gpuscheduler.Scheduler(devices="cuda:0,0") as s:
-        s.hardware = CudaHardware([0, 0], staged={(0, 1), (1, 0)})
+        s._hardware = CudaHardware([0, 0], staged={(0, 1), (1, 0)})
         a = cupy_array(x[:300], 30)
         for _ in range(5):
             result = (a + a.T).to_backend("numpy").compute()

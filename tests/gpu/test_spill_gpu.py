@@ -2,6 +2,8 @@
 
 import gc
 import os
+import queue
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -143,6 +145,48 @@ def test_pieces_are_within_their_part_of_the_memory(monkeypatch):
     ):
         pieces = cuda.Pieces(pinned, limit, 8)
         assert (pieces.nbytes, pieces.most) == found
+
+
+def test_who_waits_for_the_only_piece_hears_that_it_could_not_be_made():
+    """Two threads want one: the first is refused the memory for it while the second waits."""
+    waits = threading.Event()
+
+    class Free(queue.Queue):
+        def get(self, *args, **kwargs):
+            waits.set()
+            return super().get(*args, **kwargs)
+
+    class Short:
+        refusals = 1
+
+        def array(self, shape, dtype):
+            if self.refusals:
+                self.refusals -= 1
+                assert waits.wait(60)
+                raise MemoryError("there is no pinned memory")
+            return np.empty(shape, dtype)
+
+    pieces = cuda.Pieces(Short(), 0, 2)
+    pieces.most, pieces._free = 1, Free()
+
+    def take(out):
+        try:
+            out.append(pieces.take().shape)
+        except MemoryError as error:
+            out.append(error)
+
+    first, second = [], []
+    threads = [threading.Thread(target=take, args=[first], daemon=True)]
+    threads[0].start()
+    while not pieces.made:  # the first has begun
+        threads[0].join(0.001)
+    threads.append(threading.Thread(target=take, args=[second], daemon=True))
+    threads[1].start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "it waits for ever"
+    assert isinstance(first[0], MemoryError)
+    assert second == [(pieces.nbytes,)]
 
 
 def test_pinned_memory_that_waits_for_reuse_goes_before_there_is_too_much():

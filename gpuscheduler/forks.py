@@ -1,0 +1,47 @@
+"""Locks that a forked child finds open: the threads that held them are not in the child.
+
+Uses `_at_fork_reinit` of Python's locks, as `concurrent.futures` and `logging` do (Python 3.9 to
+3.14), and `_is_owned` of those that can be taken twice.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+from weakref import ref
+
+_every: dict[int, ref[Any]] = {}
+
+
+def new_lock() -> threading.Lock:
+    """A lock that one thread takes once.
+
+    >>> with new_lock() as taken:
+    ...     taken
+    True
+    """
+    return _renewed(threading.Lock())  # type: ignore[no-any-return]
+
+
+def new_rlock() -> Any:
+    """A lock that its thread may take again, as where collecting garbage comes back to it."""
+    return _renewed(threading.RLock())
+
+
+def _renewed(lock: Any) -> Any:
+    known = id(lock)
+    _every[known] = ref(lock, lambda _: _every.pop(known, None))
+    return lock
+
+
+def _renew_after_fork() -> None:
+    """Open all but those of the thread that forked, which goes on in the child."""
+    for watched in list(_every.values()):
+        lock = watched()
+        if lock is not None and not getattr(lock, "_is_owned", bool)():
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_after_fork)

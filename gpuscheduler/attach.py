@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from os import PathLike
+from threading import Lock
 from time import monotonic
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,7 @@ class Attached:
 
     def __init__(self, client: Client, settings: dict[str, Any]):
         self.client, self.settings = client, settings
-        self.name = f"gpuscheduler-{uuid.uuid4().hex[:12]}"
+        self.name = ""  # of all that the cluster has of it
         self.workers: dict[str, Facts] = {}
         self._left_out: set[str] = set()
         self._near: set[tuple[str, str]] = set()  # workers, and who can read their devices
@@ -272,12 +273,15 @@ class Attached:
         self._plans = Plans()
         self._closed = False
         self._met = 0.0  # when it was asked last which workers there are
+        self._meeting = Lock()
         self._check_versions()
-        self._register()
         try:
+            self._register()
             self._meet(strict=True)
         except BaseException:
-            self._unregister()
+            from .node import end
+
+            self._tell_scheduler(end)
             raise
         kinds = {f.kind for f in self.workers.values()}
         backend = {"array.backend": "cupy"} if kinds == {"cuda"} and cuda_devices() else {}
@@ -289,80 +293,90 @@ class Attached:
 
         get = Get(self)
         self._setting = Setting({"scheduler": get, **SHUFFLES, **backend})
-        client.subscribe_topic(self.name, self._told)
         own = type(client)
         self._client_get = MethodType(own.get, client)
         self._client_compute = MethodType(own.compute, client)
         self._client_persist = MethodType(own.persist, client)
-        mine = {"get": get, "compute": self.compute, "persist": self.persist}
-        self._replaced = {name: vars(client).get(name) for name in mine}
-        vars(client).update(mine)
+        ends = {
+            "close": self._close_client,
+            "shutdown": self._shut_down_client,
+            "_close": self._end_client,
+        }
+        mine = {"get": get, "compute": self.compute, "persist": self.persist, **ends}
+        self._methods = Setting(mine, vars(client))
 
     # ---- the cluster
 
     def _check_versions(self) -> None:
-        """Every process that unpickles what is sent needs the package, in this version."""
+        """The cluster's scheduler, too, needs the package, in this version. Where it has not, all
+        that have not are named; workers tell it by themselves."""
         from .node import version
 
         # of names that every Python knows: the package may not be there
         ask = (eval, "__import__('gpuscheduler').__version__")
-        answers = dict(self.client.run(*ask, on_error="return"))
+        answers: dict[str, Any] = {}
         try:
             answers["the scheduler"] = self.client.run_on_scheduler(*ask)
         except Exception as error:
             answers["the scheduler"] = error
+        if answers["the scheduler"] == version():
+            return
+        answers |= self.client.run(*ask, on_error="return")
         wrong = []
         for who, answer in answers.items():
             if isinstance(answer, Exception):
                 wrong.append(f"{_worker(who)} has no gpuscheduler ({answer})")
             elif answer != version():
                 wrong.append(f"{_worker(who)} has gpuscheduler {answer}")
-        if wrong:
-            raise RuntimeError(
-                f"{'; '.join(wrong)}; the client has gpuscheduler {version()}: install this "
-                "version everywhere"
-            )
+        raise RuntimeError(
+            f"{'; '.join(wrong)}; the client has gpuscheduler {version()}: install this "
+            "version everywhere"
+        )
 
     def _register(self) -> None:
-        from .node import Elsewhere, Node, version
+        """Give the cluster what it needs. The name is a new one each time: what has been told to
+        end may still be ending."""
+        from .node import Node, begin
 
-        # a worker on which it fails tells why when it is asked what it has
-        with suppress(Exception):
-            self.client.register_plugin(Node(self.name, self.settings, version()), name=self.name)
-        self.client.register_plugin(Elsewhere(), name=self.name)
-
-    def _unregister(self) -> None:
-        for unregister in (
-            self.client.unregister_worker_plugin,
-            self.client.unregister_scheduler_plugin,
-        ):
-            with suppress(Exception):  # the cluster may be gone
-                unregister(self.name)
+        if self.name:
+            self.client.unsubscribe_topic(self.name)
+        self.name = f"gpuscheduler-{uuid.uuid4().hex[:12]}"
+        self.client.subscribe_topic(self.name, self._told)
+        node = Node(self.name, self.settings)
+        self.client.run_on_scheduler(begin, self.name, self.client.id, node)
 
     def _meet(self, strict: bool = False) -> list[str]:
-        """The addresses of the workers that can take part, in their order; new ones are asked."""
-        from .node import facts
+        """The addresses of the workers that can take part, in their order.
 
-        if self.workers and monotonic() < self._met + MEET_EVERY:
+        The cluster's scheduler knows them, for they have told it: no worker is waited for here.
+        """
+        with self._meeting:
+            if not self.workers or monotonic() >= self._met + MEET_EVERY:
+                self._met = monotonic()
+                self._look_round(strict)
             return sorted(self.workers)
-        self._met = monotonic()
-        info = self.client.scheduler_info(n_workers=-1)["workers"]
-        there = [a for a, facts in info.items() if facts.get("status", "running") == "running"]
+
+    def _look_round(self, strict: bool) -> None:
+        from distributed.protocol.pickle import loads
+
+        there = self._members()
+        if there is None:  # the connection was lost for a while: this client was taken for gone
+            self._register()
+            self.workers, self._left_out, self._near = {}, set(), set()
+            there = self._members() or {}
         for gone in set(self.workers) - set(there):
             del self.workers[gone]
         self._left_out &= set(there)
-        new = [a for a in there if a not in self.workers and a not in self._left_out]
+        why_not = {a: told for a, told in there.items() if isinstance(told, str)}
+        if why_not and strict:
+            raise RuntimeError("; ".join(why_not.values()))
+        for address in sorted(set(why_not) - self._left_out):
+            warnings.warn(f"{why_not[address]}; it takes no part", stacklevel=2)
+        self._left_out |= set(why_not)
+        # who has told nothing is not ready yet, and is asked again next time
+        new = {a: loads(told) for a, told in there.items() if isinstance(told, bytes)}
+        self.workers |= new
         if new:
-            answers = self.client.run(facts, self.name, workers=new, on_error="return")
-            failed = {a: f for a, f in answers.items() if isinstance(f, Exception)}
-            if failed and strict:
-                raise RuntimeError("; ".join(map(str, failed.values())))
-            for address, why in failed.items():
-                said = f"{why}" if address in f"{why}" else f"{_worker(address)}: {why}"
-                warnings.warn(f"{said}; it takes no part", stacklevel=2)
-            self._left_out |= set(failed)
-            known = {a: f for a, f in answers.items() if a not in failed and f is not None}
-            self.workers |= known  # who is not ready yet is asked again next time
             self._introduce()
         if strict and not self.workers:
             raise RuntimeError(
@@ -370,19 +384,30 @@ class Attached:
                 if there
                 else "the cluster has no workers: start some, and attach then"
             )
-        return sorted(self.workers)
+
+    def _members(self) -> dict[str, bytes | str | None] | None:
+        """The workers that are running, and what new ones have told; None where the cluster's
+        scheduler knows of no such attachment."""
+        from .node import members_of
+
+        members = getattr(self.client.scheduler, members_of(self.name))
+        return self.client.sync(members, known=list(self.workers))  # type: ignore[no-any-return]
+
+    def _ask(self, method: str, *args: Any, workers: list[str]) -> dict[str, Any]:
+        """What a method of nodes gives, or raises, on workers; who is gone is left out."""
+        from .node import ask
+
+        return self.client.run_on_scheduler(ask, self.name, method, args, workers)  # type: ignore[no-any-return]
 
     def _introduce(self) -> None:
         """Find out which workers can read each other's devices."""
-        from .node import readable
-
         lending = {a: f.sample for a, f in self.workers.items() if f.sample is not None}
         machines = [s.machine for s in lending.values()]
         asked = [a for a, s in lending.items() if machines.count(s.machine) > 1]
         if not asked or not config.get("gpuscheduler.ipc", True):
             self._near = set()
             return
-        answers = self.client.run(readable, lending, workers=asked, on_error="return")
+        answers = self._ask("readable", lending, workers=asked)
         self._near = {
             (source, reader)
             for reader, sources in answers.items()
@@ -393,18 +418,46 @@ class Attached:
     def close(self) -> None:
         """Leave the cluster as it was: free what the workers hold for this, end their threads, and
         give `client.compute` and Dask's configuration back."""
+        if self._give_back():
+            from .node import end
+
+            self._tell_scheduler(end)
+
+    def _give_back(self) -> bool:
+        """Give back what is in this process; True the first time."""
         if self._closed:
-            return
+            return False
         self._closed = True
         self._setting.end()
-        for name, before in self._replaced.items():
-            vars(self.client).pop(name, None)
-            if before is not None:
-                vars(self.client)[name] = before
+        self._methods.end()
         self._plans.clear()
-        with suppress(Exception):  # the cluster may be gone
-            self.client.unsubscribe_topic(self.name)
-        self._unregister()
+        return True
+
+    def _tell_scheduler(self, function: Callable[..., Any]) -> None:
+        """Call a function of `node` in the cluster's scheduler, if that is there."""
+        if self.client.status == "running":
+            with suppress(Exception):  # it may be on its way out
+                self.client.unsubscribe_topic(self.name)
+                self.client.run_on_scheduler(function, self.name)
+
+    def _close_client(self, *args: Any, **kwargs: Any) -> Any:
+        """`client.close`: what is attached to it ends with it."""
+        from .node import leave
+
+        if self._give_back():
+            self._tell_scheduler(leave)
+        return self.client.close(*args, **kwargs)
+
+    def _shut_down_client(self) -> Any:
+        """`client.shutdown`: nothing of the cluster is left."""
+        self._give_back()
+        return self.client.shutdown()
+
+    async def _end_client(self, *args: Any, **kwargs: Any) -> Any:
+        """`Client._close` (distributed 2026.1 to 2026.8), by which clients end in any other way: as
+        when their cluster is gone."""
+        self._give_back()
+        return await self.client._close(*args, **kwargs)
 
     def __enter__(self) -> Attached:
         return self
@@ -440,9 +493,10 @@ class Attached:
         """Write which step ran where and when, with `timeline=True`, as a file for Perfetto: a
         process for each worker, a thread for each of its devices. The times are those of the
         clock of the cluster's scheduler."""
-        from .node import rows
-
-        found = self.client.run(rows, self.name, workers=self._there())
+        found = self._ask("rows", workers=self._there())
+        for error in found.values():
+            if isinstance(error, Exception):
+                raise error
         write(path, {_worker(address): found[address] for address in sorted(found)})
 
     def _there(self) -> list[str]:
@@ -731,7 +785,11 @@ class Attached:
 
     @contextmanager
     def _progress(self, work: Work, active: Iterable[Any]) -> Iterator[str]:
-        """The name of a run. While it goes on, callbacks may look at how much of it is done."""
+        """The name of a run. While it goes on, callbacks may look at how much of it is done.
+
+        Dask's `ProgressBar` begins to look when it is told that a task begins: callbacks are told
+        of the first one.
+        """
         run = uuid.uuid4().hex[:8]
         callbacks = list(active)
         if not callbacks:
@@ -743,12 +801,16 @@ class Attached:
         begun = []
         failed = True
         try:
-            for start, start_state, *_ in callbacks:
-                if start:
-                    start(dsk)
+            for callback in callbacks:
+                if callback[0]:
+                    callback[0](dsk)
+                begun.append(callback)
+            for _, start_state, *_ in callbacks:
                 if start_state:
                     start_state(dsk, progress.state)
-            begun = callbacks
+            for _, _, pretask, *_ in callbacks:
+                if pretask and work.cut.stages:
+                    pretask(work.cut.stages[0].tasks[0], dsk, progress.state)
             yield run
             progress.tell(1.0)
             failed = False

@@ -1,5 +1,6 @@
-"""What a worker of a cluster has of this package: a plug-in with a `Scheduler` over the devices of
-its node, and the tasks of the cluster that run on it. `attach` sends them.
+"""What a cluster has of this package: in each worker a plug-in with a `Scheduler` over the devices
+of its node, and the tasks of the cluster that run on it; in the cluster's scheduler a plug-in that
+knows which workers take part, and ends all of this when the client is gone. `attach` sends them.
 
 This module imports `distributed`; nothing else does when it is imported.
 """
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from dask import config
 from dask.base import get_scheduler, persist
-from distributed import Reschedule, SchedulerPlugin, WorkerPlugin, get_client, get_worker
-from distributed.protocol.pickle import loads
+from distributed import Reschedule, SchedulerPlugin, Status, WorkerPlugin, get_client, get_worker
+from distributed.protocol.pickle import dumps, loads
 
 from .cargo import Cargo, Lent, Lost, Unreachable, off_device, put_back
 from .forks import new_lock
@@ -43,13 +45,9 @@ Key = Any
 KEPT = 2**23
 #: Under this, and their numbers, come values of the graph that several stages read.
 DATA = "gpuscheduler.data"
-#: What a worker makes of the pickled plug-in, in names that every Python knows: one without this
-#: package could not start otherwise.
-UNPICKLED = (
-    "__import__('gpuscheduler.node', fromlist=['Node']).Node(*told)"
-    " if __import__('importlib.util').util.find_spec('gpuscheduler')"
-    " else __import__('distributed').WorkerPlugin()"
-)
+#: What makes the plug-in of a worker where it is unpickled, out of the source of `unpickled`: that
+#: must not need this package, which the worker may not have.
+UNPICKLE = "(lambda names: exec(source, names) or names['unpickled'](*told))({})"
 #: What Dask is told while a cluster is attached: the tasks of its other way to shuffle talk to each
 #: other, and find each other as tasks of the cluster only.
 SHUFFLES = {"array.rechunk.method": "tasks", "dataframe.shuffle.method": "tasks"}
@@ -104,17 +102,46 @@ class Payload:
     graph: bytes  # pickled
 
 
+def unpickled(name: str, settings: dict[str, Any], expected: str) -> Any:
+    """Make the plug-in of a worker: a `Node`, or one that says why there is none.
+
+    It stands by itself, for the worker may have another version of this package, or none.
+    """
+    from distributed import WorkerPlugin
+
+    try:
+        from gpuscheduler import __version__ as there
+        from gpuscheduler.node import Node
+    except Exception as error:
+        why = f"has no gpuscheduler ({error})"
+    else:
+        if there == expected:
+            return Node(name, settings)
+        why = f"has gpuscheduler {there}"
+    why += f"; the client has gpuscheduler {expected}: install this version everywhere"
+
+    class Absent(WorkerPlugin):  # type: ignore[misc]
+        async def setup(self, worker: Any) -> None:
+            told = f"worker {worker.contact_address} {why}"
+            tell = getattr(worker.scheduler, name)
+            if not await tell(address=worker.contact_address, told=told):
+                await worker.plugin_remove(name)  # the client has left meanwhile
+
+    return Absent()
+
+
 class Node(WorkerPlugin):  # type: ignore[misc]
     """The `Scheduler` of one worker, and the stages that it runs.
 
     It is pickled before it is set up, and only what it was told goes along.
     """
 
-    def __init__(self, name: str, settings: dict[str, Any], expected: str):
-        self.name, self.settings, self.expected = name, settings, expected
+    def __init__(self, name: str, settings: dict[str, Any]):
+        self.name, self.settings = name, settings
 
     def __reduce__(self) -> Any:
-        return eval, (UNPICKLED, {"told": (self.name, self.settings, self.expected)})
+        told = self.name, self.settings, version()
+        return eval, (UNPICKLE, {"source": inspect.getsource(unpickled), "told": told})
 
     async def setup(self, worker: Worker) -> None:
         self.lock = new_lock()  # memory limits hold for one stage at a time
@@ -125,19 +152,41 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         self.sample: Sample | None = None
         self.lends: Any = None  # the array in it
         self.failure = ""
+        self.removed = False
         self.ready = threading.Event()  # set when there is a scheduler, or a failure
         try:
-            if version() != self.expected:
-                raise RuntimeError(f"it has {version()}, and the client has {self.expected}")
             settings = {**self.settings, "devices": self._devices(worker)}
-            self.scheduler = await asyncio.to_thread(lambda: Scheduler(**settings))
-            self.sample, self.lends = await asyncio.to_thread(_sample, self.scheduler.hardware)
+            scheduler = await asyncio.to_thread(lambda: Scheduler(**settings))
+            if self.removed:  # meanwhile, when there was nothing to close yet
+                await asyncio.to_thread(scheduler.close)
+                return
+            self.scheduler = scheduler
+            self.sample, self.lends = await asyncio.to_thread(_sample, scheduler.hardware)
+            if self.removed:
+                return
+            worker.handlers[self.name] = self.answer
             _default.add(self)
         except Exception as error:
             self.failure = str(error)
             raise
         finally:
             self.ready.set()
+            if not self.removed:
+                await self._report(worker)
+
+    async def _report(self, worker: Worker) -> None:
+        """Tell the cluster's scheduler what this worker has, or why nothing."""
+        failed = self.scheduler is None
+        told = _why_not(worker, self.failure) if failed else dumps(self.facts())
+        tell = getattr(worker.scheduler, self.name)
+        heard = False
+        try:
+            heard = await tell(address=worker.contact_address, told=told)
+        finally:
+            # 1. This worker joined, and was given the plug-in. 2. The client left, and workers that
+            # were ready were asked to remove it. 3. Only then is it ready here.
+            if not heard and worker.plugins.get(self.name) is self:
+                await worker.plugin_remove(self.name)
 
     def _devices(self, worker: Worker) -> str | None:
         """The devices of this worker, where each was told its own."""
@@ -150,6 +199,8 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         raise RuntimeError(f"devices= says nothing of the worker named {worker.name!r}")
 
     async def teardown(self, worker: Worker) -> None:
+        self.removed = True
+        worker.handlers.pop(self.name, None)
         for run in list(self.running.values()):
             run.interrupt()
         _default.discard(self)
@@ -166,7 +217,7 @@ class Node(WorkerPlugin):  # type: ignore[misc]
 
     def transition(self, key: Key, start: str, finish: str, **_: Any) -> None:
         """`distributed` stops no thread. This does, when nobody wants a stage any more."""
-        if not (isinstance(key, tuple) and str(key[0]).endswith(self.name)):
+        if not is_of(self.name, key):
             return
         if finish == "executing":
             self.cancelled.discard(key)
@@ -182,6 +233,19 @@ class Node(WorkerPlugin):  # type: ignore[misc]
         hardware = self.scheduler.hardware
         memory, bandwidth = tuple(hardware.machine.memory), hardware.machine.bandwidth
         return Facts(hardware.kind, memory, bandwidth, self.sample)
+
+    def rows(self) -> list[Row]:
+        """When steps ran, by the clock of the cluster's scheduler."""
+        assert self.scheduler is not None
+        return [row.later(self.worker.scheduler_delay) for row in self.scheduler.rows()]
+
+    def readable(self, samples: dict[str, Sample]) -> set[str]:
+        """Which of other workers' samples this one can read."""
+        return {address for address, sample in samples.items() if sample.is_read()}
+
+    def answer(self, method: str, args: bytes) -> Any:
+        """Answer what `ask` asks."""
+        return dumps(getattr(self, method)(*loads(args)))
 
     def run(self, key: Key, payload: Payload, cargos: Iterable[Cargo]) -> Cargo:
         """Run a stage: its outputs."""
@@ -417,15 +481,154 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
 
 
-class Elsewhere(SchedulerPlugin):  # type: ignore[misc]
-    """What waits for workers that have all left goes to one that comes, if it may: `distributed`
-    sends it elsewhere only where others are there when it becomes ready."""
+class Attachment(SchedulerPlugin):  # type: ignore[misc]
+    """What the cluster's scheduler has of an attached client: who takes part.
+
+    Workers tell it what they have when they are ready, so that nobody waits for one that is not.
+    When the client is gone, however that came about, it has all workers remove what they have of
+    the client's.
+    """
+
+    def __init__(self, name: str, client: str, scheduler: Any):
+        self.name, self.client, self.scheduler = name, client, scheduler
+        self.told: dict[str, bytes | str] = {}  # by worker: its facts, pickled, or why it has none
+        self.asked: set[tuple[str, asyncio.Future[Any]]] = set()  # workers that have not answered
+        #: what others want of a client that is gone, and is not done yet
+        self.wanted: set[Key] | None = None
+        self.ended = False
+
+    async def begin(self, node: Node) -> None:
+        """Give all workers a plug-in, also those that join later."""
+        scheduler, name = self.scheduler, self.name
+        scheduler.add_plugin(self, name=name)
+        scheduler.handlers |= {name: self.hear, members_of(name): self.members}
+        scheduler.worker_plugins[name] = pickled = dumps(node)
+        await self.ask({"op": "plugin-add", "name": name, "plugin": pickled})
+
+    async def end(self) -> None:
+        """Have all workers remove it. Again, it does nothing."""
+        if self.ended:
+            return
+        self.ended = True
+        scheduler, name = self.scheduler, self.name
+        del scheduler.handlers[name], scheduler.handlers[members_of(name)]
+        scheduler.worker_plugins.pop(name, None)
+        # who has told nothing yet would not answer before it is ready, and ends when it tells
+        await self.ask({"op": "plugin-remove", "name": name}, list(self.told))
+        scheduler.remove_plugin(name)
+
+    def hear(self, address: str, told: bytes | str) -> bool:
+        """A worker tells what it has."""
+        address = self.scheduler.coerce_address(address)
+        if address in self.scheduler.workers:
+            self.told[address] = told
+        return True
+
+    def members(self, known: list[str]) -> dict[str, bytes | str | None]:
+        """The workers that are running, and what each that is not `known` has told."""
+        running = [a for a, w in self.scheduler.workers.items() if w.status == Status.running]
+        return {a: None if a in known else self.told.get(a) for a in running}
+
+    async def ask(
+        self, message: dict[str, Any], workers: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """What workers answer, or the exception instead. Who leaves meanwhile is left out."""
+        scheduler = self.scheduler
+        asked: dict[str, asyncio.Future[Any]] = {}
+        for address in scheduler.workers if workers is None else workers:
+            if address in scheduler.workers:
+                question = scheduler.broadcast(msg=message, workers=[address], on_error="return")
+                asked[address] = asyncio.ensure_future(question)
+        self.asked |= asked.items()
+        if asked:
+            await asyncio.wait(asked.values())
+        self.asked -= asked.items()
+        there = {a: answer.result() for a, answer in asked.items() if not answer.cancelled()}
+        return {address: answer[address] for address, answer in there.items()}
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        """Comes before what waits is looked through for what this worker can run."""
+        """What waits for workers that have all left goes to this one, if it may: `distributed`
+        sends it elsewhere only where others are there when it becomes ready.
+
+        Comes before what waits is looked through for what this worker can run.
+        """
         for task in scheduler.unrunnable:
             if task.loose_restrictions and not scheduler.valid_workers(task):
                 task.worker_restrictions = None
+
+    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+        self.told.pop(worker, None)
+        for address, answer in self.asked:
+            if address == worker:
+                answer.cancel()
+
+    def add_client(self, scheduler: Any, client: str) -> None:
+        """It may come back, when its connection was lost."""
+        if client == self.client:
+            self.wanted = None
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """It ends with its client, when all has been done that others want of it, as by
+        `distributed.fire_and_forget`."""
+        if client == self.client and scheduler.status == Status.running:
+            self.wanted = self.unfinished()
+            self._end_if_done()
+
+    def transition(self, key: Key, start: str, finish: str, *_: Any, **__: Any) -> None:
+        if self.wanted and key in self.wanted and finish in ("memory", "erred", "forgotten"):
+            self.wanted.discard(key)
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self.wanted == set():
+            self.scheduler.loop.add_callback(self.end)
+
+    def unfinished(self) -> set[Key]:
+        """Stages that somebody wants, and what goes between them."""
+        done = "memory", "erred", "released", "forgotten"
+        tasks = self.scheduler.tasks.values()
+        return {t.key for t in tasks if is_of(self.name, t.key) and t.state not in done}
+
+
+async def begin(name: str, client: str, node: Node, dask_scheduler: Any) -> None:
+    """Attach a client, by its number. Returns when all workers have told what they have."""
+    attachment = Attachment(name, client, dask_scheduler)
+    await attachment.begin(node)
+    if client not in dask_scheduler.clients:  # it left before there was anything to end
+        await attachment.end()
+
+
+async def end(name: str, dask_scheduler: Any) -> None:
+    """Detach a client."""
+    if (attachment := dask_scheduler.plugins.get(name)) is not None:
+        await attachment.end()
+
+
+async def leave(name: str, dask_scheduler: Any) -> None:
+    """Detach a client that is about to close, unless something is still to be done. Then that ends
+    with the client, or, where others want it, by itself."""
+    attachment = dask_scheduler.plugins.get(name)
+    if attachment is not None and not attachment.unfinished():
+        await attachment.end()
+
+
+def members_of(name: str) -> str:
+    """What the cluster's scheduler is asked for the members of an attachment by."""
+    return f"{name}-members"
+
+
+def is_of(name: str, key: Key) -> bool:
+    """Whether a task of the cluster is one of an attachment's."""
+    return isinstance(key, tuple) and str(key[0]).endswith(name)
+
+
+async def ask(
+    name: str, method: str, args: tuple[Any, ...], workers: Collection[str], dask_scheduler: Any
+) -> dict[str, Any]:
+    """What a method of the nodes gives, or raises, on those workers that are there."""
+    question = {"op": name, "method": method, "args": dumps(args)}
+    answers = await dask_scheduler.plugins[name].ask(question, workers)
+    return {w: a if isinstance(a, Exception) else loads(a) for w, a in answers.items()}
 
 
 def run_stage(name: str, key: Key, payload: Payload, cargos: list[Cargo]) -> Cargo:
@@ -460,29 +663,9 @@ def _sample(hardware: Any) -> tuple[Sample | None, Any]:
         return None, None
 
 
-def readable(samples: dict[str, Sample]) -> set[str]:
-    """Which of other workers' samples this one can read."""
-    return {address for address, sample in samples.items() if sample.is_read()}
-
-
 def wrap(key: Key, value: Any) -> Cargo:
     """The task that makes any value of the cluster one that stages read."""
     return Cargo({key: value})
-
-
-def facts(name: str, dask_worker: Worker) -> Facts | None:
-    """What a worker has, for the client to ask; None while it is set up."""
-    node: Any = dask_worker.plugins.get(name)
-    if node is None or not node.ready.is_set():
-        return None
-    return _node(dask_worker, name).facts()
-
-
-def rows(name: str, dask_worker: Worker) -> list[Row]:
-    """When steps ran on a worker, by the clock of the cluster's scheduler."""
-    scheduler = _node(dask_worker, name).scheduler
-    assert scheduler is not None
-    return [row.later(dask_worker.scheduler_delay) for row in scheduler.rows()]
 
 
 def _node(worker: Worker, name: str) -> Node:
@@ -490,9 +673,13 @@ def _node(worker: Worker, name: str) -> Node:
     if node is not None:
         node.ready.wait()
     if node is None or node.scheduler is None:
-        why = node.failure if node is not None else "it was detached, or its log says why"
-        expected = version() if node is None else node.expected
-        raise RuntimeError(
-            f"worker {worker.address} has no gpuscheduler {expected} over its devices: {why}"
-        )
+        raise RuntimeError(_why_not(worker, "" if node is None else node.failure))
     return node  # type: ignore[no-any-return]
+
+
+def _why_not(worker: Worker, failure: str) -> str:
+    """Why a worker takes no part."""
+    return (
+        f"worker {worker.address} has no gpuscheduler {version()} over its devices: "
+        f"{failure or 'it was detached, or its log says why'}"
+    )

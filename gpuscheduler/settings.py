@@ -1,4 +1,5 @@
-"""What Dask's configuration says while a scheduler, a cluster or a worker's devices are in use.
+"""What Dask's configuration says while a scheduler, a cluster or a worker's devices are in use, and
+what stands in place of a client's own methods.
 
 Several may have set it, and they may end in any order; `dask.config.set` puts back what there was
 when it began, even where that has ended meanwhile.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import dask.threaded
 from dask import config
@@ -22,8 +23,34 @@ _lock = new_rlock()
 _current: list[Setting] = []  # in the order in which they were set
 
 
+class Place(Protocol):
+    """Where values are set."""
+
+    def get(self, name: str, default: Any, /) -> Any: ...
+
+    def update(self, values: Mapping[str, Any], /) -> None: ...
+
+    def pop(self, name: str, default: Any, /) -> Any: ...
+
+
+class _Configuration:
+    """Dask's."""
+
+    def get(self, name: str, default: Any) -> Any:
+        return config.get(name, default)
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        config.set(values)
+
+    def pop(self, name: str, default: Any) -> Any:
+        return config.pop(name, default)
+
+
+_configuration = _Configuration()
+
+
 class Setting:
-    """Values in Dask's configuration, until it ends.
+    """Values in Dask's configuration, or in another place, until it ends.
 
     Then it says what it said before, or what it would say had this one never been set, if others
     have been set over it.
@@ -37,11 +64,11 @@ class Setting:
     'none'
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        self.values = dict(values)
+    def __init__(self, values: Mapping[str, Any], place: Place = _configuration):
+        self.values, self.place = dict(values), place
         with _lock:
-            self._before = {name: config.get(name, _ABSENT) for name in values}
-            config.set(self.values)
+            self._before = {name: place.get(name, _ABSENT) for name in values}
+            place.update(self.values)
             _current.append(self)
 
     def end(self) -> None:
@@ -49,7 +76,7 @@ class Setting:
         with _lock:
             if self not in _current:
                 return
-            later = _current[_current.index(self) + 1 :]
+            later = [s for s in _current[_current.index(self) + 1 :] if s.place is self.place]
             _current.remove(self)
             for name, value in self.values.items():
                 over = next((s for s in later if name in s.values), None)
@@ -81,14 +108,14 @@ class Setting:
         return get_scheduler() or dask.threaded.get
 
     def _take_back(self, name: str) -> None:
-        """Where the configuration says what this has set, it says again what it did before."""
-        if config.get(name, _ABSENT) != self.values[name]:
+        """Where the place says what this has set, it says again what it did before."""
+        if self.place.get(name, _ABSENT) != self.values[name]:
             return
         value = self._before[name]
         if value is _ABSENT or (value == "dask.distributed" and not _has_client()):
-            config.pop(name, None)
+            self.place.pop(name, None)
         else:
-            config.set({name: value})
+            self.place.update({name: value})
 
 
 def _has_client() -> bool:

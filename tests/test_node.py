@@ -3,9 +3,12 @@ of Dask's client."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import io
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -21,15 +24,18 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask import bag, config, delayed
+from dask.callbacks import Callback
 from dask.core import flatten
+from dask.diagnostics import ProgressBar
 from dask.tokenize import tokenize
-from distributed import Client, Future, LocalCluster, Nanny, WorkerPlugin, futures_of, wait
+from distributed import Client, Future, LocalCluster, Nanny, futures_of, wait
 
 import gpuscheduler
 from gpuscheduler import node as nodes
 from gpuscheduler import scheduler
 from gpuscheduler.attach import Answer, Block, finish
 from gpuscheduler.cargo import Cargo
+from gpuscheduler.graph import received
 from gpuscheduler.run import Interrupted
 from tests.test_attach import until
 from tests.test_timeline import threads
@@ -37,7 +43,7 @@ from tests.test_timeline import threads
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["tests.test_attach"])
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("cluster")]
-PATIENCE = 20
+PATIENCE = 100  # seconds, of a busy machine too
 LOCAL = {"threads_per_worker": 2, "dashboard_address": ":0", "memory_limit": 0}
 
 
@@ -299,7 +305,10 @@ def test_options_for_single_tasks_go_to_the_client_s_own(client, attached, monke
 
 
 def test_workers_that_are_not_ready_are_no_missing_workers(client, monkeypatch):
-    monkeypatch.setattr(nodes, "facts", lambda name, dask_worker: None)
+    async def tell_nothing(self, worker):
+        pass
+
+    monkeypatch.setattr(nodes.Node, "_report", tell_nothing)
     with pytest.raises(RuntimeError, match="no worker is ready: inproc://.*logs"):
         gpuscheduler.attach(client, devices="cpu:1")
 
@@ -399,10 +408,10 @@ def test_waiting_for_a_worker_can_be_ended(deserted, way):
 
 
 def test_workers_that_are_all_left_out_are_not_waited_for(deserted, monkeypatch):
-    def wrong(name, dask_worker):
+    def wrong(self, worker):
         raise RuntimeError("it has 99.0")
 
-    monkeypatch.setattr(nodes, "facts", wrong)
+    monkeypatch.setattr(nodes.Node, "_devices", wrong)
     deserted.client.cluster.scale(1)
     deserted.client.wait_for_workers(1, timeout=PATIENCE)
     with (
@@ -419,8 +428,8 @@ def test_nothing_to_plan_is_an_error(attached):
 
 #: What keeps a worker from taking part, and what is said then.
 HINDRANCES = {
-    "import gpuscheduler; gpuscheduler.__version__ = '99.0'": "it has 99.0, and the client has",
-    "import sys; sys.modules['gpuscheduler'] = None": "No module named 'gpuscheduler",
+    "import gpuscheduler; gpuscheduler.__version__ = '99.0'": "has gpuscheduler 99.0; the client",
+    "import sys; sys.modules['gpuscheduler'] = None": "has no gpuscheduler .import of gpuscheduler",
 }
 
 
@@ -453,12 +462,27 @@ def test_a_worker_that_joins_and_cannot_take_part_is_named_once():
         until(lambda: computed() is False)
 
 
-def test_a_worker_without_the_package_gets_a_plug_in_that_does_nothing(monkeypatch):
-    pickled = pickle.dumps(nodes.Node("name", {"devices": "cpu:1"}, "1.0"))
+def test_a_worker_without_the_package_gets_a_plug_in_that_says_so(monkeypatch):
+    pickled = pickle.dumps(nodes.Node("name", {"devices": "cpu:1"}))
     node = pickle.loads(pickled)
-    assert (node.name, node.settings, node.expected) == ("name", {"devices": "cpu:1"}, "1.0")
+    assert (node.name, node.settings) == ("name", {"devices": "cpu:1"})
+    said = []
+
+    async def hear(address, told):
+        said.append(told)
+        return True
+
+    worker = SimpleNamespace(contact_address="tcp://a", scheduler=SimpleNamespace(name=hear))
+    ours = gpuscheduler.__version__
+    monkeypatch.setattr(gpuscheduler, "__version__", "99.0")
+    asyncio.run(pickle.loads(pickled).setup(worker))
     monkeypatch.setitem(sys.modules, "gpuscheduler", None)
-    assert type(pickle.loads(pickled)) is WorkerPlugin
+    asyncio.run(pickle.loads(pickled).setup(worker))
+    wrong, none = said
+    remedy = f"; the client has gpuscheduler {ours}: install this version everywhere"
+    assert wrong == f"worker tcp://a has gpuscheduler 99.0{remedy}"
+    assert none.startswith("worker tcp://a has no gpuscheduler (")
+    assert none.endswith(remedy)
 
 
 # ---- stages that nobody wants any more
@@ -533,6 +557,50 @@ def test_a_worker_counts_the_steps_that_it_runs(client, monkeypatch):
         assert told.count(1.0) == 2 * len(attached.plan(y).stages)
 
 
+def test_progress_bar_of_dask_shows_how_far_a_stage_is(attached, monkeypatch, tmp_path):
+    """The last of some steps waits until the bar shows something between 0 and 100 %."""
+    seen = tmp_path / "seen"
+
+    class Screen(io.StringIO):
+        def write(self, text):
+            if re.search(r" [1-9][0-9]?% Completed", text):
+                seen.write_text(text)
+            return super().write(text)
+
+    def wait_for(*_):
+        until(seen.exists)
+        return 1
+
+    monkeypatch.setattr(nodes, "REPORT_EVERY", 0)
+    end = 0
+    with dask.annotate(device=0):
+        for n in range(9):
+            end = delayed(max)(n, end)
+        end = delayed(wait_for)(end)
+    screen = Screen()
+    with ProgressBar(out=screen):
+        assert end.compute(optimize_graph=False) == 1
+    assert "100% Completed" in screen.getvalue()
+
+
+def test_callback_that_has_started_is_told_of_the_end_when_another_one_fails(attached):
+    """As by Dask: else a progress bar would go on for ever."""
+    ends = []
+
+    def fail(dsk):
+        raise ValueError("it cannot start")
+
+    first = Callback(finish=lambda dsk, state, failed: ends.append(failed))
+    work = attached._work(*received(delayed(abs)(-1)))
+    with (
+        pytest.raises(ValueError, match="it cannot start"),
+        attached._progress(work, [first._callback, Callback(start=fail)._callback]),
+    ):
+        pass
+    assert ends == [True]
+    assert attached._watched == {}
+
+
 # ---- when steps ran
 
 
@@ -551,7 +619,7 @@ def test_the_timelines_of_all_workers_are_brought_to_the_client(client, tmp_path
 def test_times_are_those_of_the_clock_of_the_cluster_s_scheduler(client):
     def measured(name, delay, dask_worker):
         dask_worker.scheduler_delay = delay  # until its next heartbeat
-        return nodes.rows(name, dask_worker)
+        return nodes._node(dask_worker, name).rows()
 
     with gpuscheduler.attach(client, devices="cpu:1", timeline=True) as attached:
         da.ones(8, chunks=2).sum().compute()

@@ -36,6 +36,27 @@ def test_what_is_said_is_always_what_the_latest_has_set(moves):
         assert config.get("b.c") == "before"
 
 
+@given(st.lists(st.tuples(st.integers(0, 5), st.sets(st.sampled_from(NAMES)), st.integers(0, 1))))
+def test_what_a_place_has_is_always_what_the_latest_has_set_there(moves):
+    """In a place that is not Dask's configuration, beside another one where the same names are."""
+    place, other = {"b.c": "before"}, {}
+    beside = Setting(dict.fromkeys(NAMES, "other"), other)
+    there = {}
+    for who, names, value in moves:
+        if who in there:
+            there.pop(who).end()
+        elif names:
+            there[who] = Setting(dict.fromkeys(names, value), place)
+        for name, default in zip(NAMES, (None, "before"), strict=True):
+            said = [s.values[name] for s in there.values() if name in s.values]
+            assert place.get(name) == [default, *said][-1]
+    for one in there.values():
+        one.end()
+    assert place == {"b.c": "before"}
+    beside.end()
+    assert other == {}
+
+
 def test_schedulers_that_end_in_the_order_in_which_they_began():
     x = da.arange(8, chunks=4).sum()
     first, second = gpuscheduler.Scheduler("cpu:1"), gpuscheduler.Scheduler("cpu:1")

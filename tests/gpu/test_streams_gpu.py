@@ -139,6 +139,28 @@ def test_captured_array_of_a_device_that_is_not_used(way, own):
             all_synchronized()
 
 
+def test_device_without_a_context_is_left_alone(monkeypatch):
+    """The caller can have no array there; to ask for its stream would make a context."""
+
+    def state(device, flags, active):
+        active._obj.value = device == LAST
+        return 0
+
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        monkeypatch.setattr(cuda, "_context_state", lambda: state)
+        assert s.hardware.in_use() == [0, LAST]
+        assert [device for device, _ in s.hardware.callers()] == [0, LAST]
+        monkeypatch.setitem(cuda.LOST, LAST, "it does not answer")
+        assert s.hardware.in_use() == [0]
+
+
+@pytest.mark.real
+def test_device_that_is_computed_on_has_a_context():
+    cupy.zeros(1)
+    assert cuda._context_state() is not None
+    assert cuda.has_context(runtime.getDevice())
+
+
 def test_captured_array_is_written_to_behind_the_tasks():
     with gpuscheduler.Scheduler("cuda"):
         x = da.ones((8, 8), chunks=4)

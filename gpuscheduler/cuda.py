@@ -7,6 +7,18 @@ host). Memory goes back to the stream that it was allocated on, and is reused th
 task launches on CUDA's default stream, as Numba does and other libraries, is in order with its home
 stream, by CUDA's own rule for streams that are not made `non_blocking`.
 
+The order of a run's work and its caller's, on all devices and streams (`_follow_caller`,
+`_go_before_caller` and `taken` see to it):
+
+1. Each stream of a run is behind all that the caller has queued on her current stream of *any*
+   device, and behind the streams that were given earlier results. A task may read any array that
+   it has around it, on whichever device that lies: the run does not know of these.
+2. The caller's current stream of *every* device is behind what she is given, wherever that lies.
+3. A value lies on the device of its step. What a task or the graph has on another device is copied
+   there when it comes in (`_brought_here`): nothing later has to ask.
+
+"Any device" is any on which this process has a context: the caller can have arrays on those alone.
+
 `Issued`, and `Copied` between devices, are reported when the work is queued: readers are queued
 behind it. `Done`, and `Copied` to the host, are reported when it has happened, by a thread that
 waits for it: so what is counted as held is held, and what is let go is no longer read.
@@ -18,6 +30,7 @@ of CuPy are: who uses a result does so behind it.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
@@ -28,7 +41,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import cache
@@ -57,7 +70,7 @@ from .gather import WIDEST, Gathering, boxes, each_block
 from .graph import PlanError, block_read, is_plain, target_name
 from .launch import Kernels, Workspace
 from .machine import DISK, HOST, Machine
-from .mixed import SAID, at_home, moved, refused, says_so, sent
+from .mixed import SAID, OwnCode, at_home, moved, refused, says_so, sent
 from .persisted import Chunk, Key, Places, moves, worth_keeping
 from .plan import OutOfMemory, Plan, Step, no_room
 from .pools import CallersPool
@@ -705,6 +718,28 @@ def _silence(device: int) -> str | None:
     return None
 
 
+# ---- devices on which the caller may have arrays
+
+
+@cache
+def _context_state() -> Any:
+    """The driver's function that says whether a device has a context; None without a driver."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState
+    except (OSError, AttributeError):
+        return None
+
+
+def has_context(device: int) -> bool:
+    """Whether this process has a context on a device. Makes none, as using the device would."""
+    state = _context_state()
+    if state is None:  # nobody to ask: it may have one
+        return True
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    failed = state(device, ctypes.byref(flags), ctypes.byref(active))
+    return not failed and bool(active.value)
+
+
 # ---- what lives longer than a run
 
 
@@ -808,6 +843,29 @@ class CudaHardware:
         self.machine = Machine(memory, peer, (55e9,) * len(ids), host - passing)
         self._teams: dict[int, Teams] = {}
         self._lock = new_lock()
+        self._others = [i for i in range(count) if i not in ids]  # devices of the machine
+
+    def in_use(self) -> list[int]:
+        """The devices on which the caller may have arrays: these, and others with a context."""
+        out = list(dict.fromkeys(self.ids))
+        if self._others:
+            out += [i for i in self._others if i not in LOST and has_context(i)]
+        return out
+
+    def callers(self) -> Iterator[tuple[int, Stream]]:
+        """The caller's current stream of each device in use, while that device is current."""
+        before = runtime.getDevice()
+        try:
+            for device in self.in_use():
+                runtime.setDevice(device)
+                yield device, cupy.cuda.get_current_stream()
+        finally:
+            runtime.setDevice(before)
+
+    def excused(self, device: int) -> AbstractContextManager[Any]:
+        """Let CUDA's errors pass on a device that is none of these: it may have been lost, and a
+        run that does not use it goes on. Who reads something there gets the error."""
+        return nullcontext() if device in self.ids else suppress(runtime.CUDARuntimeError)
 
     def kept(self, array: Any, place: int) -> Any:
         """What a host array that nobody changes is on a device, where it stays as long as that
@@ -820,6 +878,7 @@ class CudaHardware:
         if device not in copies:
             with Device(device):
                 copies[device] = cupy.asarray(array)
+                self.lend(device, cupy.cuda.get_current_stream())  # runs of other threads read it
         return copies[device]
 
     def home(self, value: Any) -> int | None:
@@ -837,10 +896,16 @@ class CudaHardware:
 
     def taken(self, key: Key, place: int, places: Places) -> Any:
         """The value, on the GPU where it belongs, ordered behind its making on the caller's stream
-        there."""
+        of each device."""
         device = self.ids[place]
         if place in places:
-            return self._behind(places[place], device)
+            ready = places[place].ready  # a run that may move it forgets this at any time
+            if ready is not None and not _over(ready):
+                for other, current in self.callers():
+                    with self.excused(other):
+                        current.wait_event(ready)
+                        self.lend(other, current)
+            return places[place].value
         if HOST in places or DISK in places:
             value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
             with Device(device):
@@ -944,7 +1009,7 @@ class CudaHardware:
                 block = _brought(block, here, stream)
             _copy_block(block, part, stream)
         if left:
-            self._after(stream, others)
+            self._after(stream)
         return out
 
     def _but_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
@@ -1014,9 +1079,10 @@ class CudaHardware:
         cupy.cuda.get_current_stream().synchronize()
         return out
 
-    def _after(self, stream: Stream, others: Iterable[int]) -> None:
+    def _after(self, stream: Stream) -> None:
         """What a run let go of may be reused only when `stream`, which still reads it, is past; so
-        may what the caller's streams of other devices brought back."""
+        may what the caller's streams of other devices brought back. What it writes is a result,
+        behind which all of the caller's streams are."""
         event = Event(disable_timing=True)
         event.record(stream)
         for teams in list(self._teams.values()):
@@ -1024,9 +1090,9 @@ class CudaHardware:
                 for lane in team.lanes:
                     lane.home.wait_event(event)
                     lane.incoming.wait_event(event)
-        for device in others:
-            with Device(device):
-                cupy.cuda.get_current_stream().wait_event(event)
+        for device, current in self.callers():
+            with self.excused(device):
+                current.wait_event(event)
 
     def others(self, team: Team) -> bool:
         """Whether any other team has a run."""
@@ -1216,8 +1282,11 @@ def _brought(block: Any, device: int, stream: Stream) -> Any:
     """A block as a C-contiguous array on the current device, on `stream`."""
     source, there = block.device.id, None
     if not block.flags.c_contiguous:
+        made = Event(disable_timing=True)
+        made.record(stream)  # which is behind the block's making; that other one may not be
         with Device(source):
             there = cupy.cuda.get_current_stream()
+            there.wait_event(made)
             block = cupy.ascontiguousarray(block)
             event = Event(disable_timing=True)
             event.record(there)
@@ -1241,6 +1310,15 @@ def _moved(v: Any, device: int, stream: Stream) -> Any:
         return v
     _come_behind(stream, v.device.id)
     return _brought(v, device, stream)
+
+
+def _is_elsewhere(value: Any, device: int) -> bool:
+    """Whether any array of a value is in the memory of another GPU than this."""
+    if type(value) is cupy.ndarray:
+        return bool(value.data.device_id != device)
+    if isinstance(value, HOST_TYPES):
+        return False
+    return any(isinstance(v, cupy.ndarray) and v.device.id != device for v in leaves(value))
 
 
 def _come_behind(stream: Stream, device: int) -> None:
@@ -1432,15 +1510,7 @@ class CudaDevices:
         self.late = replay is not None and replay.stands(self._given())
         if not self.late:
             self._take_over()
-        if len(self.chunks) < len(plan.fixed):
-            for i in plan.fixed:
-                if i in self.chunks:
-                    continue
-                step = plan.steps[i]
-                value = step.task({})
-                if step.sent:
-                    value = hardware.kept(value, step.place)
-                self.held[step.place][i] = _Held(value() if type(value) is Chunk else value)
+        away = self._take_given() if len(self.chunks) < len(plan.fixed) else ()
         #: Kernels that are compiled are launched by the caller's thread: that takes it less time
         #: than to wake others, which could only do it one after the other.
         self.light = (
@@ -1469,7 +1539,47 @@ class CudaDevices:
         self.given: dict[int, tuple[dict[Any, Any], Event]] = {}  # with what the host computes
         self.by_host: dict[int, Future[Any]] = {}  # what it has made
         team.begin()
+        #: What all of the run is behind, by device; see `_come_behind_caller`.
+        self.before: list[tuple[int, Event]] = self._caught_up()
         self._follow_caller()
+        for i in away:
+            self._bring_given(i)
+
+    def _take_given(self) -> list[int]:
+        """The graph's own values, and which of them lie on other devices than their steps' own: of
+        a GPU that is none of these, of several, or of another scheduler."""
+        away = []
+        for i in self.plan.fixed:
+            if i in self.chunks:
+                continue
+            step = self.plan.steps[i]
+            value = step.task({})
+            if step.sent:
+                value = self.hardware.kept(value, step.place)
+            value = value() if type(value) is Chunk else value
+            self.held[step.place][i] = _Held(value)
+            if _is_elsewhere(value, self.lanes[step.place].device):
+                away.append(i)
+                self.alone = False  # copies are at other addresses in the next run
+        return away
+
+    def _bring_given(self, i: int) -> None:
+        """Copy what lies elsewhere of a value of the graph to its step's device."""
+        step = self.plan.steps[i]
+        lane, held = self.lanes[step.place], self.held[step.place][i]
+        value = held.value
+        try:
+            with Device(lane.device), lane.incoming:
+                moved = map_leaves(lambda v: _moved(v, lane.device, lane.incoming), value)
+                ready = lane.mark(lane.incoming)
+        except Refused as error:
+            what = f"{step.key!r}, which lies on another GPU and is copied to where it is read,"
+            raise OutOfMemory(
+                f"{what} has {_array_bytes(value):,} bytes, for which GPU {lane.device} has no "
+                "room: use smaller chunks, or put it on a GPU that the scheduler uses"
+            ) from error
+        lane.later.append(([ready], value))
+        self.held[step.place][i] = _Held(moved, ready, arrived=True, unseen=True)
 
     def _take_over(self) -> None:
         """The chunks, which earlier runs have made, on other streams maybe."""
@@ -1500,14 +1610,21 @@ class CudaDevices:
             chunk.came(place, held)
 
     def _follow_caller(self) -> None:
-        """Order this run behind what the caller has queued: arrays of the graph may be in the
-        making, and memory of earlier results may be in use."""
-        for device, event in self._caught_up():
+        """Order this run behind what the caller has queued on any device: arrays that tasks have
+        around them may be in the making, and memory of earlier results may be in use."""
+        for _, event in self.before:
             for lane in self.lanes:
-                lane.incoming.wait_event(event)  # copies may read what is on any device
-                if lane.device == device:
-                    lane.home.wait_event(event)
-                    lane.outgoing.wait_event(event)
+                for stream in (lane.home, lane.incoming, lane.outgoing):
+                    stream.wait_event(event)
+
+    def _come_behind_caller(self) -> None:
+        """Order what this thread queues as the run's own streams are: it has other ones."""
+        before = [event for _, event in self.before if not _over(event)]
+        if before:
+            for device, current in self.hardware.callers():
+                with self.hardware.excused(device):
+                    for event in before:
+                        current.wait_event(event)
 
     def _go_before_caller(self) -> None:
         """Order the caller behind all that this run has queued, and later runs behind the caller:
@@ -1519,29 +1636,24 @@ class CudaDevices:
                     event = lane.mark(stream)
                     if not event.done:
                         events.append(event)
-        for device in {lane.device for lane in self.lanes} if events else ():
-            with Device(device):
-                current = cupy.cuda.get_current_stream()
+        for device, current in self.hardware.callers() if events else ():
+            with self.hardware.excused(device):
                 for event in events:
                     current.wait_event(event)
                 self.hardware.lend(device, current)
 
     def _caught_up(self) -> list[tuple[int, Event]]:
-        """Events behind the caller's stream on each device, and behind those that got results
-        there; a stream that has nothing to do any more needs none."""
-        out, before = [], runtime.getDevice()
-        try:
-            for device in dict.fromkeys([lane.device for lane in self.lanes]):
-                runtime.setDevice(device)
-                current = cupy.cuda.get_current_stream()
-                lent = self.hardware.lent.get(device, {})
-                for reader in {**lent, current.ptr: current}.values():
+        """Events behind the caller's stream on each device in use, and behind those that got
+        results there; a stream that has nothing to do any more needs none."""
+        out = []
+        for device, current in self.hardware.callers():
+            lent = self.hardware.lent.get(device, {})
+            for reader in {**lent, current.ptr: current}.values():
+                with self.hardware.excused(device):
                     if not reader.done:
                         event = Event(disable_timing=True)
                         event.record(reader)
                         out.append((device, event))
-        finally:
-            runtime.setDevice(before)
         return out
 
     # ---- verbs, in the loop's thread
@@ -1878,6 +1990,7 @@ class CudaDevices:
         lane, step = self.lanes[place], self.plan.steps[i]
         try:
             Device(lane.device).use()
+            self._come_behind_caller()
             value = None
             if step.sent and self.hardware.direct:
                 value = in_dataset(*block_read(step.task, step.constants))
@@ -2063,6 +2176,7 @@ class CudaDevices:
                 return v.get(out=self.hardware.pinned.array(v.shape, v.dtype))
 
         Device(lane.device).use()
+        self._come_behind_caller()
         ready.synchronize()
         with lane.home:  # what the task itself brings to the device is in its order
             value = _by_host(self.plan.steps[i].task, values, bring=bring)
@@ -2219,16 +2333,15 @@ class CudaDevices:
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
-        values = self._read_by(lane, step)
         if step.kind in self.plan.hosted and i not in self.by_host and not self.light:
             away.add(i)
-            self.given[i] = values, lane.mark(lane.home, block=True)
+            self.given[i] = self._read_by(lane, step), lane.mark(lane.home, block=True)
             events.append(_Next(lane.place, ("away", i, lane.place)))  # type: ignore[arg-type]
             return True
-        value, refused = self._attempt(lane, i, values)
+        value, refused = self._attempt(lane, i)
         if refused:
             self._tidy(lane)
-            value, refused = self._attempt(lane, i, values)
+            value, refused = self._attempt(lane, i)
         if refused:
             events.append(NoRoom(i, lane.place, max(refused, step.nbytes)))
             return False
@@ -2267,7 +2380,7 @@ class CudaDevices:
             values[name] = map_leaves(lambda v: _moved(v, lane.device, lane.home), values[name])
         return values
 
-    def _attempt(self, lane: _Lane, i: int, values: dict[Any, Any]) -> tuple[Any, int]:
+    def _attempt(self, lane: _Lane, i: int) -> tuple[Any, int]:
         """The value of a step, and 0; or None, and the bytes that were refused.
 
         What the attempt had allocated goes with its frames when this returns. Of steps of a kind
@@ -2275,7 +2388,7 @@ class CudaDevices:
         """
         plan, step = self.plan, self.plan.steps[i]
         try:
-            into = self._part(i)
+            values, into = self._read_by(lane, step), self._part(i)
             if type(step.task) in KERNELS or (
                 step.kind in plan.extra and step.kind not in plan.parts
             ):
@@ -2311,7 +2424,23 @@ class CudaDevices:
                 value = self._otherwise(lane, step, task, values, into, error, mixed)
         finally:
             self._come_home(lane)
+        if type(task) not in KERNELS or self._is_broken(task):
+            value = self._brought_here(lane, value)
         return _solid(value) if self.crossing[i] else value
+
+    def _is_broken(self, task: Any) -> bool:
+        """Whether a task, one of `KERNELS`, was computed without its kernels."""
+        first = task.members[0] if type(task) is Batch else task
+        return self.hardware.kernels.broken(first.program)
+
+    def _brought_here(self, lane: _Lane, value: Any) -> Any:
+        """A value that a task has made, with copies of what it has left on other devices: a part of
+        an array that it has around it, maybe."""
+        if not _is_elsewhere(value, lane.device):
+            return value
+        here = map_leaves(lambda v: _moved(v, lane.device, lane.home), value)
+        lane.later.append(([lane.mark(lane.home)], value))  # its memory is another stream's
+        return here
 
     def _otherwise(
         self, lane: _Lane, step: Step, task: Any, values: dict[Any, Any], into: Any,
@@ -2351,7 +2480,9 @@ class CudaDevices:
         if type(task) is Products:
             return task.made(values, lane.multiplier())
         if type(task) is OrNone:  # which waits for it
-            return task.found(kernels.run(task.fused, values, lane.device, lane.work))
+            made = kernels.run(task.fused, values, lane.device, lane.work)
+            with OwnCode():
+                return task.found(made)
         if type(task) is Picked:  # so does this
             return kernels.pick(task, values, lane.device, lane.work)
         return task(values)
@@ -2361,7 +2492,8 @@ class CudaDevices:
     ) -> Any:
         """The value of a task with arrays of NumPy's among those of CuPy's, by copies of these."""
         self._come_home(lane)
-        there = moved(task, values)
+        with OwnCode():
+            there = moved(task, values)
         if there is None:
             if error is not None:
                 raise error
@@ -2386,7 +2518,10 @@ class CudaDevices:
     ) -> Any:
         """The value of a task that is computed by the host now, on the device."""
         self._come_home(lane)
-        return sent(_by_host(task, values, error))
+        self._come_behind_caller()  # what is copied from other devices is so on their own streams
+        value = _by_host(task, values, error)
+        with OwnCode():
+            return sent(value)
 
     def _part(self, i: int) -> Any:
         """The part of the result that a kernel writes; None where a step makes an array of its
@@ -2420,8 +2555,6 @@ class CudaDevices:
                 self.result = None
                 return value
         if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
-            return value
-        if value.device.id != lane.device:  # a task has put it elsewhere, on a stream of its own
             return value
         if self.gathering.made is None:
             self.gathering.made = rooms.whole(self.result)
@@ -2740,7 +2873,8 @@ def _by_host(
     if type(task) in (OrNone, Picked):
         task = task.fused
     task = task.original if type(task) is Fused else task
-    there = at_home(task, values, error is not None, bring)
+    with OwnCode():
+        there = at_home(task, values, error is not None, bring)
     if there is None:
         if error is not None:
             raise error

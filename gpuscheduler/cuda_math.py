@@ -576,7 +576,7 @@ __device__ Complex<Real> complex_exp~(Complex<Real> a) {
   if (a.y == 0) return {exp~(a.x), a.y};
   Real s, c;
   sincos~(a.y, &s, &c);
-  if (is_infinite~(a.x) && a.x < 0 && !is_finite~(a.y)) return {0, 0};
+  if (is_infinite~(a.x) && a.x < 0 && !is_finite~(a.y)) return {0, copysign~((Real)0, a.y)};
   if (is_infinite~(a.x) && a.x > 0 && !is_finite~(a.y)) return {a.x, a.y - a.y};
   const Real big = sizeof(Real) == 4 ? (Real)88 : (Real)709;
   if (a.x > big && is_finite~(a.x)) {  // e to the a.x alone may be too much
@@ -626,29 +626,78 @@ __device__ Complex<Real> complex_sqrt~(Complex<Real> a) {
 """,
     "complex_sqrt",
 )
+# What is not finite, and the signs of zeros, are those of C's standard, Annex G. Sines and cosines
+# of infinity times zero would be NaN there.
 _real(
     """
-__device__ Complex<Real> complex_sin~(Complex<Real> a) {
-  return {sin~(a.x) * cosh~(a.y), cos~(a.x) * sinh~(a.y)};
-}
-__device__ Complex<Real> complex_cos~(Complex<Real> a) {
-  return {cos~(a.x) * cosh~(a.y), -(sin~(a.x) * sinh~(a.y))};
-}
-__device__ Complex<Real> complex_sinh~(Complex<Real> a) {
-  return {sinh~(a.x) * cos~(a.y), cosh~(a.x) * sin~(a.y)};
-}
-__device__ Complex<Real> complex_cosh~(Complex<Real> a) {
-  return {cosh~(a.x) * cos~(a.y), sinh~(a.x) * sin~(a.y)};
+__device__ __forceinline__ Complex<Real> half_exps~(Real x) {  // factors of half of e to the |x|
+  const Real h = exp~(fabs~(x) / 2);  // e to the |x| alone may be too much
+  return {h, h / 2};
 }
 """,
-    "complex_sin",
-    "complex_cos",
+    "half_exps",
+)
+_real(
+    """
+__device__ Complex<Real> complex_sinh~(Complex<Real> a) {
+  if (a.y == 0) return {sinh~(a.x), a.y};
+  if (!is_finite~(a.y)) {
+    const Real nan = a.y - a.y;
+    return {a.x == 0 ? a.x : is_infinite~(a.x) ? fabs~(a.x) : nan, nan};
+  }
+  Real s, c;
+  sincos~(a.y, &s, &c);
+  if (fabs~(a.x) > (sizeof(Real) == 4 ? (Real)88 : (Real)709) && is_finite~(a.x)) {
+    const Complex<Real> e = half_exps~(a.x);
+    return {copysign~((Real)1, a.x) * (e.x * c) * e.y, e.x * s * e.y};
+  }
+  return {sinh~(a.x) * c, cosh~(a.x) * s};
+}
+""",
     "complex_sinh",
+)
+_real(
+    """
+__device__ Complex<Real> complex_cosh~(Complex<Real> a) {
+  if (a.y == 0) return {cosh~(a.x), a.x != a.x ? a.y : copysign~((Real)1, a.x) * a.y};
+  if (!is_finite~(a.y)) {
+    const Real nan = a.y - a.y;
+    if (a.x == 0) return {nan, 0};
+    return {is_infinite~(a.x) ? fabs~(a.x) : nan, nan};
+  }
+  Real s, c;
+  sincos~(a.y, &s, &c);
+  if (fabs~(a.x) > (sizeof(Real) == 4 ? (Real)88 : (Real)709) && is_finite~(a.x)) {
+    const Complex<Real> e = half_exps~(a.x);
+    return {e.x * c * e.y, copysign~((Real)1, a.x) * (e.x * s) * e.y};
+  }
+  return {cosh~(a.x) * c, sinh~(a.x) * s};
+}
+""",
     "complex_cosh",
 )
 _real(
     """
+__device__ Complex<Real> complex_sin~(Complex<Real> a) {
+  const Complex<Real> w = complex_sinh~({-a.y, a.x});
+  return {w.y, -w.x};
+}
+__device__ Complex<Real> complex_cos~(Complex<Real> a) {
+  return complex_cosh~({-a.y, a.x});
+}
+""",
+    "complex_sin",
+    "complex_cos",
+)
+_real(
+    """
 __device__ Complex<Real> complex_tanh~(Complex<Real> a) {  // Kahan's
+  if (!is_finite~(a.y)) {
+    const Real nan = a.y - a.y;
+    if (is_infinite~(a.x)) return {copysign~((Real)1, a.x), copysign~((Real)0, a.y)};
+    return {a.x == 0 ? a.x : nan, nan};
+  }
+  if (a.x != a.x) return {a.x, a.y == 0 ? a.y : a.x};
   const Real most = sizeof(Real) == 4 ? (Real)11 : (Real)22;
   if (fabs~(a.x) >= most && is_finite~(a.y)) {
     const Real e = exp~(-fabs~(a.x));
@@ -740,7 +789,7 @@ __device__ Complex<Real> complex_arccosh~(Complex<Real> a) {
   const Complex<Real> w = complex_arccos~(a);
   if (w.x != w.x && w.y != w.y) return {w.y, w.x};
   if (w.x != w.x) return {fabs~(w.y), w.x};
-  if (w.y != w.y) return {w.y, w.y};
+  if (w.y != w.y) return {w.y, a.x == 0 ? w.x : w.y};
   return {fabs~(w.y), copysign~(w.x, a.y)};
 }
 """,
@@ -765,7 +814,7 @@ __device__ Complex<Real> complex_arctanh~(Complex<Real> a) {
   }
   Real s, t;
   if (x == 1) {
-    s = log~(sqrt~(sqrt~(4 + y * y)) / sqrt~(y));
+    s = y < 1 ? log~(sqrt~(sqrt~(4 + y * y)) / sqrt~(y)) : log1p~(4 / y / y) / 4;
     t = ((Real)half_pi + atan~(y / 2)) / 2;
   } else {
     s = log1p~(4 * x / ((1 - x) * (1 - x) + y * y)) / 4;
@@ -799,12 +848,47 @@ __device__ Complex<Real> complex_log1p~(Complex<Real> a) {
     "complex_expm1",
     "complex_log1p",
 )
+# C's product: what has an infinite part is infinite, though the other be NaN (Annex G.5.1).
+_real(
+    """
+__device__ Complex<Real> times_in_c~(Complex<Real> a, Complex<Real> b) {
+  const Complex<Real> r = times~(a, b);
+  if (r.x == r.x || r.y == r.y) return r;
+  const Real zero = 0;
+  bool again = false;
+  if (is_infinite~(a.x) || is_infinite~(a.y)) {
+    a = {copysign~((Real)is_infinite~(a.x), a.x), copysign~((Real)is_infinite~(a.y), a.y)};
+    if (b.x != b.x) b.x = copysign~(zero, b.x);
+    if (b.y != b.y) b.y = copysign~(zero, b.y);
+    again = true;
+  }
+  if (is_infinite~(b.x) || is_infinite~(b.y)) {
+    b = {copysign~((Real)is_infinite~(b.x), b.x), copysign~((Real)is_infinite~(b.y), b.y)};
+    if (a.x != a.x) a.x = copysign~(zero, a.x);
+    if (a.y != a.y) a.y = copysign~(zero, a.y);
+    again = true;
+  }
+  if (!again && (is_infinite~(a.x * b.x) || is_infinite~(a.y * b.y) || is_infinite~(a.x * b.y) ||
+                 is_infinite~(a.y * b.x))) {
+    if (a.x != a.x) a.x = copysign~(zero, a.x);
+    if (a.y != a.y) a.y = copysign~(zero, a.y);
+    if (b.x != b.x) b.x = copysign~(zero, b.x);
+    if (b.y != b.y) b.y = copysign~(zero, b.y);
+    again = true;
+  }
+  if (!again) return r;
+  const Real endless = -log~(zero);
+  return {endless * (a.x * b.x - a.y * b.y), endless * (a.x * b.y + a.y * b.x)};
+}
+""",
+    "times_in_c",
+)
 _real(
     """
 __device__ Complex<Real> complex_power~(Complex<Real> a, Complex<Real> b) {
   if (b.x == 0 && b.y == 0) return {1, 0};
   if (a.x == 0 && a.y == 0) {
-    if (b.x > 0 && b.y == 0) return {0, 0};
+    if (b.x > 0) return {0, 0};
     const Real nan = (a.x - a.x) / (a.x - a.x);
     return {nan, nan};
   }
@@ -824,7 +908,7 @@ __device__ Complex<Real> complex_power~(Complex<Real> a, Complex<Real> b) {
     }
     return b.x < 0 ? over~({1, 0}, r) : r;
   }
-  return complex_exp~(times~(b, complex_log~(a)));
+  return complex_exp~(times_in_c~(b, complex_log~(a)));
 }
 """,
     "complex_power",
@@ -1382,11 +1466,11 @@ LONG_COMPLEX = {
     "complex_arccos": (1, 603, 1141), "complex_arccosh": (1, 614, 1161),
     "complex_arcsin": (1, 600, 1144), "complex_arcsinh": (1, 600, 1144),
     "complex_arctan": (1, 425, 1035), "complex_arctanh": (1, 425, 1035),
-    "complex_cos": (1, 221, 336), "complex_cosh": (1, 220, 334), "complex_exp": (1, 166, 326),
+    "complex_cos": (1, 245, 486), "complex_cosh": (1, 238, 480), "complex_exp": (1, 166, 326),
     "complex_expm1": (1, 314, 326), "complex_log": (1, 191, 442), "complex_log1p": (1, 145, 289),
-    "complex_power": (2, 560, 962), "complex_sign": (1, 109, 155), "complex_sin": (1, 221, 336),
-    "complex_sinh": (1, 245, 334), "complex_sqrt": (1, 151, 205), "complex_tan": (1, 392, 544),
-    "complex_tanh": (1, 390, 539), "one_over": (1, 82, 113), "over": (2, 126, 168),
+    "complex_power": (2, 640, 1040), "complex_sign": (1, 109, 155), "complex_sin": (1, 253, 520),
+    "complex_sinh": (1, 245, 515), "complex_sqrt": (1, 151, 205), "complex_tan": (1, 392, 565),
+    "complex_tanh": (1, 390, 560), "one_over": (1, 82, 113), "over": (2, 126, 168),
 }  # fmt: skip
 #: Name -> instructions, type, and how many numbers it takes.
 _LENGTHS = {

@@ -29,7 +29,7 @@ from .forks import new_lock, new_rlock
 from .fuse import Fused, Picked, computed, filled, program_of
 from .hoist import hoisted, prepared
 from .kernel import ONLY, Generated, generate
-from .mixed import on_device
+from .mixed import SAID, on_device, own_failure
 from .reuse import brought_together
 from .scans import divided
 from .sizes import leaves
@@ -141,16 +141,31 @@ class Kernels:
         into: Any = None,
     ) -> Any:
         """The value of a fused task on the current device and stream; the only array of it is
-        written `into` another one, with the strides of that, where there is one."""
+        written `into` another one, with the strides of that, where there is one.
+
+        Raises `LaunchFailed` for what fails here, and not in the operations of a task.
+        """
+        try:
+            value = self._run(fused, values, device, work, into)
+        except SAID as error:
+            raise own_failure(error) from error
+        return value() if type(value) is partial else value
+
+    def _run(
+        self, fused: Fused, values: dict[Any, Any], device: int, work: Workspace, into: Any = None
+    ) -> Any:
+        """The value of a fused task; a `partial` that gives it where that takes no kernel."""
         program = fused.program
         if self.broken(program):
-            return fused.original(values)
+            return partial(fused.original, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_here(arrays, device):
             there = on_device(values)
-            return fused(values) if there is None else self.run(fused, there, device, work, into)
+            if there is None:
+                return partial(fused, values)
+            return self._run(fused, there, device, work, into)
         if not arrays and fused.kind != "cupy.ndarray":
-            return fused(values)
+            return partial(fused, values)
         pointers = [a.data.ptr for a in arrays]
         writes = into is None or not into.data.ptr % 16
         aligned = writes and not any(p % 16 for p in pointers)
@@ -158,7 +173,7 @@ class Kernels:
             ready = self.ready(program, device, (aligned, writes), single=True)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
-            return fused.original(values)
+            return partial(fused.original, values)
         steps = iter(ready.kernels)
         room = Room(ready.small) if ready.small else None
 
@@ -171,22 +186,29 @@ class Kernels:
 
     def pick(self, task: Picked, values: dict[Any, Any], device: int, work: Workspace) -> Any:
         """What a mask selects, on the current device and stream; it waits until it is known how
-        much that is."""
+        much that is. Raises `LaunchFailed` as `run` does."""
+        try:
+            value = self._pick(task, values, device, work)
+        except SAID as error:
+            raise own_failure(error) from error
+        return value() if type(value) is partial else value
+
+    def _pick(self, task: Picked, values: dict[Any, Any], device: int, work: Workspace) -> Any:
         fused = task.fused
         program = fused.program
         if self.broken(program):
-            return task(values)
+            return partial(task, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_here(arrays, device):
             there = on_device(values)
-            return task(values) if there is None else self.pick(task, there, device, work)
+            return partial(task, values) if there is None else self._pick(task, there, device, work)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
             counting, writing = self.ready(program, device, (aligned, True), single=True).kernels
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
-            return task(values)
+            return partial(task, values)
         counts = cupy.empty(counting.generated.units, np.uint32)
         self._start(counting, pointers, fused.positions, [counts.data.ptr], work)
         ends = cupy.cumsum(counts, dtype=np.int64)
@@ -232,8 +254,18 @@ class Kernels:
         """The values of alike tasks, in a tuple or an array, by one launch for each kernel of their
         program.
 
-        Without `remember`, the arrays are others than those of the plan's other runs.
+        Without `remember`, the arrays are others than those of the plan's other runs. Raises
+        `LaunchFailed` as `run` does.
         """
+        try:
+            value = self._run_batch(batch, values, device, work, remember)
+        except SAID as error:
+            raise own_failure(error) from error
+        return value() if type(value) is partial else value
+
+    def _run_batch(
+        self, batch: Batch, values: dict[Any, Any], device: int, work: Workspace, remember: bool
+    ) -> Any:
         first = batch.members[0]
         known = batch.ready.get((device, id(self))) if remember else None
         if known is not None:
@@ -246,12 +278,12 @@ class Kernels:
                 or (not first.names and first.kind != "cupy.ndarray")
             ):
                 values = on_device(values) or values
-                return tuple([self.run(f, values, device, work) for f in batch.members])
+                return partial(self._run_each, batch, values, device, work)
             try:
                 ready = self.ready(first.program, device, (aligned, True), single=False)
             except (CompileFailed, NotGenerated) as error:
                 self._give_up(first, error)
-                return tuple([f.original(values) for f in batch.members])
+                return partial(self._run_each, batch, values, device, work)
             positions = [f.positions for f in batch.members]
             begun = [_begun(kernel, inputs, positions) for kernel in ready.kernels]
             if batch.fixed and remember:
@@ -263,6 +295,11 @@ class Kernels:
             for kernel, slots in zip(ready.kernels, begun, strict=True)
         ]
         return batch_value(ready.program, [out for outputs in made for out in outputs])
+
+    def _run_each(
+        self, batch: Batch, values: dict[Any, Any], device: int, work: Workspace
+    ) -> tuple[Any, ...]:
+        return tuple([self.run(f, values, device, work) for f in batch.members])
 
     def _launch_all(
         self,

@@ -36,6 +36,32 @@ WRITERS = {
 }  # fmt: skip
 
 
+class LaunchFailed(RuntimeError):
+    """The package's own code failed on the way to a kernel: no task and no refusal of CuPy's did.
+
+    It is none of those errors for which a task is computed in another way.
+    """
+
+
+def own_failure(error: BaseException) -> LaunchFailed:
+    """What to raise for an error of the package's own code."""
+    return LaunchFailed(
+        f"gpuscheduler's own code has failed, neither the task nor CuPy: {type(error).__name__}: "
+        f"{error}. Please report this; meanwhile Scheduler(fuse=False) may do without that code"
+    )
+
+
+class OwnCode:
+    """Says of errors inside that they are of the package's own code. What a task or an operation in
+    its stead raises must not come from inside."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, SAID):
+            raise own_failure(error) from error
+
+
 class _Writes(Exception):
     """A function writes to variables around it, which another function would not."""
 

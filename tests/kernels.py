@@ -531,3 +531,53 @@ def wrong_of_quotients_and_roots(arrays, got):
     logarithm(w, got[3])
     logarithm(then, got[5])
     return wrong, max(away)
+
+
+# ---- special values of complex operations
+
+#: Parts of complex numbers, for operations of one number and of two, which see all pairs.
+COMPLEX_PARTS = {
+    1: [0.0, -0.0, 1.0, -1.0, 0.5, -2.0, np.inf, -np.inf, np.nan, 1e-30, -1e30, 100.0],
+    2: [0.0, -0.0, 1.0, -2.0, 0.5, np.inf, -np.inf, np.nan],
+}
+
+
+def complex_operations():
+    """Every loop of every function of complex numbers, as (name, in, out)."""
+    return [loop for loop in loops() if set(loop[1]) <= set("FD")]
+
+
+def complex_operands(op, types):
+    """All pairs of special parts, and of two arguments all pairs of these."""
+    parts = COMPLEX_PARTS[len(types)]
+    if op == "square":  # NumPy rounds once where the processor can do that
+        parts = [p for p in parts if abs(p) not in (1e30, 1e-30)]
+    each = np.empty(len(parts) ** 2, types[0])
+    each.real, each.imag = (a.ravel() for a in np.meshgrid(parts, parts))
+    return [np.ascontiguousarray(a.ravel()) for a in np.meshgrid(*[each] * len(types))]
+
+
+def wrong_of_complex(given, got, want, rtol):
+    """Where values of an operation are not NumPy's, as text. What C's standard (Annex G) leaves
+    open may differ: the sign of an infinity beside NaN, and that of a zero where an argument is not
+    finite."""
+    finite = np.all([np.isfinite(a) for a in given], axis=0)
+    least = np.finfo(np.empty(0, given[0].dtype).real.dtype).tiny
+    right = np.ones(len(want), bool)
+    parts = [(got, want, np.ones(len(want)))]
+    if want.dtype.kind == "c":
+        parts = [(got.real, want.real, want.imag), (got.imag, want.imag, want.real)]
+    for a, b, other in parts:
+        if b.dtype == bool:
+            right &= a == b
+            continue
+        with np.errstate(all="ignore"):
+            near = np.abs(a - b) <= rtol * np.abs(b) + least
+        same_sign = np.signbit(a) == np.signbit(b)
+        near = np.where(np.isinf(b), np.isinf(a) & (same_sign | np.isnan(other)), near)
+        near = np.where((b == 0) & (a == 0), same_sign | ~finite, near)
+        right &= np.where(np.isnan(b), np.isnan(a), near)
+    return "\n".join(
+        f"{', '.join(str(a[n]) for a in given)}: {got[n]}, NumPy has {want[n]}"
+        for n in np.flatnonzero(~right)
+    )

@@ -125,6 +125,20 @@ def test_operations_compute_what_numpy_does(host, types):
 
 
 @host_only
+@pytest.mark.parametrize(("op", "types", "made"), k.complex_operations())
+def test_special_values_of_complex_operations_are_numpys(host, op, types, made):
+    """Signed zeros, infinities and NaN in either part."""
+    arrays = [aligned(a) for a in k.complex_operands(op, types)]
+    kernel = Kernel(arrays[0].shape, (of_loop(op, types, made),))
+    (got,) = host.run([kernel], [arrays])[0]
+    with np.errstate(all="ignore"):
+        (want,) = blocks.evaluate(kernel, arrays)
+    assert got.dtype == want.dtype
+    wrong = k.wrong_of_complex(arrays, got, want, 1e-4 if types[0] == "F" else 1e-11)
+    assert not wrong, wrong
+
+
+@host_only
 @pytest.mark.parametrize("n", [4 * 5000, 4 * 5000 + 3])
 def test_quotients_and_roots_are_rounded_as_ieee_754_has_it(host, n):
     kernel = k.quotients_and_roots(n)

@@ -230,7 +230,8 @@ def _called(function, args, kwargs, writes=(), hosts=False):
     found = _back(result, outs, reads, viewed, stream)
     if not viewed or outs or writes:
         for array in reads:
-            array._pooled.memory.read(stream)
+            if array.nbytes:  # else nothing is read
+                array._pooled.memory.read(stream)
     for array in (*outs, *writes):
         array._pooled.memory.write(stream)
     return found

@@ -257,9 +257,10 @@ def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
     return np.nanquantile(a, q, axis, **kwargs)
 
 
-# Dask's own is there from 2026.6 on; before, `da.nanquantile` calls NumPy's.
-if hasattr(dask_reductions, "_custom_nanquantile"):
-    instead_of(dask_reductions._custom_nanquantile)(_nanquantile)
+# What `da.nanquantile` calls has another name from Dask 2026.6 on.
+for _name in ("_custom_nanquantile", "_custom_quantile"):
+    if hasattr(dask_reductions, _name):
+        instead_of(getattr(dask_reductions, _name))(_nanquantile)
 
 
 @instead_of(takes.set_elements)

@@ -1046,7 +1046,8 @@ def elements(x: Traced, axes: Shape) -> list[Traced]:
         index: list[Any] = [slice(None)] * x.ndim
         for k, i in zip(axes, place, strict=True):
             index[k] = slice(i, i + 1)
-        part = look(x, lambda a, index=tuple(index): a[index])  # type: ignore[misc]
+        # with an Ellipsis NumPy gives a view always, of an array without axes, too
+        part = look(x, lambda a, index=(*index, ...): a[index])  # type: ignore[misc]
         (expr,) = settled([part._expr], tuple([(0, n) for n in part.shape]))
         out.append(Traced(with_leaves(expr, lambda leaf: leaf), part.shape))
     return out

@@ -319,9 +319,8 @@ class Traced(NDArrayOperatorsMixin):
         return self.ravel(order).copy()
 
     def transpose(self, *axes: Any) -> Traced:
-        if self._scalar:
-            return self
-        return look(self, lambda a: a.transpose(*axes))
+        seen = look(self, lambda a: a.transpose(*axes))
+        return self if self._scalar else seen
 
     def swapaxes(self, a: int, b: int) -> Traced:
         return look(self, lambda x: x.swapaxes(a, b))
@@ -864,6 +863,8 @@ def clipped(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: 
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
+        if x.dtype.kind == "b":
+            raise refuse("it clips what is true or false to nothing, which is an error")
         return Traced(x._expr, x.shape, not x.shape)
     if low is None:
         return np.minimum(x, high)

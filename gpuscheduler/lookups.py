@@ -610,6 +610,8 @@ def _isin(
     kind: Any = None,
 ) -> Any:  # fmt: skip
     on_gpus("it looks for elements in a set")
+    if not isinstance(assume_unique, bool) or not isinstance(invert, bool):
+        raise refuse("how it looks for elements in a set depends on values")
     x = traced(element)
     tests = test_elements
     if not isinstance(tests, Traced):

@@ -93,15 +93,39 @@ _DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_app
 Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
 
 
-def impure(function: Any, arrays: bool = False) -> str | None:
+#: How the reason begins why a function of points is not traced, nor compiled, that has a `try`.
+CATCHES = "it catches errors, which neither symbols nor compiled arithmetic raise"
+
+
+def impure(function: Any, arrays: bool = False, points: bool = False) -> str | None:
     """Why a function cannot be run once for all chunks: it reads or changes what is not given to
     it. None for one that can. It may read `arrays` where these are looked at again in each run.
+    Of `points` a function gets Python's numbers, whose operations raise errors that it may catch.
 
     >>> impure(lambda x: abs(x) + 1)
     >>> impure(lambda x: print(x))
     'it calls print'
     """
-    return _Reading(arrays).callable(function)
+    return _Reading(arrays, points).callable(function)
+
+
+def catches_errors(code: types.CodeType) -> bool:
+    """Whether code, or code inside it, has a `try`; `with` alone is none.
+
+    >>> def halved(x):
+    ...     try:
+    ...         return x / 2
+    ...     except TypeError:
+    ...         return 0
+    >>> catches_errors(halved.__code__), catches_errors((lambda x: [v / 2 for v in x]).__code__)
+    (True, False)
+    """
+    steps = [i.opname for i in dis.get_instructions(code)]
+    # a `with` has a handler of its own; so has, since Python 3.12, a comprehension, of other steps
+    handlers = steps.count("PUSH_EXC_INFO") + steps.count("SETUP_FINALLY")
+    return handlers > steps.count("WITH_EXCEPT_START") * ("SETUP_WITH" not in steps) or any(
+        catches_errors(c) for c in code.co_consts if isinstance(c, types.CodeType)
+    )
 
 
 def globals_read(function: Any) -> list[Read]:
@@ -171,8 +195,9 @@ class Cells(Mapping[str, Any]):
 class _Reading:
     """One look through a function and what it calls."""
 
-    def __init__(self, arrays: bool = False) -> None:
+    def __init__(self, arrays: bool = False, points: bool = False) -> None:
         self.arrays = arrays  # whether functions may read some
+        self.points = points  # whether they get numbers of Python's
         self.reads: list[Read] = []
         self.containers: list[Any] = []
         self.functions: list[Variable] = []
@@ -280,6 +305,8 @@ class _Reading:
                 return reason
         if f.__code__.co_flags & _GENERATOR:
             return "it is a generator"
+        if self.points and catches_errors(f.__code__):
+            return f"{CATCHES} ({f.__qualname__})"
         if _builtins_of(f) is not vars(builtins):
             return "it has builtins of its own"
         return self._code(f.__code__, f, Cells.of(f))

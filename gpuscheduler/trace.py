@@ -80,7 +80,7 @@ def follow(
     >>> program.kernels[0].reductions[0].arg, program.result
     (multiply(input0, 2.0), Out(array=1, shape=(), scalar=True))
     """
-    reason = impure(call)
+    reason = impure(call, points=points)
     if reason:
         raise Unfollowed(reason)
     multiplies = products and matrices is not None

@@ -100,7 +100,8 @@ class Traced(NDArrayOperatorsMixin):
         self.shape = shape
         self._scalar = scalar  # NumPy would give a scalar
         #: Whoever shares memory with this one in NumPy: what is written to one is seen by all.
-        self._family: list[weakref.ref[Traced]] = [] if of is None else of._family
+        #: Nobody does with a scalar, of which NumPy gives copies alone.
+        self._family: list[weakref.ref[Traced]] = [] if of is None or of._scalar else of._family
         self._family.append(weakref.ref(self))
         #: What this is a part of, and by which index: `y[1:] += 1` writes through it.
         self._part_of: tuple[Traced, tuple[Any, ...]] | None = None
@@ -242,7 +243,8 @@ class Traced(NDArrayOperatorsMixin):
             out = Traced(last, out.shape, of=self)
         if not out.shape and ... not in index:
             return Traced(out._expr, (), True)
-        out._part_of = (self, index)
+        if not self._scalar:
+            out._part_of = (self, index)
         return out
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -263,6 +265,8 @@ class Traced(NDArrayOperatorsMixin):
             part = reshaped(part, ())
             _write(self, either(mask, part, self))
             return
+        if self._scalar:  # through a mask Dask does it, having asked whether it is a number
+            raise refuse("it writes an element of a scalar")
         _write(self, _assigned(self, _basic(index), part))
 
     @property

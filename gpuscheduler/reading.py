@@ -76,6 +76,8 @@ _NUMPY_DENIED = words(
     "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize "
     "isscalar"
 )
+#: What decides whether NumPy's and SciPy's functions raise errors, for whoever runs later.
+_SPECIAL_DENIED = ("errstate", "seterr")
 _MODULES = frozenset(
     {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
      "cupyx.scipy.special", "numpy.lib.stride_tricks", "functools"}
@@ -231,6 +233,8 @@ class _Reading:
             if owner is not None and not isinstance(owner, types.ModuleType):
                 return f"it calls a method of a {_type_name(owner)}"
         if isinstance(f, type):
+            if f.__name__ in _SPECIAL_DENIED and _root(f) == "scipy":
+                return f"it calls {_type_name(f)}"
             return None if _root(f) in TRUSTED else f"it calls {_type_name(f)}"
         module = type(f).__module__
         if module.startswith("gpuscheduler."):  # with a user's function in it, maybe
@@ -281,6 +285,8 @@ class _Reading:
             return f"it calls {module}.{name}"
         if root in ("numpy", "cupy") and name in _NUMPY_DENIED:
             return f"it calls {root}.{name}"
+        if root == "scipy" and name in _SPECIAL_DENIED:
+            return f"it calls {module}.{name}"
         if root == "builtins" and not _is_safe(name):
             return f"it calls {name}"
         if root not in {*TRUSTED, "dask"}:
@@ -360,7 +366,10 @@ class _Reading:
                     return f"it uses the module {value.__name__}"
                 where = vars(value)
                 self.reads.append((where, attribute, where[attribute]))
-            if attribute in _NUMPY_DENIED and root_of(value) in ("numpy", "cupy"):
+            root = root_of(value)
+            if attribute in _NUMPY_DENIED and root in ("numpy", "cupy"):
+                return f"it reads {value.__name__}.{attribute}"
+            if attribute in _SPECIAL_DENIED and root in ("scipy", "cupyx"):
                 return f"it reads {value.__name__}.{attribute}"
             if not hasattr(value, attribute):
                 return f"it reads {value.__name__}.{attribute}, which is not there"

@@ -120,7 +120,8 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
         made = f"picked-{name}", *source.key[1:]
         dsk[made] = Task(made, function, *words)
         for n, step in enumerate(steps):
-            key = take.key if step is steps[-1] else (f"part-{n}-{name}", *source.key[1:])
+            last = n == len(steps) - 1
+            key: Any = take.key if last else (f"part-{n}-{name}", *source.key[1:])
             dsk[key] = Task(key, operator.getitem, TaskRef(made), step)
             made = key
 

@@ -314,12 +314,14 @@ def _expressions(
             if how == "trace":
                 raise NotCompiled(f"{name} cannot be run on symbols: {why}") from None
             if why.startswith(CATCHES):
-                return _left_to_python(name, why)
+                _warn_of_python(name, why)
+                return None
     try:
         return _compiled(f, types, args, xp)
     except NotCompiled as error:
         if how == "auto" and CATCHES in str(error):
-            return _left_to_python(name, str(error))
+            _warn_of_python(name, str(error))
+            return None
         also = f" (nor can it be run on symbols: {why})" if why else ""
         raise NotCompiled(
             f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays, or "
@@ -327,7 +329,7 @@ def _expressions(
         ) from error.__cause__
 
 
-def _left_to_python(name: str, why: str) -> None:
+def _warn_of_python(name: str, why: str) -> None:
     warnings.warn(
         f"{name} is called in Python for each point of its mesh, which takes microseconds for "
         f"each: {why}. Without the try it can be compiled: what is outside the domain of an "

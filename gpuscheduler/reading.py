@@ -18,7 +18,6 @@ import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -374,8 +373,7 @@ class _Reading:
             if not hasattr(value, attribute):
                 return f"it reads {value.__name__}.{attribute}, which is not there"
             inner = getattr(value, attribute)
-            number = not callable(inner) and not isinstance(inner, types.ModuleType)
-            if known and number and attribute in vars(value):  # a user may have put it there
+            if known and attribute in vars(value):  # a user may have put it there, or may do so
                 self.reads.append((vars(value), attribute, inner))
             value, name = inner, f"{name}.{attribute}"
         if isinstance(value, types.ModuleType):
@@ -606,17 +604,28 @@ def instead_of(function: Any) -> Callable[[Any], Any]:
     return enter
 
 
-class _Numpy:
-    """NumPy as a function that is followed finds it."""
+class Stand:
+    """A module as a function that is followed finds it: what is in the module now, but `own`
+    functions in place of those that were there when these were entered."""
+
+    def __init__(self, module: types.ModuleType):
+        self.module = module
+        self.own: dict[str, tuple[Any, Any]] = {}  # what was there, and what is called instead
+
+    def enter(self, name: str, function: Any) -> None:
+        self.own[name] = getattr(self.module, name, None), function
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        there = getattr(self.module, name, None) if name in self.own else None
+        if name in self.own and self.own[name][0] is there:
+            return self.own[name][1]
+        return getattr(self.module, name)
 
 
-NUMPY, CUPY = _Numpy(), _Numpy()
+NUMPY, CUPY = Stand(np), Stand(np)
 CONVERTING = words("array asarray asanyarray ascontiguousarray asfortranarray")
 #: Python's modules of functions of numbers, as a function that is followed finds them.
-OF_NUMBERS: dict[types.ModuleType, SimpleNamespace] = {}
+OF_NUMBERS: dict[types.ModuleType, Stand] = {}
 
 
 def in_place_of(function: Any) -> Any:

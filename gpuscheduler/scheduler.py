@@ -903,8 +903,8 @@ def heeds_errors() -> bool:
         return True
     filters = getattr(warnings, "_get_filters", lambda: warnings.filters)()  # since Python 3.14
     return any(f[0] == "error" for f in filters) and any(
-        actions[name] == "warn" and _is_raised(text, filters)
-        for name, text in NUMBER_WARNINGS.items()
+        action == "warn" and _is_raised(NUMBER_WARNINGS[name], filters)
+        for name, action in actions.items()
     )
 
 

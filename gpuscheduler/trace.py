@@ -286,4 +286,4 @@ def _error_state(**kwargs: Any) -> Any:
 
 
 for _library in (NUMPY, CUPY):
-    setattr(_library, "errstate", _error_state)  # noqa: B010  # it has no such attribute
+    _library.enter("errstate", _error_state)

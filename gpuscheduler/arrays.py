@@ -100,7 +100,8 @@ class Traced(NDArrayOperatorsMixin):
         self.shape = shape
         self._scalar = scalar  # NumPy would give a scalar
         #: Whoever shares memory with this one in NumPy: what is written to one is seen by all.
-        self._family: list[weakref.ref[Traced]] = [] if of is None else of._family
+        #: Nobody does with a scalar, of which NumPy gives copies alone.
+        self._family: list[weakref.ref[Traced]] = [] if of is None or of._scalar else of._family
         self._family.append(weakref.ref(self))
         #: What this is a part of, and by which index: `y[1:] += 1` writes through it.
         self._part_of: tuple[Traced, tuple[Any, ...]] | None = None
@@ -242,7 +243,8 @@ class Traced(NDArrayOperatorsMixin):
             out = Traced(last, out.shape, of=self)
         if not out.shape and ... not in index:
             return Traced(out._expr, (), True)
-        out._part_of = (self, index)
+        if not self._scalar:
+            out._part_of = (self, index)
         return out
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -263,6 +265,8 @@ class Traced(NDArrayOperatorsMixin):
             part = reshaped(part, ())
             _write(self, either(mask, part, self))
             return
+        if self._scalar:  # through a mask Dask does it, having asked whether it is a number
+            raise refuse("it writes an element of a scalar")
         _write(self, _assigned(self, _basic(index), part))
 
     @property
@@ -319,9 +323,8 @@ class Traced(NDArrayOperatorsMixin):
         return self.ravel(order).copy()
 
     def transpose(self, *axes: Any) -> Traced:
-        if self._scalar:
-            return self
-        return look(self, lambda a: a.transpose(*axes))
+        seen = look(self, lambda a: a.transpose(*axes))
+        return self if self._scalar else seen
 
     def swapaxes(self, a: int, b: int) -> Traced:
         return look(self, lambda x: x.swapaxes(a, b))
@@ -864,6 +867,8 @@ def clipped(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: 
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
+        if x.dtype.kind == "b":
+            raise refuse("it clips what is true or false to nothing, which is an error")
         return Traced(x._expr, x.shape, not x.shape)
     if low is None:
         return np.minimum(x, high)
@@ -1046,7 +1051,8 @@ def elements(x: Traced, axes: Shape) -> list[Traced]:
         index: list[Any] = [slice(None)] * x.ndim
         for k, i in zip(axes, place, strict=True):
             index[k] = slice(i, i + 1)
-        part = look(x, lambda a, index=tuple(index): a[index])  # type: ignore[misc]
+        # with an Ellipsis NumPy gives a view always, of an array without axes, too
+        part = look(x, lambda a, index=(*index, ...): a[index])  # type: ignore[misc]
         (expr,) = settled([part._expr], tuple([(0, n) for n in part.shape]))
         out.append(Traced(with_leaves(expr, lambda leaf: leaf), part.shape))
     return out

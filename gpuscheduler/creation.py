@@ -242,11 +242,11 @@ def _sent(name: str) -> Callable[..., Any]:
 
 
 for _name in _MAKERS:
-    setattr(NUMPY, _name, _little(_name))
-    setattr(CUPY, _name, getattr(NUMPY, _name))
+    NUMPY.enter(_name, _little(_name))
+    CUPY.enter(_name, getattr(NUMPY, _name))
 for _name in CONVERTING - {"asfortranarray"}:
-    setattr(NUMPY, _name, _converted(_name))
+    NUMPY.enter(_name, _converted(_name))
 for _name in CONVERTING:
-    setattr(CUPY, _name, _sent(_name))
-for _name in vars(NUMPY):
+    CUPY.enter(_name, _sent(_name))
+for _name in NUMPY.own:
     KNOWN.setdefault(getattr(np, _name), getattr(NUMPY, _name))  # under a name of its own

@@ -368,15 +368,19 @@ def no_out(out: Any, others: Mapping[str, Any] | None = None) -> None:
 # ------------------------------------------------------------------------------------------------
 # Views.
 
-_HERE = 1 << 61  # an address; nothing is ever read there
+_HERE = 1 << 61  # an address that is nobody's
 
 
 class _Nowhere:
-    """Gives NumPy an array of bytes with these strides and no memory."""
+    """Gives NumPy an array with these strides and no memory.
+
+    Its elements have no bytes: whatever NumPy does with them (a copy, an element as a scalar, a
+    sort), it reads and writes nothing at that address.
+    """
 
     def __init__(self, shape: Shape, strides: Shape):
         self.__array_interface__ = {
-            "version": 3, "typestr": "|i1", "data": (_HERE, False), "shape": shape,
+            "version": 3, "typestr": "|V0", "data": (_HERE, False), "shape": shape,
             "strides": strides,
         }  # fmt: skip
 
@@ -386,10 +390,16 @@ def viewed(view: View, shape: Shape, how: Callable[[Any], Any]) -> tuple[View, S
 
     >>> viewed(View(0, (4, 1)), (3, 4), lambda a: a[1:, ::-2])
     (View(offset=7, strides=(4, -2)), (2, 2))
+
+    Raises Unfollowed where `how` gives anything but a view: a copy, or an element.
     """
     seen = how(np.asarray(_Nowhere(shape, view.strides)))
+    if type(seen) is not np.ndarray:
+        raise refuse("it reads an element where a view of an array is needed")
     moved = seen.__array_interface__["data"][0] - _HERE if seen.size else 0
     moved = (moved + (1 << 63)) % (1 << 64) - (1 << 63)
+    if abs(moved) > _HERE >> 1:  # in memory that NumPy has made
+        raise refuse("it copies an array where a view of it is needed")
     return View(view.offset + moved, tuple(seen.strides)), tuple(seen.shape)
 
 

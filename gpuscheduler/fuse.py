@@ -530,6 +530,7 @@ class Fuser:
         self.given_to: Counter[int] | None = None  # how many tasks, by the id of a constant
         self.nodes: dict[Key, Any] = {}  # ... those that are on devices, or sent there
         self.globals: list[Any] = []
+        self.read: set[tuple[int, str, int]] = set()  # which these are: each is looked at once
         self.readers: dict[Key, int] = {}
         self.takers: dict[Key, list[Key]] = {}  # the readers themselves, when it was asked for them
         self.outputs = set(self.graph.outputs)
@@ -1404,7 +1405,11 @@ class Fuser:
             self.alive.append(function)
             found = self.impure[id(function)] = reading.impure(function, arrays=True)
             if found is None:
-                self.globals += reading.globals_read(function)
+                for where, name, value in reading.globals_read(function):
+                    word = id(where), name, id(value)
+                    if word not in self.read:
+                        self.read.add(word)
+                        self.globals.append((where, name, value))
                 self.graph.around += reading.functions_read(function)
                 self._watch(reading.containers_read(function))
         return found  # type: ignore[return-value]

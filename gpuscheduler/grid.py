@@ -74,9 +74,14 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
         tile: Any = dsk.get(getattr(source, "key", None))
         if type(index) is not DataNode or type(tile) is not Task:
             continue
+        # None stands for an axis of the result that the tile has not
         name, wanted = f"{source.key[0]}-{taker.key}", index.value[1]
-        (axis,) = [k for k, i in enumerate(wanted) if not isinstance(i, slice)]
-        numbers = np.asarray(wanted[axis], np.int64)
+        own = [i for i in wanted if i is not None]
+        axes = [k for k, i in enumerate(own) if not isinstance(i, slice) or i != slice(None)]
+        if len(axes) != 1 or np.ndim(own[axes[0]]) != 1:
+            continue
+        (axis,) = axes
+        numbers = np.asarray(own[axis], np.int64)
         parts: Any = None  # of the tile, from which elements are taken
         if tile.func in (getitem, operator.getitem):
             source, parts = tile.args
@@ -106,12 +111,19 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
             arrays.insert(n, TaskRef(at))
         shape = (*where.shape[:axis], len(numbers), *where.shape[axis + 1 :])
         words = DataNode(None, Tile(where.start, shape)), *arrays
-        if parts is None:
+        steps = [] if parts is None else [parts]
+        if len(own) < len(wanted):
+            steps.append(tuple([None if i is None else slice(None) for i in wanted]))
+        if not steps:
             dsk[take.key] = Task(take.key, function, *words)
-        else:
-            picked = f"picked-{name}", *source.key[1:]
-            dsk[picked] = Task(picked, function, *words)
-            dsk[take.key] = Task(take.key, operator.getitem, TaskRef(picked), parts)
+            continue
+        made = f"picked-{name}", *source.key[1:]
+        dsk[made] = Task(made, function, *words)
+        for n, step in enumerate(steps):
+            last = n == len(steps) - 1
+            key: Any = take.key if last else (f"part-{n}-{name}", *source.key[1:])
+            dsk[key] = Task(key, operator.getitem, TaskRef(made), step)
+            made = key
 
 
 @dataclass(frozen=True)

@@ -213,13 +213,14 @@ def _taken(x: Traced, index: Any) -> Traced | None:
     ]
     side_by_side = there == list(range(there[0], there[-1] + 1))
     first = sum(e is None or isinstance(e, slice) for e in entries[: places[0]])
+    first = first if side_by_side else 0
     if len(chosen) == 1:
         ((along, given),) = chosen.items()
         if (found := _in_slices(whole, along, given)) is not None:
-            return found
+            return look(found, lambda a: np.moveaxis(a, along, first)).copy()
     numbers = {k: _numbers(entry, whole.shape[k]) for k, entry in chosen.items()}
     anywhere = all(isinstance(entry, Traced) for entry in chosen.values())
-    out = _looked_up(whole, numbers, first if side_by_side else 0, anywhere)
+    out = _looked_up(whole, numbers, first, anywhere)
     return out if any(e is ... for e in given_entries) else scalar_if_point(out)
 
 
@@ -610,6 +611,8 @@ def _isin(
     kind: Any = None,
 ) -> Any:  # fmt: skip
     on_gpus("it looks for elements in a set")
+    if not isinstance(assume_unique, bool) or not isinstance(invert, bool):
+        raise refuse("how it looks for elements in a set depends on values")
     x = traced(element)
     tests = test_elements
     if not isinstance(tests, Traced):

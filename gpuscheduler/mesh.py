@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +29,7 @@ from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
 from .following import Abstract, OnlyView, Seen, Unfollowed
 from .grid import Axis, Tile, Tiles
 from .parts import by_parts
+from .reading import CATCHES
 from .scalar import NotCompiled, ScalarFunction, plain
 from .scheduler import kind_in_use
 
@@ -161,7 +163,9 @@ def mesh(
     how
         ``"trace"``: call `f` once, on symbols. ``"numba"``: have Numba compile it. ``"auto"``: the
         first of these that works. ``"numpy"``: call it for each tile, with arrays of coordinates
-        that are broadcast against each other, by what globals are then.
+        that are broadcast against each other, by what globals are then. ``"python"``: call it for
+        each point on the host, with NumPy's numbers, as a loop over the axes would; this is what
+        ``"auto"`` does, with a warning, for a function that has a `try`.
     backend
         The library whose arrays the blocks are: ``"numpy"``, or one with its functions. By default
         ``"cupy"`` where the scheduler in use has GPUs.
@@ -182,8 +186,10 @@ def mesh(
     Notes
     -----
     NumPy's rules hold where Python has others: a division by zero or the logarithm of a negative
-    number is no error, and gives infinity or NaN. On GPUs a function that raises gives NaN (0,
-    where it gives integers or bools); on CPU devices its exception comes out.
+    number is no error, and gives infinity or NaN. A grid has many points, and one outside a
+    formula's domain shall not take away the values of all others. On GPUs a function that raises
+    gives NaN (0, where it gives integers or bools); on CPU devices its exception comes out. A
+    function that catches such errors wants Python's rules: it is called by Python.
 
     Examples
     --------
@@ -193,8 +199,8 @@ def mesh(
     >>> float(z.max().compute(scheduler="gpu"))
     5.0
     """
-    if how not in ("auto", "trace", "numba", "numpy"):
-        raise ValueError(f"how={how!r}: use 'auto', 'trace', 'numba' or 'numpy'")
+    if how not in ("auto", "trace", "numba", "numpy", "python"):
+        raise ValueError(f"how={how!r}: use 'auto', 'trace', 'numba', 'numpy' or 'python'")
     if indexing not in ("ij", "xy"):
         raise ValueError(f"indexing={indexing!r}: use 'ij' or 'xy'")
     if not isinstance(axes, Iterable):
@@ -216,12 +222,15 @@ def mesh(
         order[:2] = 1, 0
     xp = backend or {"cpu": "numpy", "cuda": "cupy"}[kind_in_use()]
     _check_call(f, len(every), len(numbers))
+    made: list[Any] | None = None
     if how == "numpy":
-        made: list[Any] = _as_written(f, len(every), given, numbers)
-    else:
+        made = _as_written(f, len(every), given, numbers)
+    elif how != "python":
         whole = _whole(f, len(every) + len(numbers))
         ends = [_ends_of(a) if given.kind == "f" else None for a in every]
         made = _expressions(whole, [given] * len(every), numbers, how, xp, ends)
+    if made is None:
+        made = _point_by_point(f, every, given, numbers)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
     return tuple(out) if isinstance(made, _Several) else out[0]
 
@@ -290,8 +299,9 @@ def _expressions(
     how: str,
     xp: str,
     ends: Sequence[tuple[float, float] | None],
-) -> list[Any]:
-    """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`."""
+) -> list[Any] | None:
+    """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`. None where nothing but
+    Python gives what it gives."""
     name = getattr(f, "__name__", repr(f))
     why = ""
     if how != "numba":
@@ -303,13 +313,29 @@ def _expressions(
             why = str(error)
             if how == "trace":
                 raise NotCompiled(f"{name} cannot be run on symbols: {why}") from None
+            if why.startswith(CATCHES):
+                _warn_of_python(name, why)
+                return None
     try:
         return _compiled(f, types, args, xp)
     except NotCompiled as error:
+        if how == "auto" and CATCHES in str(error):
+            _warn_of_python(name, str(error))
+            return None
         also = f" (nor can it be run on symbols: {why})" if why else ""
         raise NotCompiled(
-            f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays"
+            f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays, or "
+            "how='python' for each point"
         ) from error.__cause__
+
+
+def _warn_of_python(name: str, why: str) -> None:
+    warnings.warn(
+        f"{name} is called in Python for each point of its mesh, which takes microseconds for "
+        f"each: {why}. Without the try it can be compiled: what is outside the domain of an "
+        "operation is NaN or infinite then. how='python' says that this is meant",
+        stacklevel=4,
+    )
 
 
 def _by_parts(expr: Expr, ends: Sequence[tuple[float, float] | None]) -> Expr:
@@ -442,6 +468,57 @@ class _AsWritten:
     def __call__(self, *points: Any) -> Any:
         result = self.f(*points, *self.args)
         return result if self.part is None else result[self.part]
+
+
+def _point_by_point(
+    f: Callable[..., Any], axes: Sequence[Any], given: DType, args: tuple[Any, ...]
+) -> list[Any]:
+    """The function called by Python, for each thing that it gives. Its types are those of what it
+    gives at the axes' ends and in their middle, or of one where the coordinates are not known."""
+    kind = given.type
+    tried = []
+    for where in (0.0, 0.5, 1.0):
+        point = [
+            kind(a.at(np.array([int(where * (len(a) - 1))]))[0]) if isinstance(a, Axis) else kind(1)
+            for a in axes
+        ]
+        result = f(*point, *args)
+        tried.append(tuple(result) if isinstance(result, (tuple, list)) else result)
+    several = isinstance(tried[0], tuple)
+    if len({len(t) if isinstance(t, tuple) else 0 for t in tried}) > 1:
+        raise TypeError(f"{getattr(f, '__name__', f)} does not give as many numbers everywhere")
+    parts: list[Any] = list(zip(*tried, strict=True)) if several else [tried]
+    every = []
+    for n, part in enumerate(parts):
+        dtype = np.result_type(*[np.asarray(v).dtype for v in part])
+        if dtype.kind not in "biufc" or any(np.ndim(v) for v in part):
+            raise TypeError(f"{getattr(f, '__name__', f)} gives {part[0]!r}: a mesh is of numbers")
+        every.append(_PointByPoint(f, args, n if several else None, dtype))
+    return _Several(every) if several else every
+
+
+@dataclass(frozen=True)
+class _PointByPoint:
+    """A function that is called with the numbers of one point, as often as there are points."""
+
+    f: Callable[..., Any]
+    args: tuple[Any, ...]
+    part: int | None
+    dtype: DType
+
+    def __call__(self, *points: Any) -> Any:
+        every = np.broadcast(*[p.get() if hasattr(p, "get") else p for p in points])
+        out = np.empty(every.shape, self.dtype)
+        for n, point in enumerate(every):
+            result = self.f(*point, *self.args)
+            value = result if self.part is None else result[self.part]
+            if not np.can_cast(np.asarray(value).dtype, self.dtype, "same_kind"):
+                raise TypeError(
+                    f"{getattr(self.f, '__name__', self.f)} gives {value!r} at {point}, and "
+                    f"{self.dtype} at the ends of the axes: let it give one type of numbers"
+                )
+            out.flat[n] = value
+        return import_module(type(points[0]).__module__.partition(".")[0]).asarray(out)
 
 
 # ---- the array of tiles

@@ -188,6 +188,8 @@ def _roll(x: Traced, shift: Any, axis: Any = None) -> Traced:
     if axis is None:
         return _roll(x.ravel(), shift, 0).reshape(x.shape)
     shifts, axes = np.broadcast_arrays(shift, axis)
+    if shifts.ndim > 1:
+        raise refuse("it rolls by an array of several axes")
     for s, a in zip(shifts.ravel().tolist(), axes.ravel().tolist(), strict=True):
         a = normalize_axis_index(a, x.ndim)
         s = s % x.shape[a] if x.shape[a] else 0
@@ -238,9 +240,10 @@ def _pad(x: Any, width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     values = kwargs.pop("constant_values", 0)
     if kwargs or mode not in ("constant", "edge", "wrap", "reflect", "symmetric"):
         raise refuse(f"it pads with mode {mode!r}")
-    widths = np.broadcast_to(np.asarray(width), (x.ndim, 2)).tolist()
-    if any(n < 0 for pair in widths for n in pair):
-        raise refuse("it pads an axis by less than nothing")
+    width = np.asarray(width)
+    if width.dtype.kind not in "iu" or (width < 0).any():
+        raise refuse(f"it pads an axis by {width}")
+    widths = np.broadcast_to(width, (x.ndim, 2)).tolist()
     fills = np.broadcast_to(np.asarray(values), (x.ndim, 2))
     for axis, (before, after) in enumerate(widths):
         ends = []
@@ -404,7 +407,7 @@ def weighed(bins: Traced, count: int, weights: Any) -> Traced:
 def _for_each(values: Traced, count: int) -> tuple[Traced, tuple[int, ...]]:
     """The same values along a first axis, for the bins, and the other axes: a kernel finds the bin
     of each value once all the same."""
-    if not count:
+    if count < 1:
         raise refuse("its histogram has no bins")
     expr = reviewed(values._expr, lambda view: View(view.offset, (0, *view.strides)))
     spread = Traced(expr, (count, *values.shape))
@@ -477,7 +480,10 @@ def _average(
 ) -> Any:
     if weights is not None or returned:
         raise refuse("it computes a weighted average, which is an error where weights add to 0")
-    return mean_of(a, axis, keepdims=keepdims)
+    x = traced(a)
+    if not axes_of(x, axis) and not x.size:
+        raise refuse("it computes an average along no axis, which is an error")
+    return mean_of(x, axis, keepdims=keepdims)
 
 
 def without_nan(x: Traced, value: Any) -> Traced:
@@ -588,7 +594,7 @@ def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> 
         squares = np.square(x.real) + np.square(x.imag) if x.dtype.kind == "c" else np.square(x)
         return np.sqrt(squares.sum(axes, keepdims=keepdims))
 
-    if ord is None and (axis is None or len(axes) <= 2):
+    if ord is None and (axis is None or len(axes) in (1, 2)):
         return root()
     if len(axes) == 2:
         pair = tuple(normalize_axis_tuple(axis if axis is not None else (0, 1), x.ndim))
@@ -719,6 +725,8 @@ def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any =
 
 def _below(shape: Shape, k: int) -> Traced:
     """Where column <= row + k, over the last two axes."""
+    if not isinstance(k, int | np.integer):
+        raise refuse(f"it makes a triangle from diagonal {k!r}")
     row, column = (axis_index(shape, len(shape) - n) for n in (2, 1))
     if k:
         row = apply(np.add, row, k)

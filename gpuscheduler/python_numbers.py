@@ -8,7 +8,6 @@ import cmath
 import functools
 import math
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from .arrays import Selected, Traced, array_classes, complex_of, scalar_if_point, traced
 from .following import current, refuse
 from .numpy_functions import result_type
-from .reading import KNOWN, OF_NUMBERS, scipy_special, words
+from .reading import KNOWN, OF_NUMBERS, Stand, scipy_special, words
 
 
 def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
@@ -245,10 +244,10 @@ _CMATH_OWN: dict[str, Callable[..., Any]] = {
     "phase": _phase, "polar": _polar, "rect": _rect,
 }  # fmt: skip
 for _module, _functions in ((math, _MATH_OWN), (cmath, _CMATH_OWN)):
-    OF_NUMBERS[_module] = SimpleNamespace(**vars(_module))
+    OF_NUMBERS[_module] = Stand(_module)
     for _name, _own in _functions.items():
         if hasattr(_module, _name):  # not in every version of Python
             KNOWN[getattr(_module, _name)] = _of_numbers(getattr(_module, _name), _own)
-            setattr(OF_NUMBERS[_module], _name, KNOWN[getattr(_module, _name)])
+            OF_NUMBERS[_module].enter(_name, KNOWN[getattr(_module, _name)])
 KNOWN[min] = _of_numbers(min, _best_of(_lesser))
 KNOWN[max] = _of_numbers(max, _best_of(_greater))

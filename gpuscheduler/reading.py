@@ -18,7 +18,6 @@ import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -76,6 +75,8 @@ _NUMPY_DENIED = words(
     "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize "
     "isscalar"
 )
+#: What decides whether NumPy's and SciPy's functions raise errors, for whoever runs later.
+_SPECIAL_DENIED = ("errstate", "seterr")
 _MODULES = frozenset(
     {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
      "cupyx.scipy.special", "numpy.lib.stride_tricks", "functools"}
@@ -93,15 +94,39 @@ _DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_app
 Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
 
 
-def impure(function: Any, arrays: bool = False) -> str | None:
+#: How the reason begins why a function of points is not traced, nor compiled, that has a `try`.
+CATCHES = "it catches errors, which neither symbols nor compiled arithmetic raise"
+
+
+def impure(function: Any, arrays: bool = False, points: bool = False) -> str | None:
     """Why a function cannot be run once for all chunks: it reads or changes what is not given to
     it. None for one that can. It may read `arrays` where these are looked at again in each run.
+    Of `points` a function gets Python's numbers, whose operations raise errors that it may catch.
 
     >>> impure(lambda x: abs(x) + 1)
     >>> impure(lambda x: print(x))
     'it calls print'
     """
-    return _Reading(arrays).callable(function)
+    return _Reading(arrays, points).callable(function)
+
+
+def catches_errors(code: types.CodeType) -> bool:
+    """Whether code, or code inside it, has a `try`; `with` alone is none.
+
+    >>> def halved(x):
+    ...     try:
+    ...         return x / 2
+    ...     except TypeError:
+    ...         return 0
+    >>> catches_errors(halved.__code__), catches_errors((lambda x: [v / 2 for v in x]).__code__)
+    (True, False)
+    """
+    steps = [i.opname for i in dis.get_instructions(code)]
+    # a `with` has a handler of its own; so has, since Python 3.12, a comprehension, of other steps
+    handlers = steps.count("PUSH_EXC_INFO") + steps.count("SETUP_FINALLY")
+    return handlers > steps.count("WITH_EXCEPT_START") * ("SETUP_WITH" not in steps) or any(
+        catches_errors(c) for c in code.co_consts if isinstance(c, types.CodeType)
+    )
 
 
 def globals_read(function: Any) -> list[Read]:
@@ -171,8 +196,9 @@ class Cells(Mapping[str, Any]):
 class _Reading:
     """One look through a function and what it calls."""
 
-    def __init__(self, arrays: bool = False) -> None:
+    def __init__(self, arrays: bool = False, points: bool = False) -> None:
         self.arrays = arrays  # whether functions may read some
+        self.points = points  # whether they get numbers of Python's
         self.reads: list[Read] = []
         self.containers: list[Any] = []
         self.functions: list[Variable] = []
@@ -206,6 +232,8 @@ class _Reading:
             if owner is not None and not isinstance(owner, types.ModuleType):
                 return f"it calls a method of a {_type_name(owner)}"
         if isinstance(f, type):
+            if f.__name__ in _SPECIAL_DENIED and _root(f) == "scipy":
+                return f"it calls {_type_name(f)}"
             return None if _root(f) in TRUSTED else f"it calls {_type_name(f)}"
         module = type(f).__module__
         if module.startswith("gpuscheduler."):  # with a user's function in it, maybe
@@ -256,6 +284,8 @@ class _Reading:
             return f"it calls {module}.{name}"
         if root in ("numpy", "cupy") and name in _NUMPY_DENIED:
             return f"it calls {root}.{name}"
+        if root == "scipy" and name in _SPECIAL_DENIED:
+            return f"it calls {module}.{name}"
         if root == "builtins" and not _is_safe(name):
             return f"it calls {name}"
         if root not in {*TRUSTED, "dask"}:
@@ -280,6 +310,8 @@ class _Reading:
                 return reason
         if f.__code__.co_flags & _GENERATOR:
             return "it is a generator"
+        if self.points and catches_errors(f.__code__):
+            return f"{CATCHES} ({f.__qualname__})"
         if _builtins_of(f) is not vars(builtins):
             return "it has builtins of its own"
         return self._code(f.__code__, f, Cells.of(f))
@@ -333,13 +365,15 @@ class _Reading:
                     return f"it uses the module {value.__name__}"
                 where = vars(value)
                 self.reads.append((where, attribute, where[attribute]))
-            if attribute in _NUMPY_DENIED and root_of(value) in ("numpy", "cupy"):
+            root = root_of(value)
+            if attribute in _NUMPY_DENIED and root in ("numpy", "cupy"):
+                return f"it reads {value.__name__}.{attribute}"
+            if attribute in _SPECIAL_DENIED and root in ("scipy", "cupyx"):
                 return f"it reads {value.__name__}.{attribute}"
             if not hasattr(value, attribute):
                 return f"it reads {value.__name__}.{attribute}, which is not there"
             inner = getattr(value, attribute)
-            number = not callable(inner) and not isinstance(inner, types.ModuleType)
-            if known and number and attribute in vars(value):  # a user may have put it there
+            if known and attribute in vars(value):  # a user may have put it there, or may do so
                 self.reads.append((vars(value), attribute, inner))
             value, name = inner, f"{name}.{attribute}"
         if isinstance(value, types.ModuleType):
@@ -570,17 +604,28 @@ def instead_of(function: Any) -> Callable[[Any], Any]:
     return enter
 
 
-class _Numpy:
-    """NumPy as a function that is followed finds it."""
+class Stand:
+    """A module as a function that is followed finds it: what is in the module now, but `own`
+    functions in place of those that were there when these were entered."""
+
+    def __init__(self, module: types.ModuleType):
+        self.module = module
+        self.own: dict[str, tuple[Any, Any]] = {}  # what was there, and what is called instead
+
+    def enter(self, name: str, function: Any) -> None:
+        self.own[name] = getattr(self.module, name, None), function
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        there = getattr(self.module, name, None) if name in self.own else None
+        if name in self.own and self.own[name][0] is there:
+            return self.own[name][1]
+        return getattr(self.module, name)
 
 
-NUMPY, CUPY = _Numpy(), _Numpy()
+NUMPY, CUPY = Stand(np), Stand(np)
 CONVERTING = words("array asarray asanyarray ascontiguousarray asfortranarray")
 #: Python's modules of functions of numbers, as a function that is followed finds them.
-OF_NUMBERS: dict[types.ModuleType, SimpleNamespace] = {}
+OF_NUMBERS: dict[types.ModuleType, Stand] = {}
 
 
 def in_place_of(function: Any) -> Any:

@@ -29,7 +29,7 @@ from . import reading, shelf
 from .expr import DType
 from .forks import new_rlock
 from .garbage import of_things_that_stay
-from .reading import names_read, narrowed, replaced
+from .reading import CATCHES, catches_errors, names_read, narrowed, replaced
 
 #: How functions are compiled for CPU devices: NumPy's rules for division by zero, and no lock held.
 HOW: dict[str, Any] = {"error_model": "numpy", "nogil": True}
@@ -42,7 +42,8 @@ class NotCompiled(TypeError):
 class ScalarFunction:
     """A plain Python function that takes and gives numbers. Equal to another that has the same code
     and finds the same values under the names that it reads. What these are is settled here: they
-    may change before it is compiled.
+    may change before it is compiled. NotCompiled is raised for one that has a `try`: by NumPy's
+    rules a division by zero is no error, and it would give other values than in Python.
 
     >>> def halvings(n):
     ...     steps = 0
@@ -67,6 +68,9 @@ class ScalarFunction:
         every: dict[Any, int] = {}
         words = _words(self.python, every, set(), odd)
         self.digest = hashlib.sha256(repr(words).encode()).hexdigest()
+        catching = next((f for f in every if _catches(f)), None)
+        if catching is not None:
+            raise NotCompiled(f"{place(catching)}: {CATCHES}")
         #: Whether it has a loop, or what it calls.
         self.repeats = any(_repeats(f) for f in every)
         #: Whether the digest means the same in other processes.
@@ -390,6 +394,11 @@ def _line_of(code: types.CodeType, name: str) -> str:
 def _repeats(function: types.FunctionType) -> bool:
     """Whether its own code goes back to where it was."""
     return not _is_library(function.__globals__) and _goes_back(function.__code__)
+
+
+def _catches(function: types.FunctionType) -> bool:
+    """Whether its own code has a `try`."""
+    return not _is_library(function.__globals__) and catches_errors(function.__code__)
 
 
 def _goes_back(code: types.CodeType) -> bool:

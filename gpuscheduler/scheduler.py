@@ -9,8 +9,9 @@ import atexit
 import ctypes
 import importlib.util
 import os
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -349,7 +350,7 @@ class Scheduler:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
         homes = tuple([self.hardware.home(v) for v in given.values()])
         with garbage_spared(), self.hardware.lease(None, None) as lease:
-            name = (known, homes)
+            name = (known, homes, self._options().fuse)
             found = self._graphs.get(name) if known is not None else None
             if found is None:
                 found = self._planned_graph(graph(), given, lease)
@@ -374,7 +375,7 @@ class Scheduler:
         graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
         with without_garbage_collection():
             graph, plan = plan_graph(
-                graph, lease.machine, self.hardware.home, self.hardware.kind, self.options
+                graph, lease.machine, self.hardware.home, self.hardware.kind, self._options()
             )
         for key in given:  # the values themselves are not kept with the plan
             graph.tasks.pop(key, None)
@@ -402,17 +403,24 @@ class Scheduler:
 
             kind = self.hardware.kind
             if watch is None and cache is None:
-                graph, plan = plan_dask(read, lease.machine, home, kind, self.options)
+                graph, plan = plan_dask(read, lease.machine, home, kind, self._options())
             else:  # callbacks see the tasks as they were
                 graph = read({})
                 if cache is not None:  # tasks may look into it for the values of the graph
                     for constants in graph.constants.values():
                         cache.update(constants)
-                graph, plan = plan_graph(graph, lease.machine, home, kind, self.options, False)
+                graph, plan = plan_graph(graph, lease.machine, home, kind, self._options(), False)
             self._taken.foresee(plan)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
             return graph, plan
+
+    def _options(self) -> Options:
+        """The options of a run that begins now. No kernel raises, calls or prints what NumPy would:
+        where the caller wants that, tasks of CPU devices run as NumPy runs them."""
+        if self.hardware.kind == "cpu" and self.options.fuse and heeds_errors():
+            return replace(self.options, fuse=False)
+        return self.options
 
     def _home(self, lease: Lease) -> Callable[[Any], int | None]:
         """Which of a run's devices a value is on."""
@@ -464,7 +472,7 @@ class Scheduler:
             graph, plan = self._planned(built(dsk), keys, lease)
             plan.once = True
             return graph, plan
-        where = lease.machine, self._front(lease)
+        where = lease.machine, self._front(lease), self._options().fuse
         found = self._plans.find(known, *where)
         if found is None:
             dsk = built(dsk)
@@ -863,6 +871,43 @@ def _begin_anew_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew_after_fork)
+
+
+#: How the warnings begin that NumPy gives of numbers, by the names of its errors.
+NUMBER_WARNINGS = {
+    "divide": "divide by zero encountered", "over": "overflow encountered",
+    "under": "underflow encountered", "invalid": "invalid value encountered",
+}  # fmt: skip
+
+
+def heeds_errors() -> bool:
+    """Whether the caller has NumPy do more about errors of numbers than to warn of them.
+
+    That is to raise, call, print or log (`numpy.errstate`, `numpy.seterr`), or to warn, where
+    such a warning is made an error.
+
+    >>> with np.errstate(divide="raise"):
+    ...     heeds_errors()
+    True
+    """
+    actions = np.geterr()
+    if not {"ignore", "warn"}.issuperset(actions.values()):
+        return True
+    filters = getattr(warnings, "_get_filters", lambda: warnings.filters)()  # since Python 3.14
+    return any(f[0] == "error" for f in filters) and any(
+        action == "warn" and _is_raised(NUMBER_WARNINGS[name], filters)
+        for name, action in actions.items()
+    )
+
+
+def _is_raised(text: str, filters: Sequence[Any]) -> bool:
+    """Whether a RuntimeWarning that begins so is an error, in some module at least."""
+    for action, message, category, module, _ in filters:
+        if not issubclass(RuntimeWarning, category) or (message and not message.match(text)):
+            continue
+        if action == "error" or module is None:
+            return bool(action == "error")
+    return False
 
 
 def plan_dask(

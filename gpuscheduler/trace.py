@@ -41,8 +41,10 @@ from .following import (
 from .python_numbers import Complex
 from .reading import (
     CALLED,
+    CUPY,
     KNOWN,
     LIKE,
+    NUMPY,
     TRUSTED,
     impure,
     in_numpy,
@@ -80,7 +82,7 @@ def follow(
     >>> program.kernels[0].reductions[0].arg, program.result
     (multiply(input0, 2.0), Out(array=1, shape=(), scalar=True))
     """
-    reason = impure(call)
+    reason = impure(call, points=points)
     if reason:
         raise Unfollowed(reason)
     multiplies = products and matrices is not None
@@ -252,6 +254,8 @@ def _with_adapted(
             return known if known is not value or _is_theirs_alone(value) else _within(value, other)
         if value is complex and current.get().points and not asks:
             return Complex
+        if value is np.errstate:
+            return _error_state
         if callable(value) and not isinstance(value, type):
             return adapted(value, (*inside, function))
         if type(value) is tuple and any(map(callable, value)):
@@ -271,3 +275,15 @@ def _apply_adapted(func: Any, args: Any, kwargs: Any = None) -> Any:
 
 
 KNOWN[dask_apply] = _apply_adapted
+
+
+def _error_state(**kwargs: Any) -> Any:
+    """`numpy.errstate`, of which no kernel does more than to be silent."""
+    for name, action in kwargs.items():
+        if name != "call" and action not in (None, "ignore", "warn"):
+            raise refuse(f"it has NumPy {action} where there are errors ({name}={action!r})")
+    return np.errstate(**kwargs)
+
+
+for _library in (NUMPY, CUPY):
+    _library.enter("errstate", _error_state)

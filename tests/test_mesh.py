@@ -845,6 +845,195 @@ def test_it_can_be_said_how(cpu):
         mesh(decides_by_factor, (X, Y), how="numpy").compute()
 
 
+TABLE = (0.5, 2.5)
+
+
+def catches_a_root(x, y):
+    try:
+        return math.sqrt(y)
+    except ValueError:
+        return -1.0
+
+
+def catches_a_logarithm(x, y):
+    try:
+        value = math.log(y) + x
+    except (ValueError, ArithmeticError) as error:
+        value = float(len(str(error)))
+    return value
+
+
+def catches_a_quotient(x, y):
+    try:
+        return 1 / (x - x)
+    except ZeroDivisionError:
+        return -1.0
+
+
+def catches_an_overflow(x, y):
+    try:
+        return math.exp(500 * y)
+    except OverflowError:
+        return -1.0
+
+
+def catches_an_index(x, y):
+    try:
+        return TABLE[int(3 * y)] + x
+    except IndexError:
+        return -2.0
+
+
+def catches_its_own(x, y):
+    try:
+        if y < 0:
+            raise ValueError("negative")
+        assert x < 0.5
+    except ValueError:
+        return -1.0
+    except AssertionError:
+        return -2.0
+    return x + y
+
+
+def ends_in_order(x, y):
+    n = 0.0
+    try:
+        n += x
+    finally:
+        n += y
+    return n
+
+
+def calls_what_catches(x, y):
+    return catches_a_root(x, y) + 2 * x
+
+
+catches_with_arguments = functools.partial(catches_a_root, 1.0)
+
+
+def calls_a_partial(x, y):
+    return catches_with_arguments(y) + x
+
+
+def catches_inside(x, y):
+    def root(v):
+        try:
+            return math.sqrt(v)
+        except ValueError:
+            return -v
+
+    return root(x) + root(y)
+
+
+def decides_and_catches(x, y):
+    if x > 0.5:
+        return catches_a_root(x, y)
+    return y
+
+
+def gives_two_and_catches(x, y):
+    return catches_a_root(x, y), x
+
+
+CATCHING = [
+    catches_a_root, catches_a_logarithm, catches_a_quotient, catches_an_overflow, catches_an_index,
+    catches_its_own, ends_in_order, calls_what_catches, calls_a_partial, catches_inside,
+    decides_and_catches, gives_two_and_catches, functools.partial(catches_a_root),
+]  # fmt: skip
+
+
+def by_python(f, *axes):
+    """What a loop over the coordinates gives."""
+    with np.errstate(all="ignore"):
+        return np.array([[f(x, y) for y in axes[1]] for x in axes[0]])
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # as the loop does
+@pytest.mark.parametrize("scheduler", ["gpu", "threads", None])
+@pytest.mark.parametrize("f", CATCHING)
+def test_functions_that_catch_errors_give_what_python_gives(cpu, f, scheduler):
+    want = by_python(f, np.linspace(0.1, 1, 3), np.linspace(-1, 1, 4))
+    axes = axis(0.1, 1, 3), axis(-1, 1, 4)
+    with pytest.warns(UserWarning, match="called in Python for each point of its mesh"):
+        z = mesh(f, axes, chunks=(2, 3))
+    for part, values in zip(
+        z if type(z) is tuple else (z,), np.moveaxis(want, 2, 0) if want.ndim > 2 else want[None],
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_array_equal(part.compute(scheduler=scheduler), values)
+        np.testing.assert_allclose((part + 1).sum().compute(), (values + 1).sum())
+    for how in ("trace", "numba"):
+        with pytest.raises(NotCompiled, match="catches errors|functools.partial"):
+            mesh(f, axes, how=how)
+
+
+#: As text, since pytest makes something else of an `assert`.
+CHECKS = """
+def checks_what_it_is_given(x, y, k):
+    if k < 0:
+        raise ValueError("k")
+    assert k > 0
+    with np.errstate(all="ignore"):
+        return np.sqrt(y) * k + x
+"""
+
+
+def test_functions_that_only_raise_are_compiled(cpu):
+    space = {"np": np}
+    exec(CHECKS, space)
+    checks_what_it_is_given = space["checks_what_it_is_given"]
+    x, y = grid(X, Y)
+    for f, args in ((checks_what_it_is_given, (2.0,)), (raises_below, ())):
+        z = mesh(f, AXES, args=args)
+        assert not hasattr(z.dask[next(iter(z.dask))].func.what, "part")
+        with np.errstate(all="ignore"):
+            want = by_python(lambda *p, f=f, args=args: f(*p, *args), x.ravel(), y.ravel())
+        np.testing.assert_allclose(z.compute(), want, rtol=1e-14)
+    with pytest.raises(ValueError, match="k"):
+        mesh(checks_what_it_is_given, AXES, args=(-1.0,), how="python")
+
+
+def raises_below(x, y):
+    if x * x < -1:
+        raise ValueError("imaginary")
+    return x - y
+
+
+class Scaled:
+    """What scientists keep the numbers of a model in."""
+
+    k = 2.0
+
+    def at(self, x, y):
+        return self.k * x + y
+
+    __call__ = at
+
+
+def test_python_calls_whatever_can_be_called(cpu):
+    model, numbers = Scaled(), {"k": 2.0}
+    x, y = grid(X, Y)
+    for f in (model, model.at, lambda x, y: model.k * x + y, lambda x, y: numbers["k"] * x + y):
+        with pytest.raises(NotCompiled, match="how='python'"):
+            mesh(f, AXES)
+        z = mesh(f, AXES, chunks=5, how="python")
+        np.testing.assert_array_equal(z.compute(), 2 * x + y)
+        np.testing.assert_array_equal(z.compute(scheduler="threads"), 2 * x + y)
+
+
+def test_python_gives_one_type_of_numbers(cpu):
+    axes = axis(0, 1, 6), axis(0, 1, 6)
+    with pytest.raises(TypeError, match="let it give one type of numbers"):
+        mesh(lambda x, y: 0.5 if x == 0.2 else 1, axes, how="python").compute()
+    with pytest.raises(TypeError, match="as many numbers everywhere"):
+        mesh(lambda x, y: (x, y) if x > 0.9 else x, axes, how="python")
+    with pytest.raises(TypeError, match="a mesh is of numbers"):
+        mesh(lambda x, y: "text", axes, how="python")
+    assert mesh(lambda x, y: x, axes, dtype="f4", how="python").compute().dtype == np.float32
+    assert mesh(lambda x: x, (da.arange(4),), how="python").compute().tolist() == [0, 1, 2, 3]
+
+
 def uses_a_file(x, y):
     return x + len(open("numbers").read()) if x > y else y
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import finalize
+from dask.system import cpu_count as dask_cpu_count
 from dask.utils import key_split
 
 from .fuse import Fused
@@ -74,11 +75,8 @@ def available_memory() -> int:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use, which a container may have fewer of than the machine."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
+    """Cores that this process may use: of its affinity, and of its container, as Dask counts."""
+    return max(1, int(dask_cpu_count()))
 
 
 class CpuHardware:

@@ -307,6 +307,8 @@ class Teams:
     def lease(self) -> Iterator[Team]:
         with self._lock:
             team = self.idle.pop() if self.idle else None
+            while team is not None and not team.alive:  # of the process of which this is a fork
+                team = self.idle.pop() if self.idle else None
         team = team or self.make()
         with self._lock:
             self.leased.append(team)

@@ -76,6 +76,7 @@ ORDER = [
     "products",
     "batches",
     "templates",
+    "libraries",
     "plans",
     "gather",
     "staging_loops",

@@ -165,6 +165,7 @@ class Plan:
     #: Kinds of steps whose arrays go to a device from where they are.
     pinned: set[int] = field(default_factory=set, repr=False, compare=False)
     where: str = ""  # what runs it, where that is not the scheduler's devices, for people
+    bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
@@ -522,6 +523,7 @@ def make_plan(
     for i in lent:
         steps[i].nbytes = 0
     plan = Plan(steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index)
+    plan.bound = bool(graph.pins)
     # what is in lists here is not looked up in all of these steps again
     aside = [index[k] for k in graph.aside if k in index]
     plan.__dict__["readers"] = _readers(inputs)

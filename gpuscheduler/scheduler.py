@@ -153,8 +153,9 @@ class Scheduler:
         What values that had to leave the GPUs may take of the host's memory, and what the host's
         own threads compute, as ``memory_limit`` says it. With 0 there are none of either: each
         GPU's thread then computes NumPy's blocks, one at a time. What does not fit there goes to
-        files. A quarter of it, up to 4 GiB for each GPU, is for what is on its way to files and from there, spilled values as well as
-        blocks of stores; one value each way, and 2 MiB for each GPU, pass whatever it is.
+        files. A quarter of it, up to 4 GiB for each GPU, is for what is on its way to files and
+        from there, spilled values as well as blocks of stores; one value each way, and 2 MiB for
+        each GPU, pass whatever it is.
         Default: 0.9 of what is available. On CPU devices, whose memory is the host's, it changes
         nothing.
     spill_directory

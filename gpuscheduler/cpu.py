@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 from queue import SimpleQueue
@@ -48,6 +48,8 @@ REPORT_EVERY = 0.0005
 #: Seconds of a step from which on threads with nothing to do take over what waits for others: cores
 #: are not all equally fast, and the next steps should take about as long.
 LONG = 0.001
+#: ... and so do they, for each of them, in a run of so few steps that it pays to wake them.
+COARSE = 4
 #: What has become of the latest launch of a step.
 LAUNCHED, MADE, REFUSED = 0, 1, 2
 
@@ -226,10 +228,12 @@ class CpuDevices:
         #: Steps that were sent to a thread and that none has begun: whoever takes one out runs it.
         self._open: dict[int, None] = {}
         self._stage = bytearray([MADE] * len(plan.steps))  # ... of what a launched step may read
-        #: Whether any thread may take any step; whether the latest step was long; and whether one
-        #: ever was: then what a step reads may be in the making elsewhere when its turn comes.
-        self._any = not plan.bound and isinstance(team, Team) and len(team) > 1
-        self._long = self._ever_long = False
+        #: Whether any thread may take any step; whether the latest step was long; and whether any
+        #: may have been taken: then what a step reads may be in the making elsewhere.
+        self._workers = team.workers if isinstance(team, Team) else []
+        self._any = not plan.bound and len(self._workers) > 1
+        self._long = self._helped = False
+        self._coarse = self._any and plan.launches <= COARSE * len(team)
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -278,13 +282,18 @@ class CpuDevices:
                 self.slack.let_go(self.nbytes[step])
 
     def wait(self) -> list[Event]:
+        behind: list[int] = []  # steps for which their own threads have no time yet
         for place, steps in enumerate(self._launches):
             if steps:
                 self._launches[place] = []
+                if self._coarse:
+                    behind += steps[not self._workers[place].busy :]
                 self._open.update(dict.fromkeys(steps))
                 self.team.send(place, self._run, steps)
         if self._long and self._open:
-            self._wake()
+            self._wake(self._open.copy())
+        elif behind:
+            self._wake(behind)
         out, self._soon = self._soon, []
         if not out:
             return awaited(self._events, self.team)
@@ -332,16 +341,14 @@ class CpuDevices:
 
     # ---- in the workers
 
-    def _wake(self) -> None:
+    def _wake(self, waiting: Iterable[int]) -> None:
         """Have threads with nothing to do take what waits for others."""
-        assert isinstance(self.team, Team)
-        wanted = len(self._open)
-        for place, worker in enumerate(self.team.workers):
-            if not wanted:
-                return
-            if not worker.busy:
+        idle = [place for place, worker in enumerate(self._workers) if not worker.busy]
+        if idle:
+            wanted = len([i for i in waiting if self._may_be_taken(i)])
+            for place in idle[:wanted]:
+                self._helped = True
                 self.team.send(place, self._run, [])
-                wanted -= 1
 
     def _run(self, batch: list[int]) -> None:
         """Run these steps, in this order; then, where steps are long, those of other threads."""
@@ -374,18 +381,18 @@ class CpuDevices:
             if self.stopped:
                 return
             if (
-                self._ever_long
+                self._helped
                 and self._waits(i)
                 and self.refused[steps[i].place].isdisjoint(steps[i].inputs)
             ):
                 continue
             if taken(i, i) is None:
                 yield i
-        helps = False
+        helps = not batch
         while self._any and (helps or self._long) and not self.stopped:
             # the last that were launched: their own thread begins with the first
-            found = [i for i in reversed(self._open.copy()) if self._may_be_taken(i)]
-            one = next((i for i in found if taken(i, i) is None), None)
+            every = reversed(self._open.copy())
+            one = next((i for i in every if self._may_be_taken(i) and taken(i, i) is None), None)
             if one is None:
                 return
             helps = True
@@ -427,8 +434,10 @@ class CpuDevices:
         refused.discard(i)
         self._stage[i] = MADE
         if self._any and not step.aside:
-            self._long = perf_counter() - begin > LONG
-            self._ever_long = self._ever_long or self._long
+            long = perf_counter() - begin > LONG
+            if long:
+                self._helped = True  # before anybody helps
+            self._long = long
         if self.short is None and self.left < inf:
             self.left -= nbytes
             if self.left < 0:

@@ -47,7 +47,7 @@ from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
 from .plans import Plans, Single, built, signature
 from .pretend import predict
 from .products import added_up, recognised
-from .run import Devices, Hardware, Lease, Told, Watch, run
+from .run import Devices, Hardware, Lease, Told, Watch, noted, run
 from .settings import Setting
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
@@ -224,6 +224,10 @@ class Scheduler:
         self._gpus = gpus
         self._host: Scheduler | None = None  # made at first use
         self._making = threading.Lock()
+        gpus_here = hardware.kind == "cuda" and hardware.machine.host_memory > 0
+        #: Threads of the host that do what no GPU will do, beside those of the devices; 0 where the
+        #: devices are such threads, and where values may take nothing of the host's memory.
+        self.host_threads = cpu_count() if gpus_here else 0
         self._libraries = Libraries()
         self.last: Footprint | None = None  # what the latest run took
         self._rows: deque[Row] = deque(maxlen=LATEST) if gpus is None else gpus._rows
@@ -329,6 +333,10 @@ class Scheduler:
                 return host._get(
                     dsk, keys, keep, cache, callbacks, num_workers, pool, rerun_exceptions_locally
                 )
+            except Exception as error:
+                what = f"{host._where}, for no GPU has anything to do; their memory is host_memory"
+                noted(error, f"its devices are {what}")
+                raise
             finally:
                 self.last = None if host.last is None else replace(host.last, where=host._where)
         results = self._chunks if keep else _results
@@ -358,17 +366,6 @@ class Scheduler:
             if watch:
                 watch.finish(failed=False)
         return out
-
-    @property
-    def host_threads(self) -> int:
-        """Threads of the host that do what no GPU will do, beside those of the devices; 0 where the
-        devices are such threads, and where values may take nothing of the host's memory.
-
-        >>> Scheduler("cpu:2").host_threads
-        0
-        """
-        gpus = self.hardware.kind == "cuda" and self.hardware.machine.host_memory > 0
-        return cpu_count() if gpus else 0
 
     def _host_for(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Scheduler | None:
         """The scheduler of the host's threads, for a graph in which no GPU has anything to do."""

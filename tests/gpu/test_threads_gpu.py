@@ -309,6 +309,24 @@ def test_a_task_computes_for_itself(scheduler):
     assert delayed(inner)().compute() == pytest.approx((A + 1).sum())
 
 
+def test_errors_say_whose_devices_they_name(scheduler):
+    def fails(block):
+        raise KeyError("no")
+
+    x = numpy_blocks().map_blocks(fails, dtype=float, meta=np.empty((0, 0)))
+    with pytest.raises(KeyError) as caught:
+        x.sum().compute()
+    assert f"its devices are {MANY} host threads" in str(caught.value.__notes__)
+
+
+def test_sums_are_numpys_numbers_beside_those_of_a_gpu(scheduler):
+    """Of one computation that the GPUs have, the part of NumPy's blocks is NumPy's."""
+    mine, theirs = dask.compute(numpy_blocks().sum(), numpy_blocks().to_backend("cupy").sum())
+    assert not scheduler.last.where
+    assert type(mine) is np.float64
+    np.testing.assert_allclose(mine, float(theirs))
+
+
 def test_hardware_of_the_host_is_made_at_first_use(many):
     with gpuscheduler.Scheduler("cuda:0") as s:
         da.from_array(cupy.ones(4), chunks=2).sum().compute()

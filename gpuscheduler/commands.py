@@ -350,6 +350,12 @@ def info(devices: str | None, memory_limit: str | None) -> None:
     with scheduler(devices, memory_limit) as s:
         for part in described(s.hardware):
             console.print(part)
+        if s.host_threads:
+            room = format_bytes(s.hardware.machine.host_memory)
+            console.print(
+                f"What has nothing to do with a GPU runs on {s.host_threads} host threads, within "
+                f"{room}."
+            )
         console.print(", ".join(f"{name} {v}" for name, v in versions(s.hardware.kind).items()))
 
 

@@ -8,7 +8,7 @@ threads read and write those that the graph names.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import finalize
+from dask.system import cpu_count as dask_cpu_count
 from dask.utils import key_split
 
 from .forks import new_lock
@@ -45,6 +46,13 @@ NOTABLE = 1 / 256
 LOOKS = 3
 #: A worker with more to do reports at least this often, in seconds.
 REPORT_EVERY = 0.0005
+#: Seconds of a step from which on threads with nothing to do take over what waits for others: cores
+#: are not all equally fast, and the next steps should take about as long.
+LONG = 0.001
+#: ... and so do they, for each of them, in a run of so few steps that it pays to wake them.
+COARSE = 4
+#: What has become of the latest launch of a step.
+LAUNCHED, MADE, REFUSED = 0, 1, 2
 
 
 def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
@@ -75,11 +83,8 @@ def available_memory() -> int:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use, which a container may have fewer of than the machine."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        return os.cpu_count() or 1
+    """Cores that this process may use: of its affinity, and of its container, as Dask counts."""
+    return max(1, int(dask_cpu_count()))
 
 
 class CpuHardware:
@@ -223,6 +228,15 @@ class CpuDevices:
         if plan.machine.arrays and not plan.tried:
             self.left = SHORT * plan.machine.limit(0)
         self.stopped = False
+        #: Steps that were sent to a thread and that none has begun: whoever takes one out runs it.
+        self._open: dict[int, None] = {}
+        self._stage = bytearray([MADE] * len(plan.steps))  # ... of what a launched step may read
+        #: Whether any thread may take any step; whether the latest step was long; and whether any
+        #: may have been taken: then what a step reads may be in the making elsewhere.
+        self._workers = team.workers if isinstance(team, Team) else []
+        self._any = not plan.bound and len(self._workers) > 1
+        self._long = self._helped = False
+        self._coarse = self._any and plan.launches <= COARSE * len(team)
         self._launches: list[list[int]] = [[] for _ in range(len(team))]
         self._events: SimpleQueue[list[Event]] = SimpleQueue()
         self._soon: list[Event] = []
@@ -237,8 +251,9 @@ class CpuDevices:
             self.files.of[step] = places[DISK]
 
     def launch(self, step: int, place: int) -> None:
+        self._stage[step] = LAUNCHED
         if self.plan.steps[step].aside:
-            self.team.send_to_any(self._run, [step])
+            self.team.send_to_any(self._run_aside, step)
         else:
             self._launches[place].append(step)
 
@@ -270,10 +285,18 @@ class CpuDevices:
                 self.slack.let_go(self.nbytes[step])
 
     def wait(self) -> list[Event]:
+        behind: list[int] = []  # steps for which their own threads have no time yet
         for place, steps in enumerate(self._launches):
             if steps:
                 self._launches[place] = []
+                if self._coarse:
+                    behind += steps[not self._workers[place].busy :]
+                self._open.update(dict.fromkeys(steps))
                 self.team.send(place, self._run, steps)
+        if self._long and self._open:
+            self._wake(self._open.copy())
+        elif behind:
+            self._wake(behind)
         out, self._soon = self._soon, []
         if not out:
             return awaited(self._events, self.team)
@@ -321,50 +344,108 @@ class CpuDevices:
 
     # ---- in the workers
 
+    def _wake(self, waiting: Iterable[int]) -> None:
+        """Have threads with nothing to do take what waits for others."""
+        idle = [place for place, worker in enumerate(self._workers) if not worker.busy]
+        if idle:
+            wanted = len([i for i in waiting if self._may_be_taken(i)])
+            for place in idle[:wanted]:
+                self._helped = True
+                self.team.send(place, self._run, [])
+
     def _run(self, batch: list[int]) -> None:
+        """Run these steps, in this order; then, where steps are long, those of other threads."""
         events: list[Event] = []
-        steps, values, held = self.plan.steps, self.values, self.held
-        nbytes, size, short = self.nbytes, self.size, self.short
         report = perf_counter() + REPORT_EVERY
-        for i in batch:
-            if self.stopped:
+        for i in self._taken(batch):
+            found = self._run_one(i)
+            events += found
+            if type(found[0]) is Failed:
                 break
-            step = steps[i]
-            refused = self.refused[step.place]
-            if refused and not refused.isdisjoint(step.inputs):
-                refused.add(i)
-                events.append(NoRoom(i, step.place, 0))
-                continue
-            try:
-                value, extra = (self._made(i), None) if short is None else self._looked_at(i, short)
-                held[i] = 1
-                values[i] = value
-                nbytes[i] = size(value)
-                events += (Issued(i, nbytes[i], extra), Done(i))
-                refused.discard(i)
-            except MemoryError as error:
-                if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
-                    events.append(Failed(i, error))
-                    break
-                refused.add(i)
-                asked = _asked_for(error, step.nbytes)
-                said = f"{type(error).__name__}: {error}" if str(error) else ""
-                events.append(NoRoom(i, step.place, asked, said))
-            except BaseException as error:  # SystemExit and the like belong to the caller, too
-                events.append(Failed(i, error))
-                break
-            value = None
             if (now := perf_counter()) > report:
                 self._events.put(events)
                 events = []
                 report = now + REPORT_EVERY
         if events:
             self._events.put(events)
-        del events  # or a failure and its traceback would hold each other
-        if short is None and self.left < inf:
-            self.left -= sum([nbytes[i] for i in batch])
+
+    def _run_aside(self, i: int) -> None:
+        self._events.put([*self._run_one(i)])
+
+    def _taken(self, batch: list[int]) -> Iterator[int]:
+        """Steps for a thread: its own, as far as no other one has taken them, and then those of
+        others that can be run now.
+
+        A step of its own may read what another thread has taken and not made yet. It is left, and
+        nobody waits for it: whoever has taken a step of another looks once more when that is made.
+        """
+        taken, steps = self._open.pop, self.plan.steps
+        for i in batch:
+            if self.stopped:
+                return
+            if (
+                self._helped
+                and self._waits(i)
+                and self.refused[steps[i].place].isdisjoint(steps[i].inputs)
+            ):
+                continue
+            if taken(i, i) is None:
+                yield i
+        helps = not batch
+        while self._any and (helps or self._long) and not self.stopped:
+            # the last that were launched: their own thread begins with the first
+            every = reversed(self._open.copy())
+            one = next((i for i in every if self._may_be_taken(i) and taken(i, i) is None), None)
+            if one is None:
+                return
+            helps = True
+            yield one
+
+    def _waits(self, i: int) -> bool:
+        """Whether something that a step reads is launched, and nothing has become of that yet."""
+        return LAUNCHED in [self._stage[j] for j in self.plan.steps[i].inputs]
+
+    def _may_be_taken(self, i: int) -> bool:
+        """Whether another thread than its own may run a step. Where something was refused that is
+        for its own to run again, in order, but for what reads that, which is refused as well."""
+        step = self.plan.steps[i]
+        if self._waits(i):
+            return False
+        return not self.refused[step.place] or REFUSED in [self._stage[j] for j in step.inputs]
+
+    def _run_one(self, i: int) -> tuple[Event, ...]:
+        """Run a step: what became of it."""
+        step, short, begin = self.plan.steps[i], self.short, perf_counter()
+        refused = self.refused[step.place]
+        if refused and not refused.isdisjoint(step.inputs):
+            refused.add(i)
+            self._stage[i] = REFUSED
+            return (NoRoom(i, step.place, 0),)
+        try:
+            value, extra = (self._made(i), None) if short is None else self._looked_at(i, short)
+            nbytes = self.size(value)
+        except MemoryError as error:
+            if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
+                return (Failed(i, error),)
+            refused.add(i)
+            self._stage[i] = REFUSED
+            said = f"{type(error).__name__}: {error}" if str(error) else ""
+            return (NoRoom(i, step.place, _asked_for(error, step.nbytes), said),)
+        except BaseException as error:  # SystemExit and the like belong to the caller, too
+            return (Failed(i, error),)
+        self.values[i], self.nbytes[i], self.held[i] = value, nbytes, 1
+        refused.discard(i)
+        self._stage[i] = MADE
+        if self._any and not step.aside:
+            long = perf_counter() - begin > LONG
+            if long:
+                self._helped = True  # before anybody helps
+            self._long = long
+        if self.short is None and self.left < inf:
+            self.left -= nbytes
             if self.left < 0:
                 self.short = self.slack
+        return Issued(i, nbytes, extra), Done(i)
 
     def _made(self, i: int) -> Any:
         """A step's value."""

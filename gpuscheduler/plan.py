@@ -96,13 +96,17 @@ class Footprint:
     peak: dict[int, int]  # bytes, by memory: what devices share has the number of the first
     moved: dict[tuple[int, int], int]  # bytes, by link
     spilled: dict[int, int]  # bytes that had to leave for the host and for the disk
+    where: str = ""  # what ran it, where that was not the scheduler's devices
 
     def __str__(self) -> str:
         def said(place: int) -> str:
+            if self.where and place != DISK:  # the threads' memory is the host's
+                return "the result" if place == HOST else "the host"
             return {HOST: "the host", DISK: "the disk"}.get(place, str(place))
 
+        device = "" if self.where else "device "
         peaks = [
-            f"{n:,} bytes on {'device ' * (p >= 0)}{said(p)}"
+            f"{n:,} bytes on {device * (p >= 0)}{said(p)}"
             for p, n in sorted(self.peak.items(), reverse=True)
             if n or p >= 0
         ]
@@ -114,7 +118,8 @@ class Footprint:
         spilled = [
             f"{n:,} bytes to {said(p)}" for p, n in sorted(self.spilled.items(), reverse=True) if n
         ]
-        out = f"{self.seconds:.3g} s; peak memory {', '.join(peaks)}"
+        on = f" on {self.where}" if self.where else ""
+        out = f"{self.seconds:.3g} s{on}; peak memory {', '.join(peaks)}"
         for what, facts in (("moved", links), ("spilled", spilled)):
             if facts:
                 out += f"; {what} {', '.join(facts)}"
@@ -159,6 +164,8 @@ class Plan:
     hosted: set[int] = field(default_factory=set, repr=False, compare=False)
     #: Kinds of steps whose arrays go to a device from where they are.
     pinned: set[int] = field(default_factory=set, repr=False, compare=False)
+    where: str = ""  # what runs it, where that is not the scheduler's devices, for people
+    bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
@@ -419,8 +426,9 @@ class Plan:
         for s in self.steps:
             count[s.place] += 1
             seconds[s.place] += s.seconds
-        lines = [f"{len(self.steps)} steps on {len(devices)} devices"]
-        lines += [f"  device {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
+        lines = [f"{len(self.steps)} steps on {self.where or f'{len(devices)} devices'}"]
+        one = "thread" if self.where else "device"
+        lines += [f"  {one} {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
         if not self.machine.shared:  # else nothing has to move
             links = sorted(self.traffic().items())
             lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
@@ -521,6 +529,7 @@ def make_plan(
     for i in lent:
         steps[i].nbytes = 0
     plan = Plan(steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index)
+    plan.bound = bool(graph.pins)
     # what is in lists here is not looked up in all of these steps again
     aside = [index[k] for k in graph.aside if k in index]
     plan.__dict__["readers"] = _readers(inputs)

@@ -35,11 +35,12 @@ from . import siblings
 from .batches import batched
 from .callbacks import Callbacks
 from .cpu import CpuHardware, available_memory, cpu_count
-from .forks import new_rlock
+from .forks import new_lock, new_rlock
 from .fuse import Fuser, better_apart
 from .garbage import garbage_spared, put_aside, without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
+from .libraries import Libraries
 from .machine import DISK, ENDLESS, HOST, Machine
 from .options import Options, check_option, parse_devices, parse_limit
 from .order import better_ordered
@@ -49,7 +50,7 @@ from .plans import Plans, Single, built, signature
 from .pools import CallersPool
 from .pretend import predict
 from .products import added_up, recognised
-from .run import Devices, Hardware, Lease, Told, Watch, run
+from .run import Devices, Hardware, Lease, Told, Watch, noted, run
 from .settings import Setting
 from .sizes import part_of
 from .state import DEEP_WINDOW, WINDOW, State
@@ -103,10 +104,12 @@ class Scheduler:
         ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
         not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
     host_memory
-        What values that had to leave the GPUs may take of the host's memory, as ``memory_limit``
-        says it; 0 for none. What does not fit there goes to files. A quarter of it, up to 4 GiB
-        for each GPU, is for what is on its way to files and from there, spilled values as well as
-        blocks of stores; one value each way, and 2 MiB for each GPU, pass whatever it is.
+        What values that had to leave the GPUs may take of the host's memory, and what the host's
+        own threads compute, as ``memory_limit`` says it. With 0 there are none of either: each
+        GPU's thread then computes NumPy's blocks, one at a time. What does not fit there goes to
+        files. A quarter of it, up to 4 GiB for each GPU, is for what is on its way to files and
+        from there, spilled values as well as blocks of stores; one value each way, and 2 MiB for
+        each GPU, pass whatever it is.
         Default: 0.9 of what is available. On CPU devices, whose memory is the host's, it changes
         nothing.
     spill_directory
@@ -127,6 +130,12 @@ class Scheduler:
         Keep which step ran where and when, of the latest steps, for the method `timeline`.
     check
         Validate the scheduler's state after each event; slow.
+
+    On GPUs, a computation that has nothing to do with any (NumPy's blocks, bags, dataframes,
+    delayed functions that name no library of GPUs) runs on the host: on a thread for each core, by
+    kernels as on CPU devices, within ``host_memory``. One array of CuPy's, one
+    ``to_backend("cupy")`` or one ``dask.annotate(device=0)`` anywhere in it, and all of it is the
+    GPUs'.
 
     As a context manager it is Dask's default scheduler (and, on GPUs, makes ``"cupy"`` the array
     backend); leaving restores what was there and closes it.
@@ -152,23 +161,39 @@ class Scheduler:
         memory_limit: int | str | float | None = None,
         **options: Any,
     ):
-        self.options = Options.read(devices=devices, memory_limit=memory_limit, **options)
+        self._prepare(Options.read(devices=devices, memory_limit=memory_limit, **options))
+
+    def _prepare(
+        self, options: Options, hardware: Hardware | None = None, gpus: Scheduler | None = None
+    ) -> None:
+        self.options = options
+        #: Whose work this does that no GPU will do; and, where this has GPUs, who does that of it.
+        self._gpus = gpus
+        self._host: Scheduler | None = None  # made at first use
+        self._making = new_lock()
+        self._libraries = Libraries()
         self.last: Footprint | None = None  # what the latest run took
-        self._rows: deque[Row] = deque(maxlen=LATEST)
+        self._rows: deque[Row] = deque(maxlen=LATEST) if gpus is None else gpus._rows
         self._hardware: Hardware | None = None  # only in a forked child, until it is needed
-        self._begin()
+        self._begin(hardware)
         self._entered: list[Setting] = []
         self._left: Setting | None = None  # the last of these, when it has ended
         self._closed = False
         _every.add(self)
 
-    def _begin(self) -> Hardware:
-        """Find the hardware, and know nothing yet of what runs on it."""
+    def _begin(self, hardware: Hardware | None = None) -> Hardware:
+        """Find the hardware, unless it is given, and know nothing yet of what runs on it."""
         o = self.options
-        self._hardware = hardware = find_hardware(
-            o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
-            o.host_memory, o.spill_compression,
-        )  # fmt: skip
+        if hardware is None:
+            hardware = find_hardware(
+                o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
+                o.host_memory, o.spill_compression,
+            )  # fmt: skip
+        self._hardware = hardware
+        gpus_here = hardware.kind == "cuda" and hardware.machine.host_memory > 0
+        #: Threads of the host that do what no GPU will do, beside those of the devices; 0 where the
+        #: devices are such threads, and where values may take nothing of the host's memory.
+        self.host_threads = cpu_count() if gpus_here else 0
         limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
         self._plans = Plans(limit, available_memory)
         hardware.when_short(self._plans.shed)
@@ -176,7 +201,11 @@ class Scheduler:
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
         self._persisted = Persisted()
         machine = hardware.machine
-        self._turns = Turns({m: machine.limit(m) for m in machine.memories}, self._held)
+        limits = {m: machine.limit(m) for m in machine.memories}
+        if self.host_threads:  # what leaves the GPUs, and what the host computes, share its memory
+            limits[HOST] = machine.host_memory
+        gpus = self._gpus
+        self._turns: Turns = Turns(limits, self._held) if gpus is None else gpus._turns
         return hardware
 
     @property
@@ -201,12 +230,13 @@ class Scheduler:
         if self._hardware is None:
             return
         _left_behind.append(
-            (self._hardware, self._plans, self._taken, self._graphs, self._persisted, self._turns)
-        )
+            (self._hardware, self._plans, self._taken, self._graphs, self._persisted, self._turns,
+             self._host)
+        )  # fmt: skip
         if self._hardware.kind == "cuda":
             for setting in self._entered:
                 setting.keep("scheduler")
-        self._hardware = None
+        self._hardware = self._host = None
 
     def get(
         self,
@@ -229,7 +259,7 @@ class Scheduler:
         if self._left is not None and (instead := self._left.instead()):
             return instead(dsk, keys, **kwargs)
         return self._get(
-            dsk, keys, _results, cache, callbacks, num_workers, pool, rerun_exceptions_locally
+            dsk, keys, False, cache, callbacks, num_workers, pool, rerun_exceptions_locally
         )
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -262,7 +292,7 @@ class Scheduler:
         if any(hasattr(c, "__dask_exprs__") for c in collections):  # Dask puts these together again
 
             def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-                return self._get(dsk, keys, self._chunks, **kwargs)
+                return self._get(dsk, keys, True, **kwargs)
 
             options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
             return list(dask_persist(*collections, **options, **kwargs))
@@ -276,7 +306,7 @@ class Scheduler:
         rebuilt = [c.__dask_postpersist__() for c in collections]
         with shorten_traceback():
             wanted = [k for keys in every for k in keys]
-            values = iter(self._get(expr, wanted, self._chunks, **kwargs))
+            values = iter(self._get(expr, wanted, True, **kwargs))
         return [
             rebuild(dict(zip(keys, values)), *state)  # noqa: B905 - as many as there are keys
             for (rebuild, state), keys in zip(rebuilt, every, strict=True)
@@ -286,7 +316,7 @@ class Scheduler:
         self,
         dsk: Any,
         keys: Any,
-        results: Results,
+        keep: bool,
         cache: MutableMapping[Any, Any] | None = None,
         callbacks: Iterable[Any] | None = None,
         num_workers: int | None = None,
@@ -294,9 +324,23 @@ class Scheduler:
         rerun_exceptions_locally: bool | None = None,
         **_: Any,
     ) -> Any:
+        """The values, or tasks that give those which now are persisted."""
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
         cache = config.get("cache", None) if cache is None else cache
+        host = self._host_for(dsk, cache)
+        if host is not None:
+            try:
+                return host._get(
+                    dsk, keys, keep, cache, callbacks, num_workers, pool, rerun_exceptions_locally
+                )
+            except Exception as error:
+                what = f"{host._where}, for no GPU has anything to do; their memory is host_memory"
+                noted(error, f"its devices are {what}")
+                raise
+            finally:
+                self.last = None if host.last is None else replace(host.last, where=host._where)
+        results = self._chunks if keep else _results
         pool = config.get("pool", None) if pool is None else pool
         num_workers = config.get("num_workers", None) if num_workers is None else num_workers
         if rerun_exceptions_locally is None:
@@ -330,6 +374,39 @@ class Scheduler:
             if watch:
                 watch.finish(failed=False)
         return out
+
+    def _host_for(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Scheduler | None:
+        """The scheduler of the host's threads, for a graph in which no GPU has anything to do."""
+        if not self.host_threads or self._libraries.named(dsk) is not None:
+            return None
+        if cache is not None and self._libraries.named(cache) is not None:
+            return None
+        with self._making:
+            if self._host is None:
+                n, limit = self.host_threads, self.hardware.machine.host_memory
+                hardware = CpuHardware(
+                    n, max(1, limit // n), self.options.spill_directory,
+                    self.options.spill_compression,
+                )  # fmt: skip
+                self._host = Scheduler.__new__(Scheduler)
+                self._host._prepare(self.options, hardware, self)
+            return self._host
+
+    @property
+    def _where(self) -> str:
+        """Where it runs what no GPU will do, for people."""
+        return "" if self._gpus is None else f"{len(self.hardware.machine.devices)} host threads"
+
+    def _elsewhere(self) -> dict[int, int]:
+        """Bytes that persisted chunks of the other side, GPUs or the host, have where this one's
+        values may be."""
+        if self._host is not None:
+            nbytes = self._host._persisted.beside(()).get(0, 0)
+            return {HOST: nbytes} if nbytes else {}
+        if self._gpus is not None:
+            nbytes = self._gpus._persisted.beside(()).get(HOST, 0)
+            return {0: nbytes} if nbytes else {}
+        return {}
 
     def run_graph(
         self,
@@ -454,10 +531,17 @@ class Scheduler:
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received(*collections)
+        host = self._host_for(dsk)
+        return (host or self)._foreseen(dsk, keys)
+
+    def _foreseen(self, dsk: Any, keys: Any) -> Plan:
         with garbage_spared(), self.hardware.lease(None, None) as lease:
             graph, plan = self._known(dsk, keys, lease)
-        now, _ = self._written(graph, self._beside(plan, self._persisted.every()))
-        plan.predicted = predict(now, self.options.window, self.options.deep_window)
+        plan.where = self._where
+        beside = self._beside(plan, self._persisted.every(), self._elsewhere())
+        now, _ = self._written(graph, beside)
+        foreseen = predict(now, self.options.window, self.options.deep_window)
+        plan.predicted = replace(foreseen, where=self._where)
         return plan
 
     def _front(self, lease: Lease) -> int | None:
@@ -509,14 +593,14 @@ class Scheduler:
         """The values of the wanted keys, in their order."""
         heard = watch or counter or begun or rerun
         # who waits borrows no chunks
-        with self._turns.turn(partial(self._most, graph, known)) as turn:
+        with self._turns.turn(partial(self._needed, graph, known)) as turn:
             try:
                 if not heard:
                     values = self._alone(graph, known, lease, results, turn)
                     if values is not None:
                         return values
                 with self._persisted.lent() as chunks:
-                    plan = self._beside(known, chunks)
+                    plan = self._beside(known, chunks, self._elsewhere())
                     if watch:  # callbacks may keep what they see
                         gathering = self._gathering(graph, plan)
                     else:
@@ -545,6 +629,8 @@ class Scheduler:
         with self._persisted.lent(known.ours) as chunks:
             theirs = known.own_bytes() if len(chunks) == len(known.own) else None
             others = self._persisted.beside(chunks, theirs)
+            for place, nbytes in self._elsewhere().items():
+                others[place] = others.get(place, 0) + nbytes
             tape = None
             if not watched and lease.threads is None:  # the caller's own threads are given all
                 tape = self._tape(known, chunks, others)
@@ -607,7 +693,19 @@ class Scheduler:
         for place, nbytes in self._persisted.nbytes().items():
             if place in self.hardware.machine.devices:
                 out[memory_of(place)] += nbytes
+        if HOST in out:
+            out[HOST] = self._persisted.beside(()).get(HOST, 0) + self._elsewhere().get(HOST, 0)
         return out
+
+    def _needed(self, graph: Graph, known: Plan) -> dict[int, int]:
+        """Bytes that a run may take of each of the memories for which runs wait their turns."""
+        most = self._most(graph, known)
+        if self._gpus is not None:  # its memory is the host's
+            return {HOST: most.get(0, 0)}
+        if HOST in self._turns.limit:  # what has no room on the GPUs leaves for there
+            limit = self._turns.limit
+            most[HOST] = sum([max(0, n - limit[m]) for m, n in most.items() if m >= 0])
+        return most
 
     def _most(self, graph: Graph, known: Plan) -> dict[int, int]:
         """Bytes that a run may take in each memory at most beside persisted chunks, as far as sizes
@@ -615,7 +713,8 @@ class Scheduler:
         plan, _ = self._written(graph, known)
         made, whole = plan.everything(known.chunks), plan.whole
         most = {m: n + whole.get(m, 0) + known.taken for m, n in made.items()}
-        limit = self._turns.limit
+        machine = self.hardware.machine
+        limit = {m: machine.limit(m) for m in machine.memories}
         if len(known.steps) > MANY_STEPS or all(n <= SMALL * limit[m] for m, n in most.items()):
             return most
         with suppress(OutOfMemory):  # of sizes that are guesses
@@ -691,7 +790,7 @@ class Scheduler:
     ) -> tuple[State, list[Any]]:
         told = watch or counter
         if self.options.timeline:
-            told = Recorder(plan, self._rows, told)
+            told = Recorder(plan, self._rows, told, place=HOST if self._gpus else None)
         wants = Told.EACH if watch else Told.DONE if told or begun else Told.NOTHING
         devices = lease.devices(plan, gathering, wants, None)
         try:
@@ -779,6 +878,9 @@ class Scheduler:
                 self._plans.clear()
                 self._graphs.clear()
                 self._hardware.close()
+            with self._making:
+                if self._host is not None:
+                    self._host.close()
 
     # ---- to look at
 
@@ -799,7 +901,7 @@ class Scheduler:
         machine = self.hardware.machine
         limits = " / ".join(dict.fromkeys(format_bytes(m) for m in machine.memory))
         n = len(machine.devices)
-        held = self._persisted.nbytes()
+        held = self._held_by_place()
         persisted = f", persisted {format_bytes(sum(held.values()))}" if held else ""
         away = [f"{format_bytes(held[p])} {where}" for p, where in AWAY.items() if p in held]
         if away:
@@ -807,17 +909,35 @@ class Scheduler:
         trouble = f", {self.hardware.trouble}" if self.hardware.trouble else ""
         return (
             f"<Scheduler on {n} {self.hardware.kind} device{'s'[: n > 1]}, "
-            f"memory limit {limits} each{persisted}{trouble}{', closed' if self._closed else ''}>"
+            f"memory limit {limits} each{self._beside_devices}{persisted}{trouble}"
+            f"{', closed' if self._closed else ''}>"
         )
+
+    @property
+    def _beside_devices(self) -> str:
+        threads = self.host_threads
+        return f", {threads} host thread{'s'[: threads > 1]}" if threads else ""
+
+    def _held_by_place(self) -> dict[int, int]:
+        """Bytes of persisted chunks by place; those that the host's threads have are there."""
+        held = self._persisted.nbytes()
+        if self._host is not None:
+            for place, nbytes in self._host._persisted.nbytes().items():
+                where = min(place, HOST)
+                held[where] = held.get(where, 0) + nbytes
+        return held
 
     def _repr_html_(self) -> str:
         machine, names = self.hardware.machine, self.hardware.names
-        held = self._persisted.nbytes()
+        held = self._held_by_place()
         rows = [
             (str(d), names[d], format_bytes(machine.memory[d]), format_bytes(held.get(d, 0)))
             for d in machine.devices
         ]
         rows += [("", where, "", format_bytes(held[p])) for p, where in AWAY.items() if p in held]
+        if threads := self.host_threads:
+            limit = format_bytes(machine.host_memory)
+            rows.append(("", f"{threads} host thread{'s'[: threads > 1]}", limit, ""))
         table = "".join(f"<tr>{''.join(f'<td>{v}</td>' for v in row)}</tr>" for row in rows)
         return (
             f"<b>gpuscheduler.Scheduler</b>{' (closed)' if self._closed else ''}"

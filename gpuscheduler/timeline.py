@@ -25,7 +25,7 @@ class Row(NamedTuple):
     """A step that has run."""
 
     key: Any
-    place: int
+    place: int  # a device, or `HOST`
     begin: float  # seconds since 1970
     end: float
 
@@ -42,7 +42,9 @@ class Recorder(Watch):
         rows: MutableSequence[Row],
         told: Watch | None = None,
         clock: Callable[[], float] = time,
+        place: int | None = None,  # of all of them, where these are no devices of the scheduler's
     ):
+        self.place = place
         self.steps, self.rows, self.clock = plan.steps, rows, clock
         self.told = told or Watch()
         self.begun: dict[int, float] = {}
@@ -57,7 +59,7 @@ class Recorder(Watch):
         if not s.aside:
             begin = max(begin, self.free.get(s.place, begin))
             self.free[s.place] = end
-        self.rows.append(Row(s.key, s.place, begin, end))
+        self.rows.append(Row(s.key, s.place if self.place is None else self.place, begin, end))
         self.told.done(step)
 
 
@@ -87,7 +89,8 @@ def trace_events(processes: Mapping[str, Iterable[Row]]) -> list[dict[str, Any]]
             n = next((n for n, free in enumerate(threads) if free <= begin), len(threads))
             thread = {"pid": pid, "tid": 1 + place + 1000 * n}
             if n == len(threads):
-                events.append(_named("thread", f"device {place}{', too' * (n > 0)}", **thread))
+                name = f"device {place}" if place >= 0 else "the host"
+                events.append(_named("thread", f"{name}{', too' * (n > 0)}", **thread))
             threads[n : n + 1] = [end]
             times = {"ts": (begin - first) * 1e6, "dur": (end - begin) * 1e6}
             step = {"ph": "X", "name": key_split(key), "args": {"key": str(key)}}

@@ -8,6 +8,7 @@ they run does, and the next run gets a fresh team.
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 import weakref
@@ -120,6 +121,7 @@ class Team:
 
     def __init__(self, workers: list[Worker], lanes: Any = None, files: int = 1):
         self.workers = workers
+        self.pid = os.getpid()
         self.files = files  # threads for each worker that read and write files, at most
         self.lanes = lanes  # what the hardware keeps for each of them
         self.aside: dict[str, Worker] = {}  # for what must not wait behind tasks
@@ -324,6 +326,8 @@ class Teams:
     def lease(self) -> Iterator[Team]:
         with self._lock:
             team = self.idle.pop() if self.idle else None
+            while team is not None and team.pid != os.getpid():  # its threads are its parent's
+                team = self.idle.pop() if self.idle else None
         team = team or self.make()
         with self._lock:
             self.leased.append(team)

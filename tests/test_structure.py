@@ -77,6 +77,7 @@ ORDER = [
     "products",
     "batches",
     "templates",
+    "libraries",
     "plans",
     "gather",
     "staging_loops",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = "gpuscheduler", "graphs", "tests", "examples"
+FOLDERS = "gpuscheduler", "graphs", "tests", "examples", "docs"
 FILES = [
     *("pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE"),
     *(".gitignore", ".ci/run"),

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from os import PathLike
-from threading import Lock
 from time import monotonic
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from dask.utils import format_bytes, key_split
 
 from .cargo import Cargo, Unreachable, put_back
 from .cut import BESIDE, CALLER, Cut, Stage, cut
+from .forks import new_lock
 from .garbage import without_garbage_collection
 from .gather import Gathering
 from .graph import Graph, PlanError, from_dask, received, unchanged, wanted_keys
@@ -273,7 +273,7 @@ class Attached:
         self._plans = Plans()
         self._closed = False
         self._met = 0.0  # when it was asked last which workers there are
-        self._meeting = Lock()
+        self._meeting = new_lock()
         self._check_versions()
         try:
             self._register()

@@ -194,6 +194,7 @@ class Scheduler:
         #: Threads of the host that do what no GPU will do, beside those of the devices; 0 where the
         #: devices are such threads, and where values may take nothing of the host's memory.
         self.host_threads = cpu_count() if gpus_here else 0
+        self._host_memory = hardware.machine.host_memory
         limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
         self._plans = Plans(limit, available_memory)
         hardware.when_short(self._plans.shed)
@@ -236,6 +237,9 @@ class Scheduler:
         if self._hardware.kind == "cuda":
             for setting in self._entered:
                 setting.keep("scheduler")
+            leave_gpus_to_parent()
+            limits = self._turns.limit  # what the host's threads do waits for none of the parent's
+            self._turns = Turns(limits, lambda: dict.fromkeys(limits, 0))
         self._hardware = self._host = None
 
     def get(
@@ -383,7 +387,7 @@ class Scheduler:
             return None
         with self._making:
             if self._host is None:
-                n, limit = self.host_threads, self.hardware.machine.host_memory
+                n, limit = self.host_threads, self._host_memory
                 hardware = CpuHardware(
                     n, max(1, limit // n), self.options.spill_directory,
                     self.options.spill_compression,
@@ -1196,8 +1200,9 @@ def find_hardware(
 
 
 def cuda_devices() -> int:
-    """How many CUDA devices there are; 0 where CuPy or the driver is not."""
-    if not has_cupy():
+    """How many CUDA devices there are; 0 without CuPy or driver, and in a child of a process that
+    uses them: CUDA works in no process that was forked from one."""
+    if _gpus_left or not has_cupy():
         return 0
     import cupy
 
@@ -1205,6 +1210,15 @@ def cuda_devices() -> int:
         return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError:
         return 0
+
+
+_gpus_left = False  # whether this process was forked from one that used GPUs
+
+
+def leave_gpus_to_parent() -> None:
+    """Remember that this process was forked from one that uses GPUs."""
+    global _gpus_left
+    _gpus_left = True
 
 
 def has_cupy() -> bool:

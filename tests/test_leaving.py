@@ -47,9 +47,19 @@ def left(dask_worker):
     return plugins + handlers + ours(), said()
 
 
+#: Threads that other tests have left in this process.
+EARLIER = set()
+
+
+@pytest.fixture(autouse=True)
+def _ignore_earlier_threads():
+    EARLIER.update(t.ident for t in threading.enumerate())
+
+
 def ours():
-    """Threads of schedulers in this process."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("gpuscheduler")]
+    """Threads of schedulers in this process, but those of other tests."""
+    threads = [t for t in threading.enumerate() if t.ident not in EARLIER]
+    return [t.name for t in threads if t.name.startswith("gpuscheduler")]
 
 
 def total():

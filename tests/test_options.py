@@ -39,6 +39,7 @@ RIGHT = {
     "spill_directory": ["here", Path("here"), None],
     "spill_compression": ["zlib", None],
     "direct_storage": [True, False, 1, "auto"],
+    "plan_memory": [0, "256 MiB", 2**20, 0.1],
     "timeline": [True, False],
     "check": [True, False],
 }
@@ -56,6 +57,7 @@ WRONG = {
     "spill_directory": [3, True, ["here"]],
     "spill_compression": ["zip", True, 9, ["zlib"]],
     "direct_storage": ["yes", 2, None, []],
+    "plan_memory": ["much", -1, 1.5, True],
     "timeline": ["no", "trace.json"],
     "check": ["no", 7],
 }

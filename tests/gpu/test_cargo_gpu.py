@@ -172,7 +172,7 @@ def test_what_cannot_be_fetched_says_so_where_it_is_read(monkeypatch):
     monkeypatch.setattr(ipc, "fetched", lambda things: 1 / 0)
     got = arrived(Cargo({"x": on(0, np.ones((200, 100)))}, near=True)).values
     assert got["x"] == Lost("ZeroDivisionError: division by zero")
-    node = Node("name", {}, "")
+    node = Node("name", {})
     with pytest.raises(Unreachable, match=r"'x' .* could not be copied .* \(ZeroDivisionError"):
         node._brought(got)
 

@@ -28,7 +28,12 @@ from gpuscheduler import cuda  # noqa: E402
 from gpuscheduler.plan import OutOfMemory  # noqa: E402
 from gpuscheduler.scheduler import cuda_devices  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.gpus(2)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.gpus(2),
+    # CuPy's words where a function reads an array of another GPU: it may, and is slower
+    pytest.mark.filterwarnings("ignore:The device where the array resides"),
+]
 
 STAND_IN = hasattr(cupy, "_device")
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/gpu/test_streams_gpu.py` looks harder.

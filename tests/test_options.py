@@ -253,7 +253,7 @@ def test_schema_takes_what_options_take(name, value):
     right = MAY_BE[name][0](value)
     if right and not (value in (0, 1) and type(value) is int):  # as the environment says it
         assert allows(schema[dashed(name)], value)
-    if not right and name not in ("memory_limit", "host_memory", "devices"):
+    if not right and name not in ("memory_limit", "host_memory", "plan_memory", "devices"):
         assert not allows(schema[dashed(name)], value)
 
 

@@ -33,7 +33,7 @@ run: $(VENV)/.run
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(if $(CUDA),,--ignore=tests/gpu)
-	GPUSCHEDULER_EXAMPLES=$${GPUSCHEDULER_EXAMPLES:-75} PYTHONPATH=tests/fake_cuda:. \
+	GPUSCHEDULER_EXAMPLES=$${GPUSCHEDULER_EXAMPLES:-75} PYTHONPATH=tests/support/fake_cuda:. \
 	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 	$(if $(CUDA),$(BIN)/python tests/conformance/run.py array --gpu -n $(JOBS))
@@ -49,7 +49,7 @@ usual: $(VENV)/.test
 	$(BIN)/python graphs/_usual.py
 
 versions: $(VENV)/.test
-	$(BIN)/python tests/versions.py
+	$(BIN)/python tests/tools/versions.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info haversine_mesh.png .mypy_cache .pytest_cache .ruff_cache

@@ -22,38 +22,40 @@ import dask.base
 import dask.config
 import yaml
 
-from . import pickled
+from ._version import __version__
+from .devices.cuda import pickling
 
 if TYPE_CHECKING:
-    from .attach import attach
-    from .graph import PlanError
+    from .cluster.attach import attach
+    from .cluster.simulate import simulate
+    from .errors import DeviceLost, NotCompiled, OutOfMemory, PlanError
     from .mesh import axis, geomaxis, mesh
     from .options import Options
-    from .plan import OutOfMemory
-    from .scalar import NotCompiled
     from .scheduler import Scheduler
-    from .simulate import simulate
 
 __all__ = [
-    "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "attach", "axis", "geomaxis",
-    "get", "mesh", "simulate",
+    "DeviceLost", "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "__version__",
+    "attach", "axis", "geomaxis", "get", "mesh", "simulate",
 ]  # fmt: skip
-__version__ = "0.1.0"
 
 #: The module of each public name. They are imported at first use: Dask's arrays take most of a
 #: second, and the command line's help needs none.
 _MODULES = {
-    "NotCompiled": "scalar",
+    "DeviceLost": "errors",
+    "NotCompiled": "errors",
     "Options": "options",
-    "OutOfMemory": "plan",
-    "PlanError": "graph",
+    "OutOfMemory": "errors",
+    "PlanError": "errors",
     "Scheduler": "scheduler",
-    "attach": "attach",
+    "attach": "cluster.attach",
     "axis": "mesh",
     "geomaxis": "mesh",
     "mesh": "mesh",
-    "simulate": "simulate",
+    "simulate": "cluster.simulate",
 }
+#: Functions and types of ours that Dask looks up here: it takes the first part of the name of a
+#: generator's module for the library whose random numbers it draws.
+_OF_GENERATORS = {"random": "dask_random", "arange": "dask_arange"}
 
 
 def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -79,6 +81,10 @@ get.persist = _persist  # type: ignore[attr-defined]  # where Dask looks for it
 
 def __getattr__(name: str) -> Any:
     """Import what a public name stands for."""
+    if name in _OF_GENERATORS:
+        from .devices.cuda import random_generator
+
+        return getattr(random_generator, _OF_GENERATORS[name])
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
@@ -100,7 +106,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 dask.base.named_schedulers["gpu"] = get
-pickled.register()
+pickling.register()
 
 # A section that is no mapping would be replaced by the defaults: it stays, to be refused when it
 # is read.
@@ -110,6 +116,6 @@ if isinstance(dask.config.get("gpuscheduler", None) or {}, Mapping):
 
 # Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.
 _shorten = dask.config.get("admin.traceback.shorten", [])
-_ours = re.escape(os.path.dirname(__file__)) + r"[\\/]\w+\.py"
+_ours = re.escape(os.path.dirname(__file__)) + r"[\\/](?:\w+[\\/])*\w+\.py"
 if _ours not in _shorten:
     dask.config.set({"admin.traceback.shorten": [*_shorten, _ours]})

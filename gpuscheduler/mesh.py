@@ -1,5 +1,6 @@
-"""A function on every point of a grid, as a lazy Dask array whose blocks are made where they are
-used. No coordinate is stored, sent or read, but those of axes that are given as arrays.
+"""Evaluate a function on every point of a grid, as a lazy Dask array.
+
+No coordinate is stored, sent or read, but those of axes that are given as arrays.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ import functools
 import inspect
 import math
 import operator
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,15 +23,18 @@ from dask.blockwise import blockwise
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
-from . import blocks, following, trace
-from .arrays import Traced, applied
-from .expr import DType, Expr, Kernel, Out, View, constant, nodes, rebuilt
-from .following import Abstract, OnlyView, Seen, Unfollowed
-from .grid import Axis, Tile, Tiles
-from .parts import by_parts
-from .reading import CATCHES
-from .scalar import NotCompiled, ScalarFunction, plain
+from .codegen.cpu import evaluate
+from .frontend.tiles import MeshAxis, Tile, Tiles
+from .ir.expr import DType, Expr, Kernel, View, nodes, rebuilt
 from .scheduler import kind_in_use
+from .tracing.array import TracedArray, apply_expression
+from .tracing.numba_cpu import plain
+from .tracing.point_function import (
+    ResultTuple,
+    bind_arguments,
+    expression_tokens,
+    point_expressions,
+)
 
 #: Axes of a mesh.
 MOST_AXES = 6
@@ -45,13 +48,9 @@ MOST_TILES = 4096
 #: How many times more points a tile may have than is asked for, and how many times shorter it may
 #: be, if all are alike then: small tiles have more of what is done once per row and column.
 LARGER, NEAR = 1.5, 4 / 3
-#: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
-#: several that have been made one, it is known which they were; and what it does with points one by
-#: one is the same both times.
-_PROBES = ((2, 3, 5, 7, 11, 13), (17, 19, 23, 29, 31, 37))
 
 
-def axis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
+def axis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAxis:
     """`n` coordinates from `start` to `stop`, evenly spaced: those of `numpy.linspace`, float64.
 
     Parameters
@@ -75,10 +74,10 @@ def axis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
     >>> np.asarray(axis(0, 1, 5))
     array([0.  , 0.25, 0.5 , 0.75, 1.  ])
     """
-    return Axis(*_ends(start, stop), _count(n), bool(endpoint))
+    return MeshAxis(*_ends(start, stop), _count(n), bool(endpoint))
 
 
-def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
+def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAxis:
     """`n` coordinates from `start` to `stop`, each the same multiple of the one before: those of
     `numpy.geomspace`, float64.
 
@@ -98,7 +97,7 @@ def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> Axis:
             f"a geometric axis from {start!r} to {stop!r}: the ends must have the same sign, and "
             "neither may be zero"
         )
-    return Axis(first, last, _count(n), bool(endpoint), geometric=True)
+    return MeshAxis(first, last, _count(n), bool(endpoint), geometric=True)
 
 
 def _ends(start: Any, stop: Any) -> tuple[float, float]:
@@ -226,13 +225,13 @@ def mesh(
     if how == "numpy":
         made = _as_written(f, len(every), given, numbers)
     elif how != "python":
-        whole = _whole(f, len(every) + len(numbers))
+        whole = bind_arguments(f, len(every) + len(numbers))
         ends = [_ends_of(a) if given.kind == "f" else None for a in every]
-        made = _expressions(whole, [given] * len(every), numbers, how, xp, ends)
+        made = point_expressions(whole, [given] * len(every), numbers, how, xp, ends)
     if made is None:
         made = _point_by_point(f, every, given, numbers)
     out = [_array(f, m, every, order, chunks, given, xp) for m in made]
-    return tuple(out) if isinstance(made, _Several) else out[0]
+    return tuple(out) if isinstance(made, ResultTuple) else out[0]
 
 
 def _check_call(f: Any, axes: int, args: int) -> None:
@@ -254,8 +253,8 @@ def _check_call(f: Any, axes: int, args: int) -> None:
 
 
 def _checked_axis(given: Any, k: int) -> Any:
-    """An `Axis`, or a 1-D Dask array."""
-    if isinstance(given, Axis):
+    """An `MeshAxis`, or a 1-D Dask array."""
+    if isinstance(given, MeshAxis):
         return given
     array = given if isinstance(given, da.Array) else da.asarray(_at_hand(given))
     if array.ndim != 1 or array.dtype.kind not in "biufc":
@@ -276,7 +275,7 @@ def _at_hand(given: Any) -> Any:
 
 def _ends_of(a: Any) -> tuple[float, float] | None:
     """The least and the greatest coordinate, where they are known."""
-    return (min(a.start, a.stop), max(a.start, a.stop)) if isinstance(a, Axis) else None
+    return (min(a.start, a.stop), max(a.start, a.stop)) if isinstance(a, MeshAxis) else None
 
 
 def _number(value: Any) -> Any:
@@ -285,181 +284,19 @@ def _number(value: Any) -> Any:
     raise TypeError(f"args has {value!r}: they are numbers; close over anything else")
 
 
-# ---- what the function computes, at one point
-
-
-class _Several(list[Any]):
-    """Results of a function that gives a tuple or a list."""
-
-
-def _expressions(
-    f: Callable[..., Any],
-    types: list[DType],
-    args: tuple[Any, ...],
-    how: str,
-    xp: str,
-    ends: Sequence[tuple[float, float] | None],
-) -> list[Any] | None:
-    """What `f` gives, as expressions of inputs 0, 1, …: one, or `_Several`. None where nothing but
-    Python gives what it gives."""
-    name = getattr(f, "__name__", repr(f))
-    why = ""
-    if how != "numba":
-        try:
-            followed = _followed(f, types, args)
-            followed[:] = [_by_parts(e, ends) for e in followed]
-            return followed
-        except Unfollowed as error:
-            why = str(error)
-            if how == "trace":
-                raise NotCompiled(f"{name} cannot be run on symbols: {why}") from None
-            if why.startswith(CATCHES):
-                _warn_of_python(name, why)
-                return None
-    try:
-        return _compiled(f, types, args, xp)
-    except NotCompiled as error:
-        if how == "auto" and CATCHES in str(error):
-            _warn_of_python(name, str(error))
-            return None
-        also = f" (nor can it be run on symbols: {why})" if why else ""
-        raise NotCompiled(
-            f"{error}{also}. Rewrite that, or pass how='numpy' to have it called with arrays, or "
-            "how='python' for each point"
-        ) from error.__cause__
-
-
-def _warn_of_python(name: str, why: str) -> None:
-    warnings.warn(
-        f"{name} is called in Python for each point of its mesh, which takes microseconds for "
-        f"each: {why}. Without the try it can be compiled: what is outside the domain of an "
-        "operation is NaN or infinite then. how='python' says that this is meant",
-        stacklevel=4,
-    )
-
-
-def _by_parts(expr: Expr, ends: Sequence[tuple[float, float] | None]) -> Expr:
-    """The same by the parts of complex numbers, if that is not too much for a kernel."""
-    new = by_parts(expr, ends)
-    return new if len(nodes((new,))) <= following.MOST_NODES // 2 else expr
-
-
-def _whole(f: Any, count: int) -> Any:
-    """A function with arguments already given as one of `count` arguments."""
-    if not isinstance(f, functools.partial) or plain(f.func) is None:
-        return f
-    inner = plain(f.func)
-    space = {"f": f.func, **{f"g{n}": a for n, a in enumerate(f.args)}}
-    space |= {f"k_{name}": value for name, value in f.keywords.items()}
-    words = [f"g{n}" for n in range(len(f.args))] + [f"a{n}" for n in range(count)]
-    words += [f"{name}=k_{name}" for name in f.keywords]
-    names = ", ".join([f"a{n}" for n in range(count)])
-    made = eval(f"lambda {names}: f({', '.join(words)})", space)
-    made.__name__ = made.__qualname__ = inner.__name__  # type: ignore[union-attr]
-    return made
-
-
-def _followed(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
-    function = plain(f) or f
-    call = functools.partial(_called, function, args)
-    out, again = [_followed_by(call, types, lengths) for lengths in _PROBES]
-    if type(out) is not type(again) or list(map(_tokens, out)) != list(map(_tokens, again)):
-        raise Unfollowed("what it gives depends on how many points there are")
-    return out
-
-
-def _followed_by(call: Callable[..., Any], types: list[DType], lengths: Sequence[int]) -> list[Any]:
-    count = len(types)
-    lengths = lengths[:count]
-    shapes = [tuple(lengths[k] if k == j else 1 for j in range(count)) for k in range(count)]
-    probes = [Abstract(s, t) for s, t in zip(shapes, types, strict=True)]
-    try:
-        program = trace.follow(call, probes, points=True)
-        result = program.result
-    except OnlyView as error:
-        program, result = None, error.result
-    several = isinstance(result, (tuple, list))
-    out = [_pointwise(part, program, lengths) for part in (result if several else [result])]
-    return _Several(out) if several else out
-
-
-def _called(function: Callable[..., Any], args: tuple[Any, ...], *points: Any) -> Any:
-    return function(*points, *args)
-
-
-def _pointwise(part: Any, program: Any, lengths: Sequence[int]) -> Expr:
-    """A part of a program's result as an expression of single elements of its inputs."""
-    if isinstance(part, Seen):
-        return _element(Expr("input", (), part.dtype, (part.array, part.view)), part.shape, lengths)
-    if isinstance(part, (bool, int, float, complex, np.number, np.bool_)):
-        return constant(part, np.asarray(part).dtype)
-    if not isinstance(part, Out):
-        raise Unfollowed(f"it gives a {type(part).__name__}")
-    if any(k.reductions for k in program.kernels):
-        raise Unfollowed("what it gives at one point depends on others")
-    if part.array < program.inputs:
-        raise Unfollowed("it gives what it was given in another form")
-    *_, (start, kernel) = [
-        (s, k) for s, k in zip(program.starts, program.kernels, strict=True) if s <= part.array
-    ]
-    root = kernel.outputs[part.array - start]
-    (expr,) = rebuilt([root], lambda leaf: _element(leaf, kernel.shape, lengths))
-    return expr
-
-
-def _element(leaf: Expr, shape: tuple[int, ...], lengths: Sequence[int]) -> Expr:
-    """An element of a coordinate's array where the function reads just that one of it."""
-    if leaf.op == "constant":
-        return leaf
-    if leaf.op == "input":
-        n, view = leaf.data
-        if n >= len(lengths):  # another kernel's
-            raise Unfollowed("what it gives at one point depends on others")
-        along = [(m, s) for m, s in zip(shape, view.strides, strict=True) if s and m > 1]
-        if view.offset == 0 and along == [(lengths[n], 1)]:
-            return Expr("input", (), leaf.dtype, (n, View(0, ())))
-    raise Unfollowed("what it gives at one point depends on others")
-
-
-def _compiled(
-    f: Callable[..., Any], types: list[DType], args: tuple[Any, ...], xp: str
-) -> list[Any]:
-    function = ScalarFunction(f)
-    lesser = types[0].char in "efF"
-    points = [Expr("input", (), t, (k, View(0, ()))) for k, t in enumerate(types)]
-    others = [constant(a, _argument_dtype(a, types[0])) for a in args]
-    operands = (*points, *others)
-    given = function.results(tuple([e.dtype for e in operands]), compiled=xp == "numpy")
-    several = isinstance(given, tuple)
-    out = _Several() if several else []
-    for k, dtype in enumerate(given if isinstance(given, tuple) else (given,)):
-        if lesser and dtype.kind in "fc":  # its constants are float64 for Numba, but not for NumPy
-            dtype = np.dtype(dtype.kind + str(4 if dtype.kind == "f" else 8))
-        out.append(Expr("call", operands, dtype, (function, k if several else None)))
-    return out
-
-
-def _argument_dtype(value: Any, like: DType) -> DType:
-    if isinstance(value, np.generic):
-        return value.dtype
-    if isinstance(value, float) and like.kind in "fc":
-        return np.dtype(f"f{like.itemsize // (1 if like.kind == 'f' else 2)}")
-    return np.asarray(value).dtype
-
-
 def _as_written(
     f: Callable[..., Any], count: int, given: DType, args: tuple[Any, ...]
 ) -> list[Any]:
     """The function itself, for each thing that it gives."""
     result = f(*[np.ones((1,) * count, given) for _ in range(count)], *args)
     several = isinstance(result, (tuple, list))
-    out = [_AsWritten(f, args, k if several else None, np.asarray(r).dtype)
+    out = [_UncompiledFunction(f, args, k if several else None, np.asarray(r).dtype)
            for k, r in enumerate(result if several else [result])]  # fmt: skip
-    return _Several(out) if several else out
+    return ResultTuple(out) if several else out
 
 
 @dataclass(frozen=True)
-class _AsWritten:
+class _UncompiledFunction:
     f: Callable[..., Any]
     args: tuple[Any, ...]
     part: int | None
@@ -479,7 +316,9 @@ def _point_by_point(
     tried = []
     for where in (0.0, 0.5, 1.0):
         point = [
-            kind(a.at(np.array([int(where * (len(a) - 1))]))[0]) if isinstance(a, Axis) else kind(1)
+            kind(a.at(np.array([int(where * (len(a) - 1))]))[0])
+            if isinstance(a, MeshAxis)
+            else kind(1)
             for a in axes
         ]
         result = f(*point, *args)
@@ -494,7 +333,7 @@ def _point_by_point(
         if dtype.kind not in "biufc" or any(np.ndim(v) for v in part):
             raise TypeError(f"{getattr(f, '__name__', f)} gives {part[0]!r}: a mesh is of numbers")
         every.append(_PointByPoint(f, args, n if several else None, dtype))
-    return _Several(every) if several else every
+    return ResultTuple(every) if several else every
 
 
 @dataclass(frozen=True)
@@ -531,13 +370,13 @@ def _array(
     for a, k in zip(axes, order, strict=True):
         shape[k] = len(a)
     sides = _sides(chunks, tuple(shape), what.dtype, LEAST_POINTS.get(xp, 1))
-    formulas = tuple(a if isinstance(a, Axis) else None for a in axes)
+    formulas = tuple(a if isinstance(a, MeshAxis) else None for a in axes)
     chunk = MeshTile(what, formulas, tuple(order), given, xp)
     name = getattr(f, "__name__", type(f).__name__)
     arrays = [
         (k, a.rechunk((sides[k],)))
         for a, k in zip(axes, order, strict=True)
-        if not isinstance(a, Axis)
+        if not isinstance(a, MeshAxis)
     ]
     key = f"{name}-{tokenize(chunk, sides, [a.name for _, a in arrays])}"
     every = tuple(range(len(shape)))
@@ -603,7 +442,7 @@ class MeshTile:
     def __init__(
         self,
         what: Any,
-        axes: tuple[Axis | None, ...],
+        axes: tuple[MeshAxis | None, ...],
         order: tuple[int, ...],
         given: DType,
         xp: str,
@@ -615,7 +454,7 @@ class MeshTile:
         self.xp = xp
 
     def __dask_tokenize__(self) -> Any:
-        what = _tokens(self.what) if isinstance(self.what, Expr) else self.what
+        what = expression_tokens(self.what) if isinstance(self.what, Expr) else self.what
         return type(self).__name__, tokenize(what, self.axes, self.order, self.given, self.xp)
 
     def __call__(self, tile: Tile, *arrays: Any) -> Any:
@@ -623,10 +462,10 @@ class MeshTile:
         first, spread = points[0], self._spread(points)
         if not isinstance(self.what, Expr):
             value = self.what(*spread)
-        elif isinstance(first, Traced):
-            return applied(self.what, spread)
+        elif isinstance(first, TracedArray):
+            return apply_expression(self.what, spread)
         elif isinstance(first, np.ndarray):
-            (value,) = blocks.evaluate(self._kernel(tile.shape), points)
+            (value,) = evaluate.evaluate(self._kernel(tile.shape), points)
             return value
         else:
             value = _by_operations(self.what, spread)
@@ -684,21 +523,6 @@ def _with_array(tile: MeshTile, k: int) -> MeshTile:
     """The same, which is given the coordinates along one axis."""
     axes = (*tile.axes[:k], None, *tile.axes[k + 1 :])
     return MeshTile(tile.what, axes, tile.order, tile.given, tile.xp)
-
-
-def _tokens(expr: Expr) -> Any:
-    """The same words in every process for expressions that are equal."""
-    every = nodes((expr,))
-    number = {id(node): n for n, node in enumerate(every)}
-    return [
-        (
-            node.op,
-            node.dtype.str,
-            (node.data[0].digest, node.data[1]) if node.op == "call" else repr(node.data),
-            [number[id(a)] for a in node.args],
-        )
-        for node in every
-    ]
 
 
 def _by_operations(expr: Expr, points: list[Any]) -> Any:

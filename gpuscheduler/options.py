@@ -19,8 +19,8 @@ import numpy as np
 from dask import config
 from dask.utils import parse_bytes
 
-from .spill import CODECS
-from .state import DEEP_WINDOW, WINDOW
+from .runtime.spill import CODECS
+from .runtime.state import DEEP_WINDOW, WINDOW
 
 #: Devices that one Scheduler may have: each CPU device is a thread.
 MOST_DEVICES = max(1024, os.cpu_count() or 1)

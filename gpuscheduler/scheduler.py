@@ -1,4 +1,6 @@
-"""`get`: the whole pipeline on one screen. Read this first.
+"""`Scheduler` and `get`: the whole pipeline on one screen. Read this first.
+
+The whole pipeline on one screen. Read this first.
 
 Dask graph -> Graph -> Plan -> State <-> Devices -> values
 """
@@ -6,8 +8,6 @@ Dask graph -> Graph -> Plan -> State <-> Devices -> values
 from __future__ import annotations
 
 import atexit
-import ctypes
-import importlib.util
 import os
 import warnings
 from collections import deque
@@ -31,41 +31,38 @@ from dask.callbacks import local_callbacks
 from dask.core import flatten
 from dask.utils import format_bytes, shorten_traceback
 
-from . import siblings
-from .batches import batched
-from .callbacks import Callbacks
-from .cpu import CpuHardware, available_memory, cpu_count
+from .devices import choose
+from .devices.choose import _limit, cuda_devices, leave_gpus_to_parent
+from .devices.cpu import CpuHardware, cpu_count
+from .errors import OutOfMemory
 from .forks import new_lock, new_rlock
-from .fuse import Fuser, better_apart
-from .garbage import garbage_spared, put_aside, without_garbage_collection
-from .gather import Gathering
-from .graph import Graph, compile_tasks, from_dask, received, wanted_keys
-from .libraries import Libraries
-from .machine import DISK, ENDLESS, HOST, Machine
-from .options import Options, check_option, parse_devices, parse_limit
-from .order import better_ordered
-from .persisted import Chunk, Kept, Persisted, moves
-from .plan import Footprint, OutOfMemory, Plan, make_plan, places_of
-from .plans import Plans, Single, built, signature
-from .pools import CallersPool
-from .pretend import predict
-from .products import added_up, recognised
-from .run import Devices, Hardware, Lease, Told, Watch, noted, run
-from .settings import Setting
-from .sizes import part_of
-from .state import DEEP_WINDOW, WINDOW, State
-from .taken import Taken
-from .tape import Tape, rehearsed
-from .timeline import LATEST, Recorder, Row, write
-from .turns import SMALL, Turn, Turns
+from .frontend.chunk import Chunk, ChunkTask, moves
+from .frontend.graph import Graph, wanted_keys
+from .frontend.lowering import compile_tasks, from_dask, received_by_scheduler
+from .gc_control import garbage_spared, put_aside, without_garbage_collection
+from .options import Options
+from .pipeline import compile
+from .pipeline.cache import PlanCache, SingleCollection, build_expression, signature
+from .pipeline.compile import plan_dask, write_in_place
+from .pipeline.gpu_libraries import Libraries
+from .plan.machine import DISK, ENDLESS, HOST
+from .plan.plan import Footprint, Plan
+from .plan.working_memory import WorkingMemory
+from .runtime.admission import SMALL, Admission, AdmittedRun
+from .runtime.dask_callbacks import DaskCallbacks
+from .runtime.dask_config import ConfigOverride
+from .runtime.gather import ResultAssembly
+from .runtime.host_memory import available_memory
+from .runtime.loop import add_note, run
+from .runtime.persisted import PersistedChunks
+from .runtime.pools import CallersPool
+from .runtime.protocol import Devices, Hardware, Lease, StepListener, StepWatcher
+from .runtime.simulated import predict
+from .runtime.state import DEEP_WINDOW, WINDOW, State
+from .runtime.tape import LaunchTape, rehearse
+from .runtime.timeline import LATEST, TimelineRecorder, TimelineRow, write
+from .values import part_of
 
-#: By the kind of device, bytes that a task must touch to be worth a program ...
-FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
-#: ... and operations that it must do.
-FUSE_FEWEST = {"cpu": 2, "cuda": 0}
-#: How often a graph is read to find layers that are better apart: one that is not followed hides
-#: those behind it.
-MOST_READINGS = 5
 #: Plans that `run_graph` keeps.
 KEPT_GRAPHS = 32
 #: Where persisted chunks are when they are on no device.
@@ -173,11 +170,11 @@ class Scheduler:
         self._making = new_lock()
         self._libraries = Libraries()
         self.last: Footprint | None = None  # what the latest run took
-        self._rows: deque[Row] = deque(maxlen=LATEST) if gpus is None else gpus._rows
+        self._rows: deque[TimelineRow] = deque(maxlen=LATEST) if gpus is None else gpus._rows
         self._hardware: Hardware | None = None  # only in a forked child, until it is needed
         self._begin(hardware)
-        self._entered: list[Setting] = []
-        self._left: Setting | None = None  # the last of these, when it has ended
+        self._entered: list[ConfigOverride] = []
+        self._left: ConfigOverride | None = None  # the last of these, when it has ended
         self._closed = False
         _every.add(self)
 
@@ -185,7 +182,7 @@ class Scheduler:
         """Find the hardware, unless it is given, and know nothing yet of what runs on it."""
         o = self.options
         if hardware is None:
-            hardware = find_hardware(
+            hardware = choose.find_hardware(
                 o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
                 o.host_memory, o.spill_compression,
             )  # fmt: skip
@@ -196,17 +193,17 @@ class Scheduler:
         self.host_threads = cpu_count() if gpus_here else 0
         self._host_memory = hardware.machine.host_memory
         limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
-        self._plans = Plans(limit, available_memory)
+        self._plans = PlanCache(limit, available_memory)
         hardware.when_short(self._plans.shed)
-        self._taken = Taken(hardware.kind)
+        self._taken = WorkingMemory(hardware.kind)
         self._graphs: dict[Any, tuple[Graph, Plan]] = {}  # of `run_graph`
-        self._persisted = Persisted()
+        self._persisted = PersistedChunks()
         machine = hardware.machine
         limits = {m: machine.limit(m) for m in machine.memories}
         if self.host_threads:  # what leaves the GPUs, and what the host computes, share its memory
             limits[HOST] = machine.host_memory
         gpus = self._gpus
-        self._turns: Turns = Turns(limits, self._held) if gpus is None else gpus._turns
+        self._turns: Admission = Admission(limits, self._held) if gpus is None else gpus._turns
         return hardware
 
     @property
@@ -239,7 +236,7 @@ class Scheduler:
                 setting.keep("scheduler")
             leave_gpus_to_parent()
             limits = self._turns.limit  # what the host's threads do waits for none of the parent's
-            self._turns = Turns(limits, lambda: dict.fromkeys(limits, 0))
+            self._turns = Admission(limits, lambda: dict.fromkeys(limits, 0))
         self._hardware = self._host = None
 
     def get(
@@ -302,7 +299,7 @@ class Scheduler:
             return list(dask_persist(*collections, **options, **kwargs))
         alone = len(collections) == 1 and not hasattr(collections[0], "expr")
         if alone:  # there is nothing that Dask could make of a graph
-            expr = Single.of(collections[0], optimize_graph)
+            expr = SingleCollection.of(collections[0], optimize_graph)
             every = [list(flatten(collections[0].__dask_keys__()))]
         else:
             expr = collections_to_expr(collections, optimize_graph).optimize()
@@ -340,7 +337,7 @@ class Scheduler:
                 )
             except Exception as error:
                 what = f"{host._where}, for no GPU has anything to do; their memory is host_memory"
-                noted(error, f"its devices are {what}")
+                add_note(error, f"its devices are {what}")
                 raise
             finally:
                 self.last = None if host.last is None else replace(host.last, where=host._where)
@@ -355,22 +352,24 @@ class Scheduler:
                 num_workers, pool = pool._max_workers, None
             elif not pool.runs_here():
                 return _by_processes(
-                    pool, built(dsk), keys, cache=cache, callbacks=callbacks,
+                    pool, build_expression(dsk), keys, cache=cache, callbacks=callbacks,
                     rerun_exceptions_locally=rerun_exceptions_locally,
                 )  # fmt: skip
         with local_callbacks(callbacks) as active:
-            watch = Callbacks(active) if active else None
+            watch = DaskCallbacks(active) if active else None
             try:
                 with garbage_spared(), self.hardware.lease(num_workers, pool) as lease:
                     if watch or cache is not None:
-                        graph, plan = self._planned(built(dsk), keys, lease, cache, watch)
+                        graph, plan = self._planned(
+                            build_expression(dsk), keys, lease, cache, watch
+                        )
                     else:
                         graph, plan = self._known(dsk, keys, lease)
                     rerun = bool(rerun_exceptions_locally)
                     values = self._run(graph, plan, lease, watch, rerun, results)
                 if cache is not None:  # Dask's own schedulers leave results in it
                     cache.update(zip(graph.wanted, values, strict=True))
-                out = nested(keys, iter(values))
+                out = nest_values(keys, iter(values))
             except BaseException:
                 if watch:
                     watch.finish(failed=True)
@@ -417,7 +416,7 @@ class Scheduler:
         graph: Callable[[], Graph],
         given: Mapping[Any, Any],
         begun: Callable[[Devices], None] | None = None,
-        counter: Callable[[Plan], Watch] | None = None,
+        counter: Callable[[Plan], StepWatcher] | None = None,
         known: Any = None,
     ) -> dict[Any, Any]:
         """The values of a graph's outputs; `given` are those that it reads and does not make.
@@ -455,7 +454,7 @@ class Scheduler:
         compile_tasks(graph.tasks)
         graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
         with without_garbage_collection():
-            graph, plan = plan_graph(
+            graph, plan = compile.plan_graph(
                 graph, lease.machine, self.hardware.home, self.hardware.kind, self._options()
             )
         for key in given:  # the values themselves are not kept with the plan
@@ -470,7 +469,7 @@ class Scheduler:
         keys: Any,
         lease: Lease,
         cache: MutableMapping[Any, Any] | None = None,
-        watch: Callbacks | None = None,
+        watch: DaskCallbacks | None = None,
     ) -> tuple[Graph, Plan]:
         started = watch.start if watch else None
         home = self._home(lease)
@@ -490,7 +489,9 @@ class Scheduler:
                 if cache is not None:  # tasks may look into it for the values of the graph
                     for constants in graph.constants.values():
                         cache.update(constants)
-                graph, plan = plan_graph(graph, lease.machine, home, kind, self._options(), False)
+                graph, plan = compile.plan_graph(
+                    graph, lease.machine, home, kind, self._options(), False
+                )
             self._taken.foresee(plan)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
@@ -534,7 +535,7 @@ class Scheduler:
           no kernel: 5 of sum, finalize-hlgfinalizecompute: it touches less than 262,144 bytes
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
-        dsk, keys = received(*collections)
+        dsk, keys = received_by_scheduler(*collections)
         host = self._host_for(dsk)
         return (host or self)._foreseen(dsk, keys)
 
@@ -557,13 +558,13 @@ class Scheduler:
         wanted = wanted_keys(keys)
         known = signature(dsk, wanted)
         if known is None:
-            graph, plan = self._planned(built(dsk), keys, lease)
+            graph, plan = self._planned(build_expression(dsk), keys, lease)
             plan.once = True
             return graph, plan
         where = lease.machine, self._front(lease), self._options().fuse
         found = self._plans.find(known, *where)
         if found is None:
-            dsk = built(dsk)
+            dsk = build_expression(dsk)
             with without_garbage_collection():
                 like = self._plans.likeness(dsk, wanted, self._home(lease))
                 if like is not None:
@@ -588,10 +589,10 @@ class Scheduler:
         graph: Graph,
         known: Plan,
         lease: Lease,
-        watch: Callbacks | None,
+        watch: DaskCallbacks | None,
         rerun: bool,
         results: Results,
-        counter: Watch | None = None,
+        counter: StepWatcher | None = None,
         begun: Callable[[Devices], None] | None = None,
     ) -> list[Any]:
         """The values of the wanted keys, in their order."""
@@ -623,7 +624,7 @@ class Scheduler:
                 raise lost from error
 
     def _alone(
-        self, graph: Graph, known: Plan, lease: Lease, results: Results, turn: Turn
+        self, graph: Graph, known: Plan, lease: Lease, results: Results, turn: AdmittedRun
     ) -> list[Any] | None:
         """The values, by a tape or at least without moving chunks that the run does not read; None
         where these may have to move."""
@@ -655,15 +656,15 @@ class Scheduler:
 
     def _gathering(
         self, graph: Graph, plan: Plan, free: Callable[[int], int] = lambda place: 0
-    ) -> Gathering:
+    ) -> ResultAssembly:
         hardware = self.hardware
         join, bring, send = hardware.join, hardware.bring, hardware.send
-        return Gathering(plan, graph.alias, hardware.empty, join, free, bring, send)
+        return ResultAssembly(plan, graph.alias, hardware.empty, join, free, bring, send)
 
-    def _written(self, graph: Graph, plan: Plan) -> tuple[Plan, Gathering]:
+    def _written(self, graph: Graph, plan: Plan) -> tuple[Plan, ResultAssembly]:
         """The plan as it is run where parts of its result are written into one array."""
         gathering = self._gathering(graph, plan)
-        return written(plan, gathering, self.hardware), gathering
+        return write_in_place(plan, gathering, self.hardware), gathering
 
     def _learnt(self, known: Plan, state: State, values: list[Any]) -> list[Any]:
         if not known.once and known.learn(state.nbytes, state.extra, state.plan.into):
@@ -728,7 +729,7 @@ class Scheduler:
 
     def _tape(
         self, plan: Plan, chunks: list[Chunk], others: Mapping[int, int]
-    ) -> tuple[Tape, dict[int, int]] | None:
+    ) -> tuple[LaunchTape, dict[int, int]] | None:
         """What the plan does where all fits, and bytes of other chunks on each device; None where
         it does not, and where somebody else may move chunks that it reads."""
         windows = self.options.window, self.options.deep_window
@@ -737,7 +738,7 @@ class Scheduler:
         base = plan.template or plan
         if base.tape is None:
             with without_garbage_collection():
-                base.tape = rehearsed(plan) or False
+                base.tape = rehearse(plan) or False
         if not base.tape:
             return None
         if len(chunks) < len(plan.own):
@@ -757,7 +758,7 @@ class Scheduler:
         graph: Graph,
         known: Plan,
         lease: Lease,
-        tape: Tape,
+        tape: LaunchTape,
         others: dict[int, int],
         results: Results,
     ) -> list[Any] | None:
@@ -769,7 +770,7 @@ class Scheduler:
             return memory[place] - others.get(place, 0)
 
         gathering = self._gathering(graph, plan, free)
-        devices = lease.devices(plan, gathering, Told.NOTHING, tape)
+        devices = lease.devices(plan, gathering, StepListener.NOTHING, tape)
         try:
             begin = perf_counter()
             if not devices.follow(tape):
@@ -783,19 +784,25 @@ class Scheduler:
         self,
         graph: Graph,
         plan: Plan,
-        gathering: Gathering,
+        gathering: ResultAssembly,
         lease: Lease,
-        watch: Callbacks | None,
+        watch: DaskCallbacks | None,
         rerun: bool,
         results: Results,
-        turn: Turn,
-        counter: Watch | None = None,
+        turn: AdmittedRun,
+        counter: StepWatcher | None = None,
         begun: Callable[[Devices], None] | None = None,
     ) -> tuple[State, list[Any]]:
         told = watch or counter
         if self.options.timeline:
-            told = Recorder(plan, self._rows, told, place=HOST if self._gpus else None)
-        wants = Told.EACH if watch else Told.DONE if told or begun else Told.NOTHING
+            told = TimelineRecorder(plan, self._rows, told, place=HOST if self._gpus else None)
+        wants = (
+            StepListener.EACH
+            if watch
+            else StepListener.DONE
+            if told or begun
+            else StepListener.NOTHING
+        )
         devices = lease.devices(plan, gathering, wants, None)
         try:
             if begun:
@@ -816,7 +823,12 @@ class Scheduler:
             devices.close()
 
     def _chunks(
-        self, graph: Graph, plan: Plan, devices: Devices, gathering: Gathering, nbytes: list[int]
+        self,
+        graph: Graph,
+        plan: Plan,
+        devices: Devices,
+        gathering: ResultAssembly,
+        nbytes: list[int],
     ) -> list[Any]:
         """Tasks for the wanted keys that give the values which are now persisted."""
         known: dict[Any, Any] = {}
@@ -834,7 +846,9 @@ class Scheduler:
                     size = nbytes[i]
                     known[target] = self._chunk(graph, plan, devices, target, i, size)
             found = known[target]
-            return found.shown() if _is_number(found) else Kept(graph.called.get(key, key), found)
+            return (
+                found.shown() if _is_number(found) else ChunkTask(graph.called.get(key, key), found)
+            )
 
         return [chunk(key) for key in graph.wanted]
 
@@ -861,7 +875,7 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
-        self._entered.append(Setting({"scheduler": self.get, **self.hardware.settings()}))
+        self._entered.append(ConfigOverride({"scheduler": self.get, **self.hardware.settings()}))
         _active.append(self)
         return self
 
@@ -888,7 +902,7 @@ class Scheduler:
 
     # ---- to look at
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TimelineRow]:
         """The latest steps that have run, with `timeline=True`."""
         if not self.options.timeline:
             raise RuntimeError("nothing was kept of when steps ran: say timeline=True before")
@@ -1034,251 +1048,19 @@ def _is_raised(text: str, filters: Sequence[Any]) -> bool:
     return False
 
 
-def plan_dask(
-    read: Callable[[Mapping[str, str]], Graph],
-    machine: Machine,
-    home: Callable[[Any], int | None] | None,
-    kind: str,
-    options: Options,
-) -> tuple[Graph, Plan]:
-    """The plan of a graph that is `read` with some layers apart from others: with those that cannot
-    be followed, or what Dask has fused with them would not be, either."""
-    apart: dict[str, str] = {}
-    fused: dict[str, list[str]] = {}
-    strange: set[str] = set()
-    for _ in range(MOST_READINGS):
-        graph = read(apart)
-        fuser = _fuser(graph, machine, home, kind, options, merge=True)
-        if fuser is None:
-            break
-        graph, before, apart = fuser.fused(), apart, {}
-        for layer, (names, those) in fuser.unfollowed.items():
-            fused.setdefault(layer, names)  # as Dask has it
-            strange |= those
-        for names in fused.values():
-            apart |= better_apart(names, strange)
-        if apart == before:
-            break
-    return _placed(graph, machine, home, kind, options, merge=True)
-
-
-def plan_graph(
-    graph: Graph,
-    machine: Machine,
-    home: Callable[[Any], int | None] | None,
-    kind: str,
-    options: Options,
-    merge: bool = True,
-) -> tuple[Graph, Plan]:
-    """The plan of a graph for devices of this kind, "cpu" or "cuda": fused, placed, and what is
-    alike put together. Changes the graph."""
-    fuser = _fuser(graph, machine, home, kind, options, merge)
-    return _placed(fuser.fused() if fuser else graph, machine, home, kind, options, merge)
-
-
-def _fuser(
-    graph: Graph,
-    machine: Machine,
-    home: Callable[[Any], int | None] | None,
-    kind: str,
-    options: Options,
-    merge: bool,
-) -> Fuser | None:
-    least = FUSE_LEAST[kind] if options.fuse_least is None else options.fuse_least
-    by_position = options.random == "philox"
-    if not (options.fuse or by_position):
-        return None
-    near = _neighbours(graph, machine, home) if merge and options.fuse else None
-    return Fuser(
-        graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
-        on_gpus=kind == "cuda", home=home,
-    )  # fmt: skip
-
-
-def _placed(
-    graph: Graph,
-    machine: Machine,
-    home: Callable[[Any], int | None] | None,
-    kind: str,
-    options: Options,
-    merge: bool,
-) -> tuple[Graph, Plan]:
-    """What is alike put together, each step on its device, and where devices would wait for each
-    other another order."""
-    if merge and kind == "cuda":
-        recognised(graph)
-    apart, graph = graph, siblings.merge(graph) if merge and options.fuse else graph
-    unsure = False
-    try:
-        plan = make_plan(graph, machine, home)
-    except OutOfMemory:  # what is made together is there together
-        unsure = bool(graph.products)  # but products that are added up need not be
-        if graph is apart and not unsure:
-            raise
-        graph, plan = apart, make_plan(apart, machine, home, refuse=not unsure)
-    for put_together in (added_up, batched) if merge and kind == "cuda" else ():
-        if put_together(graph, plan):
-            plan, unsure = make_plan(graph, machine, home), False
-    if unsure:
-        plan = make_plan(graph, machine, home)
-    if merge and kind == "cuda":
-        graph, plan = better_ordered(graph, plan, home)
-    plan.reasons = graph.why
-    return graph, plan
-
-
-def written(plan: Plan, gathering: Gathering, hardware: Hardware) -> Plan:
-    """The plan as it is run where parts of its result are written into one array as they are made:
-    they take no memory of their own."""
-    rooms = hardware.rooms(plan, gathering)
-    out = (
-        None if rooms is None else plan.written(rooms.parts, rooms.tasks, rooms.place, rooms.nbytes)
-    )
-    if out is None:
-        return plan
-    gathering.rooms = rooms
-    return out
-
-
-def _neighbours(
-    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
-) -> Callable[[Any, Any], bool]:
-    """Whether two tasks should be on one device: asked of those that read a part of a block, and of
-    the steps of trees."""
-    if machine.shared or len(machine.devices) == 1:
-        return lambda a, b: True
-    # as it is now: tasks disappear into others while this is asked
-    before = replace(graph, tasks={**graph.tasks}, needs={**graph.needs}, pins={**graph.pins})
-    place: dict[Any, int] = {}
-
-    def near(a: Any, b: Any) -> bool:
-        if not place:
-            place.update(places_of(before, machine, home))
-        return place.get(a, -1) == place.get(b, -2)
-
-    return near
-
-
-def find_hardware(
-    devices: str,
-    memory_limit: int | str | float | None,
-    spill_directory: str | None = None,
-    direct_storage: bool | str = "auto",
-    fast_math: bool = False,
-    host_memory: int | str | float | None = None,
-    spill_compression: str | None = None,
-) -> Hardware:
-    """The hardware that a device string names.
-
-    >>> find_hardware("cpu:3", "1 GiB").machine.memory
-    (1073741824, 1073741824, 1073741824)
-    """
-    check_option("devices", devices)
-    parsed = parse_devices(devices)
-    assert parsed is not None
-    kind, count, ids = parsed
-    host = _limit(host_memory, available_memory(), "host_memory", least=0)
-    if kind == "cuda" and not has_cupy():
-        raise RuntimeError(_without_cupy(devices, driver_version()))
-    if kind == "cuda" or (kind == "auto" and cuda_devices()):
-        from .cuda import CudaHardware, devices_left
-
-        chosen = ids or devices_left()
-        if chosen or kind == "cuda":
-            return CudaHardware(
-                chosen,
-                lambda free: _limit(memory_limit, free),
-                spill_directory=spill_directory,
-                direct_storage=direct_storage,
-                fast_math=fast_math,
-                host_memory=host,
-                spill_compression=spill_compression,
-            )
-    n = cpu_count() if count is None else count
-    limit = _limit(memory_limit, available_memory() // n)
-    return CpuHardware(n, limit, spill_directory, spill_compression)
-
-
-def cuda_devices() -> int:
-    """How many CUDA devices there are; 0 without CuPy or driver, and in a child of a process that
-    uses them: CUDA works in no process that was forked from one."""
-    if _gpus_left or not has_cupy():
-        return 0
-    import cupy
-
-    try:
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return 0
-
-
-_gpus_left = False  # whether this process was forked from one that used GPUs
-
-
-def leave_gpus_to_parent() -> None:
-    """Remember that this process was forked from one that uses GPUs."""
-    global _gpus_left
-    _gpus_left = True
-
-
-def has_cupy() -> bool:
-    return importlib.util.find_spec("cupy") is not None
-
-
-def driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that the NVIDIA driver of this machine can run; None where there is none."""
-    version = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
-        if driver.cuDriverGetVersion(ctypes.byref(version)):
-            return None
-    except (OSError, AttributeError):  # no such library, or a stub of it
-        return None
-    return version.value // 1000, version.value % 1000 // 10
-
-
-def _without_cupy(devices: str, driver: tuple[int, int] | None) -> str:
-    """What to do where devices need CuPy, and it is not installed.
-
-    >>> _without_cupy("cuda", (13, 0)).split(". ")[1]
-    "This machine's NVIDIA driver runs CUDA 13.0: pip install 'gpuscheduler[cuda13]'"
-    """
-    problem = f"devices={devices!r} needs CuPy, which is not installed."
-    if driver is None:
-        return (
-            f"{problem} This machine has no NVIDIA driver either: use devices='cpu', or install "
-            "the driver, and pip install 'gpuscheduler[cuda13]' (or [cuda12], for a driver of CUDA "
-            "12)"
-        )
-    runs = f"{problem} This machine's NVIDIA driver runs CUDA {driver[0]}.{driver[1]}"
-    if driver < (12, 0):
-        return f"{runs}, which is too old: install one of CUDA 12 or later, or use devices='cpu'"
-    return f"{runs}: pip install 'gpuscheduler[cuda{min(driver[0], 13)}]'"
-
-
-def _limit(
-    limit: int | str | float | None, free: int, name: str = "memory_limit", least: int = 1
-) -> int:
-    nbytes = parse_limit(limit, free, least)
-    if nbytes is None:
-        check_option(name, limit)
-        raise ValueError(f"{name}={limit!r} of {format_bytes(free)} that are free is nothing")
-    return nbytes
-
-
 def _is_number(chunk: Chunk) -> bool:
     """Whether it is not worth to be kept track of."""
     return isinstance(chunk.shown(), (bool, int, float, complex, str, np.generic))
 
 
-Results = Callable[[Graph, Plan, Devices, Gathering, list[int]], list[Any]]
+Results = Callable[[Graph, Plan, Devices, ResultAssembly, list[int]], list[Any]]
 
 
 def _results(
     graph: Graph,
     plan: Plan,
     devices: Devices,
-    gathering: Gathering,
+    gathering: ResultAssembly,
     nbytes: list[int],
     keys: Iterable[Any] | None = None,
 ) -> list[Any]:
@@ -1311,6 +1093,6 @@ def _by_processes(pool: CallersPool, dsk: Any, keys: Any, **options: Any) -> Any
         return dask.multiprocessing.get(dsk, keys, pool=pool, **options)
 
 
-def nested(keys: Any, values: Iterator[Any]) -> Any:
+def nest_values(keys: Any, values: Iterator[Any]) -> Any:
     """Values as their keys are in lists, as Dask wants them."""
-    return tuple(nested(k, values) for k in keys) if isinstance(keys, list) else next(values)
+    return tuple(nest_values(k, values) for k in keys) if isinstance(keys, list) else next(values)

@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import gpuscheduler
-from gpuscheduler.simulate import simulate
+from gpuscheduler.cluster.simulate import simulate
 from graphs import gauss_sum, haversine_mesh, matmul, transpose_sum
 
 

@@ -44,7 +44,8 @@ import numpy as np
 from dask import config
 
 import gpuscheduler
-from gpuscheduler import cpu, resident
+from gpuscheduler.devices import cpu
+from gpuscheduler.runtime import host_memory
 from graphs import heat_stencil
 
 #: Workloads that a library's function takes most of: it is shown where their time goes.
@@ -264,13 +265,13 @@ class Seen:
 def watching() -> Iterator[Seen]:
     """Each task, of ours and of Dask's threads, is timed in its thread."""
     seen = Seen()
-    made, executed, back = cpu.CpuDevices._made, dask.local.execute_task, resident.give_back
+    made, executed, back = cpu.CpuDevices._made, dask.local.execute_task, host_memory.give_back
 
     def counted() -> None:
         seen.given_back += 1
         back()
 
-    slacks = [o for o in gc.get_objects() if type(o) is resident.Slack]
+    slacks = [o for o in gc.get_objects() if type(o) is host_memory.MemoryTrimmer]
     try:
         cpu.CpuDevices._made = seen.watched(made)  # type: ignore[method-assign]
         dask.local.execute_task = seen.watched(executed)
@@ -404,7 +405,7 @@ def main() -> None:
     names = ["threads"] + [asked.devices] * bool(asked.devices) + [f"cpu:{threads}"]
     print(
         f"{threads} threads, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, "
-        f"{cpu.available_memory() / 2**30:.0f} GiB available; {asked.gib:g} and "
+        f"{host_memory.available_memory() / 2**30:.0f} GiB available; {asked.gib:g} and "
         f"{asked.small_gib:g} GiB; milliseconds: best, median, times as fast as Dask's threads"
     )
     print(machine())

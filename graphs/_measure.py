@@ -35,10 +35,11 @@ from dask._task_spec import Task, TaskRef
 from dask.array.reductions import moment_chunk
 
 import gpuscheduler
-from gpuscheduler import following, reading, trace
-from gpuscheduler.fuse import Fused
-from gpuscheduler.launch import Kernels, Workspace
-from gpuscheduler.plans import Plans
+from gpuscheduler.devices.cuda.kernels import Kernels
+from gpuscheduler.devices.cuda.launch import Workspace
+from gpuscheduler.fusion.task import KernelTask
+from gpuscheduler.pipeline.cache import PlanCache
+from gpuscheduler.tracing import abstract, registry, trace
 from graphs import _roots
 
 GPUS = cupy.cuda.runtime.getDeviceCount()
@@ -190,7 +191,7 @@ def graphs() -> None:
 def rounds() -> None:
     """A round of an iteration: new collections, which Dask builds and the scheduler sees for the
     first time; beside the same collection again and again, and beside planning each round anew."""
-    known = Plans.likeness
+    known = PlanCache.likeness
     for rows in (2**17, 2**15):  # blocks of 128 and of 32 MiB
         with gpuscheduler.Scheduler(devices="cuda"):
             shape, chunks = (GPUS * 2**23, 256), (rows, 256)
@@ -215,7 +216,7 @@ def rounds() -> None:
                 bound = best(same)
                 row = []
                 for likeness in (known, lambda *_: None):
-                    Plans.likeness = likeness  # type: ignore[method-assign,assignment]
+                    PlanCache.likeness = likeness  # type: ignore[method-assign,assignment]
                     seconds, state = [], first
                     for _ in range(8):
                         begin = time.perf_counter()
@@ -223,7 +224,7 @@ def rounds() -> None:
                         synchronize()
                         seconds.append(time.perf_counter() - begin)
                     row.append(sorted(seconds[2:])[3])
-                Plans.likeness = known  # type: ignore[method-assign]
+                PlanCache.likeness = known  # type: ignore[method-assign]
                 print(f"{name} of {x.npartitions} blocks: {row[0] * 1e3:.1f} ms a round, "
                       f"{bound * 1e3:.1f} the same again, {row[1] * 1e3:.1f} where each round "
                       "is planned")  # fmt: skip
@@ -445,7 +446,7 @@ def kernels() -> None:
     def gauss(x: Any) -> Any:
         return np.exp(-0.5 * ((x - 0.1) / 2) ** 2)
 
-    moment = partial(reading.KNOWN[moment_chunk], dtype="f8", keepdims=True)
+    moment = partial(registry.KNOWN[moment_chunk], dtype="f8", keepdims=True)
     cases: dict[str, Callable[..., Any]] = {
         "map": gauss,
         "gauss sum": lambda x: gauss(x).sum(keepdims=True),
@@ -462,15 +463,15 @@ def kernels() -> None:
         shape = (2**26 // 8192 * 4 // dtype.itemsize, 8192)
         for name, f in cases.items():
             inputs = [shape, shape[::-1]][: 2 if "y.T" in name else 1]
-            foreseen = tuple(following.Abstract(s, dtype) for s in inputs)
-            program = trace.follow(f, foreseen)
+            foreseen = tuple(abstract.AbstractArray(s, dtype) for s in inputs)
+            program = trace.trace_function(f, foreseen)
             arrays = [
                 {n: cupy.random.default_rng(i).standard_normal(s, dtype="f8").astype(dtype)
                  for n, s in enumerate(inputs)}
                 for i in range(12)
             ]  # fmt: skip
             names = tuple(range(len(inputs)))
-            task = Fused(name, program, names, foreseen, (), None, dict)
+            task = KernelTask(name, program, names, foreseen, (), None, dict)
             seconds = on_device(lambda: [known.run(task, v, 0, work) for v in arrays])  # noqa: B023
             rate = 12 * sum(k.bytes_moved() for k in program.kernels) / seconds
             print(f"{name:28s} {dtype}: {rate / 1e12:5.2f} TB/s, {rate / limit:4.0%} of a copy")

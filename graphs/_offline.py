@@ -22,14 +22,14 @@ from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gpuscheduler.graph import from_dask, received
-from gpuscheduler.machine import ENDLESS, Machine
+from gpuscheduler.frontend.chunk import Chunk, ChunkTask
+from gpuscheduler.frontend.lowering import from_dask, received_by_scheduler
 from gpuscheduler.options import Options
-from gpuscheduler.persisted import Chunk, Kept
-from gpuscheduler.plan import Plan
-from gpuscheduler.pretend import ClockDevices
-from gpuscheduler.run import run
-from gpuscheduler.scheduler import plan_graph
+from gpuscheduler.pipeline.compile import plan_graph
+from gpuscheduler.plan.machine import ENDLESS, Machine
+from gpuscheduler.plan.plan import Plan
+from gpuscheduler.runtime.loop import run
+from gpuscheduler.runtime.simulated import ClockDevices
 from graphs import matmul, transpose_sum
 
 CHUNK = 4096
@@ -221,7 +221,7 @@ class Nowhere:
 
 def planned(x: da.Array, devices: int, memory: int) -> Plan:
     """The plan by which so many GPUs would persist x."""
-    dsk, keys = received(x, by=dask.persist)
+    dsk, keys = received_by_scheduler(x, by=dask.persist)
 
     def home(value: Any) -> int | None:
         return value.place if type(value) is Chunk else None
@@ -241,7 +241,7 @@ def persisted(x: da.Array, devices: int, memory: int) -> da.Array:
         i = plan.index[key]
         step = plan.steps[i]
         places = dict.fromkeys(sorted(state.where[i]))
-        chunks[key] = Kept(key, Chunk(key, step.place, step.nbytes, places, Nowhere()))
+        chunks[key] = ChunkTask(key, Chunk(key, step.place, step.nbytes, places, Nowhere()))
     return da.Array(chunks, x.name, x.chunks, meta=x._meta)
 
 

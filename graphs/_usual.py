@@ -37,7 +37,7 @@ import dask.array as da
 import numpy as np
 
 import gpuscheduler
-from gpuscheduler.cpu import cpu_count
+from gpuscheduler.devices.cpu import cpu_count
 
 #: Ours may take so many times as long as Dask's threads.
 LIMIT = 1.2

@@ -17,7 +17,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from gpuscheduler import backend
+from gpuscheduler.devices.cuda import dask_backend
 
 from . import _roots
 
@@ -38,7 +38,7 @@ def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Arra
     shape = (size, size)
     grid = _roots.grid(shape, "f8", chunks, (0, 1))
     if xp == "cupy":  # Dask's own CuPy backend has no `normal`
-        backend.register()
+        dask_backend.register()
     with dask.config.set({"array.backend": xp}):
         random = da.random.default_rng(SEED)
     x = random.normal(MEAN, DEVIATION, size=shape, chunks=grid)

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from dask import config
 
-import gpuscheduler.scheduler
-from gpuscheduler import settings, taken
+import gpuscheduler
+from gpuscheduler import scheduler
+from gpuscheduler.frontend import lowering
+from gpuscheduler.plan import working_memory
+from gpuscheduler.runtime import dask_config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -54,13 +57,13 @@ def like_gpus(request, monkeypatch):
 def planned(monkeypatch):
     """Grows by one with each plan that is made."""
     calls = []
-    real = gpuscheduler.scheduler.from_dask
+    real = lowering.from_dask
 
     def counting(dsk, keys, *args, **kwargs):
         calls.append(keys)
         return real(dsk, keys, *args, **kwargs)
 
-    monkeypatch.setattr(gpuscheduler.scheduler, "from_dask", counting)
+    monkeypatch.setattr(scheduler, "from_dask", counting)
     return calls
 
 
@@ -69,8 +72,8 @@ def _nothing_was_seen_before():
     """What tasks take is not known from other tests, or from whoever has worked here."""
     files = {}
     with pytest.MonkeyPatch.context() as patch:  # a test's own is undone before its fixtures are
-        patch.setattr(taken, "kept", lambda kind: files.get(kind, {}))
-        patch.setattr(taken, "keep", files.__setitem__)
+        patch.setattr(working_memory, "known_working_memory", lambda kind: files.get(kind, {}))
+        patch.setattr(working_memory, "keep", files.__setitem__)
         yield
 
 
@@ -90,6 +93,6 @@ def _dask_says_no_other_scheduler(request, _before=[]):  # noqa: B006
             time.sleep(0.01)
         if _get_global_client() is not None:
             return
-    if (found := config.get("scheduler", None)) is not None and not settings._current:
+    if (found := config.get("scheduler", None)) is not None and not dask_config._current:
         config.pop("scheduler")
         pytest.fail(f"nobody is there, but Dask's configuration has {found!r}: see {last}")

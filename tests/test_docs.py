@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import gpuscheduler
-from gpuscheduler.cli import main
+from gpuscheduler.cli.command_line import main
 from tests.test_structure import ORDER
 
 ROOT = Path(__file__).parents[1]

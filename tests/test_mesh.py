@@ -23,14 +23,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
-from gpuscheduler import NotCompiled, Scheduler, axis, blocks, geomaxis, hoist, mesh
-from gpuscheduler.expr import PLACEHOLDER, constant
-from gpuscheduler.fuse import Fused, changed, computed
-from gpuscheduler.gather import Target
-from gpuscheduler.grid import Tile, Tiles
-from gpuscheduler.hoist import hoisted
+from gpuscheduler import NotCompiled, Scheduler, axis, geomaxis, mesh
+from gpuscheduler.codegen.cpu import evaluate as cpu_evaluate
+from gpuscheduler.frontend.tiles import Tile, Tiles
+from gpuscheduler.fusion.task import KernelTask, compute_program
+from gpuscheduler.ir import hoist
+from gpuscheduler.ir.expr import PLACEHOLDER, constant
+from gpuscheduler.ir.hoist import hoist_invariants
+from gpuscheduler.ir.rewrite import change_leaves
 from gpuscheduler.mesh import MOST_TILES, MeshTile
-from tests.cuda_on_host import COMPILER, Host, aligned
+from gpuscheduler.runtime.gather import ResultTarget
+from tests.support.cuda_on_host import COMPILER, Host, aligned
 
 #: `GPUSCHEDULER_EXAMPLES=1000 pytest tests/test_mesh.py` looks harder.
 EXAMPLES = int(os.environ.get("GPUSCHEDULER_EXAMPLES", "30"))
@@ -143,7 +146,7 @@ def test_a_function_that_decides_is_compiled_and_one_that_computes_is_followed(c
     for f, called in ((distance, False), (with_helper, True)):
         z = mesh(f, AXES, chunks=5)
         every = steps(cpu, z)
-        assert all(type(t) is Fused for t in every)
+        assert all(type(t) is KernelTask for t in every)
         (program,) = {t.program for t in every if t.program.kernels[0].shape == (5, 5)}
         assert ("call" in repr(program.kernels[0].outputs[0])) is called
 
@@ -476,7 +479,7 @@ def test_where_the_extreme_is_has_a_program_for_each_kind_of_tile(cpu, name, alo
     every = [axis(-2, 2, 30), axis(0, 1, 37), axis(0, 3, 20)]
     z = mesh(lambda a, b, c: (a * a - 1) ** 2 + np.cos(9 * b) + (c - a) ** 2, every, chunks=10)
     lazy = getattr(z, name)(**along)
-    programs = {id(t.program) for t in steps(cpu, lazy) if isinstance(t, Fused)}
+    programs = {id(t.program) for t in steps(cpu, lazy) if isinstance(t, KernelTask)}
     assert 1 <= len(programs) <= 8  # tiles have two lengths along one axis; and steps of trees
     np.testing.assert_array_equal(lazy.compute(), getattr(z.compute(), name)(**along))
 
@@ -645,7 +648,7 @@ def test_calls_are_made_where_they_are_meant(cpu):
     z = mesh(collatz, (axis(1, 40, 40),), dtype=int, chunks=16)
     w = mesh(collatz, (axis(1, 8, 8),), dtype=int)
     both = da.concatenate([z, w + 1, z[::-1]]).rechunk(50)
-    kernels = [t.program.kernels[0] for t in steps(cpu, both) if isinstance(t, Fused)]
+    kernels = [t.program.kernels[0] for t in steps(cpu, both) if isinstance(t, KernelTask)]
     assert any("where" in repr(kernel.outputs[0]) for kernel in kernels)
     one = [collatz(n) for n in range(1, 41)]
     np.testing.assert_array_equal(both.compute(), [*one, *[n + 1 for n in one[:8]], *one[::-1]])
@@ -708,7 +711,7 @@ def test_results_go_into_an_array_on_the_host(cpu):
 def points(monkeypatch):
     """How many points are computed, counted anew after each look."""
     shapes = []
-    evaluate = blocks.evaluate
+    evaluate = cpu_evaluate.evaluate
 
     def watched(kernel, *args, **kwargs):
         shapes.append(kernel.shape)
@@ -719,7 +722,7 @@ def points(monkeypatch):
         shapes.clear()
         return found
 
-    monkeypatch.setattr(blocks, "evaluate", watched)
+    monkeypatch.setattr(cpu_evaluate, "evaluate", watched)
     return look
 
 
@@ -1138,15 +1141,15 @@ def emulated(libraries, monkeypatch):
         }
 
         def evaluate(kernel, every):
-            kernel = changed(kernel, lambda leaf: words.get(leaf, leaf))
+            kernel = change_leaves(kernel, lambda leaf: words.get(leaf, leaf))
             kernels.append(kernel)
             arrays = [aligned(np.ascontiguousarray(a)) for a in every]
             return host.run([kernel], [arrays], processors=2)[0]
 
-        return computed(hoisted(task.program), evaluate, task.arrays(values))
+        return compute_program(hoist_invariants(task.program), evaluate, task.arrays(values))
 
     kernels = []
-    monkeypatch.setattr(Fused, "__call__", call)
+    monkeypatch.setattr(KernelTask, "__call__", call)
     monkeypatch.setattr(hoist, "LEAST_POINTS", 1)
     with Scheduler(devices="cpu:2") as scheduler:
         monkeypatch.setattr(scheduler.hardware, "kind", "cuda", raising=False)
@@ -1284,7 +1287,7 @@ def test_tiles_are_written_into_the_result(chunks, monkeypatch):
             copied.append(where)
             super().__setitem__(where, value)
 
-    room = Target.room
+    room = ResultTarget.room
 
     def watched(self, slices, shape, dtype):
         part = room(self, slices, shape, dtype)
@@ -1295,7 +1298,7 @@ def test_tiles_are_written_into_the_result(chunks, monkeypatch):
     want = np.linspace(0, 3, 31)[:, None] * 10 + np.linspace(1, 2, 40)
     with Scheduler("cpu:3", fuse_least=0):
         np.testing.assert_array_equal(z.compute(), want)
-        monkeypatch.setattr(Target, "room", watched)
+        monkeypatch.setattr(ResultTarget, "room", watched)
         np.testing.assert_array_equal(z.compute(), want)
         assert copied == []
         with dask.callbacks.Callback(posttask=lambda *event: None):

@@ -86,7 +86,7 @@ def test_right_value_is_taken(name, value):
 
 @pytest.mark.parametrize(("name", "value"), cases(WRONG))
 def test_wrong_value_is_an_error_that_names_the_option(name, value, monkeypatch):
-    monkeypatch.setattr("gpuscheduler.scheduler.find_hardware", None)  # nothing is started
+    monkeypatch.setattr("gpuscheduler.devices.choose.find_hardware", None)  # nothing is started
     said = re.escape(f"{name}={value!r}")
     if value is not None:
         with pytest.raises(ValueError, match=f"^{said}: use "):

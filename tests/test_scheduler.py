@@ -22,7 +22,9 @@ from dask.diagnostics import Profiler, ProgressBar
 
 import gpuscheduler
 from gpuscheduler import OutOfMemory, PlanError, Scheduler
-from gpuscheduler.garbage import of_things_that_stay
+from gpuscheduler.devices import choose
+from gpuscheduler.gc_control import of_things_that_stay
+from gpuscheduler.pipeline import compile
 
 
 @pytest.fixture
@@ -86,8 +88,8 @@ def test_no_devices_at_all():
 @pytest.mark.parametrize("devices", ["cuda", "cuda:0", "cuda:0,0"])
 def test_gpus_without_cupy_say_what_to_install(monkeypatch, devices, driver, remedy):
     """For the driver that is there."""
-    monkeypatch.setattr(gpuscheduler.scheduler, "has_cupy", lambda: False)
-    monkeypatch.setattr(gpuscheduler.scheduler, "driver_version", lambda: driver)
+    monkeypatch.setattr(choose, "has_cupy", lambda: False)
+    monkeypatch.setattr(choose, "driver_version", lambda: driver)
     with pytest.raises(RuntimeError, match=re.escape(remedy)) as caught:
         Scheduler(devices)
     assert str(caught.value).startswith(f"devices={devices!r} needs CuPy, which is not installed.")
@@ -96,7 +98,7 @@ def test_gpus_without_cupy_say_what_to_install(monkeypatch, devices, driver, rem
 
 
 def test_version_of_the_driver_is_one_that_cuda_has():
-    found = gpuscheduler.scheduler.driver_version()
+    found = choose.driver_version()
     assert found is None or (found[0] >= 11 and 0 <= found[1] < 100)
 
 
@@ -381,7 +383,7 @@ def test_any_number_of_devices_gives_the_same_bits_as_dask(devices):
 @pytest.mark.parametrize("random", ["philox", "dask"])
 def test_any_number_of_devices_gives_the_same_bits_as_one(random, monkeypatch):
     """Also where everything is fused: a program is the same whoever runs it."""
-    monkeypatch.setitem(gpuscheduler.scheduler.FUSE_FEWEST, "cpu", 1)
+    monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 1)
     x = da.random.default_rng(0).random((300, 200), chunks=(37, 41))
     y = ((x - x.mean(axis=0)) / x.std(axis=0)).T @ x
     got = []

@@ -1,4 +1,4 @@
-"""A short soak; `python tests/soak.py --minutes 30` is a long one."""
+"""A short soak; `python tests/tools/soak.py --minutes 30` is a long one."""
 
 from __future__ import annotations
 

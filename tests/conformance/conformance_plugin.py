@@ -173,10 +173,10 @@ def fuse_all() -> None:
     """Make every task a program that can be one, however small."""
     import dask
 
-    from gpuscheduler import scheduler
+    from gpuscheduler.pipeline import compile
 
     dask.config.set({"gpuscheduler.fuse-least": 0})
-    scheduler.FUSE_FEWEST["cpu"] = 1
+    compile.FUSE_FEWEST["cpu"] = 1
 
 
 def cuda_devices() -> int:

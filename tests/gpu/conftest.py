@@ -1,8 +1,8 @@
 """Tests here need CUDA devices; one marked `gpus(n)` needs n. Without them they are skipped.
 
-With tests/fake_cuda first on PYTHONPATH the devices are the host, kernels are compiled as C++, and
-each test fails that leaves a race; what needs a real one is marked `real`. Of a test of very many
-cases, marked `sampled(n)`, all run on GPUs, and there one of n: the same ones each time, drawn by
+With tests/support/fake_cuda first on PYTHONPATH the devices are the host, kernels are
+compiled as C++, and each test fails that leaves a race; what needs a real one is marked `real`.
+Of a test of very many cases, marked `sampled(n)`, all run on GPUs, and there one of n: the same ones each time, drawn by
 their names, or all with GPUSCHEDULER_ALL set.
 """
 
@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import pytest
 
-from gpuscheduler.scheduler import cuda_devices
+from gpuscheduler.devices.choose import cuda_devices
 
 try:
     from cupy import _device as fake
@@ -65,11 +65,13 @@ if fake:
         import cupy
         import numpy as np
 
-        from gpuscheduler import device_code, launch, staging
-        from tests.cuda_on_host import Host
+        from gpuscheduler.devices.cuda import kernels as cuda_kernels
+        from gpuscheduler.devices.cuda import staging
+        from gpuscheduler.tracing import numba_cuda
+        from tests.support.cuda_on_host import Host
 
         host = Host(libraries)
-        function = launch.Kernels._function
+        function = cuda_kernels.Kernels._function
 
         def found(kernels, made, device, single):
             function(kernels, made, device, single)  # as on a GPU: found, or compiled, and loaded
@@ -89,10 +91,10 @@ if fake:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-            patch.setattr(launch, "compiled", lambda source, *_: source.encode())
-            patch.setattr(device_code, "compiled", lambda *_: b"")
-            patch.setattr(launch.Kernels, "_function", found)
-            driver = staging.Calls(*cupy.cuda.driver.addresses())
+            patch.setattr(cuda_kernels, "compile_kernel", lambda source, *_: source.encode())
+            patch.setattr(numba_cuda, "compile_call", lambda *_: b"")
+            patch.setattr(cuda_kernels.Kernels, "_function", found)
+            driver = staging.DriverCalls(*cupy.cuda.driver.addresses())
             patch.setattr(staging, "calls", lambda: driver)
             yield
 

@@ -6,7 +6,7 @@ import pytest
 cupy = pytest.importorskip("cupy")
 fake = pytest.importorskip("cupy._device", reason="these are real GPUs")
 
-from cupy.cuda import Device, Event, Stream, runtime  # noqa: E402
+from cupy.cuda import Device, Event, Stream, runtime
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,335 @@
+"""The commands: show devices, run a workload, print its plan, measure it.
+
+Run a workload, print its plan, measure it.
+
+A workload is a module with a function `build(size, chunks, xp)` that gives a lazy Dask collection:
+one of the reference workloads by its name, or a file of the user's by its path. What else it may
+offer (`reference`, `bytes_moved`, `flops`, `SMALL`, ...) is written in graphs/__init__.py, and is
+used where it is there. Nothing here schedules. What may be said is in `cli`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import click
+import dask.threaded
+from dask._task_spec import Task, TaskRef
+from dask.callbacks import Callback
+from dask.utils import format_bytes, parse_bytes
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import OutOfMemory, PlanError
+from ..frontend.graph import Graph
+from ..frontend.lowering import from_dask, received_by_scheduler
+from ..options import Options
+from ..pipeline.compile import plan_dask, write_in_place
+from ..plan.machine import Machine
+from ..plan.plan import Footprint, Plan
+from ..plan.working_memory import WorkingMemory
+from ..runtime.gather import ResultAssembly
+from ..runtime.protocol import Hardware
+from ..runtime.simulated import predict
+from ..scheduler import Scheduler
+from .report import (
+    check_value,
+    compare_footprints,
+    cuda_source,
+    device_tables,
+    draw,
+    figure_class,
+    kernels,
+    label,
+    prediction_table,
+    programs,
+    rates,
+    timing_line,
+    versions,
+    workload_table,
+)
+from .workload import (
+    Refused,
+    compute_and_hold,
+    devices_said,
+    in_turns,
+    is_lazy_array,
+    load,
+    seconds_said,
+    workload_names,
+)
+
+H200 = 141 * 10**9  # bytes of memory on the device that `plan --pretend` pretends
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What the scheduler refuses to do is one line."""
+    try:
+        yield
+    except (OutOfMemory, PlanError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def limit_of(text: str | None) -> str | float | None:
+    """A fraction as a float; anything else is for the scheduler to read.
+
+    >>> limit_of("0.5"), limit_of("8 GiB")
+    (0.5, '8 GiB')
+    """
+    try:
+        fraction = float(text or "")
+    except ValueError:
+        return text
+    return fraction if 0 < fraction <= 1 else text
+
+
+def scheduler(devices: str | None, memory_limit: str | None) -> Scheduler:
+    try:
+        return Scheduler(devices=devices, memory_limit=limit_of(memory_limit))
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise Refused(str(error)) from error
+
+
+def read_options() -> Options:
+    try:
+        return Options.read()
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+class ProgressBar(Callback):
+    """Dask's callbacks as a progress bar."""
+
+    def __init__(self, label: str, console: Console):
+        super().__init__()
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(TextColumn("{task.description}"), *columns, console=console)
+        self.label = label
+
+    def _start_state(self, dsk: Any, state: Any) -> None:
+        self.task = self.progress.add_task(
+            self.label, total=len(state["waiting"]) + len(state["ready"])
+        )
+        self.progress.start()
+
+    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
+        self.progress.advance(self.task)
+
+    def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
+        self.progress.stop()
+
+
+# ---- info
+
+
+@refusing()
+def info(devices: str | None, memory_limit: str | None) -> None:
+    """What `gpuscheduler info` does."""
+    console = Console()
+    with scheduler(devices, memory_limit) as s:
+        for part in device_tables(s.hardware):
+            console.print(part)
+        if s.host_threads:
+            room = format_bytes(s.hardware.machine.host_memory)
+            console.print(
+                f"What has nothing to do with a GPU runs on {s.host_threads} host threads, within "
+                f"{room}."
+            )
+        console.print(", ".join(f"{name} {v}" for name, v in versions(s.hardware.kind).items()))
+
+
+# ---- run
+
+
+@refusing()
+def run(
+    name: str,
+    size: Any,
+    chunks: Any,
+    devices: str | None,
+    memory_limit: str | None,
+    check: bool | None,
+    png: str | None,
+    repeat: int,
+    progress: bool | None,
+) -> None:
+    """What `gpuscheduler run` does."""
+    work = load(name)
+    figure = figure_class() if png else None
+    size = work.size(size)
+    console = Console(stderr=True)
+    show = console.is_terminal if progress is None else progress
+    with scheduler(devices, memory_limit) as s:
+        x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
+        if figure and not (is_lazy_array(x) and x.ndim == 2):
+            raise click.UsageError(f"--png: the result of {work.name} is not two-dimensional")
+        surely, foreseen = predicted_run(x, s)  # before anything has told its size
+        value, times = None, []
+        for turn in range(1 + repeat):
+            value = None  # a large result may fit only once
+            gc.collect()
+            with ProgressBar(work.name, console) if show and turn == 0 else nullcontext():
+                begin = time.perf_counter()
+                value = compute_and_hold(x)
+                times.append(time.perf_counter() - begin)
+        took = s.last
+        correct, verdict = check_value(work, size, value, check)
+        where = devices_said(s.hardware)
+        what = f"{work.name} {label(size, x)}"
+        facts = [timing_line(*times), *rates(work, size, x, min(times)), verdict]
+        click.echo(f"{what} on {where}: {', '.join(filter(None, facts))}")
+        if took is not None:
+            click.echo(f"memory: {compare_footprints(took, foreseen, s.hardware.machine, surely)}")
+        if figure and png:
+            draw(work, value, png, what, figure)
+    if not correct:
+        raise click.ClickException(f"the result of {work.name} is not NumPy's")
+
+
+def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
+    """What computing x should take, and how sure that is. The scheduler knows no more of x than
+    before."""
+    hardware = s.hardware
+    planned = plan_of(x, hardware.machine, hardware, s.options)
+    return planned.surely, predict(planned, s.options.window, s.options.deep_window)
+
+
+# ---- plan
+
+
+@refusing()
+def plan(
+    name: str,
+    size: Any,
+    chunks: Any,
+    devices: str | None,
+    memory_limit: str | None,
+    pretend: int | None,
+    source: bool,
+) -> None:
+    """What `gpuscheduler plan` does."""
+    work = load(name)
+    size = work.size(size)
+    console, options = Console(), read_options()
+    if pretend:
+        if devices:
+            raise click.UsageError("--pretend and --devices: use one of them")
+        machine = Machine.uniform(pretend, memory=pretended_limit(memory_limit))
+        x = work.build(size, chunks, "numpy")
+        planned, where = plan_of(x, machine), f"{pretend} pretended H200"
+    else:
+        with scheduler(devices, memory_limit) as s:
+            x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
+            hardware = s.hardware
+            planned = plan_of(x, hardware.machine, hardware, s.options)
+            where = devices_said(s.hardware)
+    foreseen = predict(planned, options.window, options.deep_window)
+    unknown = f" ({planned.unknown:,} of unknown size)" if planned.unknown else ""
+    click.echo(
+        f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps{unknown}, "
+        f"predicted {planned.surely}{seconds_said(foreseen.seconds)}"
+    )
+    for table in (*prediction_table(planned, foreseen), *programs(planned)):
+        console.print(table)
+    if source:
+        for text in sorted({cuda_source(k) for k in kernels(planned)}):
+            click.echo(text)
+
+
+def pretended_limit(text: str | None) -> int:
+    limit = limit_of(text or "0.9")
+    try:
+        return int(limit * H200) if isinstance(limit, float) else int(parse_bytes(limit or 0))
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}", param_hint="--memory-limit") from error
+
+
+def plan_of(
+    x: Any,
+    machine: Machine,
+    hardware: Hardware | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """The plan that computing x would run; on GPUs, where there is no hardware."""
+    dsk, keys = received_by_scheduler(x, by=compute_and_hold)
+    home, kind = (hardware.home, hardware.kind) if hardware is not None else (None, "cuda")
+
+    def read(apart: Mapping[str, str]) -> Graph:
+        return from_dask(dsk, keys, home=home, send=kind == "cuda", apart=apart)
+
+    graph, plan = plan_dask(read, machine, home, kind, options or Options())
+    WorkingMemory(kind).foresee(plan)
+    return (
+        plan
+        if hardware is None
+        else write_in_place(plan, ResultAssembly(plan, graph.alias), hardware)
+    )
+
+
+# ---- bench
+
+
+@refusing()
+def bench(
+    names: tuple[str, ...],
+    size: Any,
+    chunks: Any,
+    devices: str | None,
+    memory_limit: str | None,
+    repeat: int,
+    count: int,
+) -> None:
+    """What `gpuscheduler bench` does."""
+    console = Console()
+    works = [load(name) for name in names or workload_names() if name != "tasks"]
+    sizes = [work.size(size) for work in works]
+    with scheduler(devices, memory_limit) as s:
+        if works:
+            console.print(workload_table(works, sizes, chunks, s, repeat))
+        if "tasks" in names:
+            console.print(task_table(count, s, repeat))
+
+
+def task_table(count: int, s: Scheduler, repeat: int) -> Table:
+    n = len(s.hardware.machine.devices)
+    table = Table("shape", "gpuscheduler", "Dask's threads", "ratio")
+    table.title = f"µs per task, of {count:,} that do nothing, on {devices_said(s.hardware)}"
+    for shape, (dsk, keys) in idle_tasks(count).items():
+        a, b = in_turns(
+            partial(s.get, dsk, keys),
+            partial(dask.threaded.get, dsk, keys, num_workers=n),
+            repeat,
+        )
+        each = [f"{seconds / count * 1e6:.2f}" for seconds in (a, b)]
+        table.add_row(shape, *each, f"{a / b:.2f}")
+    return table
+
+
+def idle_tasks(n: int) -> dict[str, tuple[dict[Any, Task], list[Any]]]:
+    """Graphs of n tasks that do nothing, and what to ask of them.
+
+    >>> {shape: (len(dsk), len(keys)) for shape, (dsk, keys) in idle_tasks(7).items()}
+    {'independent': (7, 7), 'chain': (7, 1), 'tree': (7, 1)}
+    """
+    independent = {i: Task(i, _do_nothing) for i in range(n)}
+    chain = {i: Task(i, _do_nothing, *([TaskRef(i - 1)] if i else [])) for i in range(n)}
+    tree = {
+        i: Task(i, _do_nothing, *(TaskRef(j) for j in (2 * i + 1, 2 * i + 2) if j < n))
+        for i in range(n)
+    }
+    return {
+        "independent": (independent, list(independent)),
+        "chain": (chain, [n - 1]),
+        "tree": (tree, [0]),
+    }
+
+
+def _do_nothing(*_: Any) -> None:
+    return None

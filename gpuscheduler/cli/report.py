@@ -1,0 +1,319 @@
+"""Tables, figures and texts that the command line prints."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import click
+import numpy as np
+from dask.utils import format_bytes, key_split
+from rich.table import Table
+
+from .._version import __version__
+from ..codegen.cuda.kernel import generate
+from ..devices.choose import driver_version, has_cupy
+from ..errors import NotGenerated
+from ..fusion.task import KernelTask, program_of
+from ..ir.expr import Kernel
+from ..ir.regions import bytes_touched
+from ..plan.batching import Batch
+from ..plan.machine import DISK, ENDLESS, HOST, Machine
+from ..plan.plan import Footprint, Plan
+from ..runtime.host_memory import available_memory
+from ..scheduler import Scheduler
+from . import workload
+from .workload import (
+    Size,
+    Workload,
+    compute_and_hold,
+    devices_said,
+    in_turns,
+    is_lazy_array,
+    on_host,
+    rate_said,
+    seconds_said,
+    size_text,
+)
+
+
+def device_tables(hardware: Any) -> Iterable[Table | str]:
+    """Tables of the devices and of the links between them."""
+    machine, kind = hardware.machine, hardware.kind
+    table = Table("device", "name", "memory free", "memory limit", title=f"{kind} devices")
+    free = hardware.free() if hasattr(hardware, "free") else None
+    for d in machine.devices:
+        room = format_bytes(free[d]) if free else format_bytes(available_memory())
+        table.add_row(
+            str(d),
+            hardware.names[d],
+            room if free or machine.shared else "unknown",
+            format_bytes(machine.memory[d]),
+        )
+    yield table
+    if machine.shared:
+        yield "The devices share the host's memory: copies between them cost nothing."
+    elif hasattr(hardware, "links"):
+        yield from links_described(hardware.links())
+
+
+def links_described(links: Any) -> Iterable[Table | str]:
+    """What was measured between each two devices, and between each and the host."""
+    count = len(links.gbs)
+    table = Table("from \\ to", *map(str, range(count)), "host", title="links, GB/s")
+    for a in range(count):
+        cells = [
+            "-" if a == b else f"{links.gbs[a][b]:.0f}{'*' * ((a, b) in links.staged)}"
+            for b in range(count)
+        ]
+        table.add_row(str(a), *cells, f"{links.host[a][1]:.0f}")
+    table.add_row("host", *(f"{h2d:.0f}" for h2d, _ in links.host), "-")
+    yield table
+    if links.staged:
+        yield "* through pinned host memory: these devices cannot copy to each other directly."
+
+
+def versions(kind: str) -> dict[str, str]:
+    out = {"gpuscheduler": __version__, "python": sys.version.split()[0]}
+    out |= {name: version(name) for name in ("dask", "numpy")}
+    if not has_cupy():
+        driver = driver_version()
+        cuda = f" (the driver runs CUDA {driver[0]}.{driver[1]})" if driver else ""
+        return out | {"cupy": f"not installed{cuda}"}
+    import cupy  # here, for it takes long, and only this command asks
+
+    out["cupy"] = cupy.__version__
+    if kind == "cuda":
+        runtime = cupy.cuda.runtime
+        for name, number in (
+            ("CUDA driver", runtime.driverGetVersion()),
+            ("CUDA runtime", runtime.runtimeGetVersion()),
+        ):
+            out[name] = f"{number // 1000}.{number % 1000 // 10}"
+    return out
+
+
+def compare_footprints(
+    took: Footprint, foreseen: Footprint | None, machine: Machine, surely: str = ""
+) -> str:
+    """Memory and spilling as they were, beside what was predicted."""
+
+    def with_prediction(what: str, real: int, predicted: int | None) -> str:
+        said = "" if predicted is None else f" (predicted {surely}{format_bytes(predicted)})"
+        return f"{what} {format_bytes(real)}{said}"
+
+    peaks = foreseen.peak if foreseen else {}
+    facts = [
+        with_prediction(memory_said(m, machine), took.peak[m], peaks.get(m))
+        for m in machine.memories
+    ]
+    for place in (HOST, DISK):
+        expected = foreseen.spilled[place] if foreseen else 0
+        if took.spilled[place] or expected:
+            what = f"spilled to the {place_said(place)}"
+            facts.append(with_prediction(what, took.spilled[place], expected))
+    return ", ".join(facts)
+
+
+def memory_said(memory: int, machine: Machine) -> str:
+    return "peak" if len(machine.memories) == 1 else f"peak of device {memory}"
+
+
+def label(size: Size, x: Any) -> str:
+    """The size; of a square field, both sides."""
+    square = isinstance(size, int) and is_lazy_array(x) and x.shape == (size, size)
+    return size_text(x.shape if square else size, "x")
+
+
+def timing_line(first: float, *others: float) -> str:
+    if not others:
+        return f"{seconds_said(first)} (one run, planning included)"
+    return f"{seconds_said(min(others))} (first run {seconds_said(first)})"
+
+
+def rates(work: Workload, size: Size, x: Any, seconds: float) -> Iterable[str]:
+    if is_lazy_array(x) and x.ndim and not math.isnan(x.size):
+        yield rate_said(x.size / seconds, " points/s")
+    for name, unit in (("bytes_moved", "B/s"), ("flops", "FLOP/s")):
+        if count := work.has(name):
+            yield rate_said(count(size) / seconds, unit)
+
+
+def check_value(work: Workload, size: Size, value: Any, check: bool | None) -> tuple[bool, str]:
+    """Whether `value` is what NumPy gives, and that in words."""
+    reference = work.has("reference")
+    if check is False or (reference is None and check is None):
+        return True, ""
+    if reference is None:
+        raise click.UsageError(f"--check: {work.name} has no function reference(size)")
+    chunked = is_lazy_array(value)
+    windows: list[tuple[slice, ...]] = []
+    if chunked or not work.affordable(size):
+        windows = work.windows(np.shape(value))
+        if not windows and not check:
+            return True, "not checked (--check does, and takes a while)"
+    pairs = [
+        (on_host(value[w]).compute() if chunked else value[w], reference(size, w)) for w in windows
+    ] or [(held_whole(value), reference(size))]
+    rtol, atol = work.tolerance(size)
+    correct = all(
+        np.allclose(got, expected, rtol=rtol, atol=atol, equal_nan=True) for got, expected in pairs
+    )
+    verdict = f"{'equals' if correct else 'DIFFERS from'} NumPy {closeness(pairs)}"
+    return correct, verdict + (f" at {len(windows)} places" if windows else "")
+
+
+def held_whole(value: Any) -> Any:
+    return on_host(value).compute() if is_lazy_array(value) else value
+
+
+def closeness(pairs: Iterable[tuple[Any, Any]]) -> str:
+    """How far results are from what was expected, relative to the largest number.
+
+    >>> closeness([(np.array([1.0, 2.0001]), np.array([1.0, 2.0]))])
+    'to 1e-04'
+    """
+    worst = 0.0
+    for got, expected in pairs:
+        scale = float(np.nanmax(np.abs(expected), initial=0.0)) or 1.0
+        worst = max(worst, float(np.nanmax(np.abs(got - expected), initial=0.0)) / scale)
+    return f"to {10 ** math.ceil(math.log10(worst)):.0e}" if worst else "exactly"
+
+
+def figure_class() -> Any:
+    """Matplotlib's Figure, which draws into files without any display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise click.ClickException(
+            "--png needs matplotlib: pip install 'gpuscheduler[plot]'"
+        ) from error
+    return Figure
+
+
+def draw(work: Workload, value: Any, png: str, title: str, figure: Any) -> None:
+    """A picture of a field. Its axes are indices, or what the workload's AXES says they are."""
+    step = max(1, math.ceil(max(value.shape) / workload.PIXELS))
+    rows, columns = value.shape
+    axes = work.has("AXES") or {"row": (0, rows - 1), "column": (0, columns - 1)}
+    (y, (bottom, top)), (x, (left, right)) = axes.items()
+    drawing = figure(figsize=(7, 6), layout="constrained")
+    plot = drawing.add_subplot(xlabel=x, ylabel=y, title=title)
+    image = plot.imshow(
+        held_whole(value[::step, ::step]),
+        origin="lower" if work.has("AXES") else "upper",
+        extent=(left, right, bottom, top) if work.has("AXES") else (left, right, top, bottom),
+        aspect="auto",
+    )
+    drawing.colorbar(image, ax=plot)
+    try:
+        drawing.savefig(png)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"--png: {error}") from error
+
+
+def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
+    machine = planned.machine
+    table = Table("device", "steps", "busy", "peak memory", "limit", title="devices")
+    for d in machine.devices:
+        mine = [s.seconds for s in planned.steps if s.place == d]
+        memory = machine.memory_of(d)
+        table.add_row(
+            str(d),
+            f"{len(mine):,}",
+            seconds_said(sum(mine)),
+            planned.surely + format_bytes(foreseen.peak[memory]) if memory == d else "the same",
+            format_bytes(machine.limit(memory)) if memory == d else "the same",
+        )
+    for place in (HOST, DISK):
+        if nbytes := foreseen.spilled[place]:
+            limit = format_bytes(machine.limit(place)) if machine.limit(place) < ENDLESS else ""
+            what = f"{format_bytes(nbytes)} spilled"
+            table.add_row(place_said(place), "", what, format_bytes(foreseen.peak[place]), limit)
+    yield table
+    moved = {
+        link: n for link, n in foreseen.moved.items() if n and not (machine.shared and HOST in link)
+    }
+    if moved:
+        links = Table("from", "to", "bytes", title="links")
+        for (src, dst), nbytes in sorted(moved.items()):
+            links.add_row(place_said(src), place_said(dst), format_bytes(nbytes))
+        yield links
+
+
+def members(planned: Plan) -> Iterator[KernelTask]:
+    """The fused tasks of a plan, those of a batch one by one."""
+    for step in planned.steps:
+        if isinstance(step.task, Batch):
+            yield from step.task.members
+        elif (fused := program_of(step.task)) is not None:
+            yield fused
+
+
+def kernels(planned: Plan) -> Iterator[Kernel]:
+    """The distinct kernels of a plan."""
+    programs = {id(f.program): f.program for f in members(planned)}
+    return (k for p in programs.values() for k in p.kernels)
+
+
+def cuda_source(kernel: Kernel) -> str:
+    try:
+        return generate(kernel).source
+    except NotGenerated as error:
+        return f"// none: {error}"
+
+
+def programs(planned: Plan) -> Iterator[Table]:
+    """The fused kernels, what each launch does, and why other tasks are none."""
+    counts = Counter(k for f in members(planned) for k in f.program.kernels)
+    if counts:
+        table = Table("kernel", "times", "bytes", "operations", title="fused kernels")
+        rows: dict[str, list[int]] = {}
+        for kernel, times in counts.items():
+            row = rows.setdefault(kernel_said(kernel), [0, 0, 0])
+            row[0] += times
+            row[1] += times * bytes_touched(kernel)
+            row[2] += times * kernel.operations()
+        for name, (times, nbytes, operations) in rows.items():
+            table.add_row(name, f"{times:,}", format_bytes(nbytes), f"{operations:.3g}")
+        yield table
+    reasons = Counter((why, key_split(planned.steps[i].key)) for i, why in planned.why.items())
+    if reasons:
+        table = Table("steps", "of", "why they are no kernel", title="operation by operation")
+        for (reason, name), times in reasons.most_common():
+            table.add_row(f"{times:,}", name, reason)
+        yield table
+
+
+def kernel_said(kernel: Kernel) -> str:
+    try:
+        return generate(kernel).name
+    except NotGenerated as error:
+        return f"none on a GPU: {error}"
+
+
+def place_said(place: int) -> str:
+    return {HOST: "host", DISK: "disk"}.get(place, str(place))
+
+
+def workload_table(
+    works: list[Workload], sizes: list[Size], chunks: Any, s: Scheduler, repeat: int
+) -> Table:
+    n = len(s.hardware.machine.devices)
+    table = Table("workload", "size", "gpuscheduler", "Dask's threads", "ratio")
+    table.title = f"median of {repeat} runs on {devices_said(s.hardware)}"
+    for work, size in zip(works, sizes, strict=True):
+        theirs = work.build(size, chunks, "numpy")
+        ours = work.build(size, chunks, "cupy") if s.hardware.kind == "cuda" else theirs
+        a, b = in_turns(
+            partial(compute_and_hold, ours, scheduler=s.get),
+            partial(compute_and_hold, theirs, scheduler="threads", num_workers=n),
+            repeat,
+        )
+        table.add_row(work.name, size_text(size), seconds_said(a), seconds_said(b), f"{a / b:.2f}")
+    return table

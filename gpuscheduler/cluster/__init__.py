@@ -1,0 +1,11 @@
+"""The same on a Dask cluster: stages, transport, worker plug-in, simulation.
+
+stages         Partition a graph into stages, each of which one worker can run alone.
+wire           Values on their way between workers, as they travel.
+cuda_ipc       Arrays on GPUs that other processes of this machine read in place, through CUDA IPC.
+simulate       Predict time, traffic and memory of a computation on a cluster that does not exist.
+transport      The wire format of values that travel between processes in one parcel.
+answer         What a computation on a cluster gives its caller.
+worker_plugin  The plug-in that gives a cluster's worker a `Scheduler`, and the tasks that use it.
+attach         Attach to a Dask cluster whose workers each drive all devices of their node.
+"""

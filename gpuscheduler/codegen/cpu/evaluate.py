@@ -1,0 +1,516 @@
+"""Evaluate kernels with NumPy, in blocks that fit the cache, or with compiled LLVM loops.
+
+Its tree is evaluated in blocks that stay in the cache, or, where it is large, by machine code
+(`host_code`).
+
+No array of the size of an operand is made but the outputs. A block is a box of the iteration space;
+each node is one call of a ufunc on it. Where views reach outside their arrays for points that a
+`where` does not choose, the space is cut into regions in which it is known what is chosen; where
+that is not possible, only the chosen points are read. The same cuts keep calls to the points that
+are meant for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ir.bins import Bins
+from ...ir.expr import SCANS, DType, Expr, Kernel, Reduction, View, nodes, rebuilt, substitute
+from ...ir.regions import Box, cut_for, simplify_in_box
+from ...ir.split_scans import BOTH, carried_as
+from . import histogram, llvm_code, llvm_map, llvm_reduce
+from .accumulate import (
+    Array,
+    PairwiseMerger,
+    State,
+    accumulation_dtype,
+    allocate_state,
+    broadcast_view,
+    drop_first_axis,
+    finish_state,
+    identity_state,
+    merge_states,
+    reduce_block,
+    reorder_axes,
+    reorder_view,
+)
+from .llvm_text import OPEN
+from .region import (
+    GUARDED,
+    Bounds,
+    BufferMemory,
+    Region,
+    RegionRun,
+    block_boxes,
+    buffer_memory,
+    memory_extent,
+    view_bounds,
+)
+
+#: Bytes of one temporary: a few of them fit the cache that cores share. Smaller ones, which fit a
+#: core's own, are no faster where one thread computes, and take up to four times where two do: each
+#: of NumPy's calls takes the interpreter's lock again. Measured with 2 cores and with 16.
+BLOCK_BYTES = 4 * 1024 * 1024
+#: Points that are added up one after the other, as NumPy does it along all axes but the last. Rows
+#: of no more are reduced beside each other: measured, longer ones are faster one by one.
+FEW_POINTS = 16
+#: A region of fewer than one in so many of a kernel's points is not worth code of its own.
+SMALL_PART = 64
+
+
+def evaluate(
+    kernel: Kernel,
+    arrays: Mapping[int, Array] | Sequence[Array],
+    block_bytes: int = BLOCK_BYTES,
+    words: Mapping[Expr, Expr] | None = None,
+    out: Array | None = None,
+) -> tuple[Array, ...]:
+    """The outputs of a kernel, C-contiguous and of shape `kernel.kept`. `words` has other constants
+    for some of its constants: that costs much less than another kernel. `out` is the array, of any
+    strides, for the output of a kernel that has one.
+
+    >>> from gpuscheduler.ir.expr import Expr, constant, source
+    >>> x = source(0, (5,), "f8")
+    >>> evaluate(Kernel((5,), (Expr("add", (x, constant(1, "f8")), "f8"),)), [np.arange(5.0)])
+    (array([1., 2., 3., 4., 5.]),)
+    """
+    if kernel.scans:
+        return _evaluate_scans(kernel, arrays, block_bytes, words, out)
+    every = {n: arrays[n] for n in kernel.inputs}
+    bounds = {n: memory_extent(a) for n, a in every.items()}
+    facts = _facts(kernel)
+    outside = any(low < bounds[n][0] or high > bounds[n][1] for n, low, high in facts.reach)
+    known = tuple(bounds.items()) if outside or facts.chooses else None
+    strides = None
+    if out is not None and not out.flags.c_contiguous:
+        strides = tuple([s // out.itemsize for s in out.strides])
+    where = known, block_bytes, tuple(words) if words else (), strides
+    plan = facts.plans.get(where)
+    if plan is None:
+        plan = facts.plans[where] = _plan(kernel, *where)
+    given = [np.asarray(w.value) for w in words.values()] if words else []
+    memory = {n: buffer_memory(a) for n, a in every.items()}
+    for n, dtype in plan.dtypes:
+        if memory[n].flat.dtype != dtype:
+            raise TypeError(f"array {n} is {memory[n].flat.dtype}, the kernel reads {dtype}")
+    if plan.reductions:
+        results = _evaluate_reductions(plan, memory, given)
+        if out is None and plan.direct is not None:
+            return tuple([np.asarray(results[n], order="C") for n in plan.direct])
+        for n, result in enumerate(results):
+            memory[-1 - n] = BufferMemory(result.reshape(-1), 0)
+    outs = [np.empty(kernel.kept, o.dtype) for o in kernel.outputs] if out is None else [out]
+    # machine code writes to memory, whatever is there
+    fresh = out is None or not (
+        out.dtype != kernel.outputs[0].dtype
+        or out.shape != kernel.kept
+        or any(np.may_share_memory(out, a) for a in every.values())
+    )
+    for part in plan.outputs:
+        part.write(memory, outs, given, fresh)
+    return tuple(outs)
+
+
+def _evaluate_scans(
+    kernel: Kernel,
+    arrays: Mapping[int, Array] | Sequence[Array],
+    block_bytes: int,
+    words: Mapping[Expr, Expr] | None,
+    out: Array | None,
+) -> tuple[Array, ...]:
+    """The outputs of a kernel of scans: what it scans, the scans, and what is made of them."""
+    args, outputs, first = _around_scans(kernel)
+    values = evaluate(args, arrays, block_bytes, words)
+    every = {n: arrays[n] for n in kernel.inputs}
+    for n, (scan, value) in enumerate(zip(kernel.reductions, values, strict=True)):
+        join = getattr(np, BOTH[SCANS[scan.op]])
+        found = join.accumulate(value, kernel.axes[0], carried_as(scan))
+        every[first + n] = found.astype(scan.dtypes[0], copy=False)
+    return evaluate(outputs, every, block_bytes, words, out)
+
+
+@lru_cache(1024)
+def _around_scans(kernel: Kernel) -> tuple[Kernel, Kernel, int]:
+    """What is scanned, what is made of that, which is behind all arrays, and its first number."""
+    first = max(kernel.inputs, default=-1) + 1
+    whole = View.contiguous(kernel.shape)
+
+    def change(leaf: Expr) -> Expr:
+        if leaf.op != "reduced":
+            return leaf
+        return Expr("input", (), leaf.dtype, (first + leaf.data[0], whole))
+
+    args = Kernel(kernel.shape, tuple([r.arg for r in kernel.reductions]))
+    return args, Kernel(kernel.shape, tuple(rebuilt(kernel.outputs, change))), first
+
+
+class _KernelFacts(NamedTuple):
+    """What is known of a kernel."""
+
+    kernel: Kernel
+    reach: tuple[tuple[int, int, int], ...]
+    chooses: bool
+    plans: dict[Any, _EvaluationPlan]
+
+
+#: By the kernels' ids: to hash one takes as long as the rest of what is done before it runs.
+_known: dict[int, _KernelFacts] = {}
+MOST_KNOWN, MOST_PLANS = 1024, 64
+
+
+def _facts(kernel: Kernel) -> _KernelFacts:
+    found = _known.get(id(kernel))
+    if found is None or found.kernel is not kernel or len(found.plans) > MOST_PLANS:
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        found = _known[id(kernel)] = _KernelFacts(
+            kernel, _reach(kernel), _chooses_calls(kernel), {}
+        )
+    return found
+
+
+@lru_cache(1024)
+def _reach(kernel: Kernel) -> tuple[tuple[int, int, int], ...]:
+    """How far its leaves reach into each array."""
+    found: dict[int, tuple[int, int]] = {}
+    spaces = (([r.arg for r in kernel.reductions], kernel.shape), (kernel.outputs, kernel.kept))
+    for roots, shape in spaces:
+        if 0 in shape:
+            continue
+        box = tuple((0, n) for n in shape)
+        for node in nodes(roots):
+            if node.op == "input":
+                n, view = node.data
+                low, high = view_bounds(view, box)
+                old = found.get(n, (low, high))
+                found[n] = min(low, old[0]), max(high, old[1])
+    return tuple((n, low, high) for n, (low, high) in found.items())
+
+
+@lru_cache(1024)
+def _chooses_calls(kernel: Kernel) -> bool:
+    """Whether some call need not be made at every point."""
+    choices = [n for n in nodes(kernel.roots) if n.op == "where"]
+    return any(n.op == "call" for n in nodes([a for c in choices for a in c.args[1:]]))
+
+
+def _regions(
+    roots: list[Expr], box: Box, bounds: Bounds
+) -> Iterator[tuple[Box, list[Expr]]]:  # fmt: skip
+    """Boxes that make up `box`, and what is to be evaluated in each: there every view is inside its
+    array, except below ``guarded`` nodes, and no ``where`` is left of which it is known what it
+    chooses."""
+    roots = simplify_in_box(roots, box)
+    bad: dict[int, bool] = {}  # does it read, somewhere in this box, outside an array?
+    calls: dict[int, bool] = {}  # does it call what may have no end for points not meant for it?
+    for node in nodes(roots):
+        below = node.args[:1] if node.op == GUARDED else node.args
+        calls[id(node)] = node.op == "call" or any(calls[id(a)] for a in below)
+        if node.op == "input":
+            low, high = view_bounds(node.data[1], box)
+            first, last = bounds.get(node.data[0], (low, high))
+            bad[id(node)] = low < first or high > last
+        else:
+            bad[id(node)] = any(bad[id(a)] for a in below)
+    stack, seen = list(roots), set()
+    while stack:
+        node = stack.pop()
+        if id(node) in seen or not (bad[id(node)] or calls[id(node)]):
+            continue
+        seen.add(id(node))
+        if node.op == "input":
+            raise IndexError(f"{node!r} is read outside of the array, at {node.data[1]}")
+        either = node.op == "where" and node.args[1:]
+        if either and any(bad[id(a)] or calls[id(a)] for a in either):
+            condition = node.args[0]
+            cut = cut_for(condition, box)
+            if cut is not None:
+                axis, places = cut
+                for start, stop in zip(places, places[1:], strict=False):
+                    part = (*box[:axis], (start, stop), *box[axis + 1 :])
+                    yield from _regions(roots, part, bounds)
+                return
+            if not any(bad[id(a)] for a in either):
+                stack += node.args
+                continue
+            marked = Expr(GUARDED, node.args, node.dtype)
+            yield from _regions(substitute(roots, {id(node): marked}), box, bounds)
+            return
+        stack += node.args[:1] if node.op == GUARDED else node.args
+    yield box, roots
+
+
+@dataclass(frozen=True)
+class _EvaluationPlan:
+    outputs: list[Region]
+    reductions: tuple[Reduction, ...]
+    regions: list[Region]  # of what is reduced; their views are that of the kept, and positions
+    kernel: Kernel
+    dtypes: tuple[tuple[int, DType], ...]
+
+    @cached_property
+    def codes(self) -> list[llvm_code.CompiledLoop | None]:
+        """Machine code for what is reduced in each region, where that is worth it. That of the only
+        region makes states of the shape that is kept, that of others those of their own part."""
+        return [self._code(region) for region in self.regions]
+
+    def _code(self, region: Region) -> llvm_code.CompiledLoop | None:
+        whole = self.kernel.shape
+        if not llvm_map.is_worth_compiling(whole) or SMALL_PART * math.prod(
+            region.shape
+        ) < math.prod(whole):
+            return None
+        target, count = region.views[0], math.prod(self.kernel.kept)
+        if len(self.regions) > 1:
+            target = broadcast_view(View.contiguous(region.kept), region.stays, len(region.shape))
+            count = math.prod(region.kept)
+        return self.reducer(region.shape, region.exprs, target, region, count)[0]
+
+    def reducer(
+        self, shape: tuple[int, ...], exprs: Sequence[Expr], target: View, region: Region,
+        count: int,
+    ) -> tuple[llvm_code.CompiledLoop | None, Sequence[int]]:  # fmt: skip
+        """Machine code that reduces a box of a region of this shape to `count` states, numbered by
+        `target`; and the order in which that has the axes."""
+        position, order = region.views[-1], list(range(len(shape)))
+        along = len(shape) - 1 in region.reduced
+        if along and shape[-1] <= FEW_POINTS and region.stays:  # many results beside each other
+            last = region.stays[-1]
+            order = [*[k for k in range(len(shape)) if k != last], last]
+            shape, along = tuple([shape[k] for k in order]), False
+            exprs, target = reorder_axes(exprs, order), reorder_view(target, order)
+            position = reorder_view(position, order)
+        types = [accumulation_dtype(r) for r in self.reductions]
+        code = llvm_reduce.reduction_loop(
+            shape, exprs, self.reductions, types, target, position, along, count, self.few
+        )
+        return code, order
+
+    @cached_property
+    def few(self) -> bool:
+        """Whether so few points become one that what is lost to rounding is no more than in
+        NumPy's sums."""
+        return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= FEW_POINTS
+
+    @cached_property
+    def direct(self) -> list[int] | None:
+        """Which results the outputs are, where they are nothing else."""
+        numbers = [(r, j) for r, x in enumerate(self.reductions) for j in range(len(x.dtypes))]
+        outputs = self.kernel.outputs
+        if any(o.op != "reduced" for o in outputs) or len(set(outputs)) < len(outputs):
+            return None
+        return [numbers.index(o.data) for o in outputs]
+
+    def states(
+        self,
+        code: llvm_code.CompiledLoop,
+        shape: tuple[int, ...],
+        memory: dict[int, BufferMemory],
+        given: Sequence[Array],
+        origin: Sequence[int] | None = None,
+    ) -> list[State]:
+        """What machine code makes of a region, or of its box with an origin: states of this
+        shape."""
+        made = [
+            llvm_code.states(r.op, accumulation_dtype(r), shape, self.few) for r in self.reductions
+        ]
+        places = [llvm_code.address(a) for found in made for a in found]
+        if origin is None:
+            code(memory, given, places)
+        else:
+            code.call_at(origin, memory, given, places)
+        return [
+            llvm_reduce.finish_accumulators(r.op, found)
+            for r, found in zip(self.reductions, made, strict=True)
+        ]
+
+
+@lru_cache(1024)
+def _plan(
+    kernel: Kernel, bounds: tuple[tuple[int, tuple[int, int]], ...] | None, block_bytes: int,
+    words: tuple[Expr, ...], strides: tuple[int, ...] | None = None,
+) -> _EvaluationPlan:  # fmt: skip
+    kept = tuple(k for k in range(len(kernel.shape)) if k not in kernel.axes)
+    numbers: dict[tuple[int, int], int] = {}
+    for r, reduction in enumerate(kernel.reductions):
+        for j in range(len(reduction.dtypes)):
+            numbers[r, j] = len(numbers)
+    whole = View.contiguous(kernel.kept)
+
+    def change(leaf: Expr) -> Expr:
+        if leaf.op == "constant" and leaf in words:
+            return Expr(OPEN, (), leaf.dtype, words.index(leaf))
+        if leaf.op != "reduced":
+            return leaf
+        return Expr("input", (), leaf.dtype, (-1 - numbers[leaf.data], whole))
+
+    def regions(roots: list[Expr], shape: tuple[int, ...]) -> list[tuple[Box, list[Expr]]]:
+        box = tuple((0, n) for n in shape)
+        if 0 in shape:
+            return []
+        if bounds is None:
+            return [(box, roots)]
+        known = dict(bounds)
+        known.update({-1 - n: (0, math.prod(kernel.kept) - 1) for n in numbers.values()})
+        return list(_regions(roots, box, known))
+
+    outputs = []
+    target = whole if strides is None else View(0, strides)
+    for box, roots in regions(rebuilt(kernel.outputs, change), kernel.kept):
+        outputs.append(Region(box, roots, [target] * len(roots), frozenset(), block_bytes))
+    inner = []
+    if kernel.counts:
+        # once for each point, not for each bin, too
+        _, wanted = _histogram_parts(kernel)
+        wanted = rebuilt(wanted, lambda leaf: drop_first_axis(change(leaf)))
+        for box, roots in regions(wanted, kernel.shape[1:]):
+            axes = frozenset(range(len(box)))
+            views = [View(0, (0,) * len(box))] * len(roots)
+            inner.append(Region(box, roots, views, axes, block_bytes))
+    elif kernel.reductions:
+        target = broadcast_view(whole, kept, len(kernel.shape))
+        over = [n for k, n in enumerate(kernel.shape) if k in kernel.axes]
+        reduced_axes = tuple(sorted(kernel.axes))
+        position = broadcast_view(View.contiguous(tuple(over)), reduced_axes, len(kernel.shape))
+        for box, roots in regions(
+            rebuilt([r.arg for r in kernel.reductions], change), kernel.shape
+        ):
+            views = [target, position]
+            inner.append(Region(box, roots, views, frozenset(kernel.axes), block_bytes))
+    reads = {n.data[0]: n.dtype for n in nodes(kernel.roots) if n.op == "input"}
+    return _EvaluationPlan(outputs, kernel.reductions, inner, kernel, tuple(reads.items()))
+
+
+def _evaluate_reductions(
+    plan: _EvaluationPlan, memory: dict[int, BufferMemory], given: Sequence[Array]
+) -> list[Array]:
+    """The results of all reductions, over the axes that are kept."""
+    kernel = plan.kernel
+    if kernel.counts:
+        return [_evaluate_histogram(plan, memory, given)]
+    states: list[State] | None = None
+    seen: Array | None = None
+    for region, code in zip(plan.regions, plan.codes, strict=True):
+        if code is not None and len(plan.regions) == 1:
+            states = plan.states(code, kernel.kept, memory, given)
+            break
+        if states is None:
+            states = [allocate_state(r, kernel.kept) for r in plan.reductions]
+            seen = np.zeros(kernel.kept, bool) if len(plan.regions) > 1 else None
+        if code is not None:
+            found = plan.states(code, region.kept, memory, given)
+            _enter(plan, region, found, (0,) * len(region.shape), region.shape, states, seen)
+        else:
+            _reduce_region(plan, RegionRun(region, memory, given), states, seen)
+    if states is None:
+        states = [identity_state(r, kernel) for r in plan.reductions]
+    out = []
+    for reduction, state in zip(plan.reductions, states, strict=True):
+        out += finish_state(reduction, state)
+    return out
+
+
+def _histogram_parts(kernel: Kernel) -> tuple[Bins | None, list[Expr]]:
+    """Of a histogram the bins, and the values that are to be found there; or None, and the numbers
+    of bins. Behind these come weights, if there are any."""
+    value, weights = kernel.reductions[0].arg, []
+    if kernel.weighs:
+        if value.op == "complex":
+            value, weight = value.args
+        else:
+            value, weight = (Expr(part, (value,), np.float64) for part in ("real", "imag"))
+        weights = [weight]
+        if value.op == "cast" and value.args[0].op == "bin":
+            (value,) = value.args
+    if value.op == "bin":
+        return value.data, [*value.args, *weights]
+    return None, [value, *weights]
+
+
+def _evaluate_histogram(
+    plan: _EvaluationPlan, memory: dict[int, BufferMemory], given: Sequence[Array]
+) -> Array:
+    """How many values lie in each bin, or what their weights add up to."""
+    (reduction,) = plan.reductions
+    kernel = plan.kernel
+    bins, _ = _histogram_parts(kernel)
+    total = np.zeros(kernel.kept, np.float64 if kernel.weighs else np.int64)
+    count = len(total)
+    for region in plan.regions:
+        run = RegionRun(region, memory, given)
+        for origin, size in block_boxes(region.shape, region.block, range(len(region.shape))):
+            values, *rest = [np.broadcast_to(v, size) for v in run.block(origin, size)]
+            weights = rest[0] if rest else None
+            if bins is None:
+                number = np.minimum(values.ravel(), count).astype(np.intp, copy=False)
+                heavy = None if weights is None else weights.ravel()
+                total += np.bincount(number, heavy, count + 1)[:count]
+            elif weights is None:
+                histogram.count(bins, values, total)
+            else:
+                histogram.weigh(bins, values, weights, total)
+    return total.astype(reduction.dtypes[0], copy=False)
+
+
+def _reduce_region(
+    plan: _EvaluationPlan, run: RegionRun, states: list[State], seen: Array | None
+) -> None:
+    region, drawn = run.region, run.region.drawn
+    if drawn is not None and not drawn.reduces(plan):
+        drawn = None
+    room = [] if drawn is None else drawn.room()
+    axes = range(len(region.shape))
+    reduced = tuple(sorted(region.reduced))
+    kept, position = region.stays, region.views[1]
+    block = region.block if drawn is None else drawn.block
+    for outer, _ in block_boxes(region.shape, block, kept):
+        sums: list[PairwiseMerger] = [PairwiseMerger(r.op) for r in plan.reductions]
+        for inner, _ in block_boxes(region.shape, block, reduced):
+            origin = tuple([outer[k] if k in kept else inner[k] for k in axes])
+            size = tuple(
+                [min(b, n - o) for o, n, b in zip(origin, region.shape, block, strict=True)]
+            )
+            if drawn is not None:
+                found = drawn.states(plan, run.memory, run.given, room, origin, size)
+                for tree, state in zip(sums, found, strict=True):
+                    tree.add(state)
+                continue
+            values = run.block(origin, size)
+            first = position.offset + sum(o * s for o, s in zip(origin, position.strides,
+                                                                strict=True))  # fmt: skip
+            for reduction, tree, value in zip(plan.reductions, sums, values, strict=True):
+                value = np.broadcast_to(value, size) if np.shape(value) != size else value
+                tree.add(reduce_block(reduction, value, reduced, first, position.strides))
+        _enter(plan, region, [t.total() for t in sums], outer, size, states, seen)
+
+
+def _enter(
+    plan: _EvaluationPlan, region: Region, found: list[State], origin: tuple[int, ...],
+    lengths: tuple[int, ...], states: list[State], seen: Array | None,
+) -> None:  # fmt: skip
+    """Put what was found of part of a region to the states; `seen` is where there are some."""
+    target = region.views[0]
+    start = target.offset + sum(o * target.strides[k] for k, o in enumerate(origin))
+    shape = tuple([lengths[k] for k in region.stays])
+
+    def part(a: Array) -> Array:
+        strides = tuple([target.strides[k] * a.itemsize for k in region.stays])
+        return np.ndarray(shape, a.dtype, a, start * a.itemsize, strides)
+
+    for reduction, values, state in zip(plan.reductions, found, states, strict=True):
+        views = tuple([part(s) for s in state])
+        if seen is not None:
+            known = part(seen)
+            with np.errstate(all="ignore"):
+                merged = merge_states(reduction.op, views, values)
+            values = tuple([np.where(known, m, f) for m, f in zip(merged, values, strict=True)])
+        for view, value in zip(views, values, strict=True):
+            view[...] = value
+    if seen is not None:
+        part(seen)[...] = True

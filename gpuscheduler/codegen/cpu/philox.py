@@ -1,0 +1,123 @@
+"""Philox 4x32-10 random numbers by position, evaluated on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...ir.expr import DType, View
+from ...ir.random import Array
+
+#: Rows of fewer elements are drawn many at once: to begin one takes as long as to draw so many.
+SHORT_ROW = 32
+
+
+# ---- numbers
+
+
+def bits(key: int, at: Any) -> Array:
+    """64 random bits for each element's number.
+
+    >>> [hex(b) for b in bits(0, [0, 1])]
+    ['0xe169c58d6627e8d5', '0x9b00dbd8bc57ac4c']
+    """
+    return values("bits", key, at, np.dtype(np.uint64))
+
+
+def uniform(key: int, at: Any, dtype: Any = np.float64) -> Array:
+    """Numbers from 0 to just below 1."""
+    return values("uniform", key, at, np.dtype(dtype))
+
+
+def normal(key: int, at: Any, dtype: Any = np.float64) -> Array:
+    """Numbers of the standard normal distribution."""
+    return values("normal", key, at, np.dtype(dtype))
+
+
+def values(op: str, key: int, at: Any, dtype: DType) -> Array:
+    """What the node `op` (``bits``, ``uniform``, ``normal``) gives for elements of any numbers."""
+    at = np.asarray(at, np.int64)
+    out = np.empty(at.shape, dtype)
+    flat = at.reshape(-1)
+    if flat.size > 2:
+        step = flat[1] - flat[0]
+        if (flat[1:] - flat[:-1] == step).all():
+            _run(op, key, flat[:1], int(step), out.reshape(1, -1))
+            return out
+    _run_at(op, key, flat, out.reshape(-1))
+    return out
+
+
+def fill(op: str, key: int, view: View, out: Array) -> None:
+    """The same for elements that a view numbers, written into `out`. Where it has a stride of 0,
+    `out` has a length of 1."""
+    if not out.size:
+        return
+    target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+    lengths, strides = _merged(out.shape, view.strides)
+    starts: Any = np.array([view.offset], np.int64)
+    for n, s in zip(lengths[:-1], strides[:-1], strict=True):
+        starts = (starts[:, None] + s * np.arange(n)).reshape(-1)
+    if lengths[-1] < SHORT_ROW and len(starts) > 1:
+        places = starts[:, None] + strides[-1] * np.arange(lengths[-1])
+        _run_at(op, key, places.reshape(-1), target.reshape(-1))
+    else:
+        _run(op, key, starts, strides[-1], target.reshape(-1, lengths[-1]))
+    if target is not out:
+        out[...] = target
+
+
+def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Lengths and strides of fewer axes, one at least, that give the same numbers in C order.
+
+    >>> _merged((5, 1, 4, 2), (100, 9, 2, 1))
+    ([5, 8], [100, 1])
+    """
+    lengths, steps = [1], [0]
+    for n, s in zip(shape, strides, strict=True):
+        if lengths[-1] == 1:
+            lengths[-1], steps[-1] = n, s
+        elif n != 1 and steps[-1] == s * n:
+            lengths[-1], steps[-1] = lengths[-1] * n, s
+        elif n != 1:
+            lengths.append(n)
+            steps.append(s)
+    return lengths, steps
+
+
+def _run(op: str, key: int, starts: Array, step: int, out: Array) -> None:
+    """Draw rows: element k of a row has the number of its start plus k steps."""
+    from . import philox_loops as loops  # which imports Numba
+
+    if op == "bits":
+        loops.bits(*_words(key), starts, step, out)
+    elif op == "uniform":
+        loops.uniform(*_words(key), starts, step, out, _shift(out))
+    elif op == "normal":
+        loops.normal(*_words(key), starts, step, out, _shift(out))
+    else:
+        raise ValueError(f"{op} is no kind of random number")
+
+
+def _run_at(op: str, key: int, places: Array, out: Array) -> None:
+    """Draw elements of any numbers."""
+    from . import philox_loops as loops  # as above
+
+    if op == "bits":
+        loops.bits_at(*_words(key), places, out)
+    elif op == "uniform":
+        loops.uniform_at(*_words(key), places, out, _shift(out))
+    elif op == "normal":
+        loops.normal_at(*_words(key), places, out, _shift(out))
+    else:
+        raise ValueError(f"{op} is no kind of random number")
+
+
+def _words(key: int) -> tuple[np.uint64, np.uint64]:
+    return np.uint64(key & 0xFFFF_FFFF), np.uint64(key >> 32)
+
+
+def _shift(out: Array) -> np.uint64:
+    """How many of 64 bits are more than fractions of a type have."""
+    return np.uint64(40 if out.dtype == np.float32 else 11)

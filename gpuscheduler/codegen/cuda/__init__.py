@@ -1,0 +1,14 @@
+"""Kernels as CUDA C++ text.
+
+call_cost         Which device functions are long enough to be called and not inlined.
+device_library    Functions of CUDA C++ that kernels call, and which of them a text needs.
+window_tiles      Choose the tile of window results that a block of threads makes.
+operations        CUDA C++ text of each operation, with NumPy's meaning.
+nodes             A kernel's expressions as numbered nodes, and their costs.
+schedule          The schedule of a kernel: loop order, vector width, tiles and windows.
+body              Statements that load and compute a kernel's values at one point.
+elementwise       Kernels without reductions: threads along the innermost axis, or in tiles.
+reduction         Kernels that reduce: threads and blocks along the reduced axes, or beside them.
+window_reduction  Kernels that reduce sliding windows, whose common part threads share.
+kernel            Generate a kernel's CUDA source and its arguments.
+"""

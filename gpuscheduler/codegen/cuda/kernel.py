@@ -1,0 +1,391 @@
+"""Generate a kernel's CUDA source and its arguments.
+
+Source text, and the arguments that go with it. No device here.
+
+The text depends on the structure of a kernel only: its operations and types, which leaves are
+equal, how many axes are left when those that lie evenly are merged, and along which of them a
+leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbers are arguments,
+64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
+carry several.
+
+Each launch reads and writes memory once. Which way it goes through that is decided in `layout`, and
+what is done at a point is written in `statements`, from the numbered nodes of `tree`. There are six
+ways, in `elementwise`, `reducing` (two), `sliding` (two) and, with the whole text, here (scans):
+
+- element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
+  in tiles that are turned around in shared memory.
+- reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
+- other reductions: threads lie along the fastest kept axis and go along the reduced ones.
+- reductions of windows that slide along another axis: each thread makes several results along it,
+  which share most of what they read.
+- reductions of windows that slide along the fastest axis: a block has what they slide over in
+  shared memory, or, where they slide down columns as well, what lies in these (`panes`).
+- scans: lanes of a warp go along a line and put together what they have, or each thread goes along
+  a line of its own where neighbouring lines lie side by side.
+
+Where there are few results, several blocks share one: each leaves its part in scratch memory, and
+the last one to finish puts the parts together, in order. The same bits come out on every run.
+
+A view below a `where` may reach outside its array only where the condition is made of indices and
+constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
+Where such conditions are settled for most points at once (a block between the edges of its
+neighbours), these points have a body of their own, and the others come before them: most of these
+with a body that knows where they lie along some axes. Results that lie beyond that core are made
+by threads of their own. Vectors are written also where what they are made of begins anywhere
+(edges, shifts, odd rows): each element of that is then read by itself, once, or with others that
+lie evenly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import NotGenerated
+from ...ir.expr import LEAVES, RANDOM, SCANS, Expr, Kernel, constant, nodes, substitute
+from .call_cost import mark_called_functions
+from .device_library import pieces
+from .nodes import DeviceCall, code_of
+from .operations import NOT_A_NUMBER, STORED, TYPES, accumulator, code, load_value, operation
+from .schedule import WAVES, LoopSite, power_above, too_many
+from .window_reduction import WindowReductionKernel
+from .window_tiles import THREADS
+
+#: Bytes of arguments that a kernel can have, and items of a launch.
+MOST_BYTES, MOST_ITEMS = 4000, 32
+#: What the compiler is told, by whether a kernel takes a single item.
+ONLY = {True: "-DONLY_ONE", False: "-DONLY_MANY"}
+#: Of what `_operation` gives the text for any types.
+ANY_TYPE = frozenset(
+    {"cast", "where", "taken", "real", "imag", "complex", "call", "bin", *LEAVES, *RANDOM}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel's source, and how it is launched: on `blocks` x items blocks of `threads`, with one
+    argument, the slots of all items one after the other. The entry `name` takes `most` items (its
+    argument has that size, whatever comes in it), `name + "_one"` a single one. The source has both
+    but for what `ONLY` defines: each takes as long to compile as the other."""
+
+    source: str
+    name: str
+    slots: np.ndarray[Any, Any]  # uint64, of one item; pointers are still to be filled in
+    inputs: tuple[tuple[int, int, int], ...]  # slot, array number, bytes to add to its pointer
+    outputs: tuple[int, ...]  # slot of each output's pointer
+    scratch: tuple[int, int] | None  # slot, bytes of memory that is the item's own
+    counters: tuple[int, int] | None  # slot, number of uint32 that are zero, and are left so
+    blocks: int
+    threads: int
+    most: int
+    calls: tuple[DeviceCall, ...] = ()  # what the source needs beside itself
+    units: int = 0  # warps' work, of which each counts what a mask selects
+
+
+def generate(
+    kernel: Kernel, aligned: bool = True, processors: int = 132, writes: bool | None = None
+) -> KernelSource:
+    """The CUDA reading of a kernel, for arrays of which each begins at a multiple of 16 bytes
+    (`aligned`), or at least those that it makes (`writes`), on a device with so many processors.
+
+    >>> from gpuscheduler.ir.expr import constant, source
+    >>> def add(x, y):
+    ...     return Expr("add", (x, y), "f4")
+    >>> small, large = (generate(Kernel((n,), (add(source(0, (n,), "f4"), constant(k, "f4")),)))
+    ...                 for n, k in ((8, 1), (2**20, 2.5)))
+    >>> small.source == large.source, small.blocks, large.blocks
+    (True, 1, 256)
+    """
+    writes = aligned if writes is None else writes
+    return _KernelEmitter(_without_sums(kernel), aligned, processors, writes).generated()
+
+
+def _without_sums(kernel: Kernel) -> Kernel:
+    """The same kernel, with sums of float32 made from the means of the same values, which are
+    float64 until then: a mean and a variance, as they are often wanted together."""
+    single, double = np.dtype(np.float32), np.dtype(np.float64)
+    every = kernel.reductions
+    moments = {r.arg: j for j, r in enumerate(every) if r.op == "moment"}
+    gone: dict[int, int] = {}  # sums, and the moments that know them
+    for j, r in enumerate(every):
+        if r.op == "sum" and (r.arg.dtype, *r.dtypes) == (single, single):
+            found = moments.get(r.arg, moments.get(Expr("cast", (r.arg,), double)))
+            if found is not None:
+                gone[j] = found
+    count = math.prod(kernel.shape[k] for k in kernel.axes)
+    if not gone or not count:  # nothing has no mean, and its sum is zero
+        return kernel
+    left = [j for j in range(len(every)) if j not in gone]
+    number = {j: n for n, j in enumerate(left)}
+    new: dict[int, Expr] = {}
+    for node in nodes(kernel.outputs):
+        if node.op != "reduced":
+            continue
+        j, which = node.data
+        if j in gone:
+            mean = Expr("reduced", (), double, (number[gone[j]], 0))
+            value = Expr("multiply", (mean, constant(float(count), double)), double)
+        else:
+            wide = j in gone.values() and which == 0
+            value = Expr("reduced", (), double if wide else node.dtype, (number[j], which))
+        same = value.dtype == node.dtype
+        new[id(node)] = value if same else Expr("cast", (value,), node.dtype)
+    means = {j: (double, every[j].dtypes[1]) for j in gone.values()}
+    reductions = tuple([replace(every[j], dtypes=means.get(j, every[j].dtypes)) for j in left])
+    outputs = tuple(substitute(kernel.outputs, new))
+    return replace(kernel, outputs=outputs, reductions=reductions)
+
+
+def unwritten(kernel: Kernel) -> str | None:
+    """What of a kernel there is no CUDA for; None where there is all.
+
+    >>> from gpuscheduler.ir.expr import constant
+    >>> unwritten(Kernel((), (Expr("nextafter", (constant(1, "f2"),) * 2, "f2"),)))
+    'nextafter of float16, float16'
+    """
+    try:
+        for node in nodes(kernel.roots):
+            types, gives = [code_of(a) for a in node.args], code_of(node)
+            if node.op in ANY_TYPE:
+                continue
+            if operation(node.op, types, gives, ["x"] * len(types)) is None:
+                return f"{node.op} of {', '.join(a.dtype.name for a in node.args)}"
+    except NotGenerated as error:
+        return str(error)
+    if kernel.counts:
+        return too_many(kernel)
+    for r in kernel.reductions:
+        made = code(np.dtype(r.dtypes[0]))
+        if made is None or accumulator(SCANS.get(r.op, r.op), code_of(r.arg), made, "Part") is None:
+            return f"{r.op} of {r.arg.dtype}"
+    return None
+
+
+class _KernelEmitter(WindowReductionKernel):
+    # ---- scans
+
+    def _scan(self) -> list[str]:
+        """A line after the other, or lines side by side. All lanes of a warp take part in what they
+        put together, also where they have no points."""
+        width, c = self.width, self.count
+        self.held = 1 if self.rows else width  # lines of one thread
+        steps = self._steps()
+        results_ = self.points // self.held
+        lanes = min(32, power_above(steps)) if self.rows else 1
+        groups = -(-results_ // (THREADS // lanes))
+        if groups >= 2**31:
+            raise NotGenerated(f"a scan along {self.points:,} lines")
+        self.blocks = max(1, min(groups, self.processors * WAVES))
+        kept, names = self._coordinates("k", self._lengths("k", self.held), "o", "k", self.held)
+        unit = width if self.rows else 1
+        along, steps_ = self._coordinates("r", self._lengths("r", unit), "j", "r", unit)
+        site = LoopSite(
+            {("k", a): x for a, x in enumerate(names)}
+            | {("r", a): x for a, x in enumerate(steps_)},
+            {"k": f"o * {self.held}u", "r": f"j * {unit}u"},
+        )
+        if self.rows:
+            own = [
+                f"const int lanes = (int){self.slot('lanes', lanes)};",
+                f"const unsigned side = {THREADS}u / lanes;",
+                "const int x = threadIdx.x / lanes, y = threadIdx.x % lanes;",
+            ]
+        else:
+            own = [
+                "const int lanes = 1, x = threadIdx.x, y = 0;",
+                f"const unsigned side = {THREADS}u;",
+            ]
+        return [
+            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
+            f"const {c} results = {self.number('results', results_)};",
+            f"const {c} steps = {self.number('steps', steps)};",
+            f"const unsigned groups = (unsigned){self.slot('groups', groups)};",
+            "if (results == 0 || steps == 0 || blockIdx.x >= blocks) return;",
+            *own,
+            *self._pointers(),
+            "for (unsigned w = blockIdx.x; w < groups; w += blocks) {",
+            f"const {c} o = ({c})w * side + x;",
+            "const bool live = o < results;",
+            *kept,
+            *self._still(site),
+            *self._scan_parts(),
+            f"for ({c} r = 0; r < steps; r += lanes * {self.times}u) {{",
+            *self._scan_steps(along, site),
+            "}",
+            "}",
+        ]
+
+    def _still(self, site: LoopSite) -> list[str]:
+        """Loads of what is the same along a line."""
+        place = LoopSite(site.coords, site.linear | {"r": "0"})
+        lines = []
+        for tree in self.bodies:
+            inner, x = set(self._inner(tree)), self._register(tree)
+            outer = [k for k in tree.inputs if k not in inner]
+            lines += [f"{self._kind(tree, k)} {x}{k} = {{}};" for k in outer]
+            loads = self._loads(tree, outer, place, f"{x}#")
+            lines += ["if (live) {", *loads, "}"] if outer else []
+        return lines
+
+    def _scan_parts(self) -> list[str]:
+        """What has come together so far: of the lines of a thread, or of all lanes of one."""
+        name = "carry" if self.rows else "part"
+        lines = []
+        for j in range(len(self.kinds)):
+            lines.append(f"Part{j} {name}{j}[{self.held}];")
+            lines += self._over_held([f"{name}{j}[e].clear();"])
+        return lines
+
+    def _scan_steps(self, along: list[str], site: LoopSite) -> list[str]:
+        """What a thread does at a time."""
+        width, at, condition = self.width, "j = r + u * lanes + y", "live && j < steps"
+        declared, loads = [], []
+        for tree in self.bodies:
+            inner = self._inner(tree)
+            declared += self._declared(tree, self.times)
+            target = f"{self._register(tree)}#[u]"
+            loads += self._scoped(self._loads(tree, inner, site, target), bool(inner))
+        values, whole, takes = [], [], []
+        for j, root in enumerate(self.tree.roots):
+            e = "e" if width > 1 else "0"
+            values.append(f"g{j}[{e}] = {self.tree.letter}{root};")
+            if self.rows:
+                whole += [
+                    f"Part{j} part{j}[1];",
+                    f"part{j}[0].clear();",
+                    f"if (here) take_all(part{j}[0], g{j});",
+                    f"part{j}[0] = before_lane(part{j}[0], carry{j}[0], lanes, y);",
+                ]
+            held = "e" if self.held > 1 else "0"
+            takes.append(f"take_one(part{j}[{held}], g{j}[{e}]);")
+        room = [f"{TYPES[short]} g{j}[{width}];" for j, (_, short, _) in enumerate(self.kinds)]
+        place = self._offset(self.out_layout, site)
+        return [
+            *declared,
+            *(self._each(condition, at, [*along, *loads]) if loads else []),
+            "#pragma unroll",
+            f"for (int u = 0; u < {self.times}; ++u) {{",
+            f"const {self.count} {at};",
+            f"const bool here = {condition};",
+            *along,
+            *room,
+            "if (here) {",
+            *self._elements(self.tree, site, "u", values),
+            "}",
+            *whole,
+            "if (here) {",
+            f"const {self.int} at = {place};",
+            *self._stores(self.final, site, "at", "u", takes),
+            "}",
+            "}",
+        ]
+
+    # ---- the whole text
+
+    def generated(self) -> KernelSource:
+        if self.kernel.counts:
+            body = self._weighing() if self.kernel.weighs else self._counting()
+        elif self.scanning:
+            body = self._scan()
+        elif self.pane is not None:
+            body = self._paned()
+        elif self.sliding:
+            body = self._windows()
+        elif self.reducing:
+            body = self._reducing()
+        elif self.kernel.picks:
+            body = self._picking()
+        elif self.across >= 0:
+            body = self._tiled()
+        else:
+            body = self._elementwise()
+        count = len(self.slots.words)
+        if count * 8 > MOST_BYTES:
+            raise NotGenerated(f"a kernel of {count} arguments")
+        most = max(1, min(MOST_ITEMS, MOST_BYTES // (8 * count)))
+        text = self._text(_indent(body), count, most)
+        name = f"{self._name()}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        outputs = tuple(self.slots.at(("output", n)) for n in range(len(self.outs)))
+        slots = np.array(self.slots.words, np.uint64)
+        inputs = tuple((slot, *what) for slot, what in self.pointers.items())
+        return KernelSource(
+            text.replace("NAME", name), name, slots, inputs, outputs, self.scratch, self.counters,
+            self.blocks, THREADS, most, tuple(self.calls.values()), self.units,
+        )  # fmt: skip
+
+    def _name(self) -> str:
+        """Words that tell a person what this is."""
+        trees = (self.tree, self.final) if self.reducing else (self.tree,)
+        every = [n for tree in trees for n in tree.nodes]
+        quiet = {"input", "index", "constant", "cast", "reduced", "real", "imag", "complex"}
+        words = [n.data[0].name if n.op == "call" else n.op for n in every if n.op not in quiet]
+        words = [re.sub(r"\W", "", w) for w in words]
+        words = [*list(dict.fromkeys(words))[:4], *[r.op for r in self.kernel.reductions][:2]]
+        if self.kernel.picks:
+            words.append("picked" if len(self.outs) > 1 else "counted")
+        return "_".join(["fused", *words])[:60]
+
+    def _text(self, body: str, slots: int, most: int) -> str:
+        parts = "\n".join([*self.structs, *map(_declare_call, self.calls.values())])
+        largest = ""
+        if self.reducing and not self.kernel.counts:
+            names = [f"Part{j}" for j in range(len(self.kinds))]
+            members = " ".join(f"{n} {n.lower()};" for n in names)
+            largest = f"union alignas(16) Largest {{ {members} }};"
+        bounds = THREADS if self.at_once == 1 else f"{THREADS}, {self.at_once}"
+        body, functions = mark_called_functions(body, self.width * self.times)
+        return f"""{pieces(parts + functions + body)}
+{parts}
+{functions}
+{largest}
+template<int N> struct Items {{ unsigned long long s[N][{slots}]; }};
+#define S(k) items.s[item][k]
+template<class A> __device__ __forceinline__ void work(const A& items, unsigned item) {{
+{body}
+}}
+#ifndef ONLY_ONE
+extern "C" __global__ void __launch_bounds__({bounds})
+NAME(const __grid_constant__ Items<{most}> items) {{ work(items, blockIdx.y); }}
+#endif
+#ifndef ONLY_MANY
+extern "C" __global__ void __launch_bounds__({bounds})
+NAME_one(const __grid_constant__ Items<1> items) {{ work(items, 0); }}
+#endif
+"""
+
+
+def _declare_call(call: DeviceCall) -> str:
+    """What is linked, and a function that calls it: its result is no number where it raised."""
+    kind, symbol = TYPES[call.gives], call.symbol
+    takes, given, passed = [], [], []
+    for n, short in enumerate(call.args):
+        given.append(f"{TYPES[short]} x{n}")
+        if short[0] == "c":
+            takes += [TYPES["f4" if short == "c8" else "f8"]] * 2
+            passed += [f"x{n}.x", f"x{n}.y"]
+        else:
+            takes.append(STORED[short])
+            passed.append(f"x{n}")
+    stored_as = STORED[call.gives]
+    return f"""
+extern "C" __device__ int {symbol}({", ".join([f"{stored_as}*", *takes])});
+__device__ __forceinline__ {kind} of_{symbol}({", ".join(given)}) {{
+  {stored_as} y = {{}};
+  if ({symbol}({", ".join(["&y", *passed])})) return {NOT_A_NUMBER[call.gives]};
+  return {load_value(call.gives, "y")};
+}}""".strip("\n")
+
+
+def _indent(lines: Iterable[str]) -> str:
+    out, depth = [], 1
+    for line in lines:
+        depth -= line.startswith("}")
+        out.append("  " * depth + line)
+        depth += line.endswith("{")
+    return "\n".join(out)

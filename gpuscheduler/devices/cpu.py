@@ -1,0 +1,542 @@
+"""Devices made of host threads: the default on a machine without GPUs.
+
+NumPy on every core, the default on a machine without GPUs.
+
+All of them read the same memory, so nothing is copied between devices: a value is one object. What
+does not fit there goes to files, which two more threads write and read while tasks run, and more
+threads read and write those that the graph names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from dask.array.core import finalize
+from dask.system import cpu_count as dask_cpu_count
+from dask.utils import key_split
+
+from ..errors import DeviceLost, Interrupted, NotSpillable, OutOfMemory
+from ..forks import new_lock
+from ..frontend.chunk import Chunk, Key, Places
+from ..fusion.task import KernelTask
+from ..plan.machine import DISK, HOST, Machine
+from ..plan.plan import SHORT, Plan
+from ..runtime.events import Copied, Done, Event, Failed, Issued, NoRoom
+from ..runtime.gather import ResultAssembly
+from ..runtime.host_memory import MemoryTrimmer, available_memory
+from ..runtime.pools import CallersPool
+from ..runtime.protocol import Lease, StepListener
+from ..runtime.spill import RunFiles, SpillStore
+from ..runtime.tape import LaunchTape
+from ..runtime.threads import BorrowedTeam, Team, Teams, Worker, pending_events, wait_for_events
+from ..values import part_of, sizeof
+
+#: What an expression of NumPy's has at once beside its value, at most, as a rule.
+ARRAYS = 2
+#: Bytes of memory in all from which that counts: beside less, a process is large by itself.
+LOOKED_AT = 2**26
+#: Where memory is short, it is looked at what tasks take that read and make this part of it, at
+#: least ...
+NOTABLE = 1 / 256
+#: ... and at so many of each kind, for what other threads take is counted with it.
+LOOKS = 3
+#: A worker with more to do reports at least this often, in seconds.
+REPORT_EVERY = 0.0005
+#: Seconds of a step from which on threads with nothing to do take over what waits for others: cores
+#: are not all equally fast, and the next steps should take about as long.
+LONG = 0.001
+#: ... and so do they, for each of them, in a run of so few steps that it pays to wake them.
+COARSE = 4
+#: What has become of the latest launch of a step.
+LAUNCHED, MADE, REFUSED = 0, 1, 2
+
+
+def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
+    """`devices` threads that share the host's memory; a limit is per device, in bytes."""
+    if memory_limit is None:
+        memory_limit = int(0.9 * available_memory()) // devices
+    arrays = ARRAYS if devices * memory_limit >= LOOKED_AT else 0
+    return Machine.uniform(
+        devices, memory=memory_limit, bandwidth=5e9, flops=40e9, shared=True, arrays=arrays
+    )
+
+
+def cpu_count() -> int:
+    """Cores that this process may use: of its affinity, and of its container, as Dask counts."""
+    return max(1, int(dask_cpu_count()))
+
+
+class CpuHardware:
+    """Threads of this process, in teams of one per device."""
+
+    kind = "cpu"
+    trouble = ""
+
+    def __init__(
+        self,
+        devices: int,
+        memory_limit: int | None = None,
+        spill_directory: str | None = None,
+        spill_compression: str | None = None,
+    ):
+        if devices < 1:
+            raise ValueError(f"{devices} CPU devices: there must be at least one")
+        self.names = tuple(f"host thread {d}" for d in range(devices))
+        self.machine = cpu_machine(devices, memory_limit)
+        self.store = SpillStore(spill_directory, compression=spill_compression)
+        self.slack = MemoryTrimmer(self.machine.limit(0))
+        self._teams: dict[int, Teams] = {}
+        self._lock = new_lock()
+
+    def follows(self, plan: Plan) -> bool:
+        return False
+
+    def home(self, value: Any) -> int | None:
+        return None  # every thread reads all of the host's memory
+
+    def shown(self, places: Places) -> Any:
+        return places.get(0)
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        return places[0] if 0 in places else self.store.read(places[DISK], key)
+
+    def forget(self, places: Places) -> None:
+        if DISK in places:
+            self.store.remove(places[DISK])
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def front(self) -> int | None:
+        return None
+
+    def rooms(self, plan: Plan, gathering: ResultAssembly) -> None:
+        return None
+
+    bring = send = None
+
+    def join(self, blocks: Any) -> Any:
+        return finalize(blocks)
+
+    def synchronize(self) -> None:
+        pass  # what has run has ended
+
+    def lost(self, error: BaseException) -> DeviceLost | None:
+        return None
+
+    @contextmanager
+    def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
+        if pool is not None:
+            machine = self._share(1)
+            borrowed = BorrowedTeam(pool)
+            yield Lease(
+                machine,
+                lambda plan, g, told, _: CpuDevices(
+                    plan, borrowed, g, self.store, told, self.slack
+                ),
+                borrowed.threads,
+            )
+            return
+        n = len(self.machine.devices) if num_workers is None else max(1, num_workers)
+        with self._lock:
+            teams = self._teams.setdefault(n, Teams(lambda: cpu_team(n)))
+        with teams.lease() as team:
+            yield Lease(
+                self._share(n),
+                lambda plan, g, told, _: CpuDevices(plan, team, g, self.store, told, self.slack),
+            )
+
+    def _share(self, devices: int) -> Machine:
+        """The same memory, in as many parts as a call has asked for."""
+        if devices == len(self.machine.devices):
+            return self.machine
+        return cpu_machine(devices, sum(self.machine.memory) // devices)
+
+    def when_short(self, shed: Callable[[], object]) -> None:
+        self.slack.shed = shed
+
+    def close(self) -> None:
+        with self._lock:
+            every, self._teams = list(self._teams.values()), {}
+        for teams in every:
+            teams.close()
+        self.store.retire()
+
+
+def cpu_team(devices: int) -> Team:
+    return Team([Worker(f"gpuscheduler-cpu-{d}") for d in range(devices)])
+
+
+class CpuDevices:
+    """The devices of one run. `launch` only collects: `wait` sends each worker all it has got."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        team: Team | BorrowedTeam,
+        gathering: ResultAssembly | None = None,
+        store: SpillStore | None = None,
+        told: StepListener = StepListener.DONE,
+        slack: MemoryTrimmer | None = None,
+        size: Callable[[Any], int] = sizeof,
+    ):
+        self.plan, self.team, self.size, self.slack = plan, team, size, slack
+        self.exact = told is StepListener.EACH  # somebody may want to see, and keep, each value
+        self.gathering = gathering
+        self.files = RunFiles(store or SpillStore())  # of values on the disk
+        self.values: list[Any] = [None] * len(plan.steps)
+        self.held = [0] * len(plan.steps)  # places that hold the value in memory
+        self.nbytes = [0] * len(plan.steps)  # ... and the bytes that it has there
+        self.written: set[int] = set()  # steps of which the host has all that is wanted
+        self.refused: list[set[int]] = [set() for _ in range(len(team))]  # steps, by device
+        self.chunks = plan.movable
+        for i, step in enumerate(plan.steps):
+            if i in self.chunks:
+                self._take_over(i, self.chunks[i])
+            elif step.fixed:
+                value = step.task({})
+                self.values[i] = value() if type(value) is Chunk else value
+                self.held[i] = 1
+        tells = plan.machine.arrays and plan.short
+        self.short = slack if tells else None  # it is looked at what tasks take
+        #: Bytes that may be made, where sizes are not known, before that is looked at all the same.
+        self.left = inf
+        if plan.machine.arrays and not plan.tried:
+            self.left = SHORT * plan.machine.limit(0)
+        self.stopped = False
+        #: Steps that were sent to a thread and that none has begun: whoever takes one out runs it.
+        self._open: dict[int, None] = {}
+        self._stage = bytearray([MADE] * len(plan.steps))  # ... of what a launched step may read
+        #: Whether any thread may take any step; whether the latest step was long; and whether any
+        #: may have been taken: then what a step reads may be in the making elsewhere.
+        self._workers = team.workers if isinstance(team, Team) else []
+        self._any = not plan.bound and len(self._workers) > 1
+        self._long = self._helped = False
+        self._coarse = self._any and plan.launches <= COARSE * len(team)
+        self._launches: list[list[int]] = [[] for _ in range(len(team))]
+        self._events: SimpleQueue[list[Event]] = SimpleQueue()
+        self._soon: list[Event] = []
+        team.begin()
+
+    def _take_over(self, step: int, chunk: Chunk) -> None:
+        places = chunk.places
+        if 0 in places:
+            self.values[step], self.held[step] = places[0], 1
+            self.nbytes[step] = chunk.nbytes
+        if DISK in places:
+            self.files.of[step] = places[DISK]
+
+    def launch(self, step: int, place: int) -> None:
+        self._stage[step] = LAUNCHED
+        if self.plan.steps[step].aside:
+            self.team.send_to_any(self._run_aside, step)
+        else:
+            self._launches[place].append(step)
+
+    def copy(self, step: int, src: int, dst: int) -> None:
+        if dst == DISK:
+            self.team.send_aside("writes", self._write, (step, src))
+            return
+        self.held[step] += 1
+        if src == DISK and self.plan.steps[step].again:
+            self.team.send_to_any(self._read, (step, dst))
+        elif src == DISK:
+            self.team.send_aside("reads", self._read, (step, dst))
+        elif dst == HOST and self.gathering is not None and step in self.gathering.slots:
+            place = self.plan.steps[step].place  # not all of them from one thread
+            self.team.send(place % len(self.team), self._deliver, [(step, src)])
+        else:
+            self._soon.append(Copied(step, src, dst))
+
+    def free(self, step: int, place: int) -> None:
+        if step in self.chunks:
+            self.chunks[step].left(place)
+        if place == DISK:
+            self.files.forget(step)
+            return
+        self.held[step] -= 1
+        if self.held[step] <= (step in self.written):
+            self.values[step] = None
+            if self.slack is not None:
+                self.slack.let_go(self.nbytes[step])
+
+    def wait(self) -> list[Event]:
+        behind: list[int] = []  # steps for which their own threads have no time yet
+        for place, steps in enumerate(self._launches):
+            if steps:
+                self._launches[place] = []
+                if self._coarse:
+                    behind += steps[not self._workers[place].busy :]
+                self._open.update(dict.fromkeys(steps))
+                self.team.send(place, self._run, steps)
+        if self._long and self._open:
+            self._wake(self._open.copy())
+        elif behind:
+            self._wake(behind)
+        out, self._soon = self._soon, []
+        if not out:
+            return wait_for_events(self._events, self.team)
+        out += pending_events(self._events)
+        return out
+
+    def follow(self, tape: LaunchTape) -> bool:
+        return False  # its threads do not obey in order
+
+    def interrupt(self) -> None:
+        self._events.put([Failed(-1, Interrupted())])
+
+    def value(self, step: int) -> Any:
+        if self.held[step] <= (step in self.written):
+            s = self.plan.steps[step]
+            if step in self.files.of:
+                return self.files.store.read(self.files.of[step], s.key)
+            if s.again:
+                return s.read()
+        return self.values[step]
+
+    def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
+        if self.held[step] or step not in self.files.of:
+            value = part_of(self.value(step), path)
+            return {0: value}, sizeof(value)
+        file, value = self.files.part(step, path, self.plan.steps[step].key)
+        return {DISK: file}, sizeof(value)
+
+    def keep(self, step: int) -> dict[int, Any]:
+        places = {}
+        if self.held[step]:
+            places[0] = self.values[step]
+        if step in self.files.of:
+            places[DISK] = self.files.of.pop(step)
+        return places or {0: self.value(step)}
+
+    def close(self) -> None:
+        self.files.end()
+        self.stopped = True
+        self.values = []
+        for step in self.chunks:
+            self.files.of.pop(step, None)
+        for step in list(self.files.of):
+            self.files.forget(step)
+
+    # ---- in the workers
+
+    def _wake(self, waiting: Iterable[int]) -> None:
+        """Have threads with nothing to do take what waits for others."""
+        idle = [place for place, worker in enumerate(self._workers) if not worker.busy]
+        if idle:
+            wanted = len([i for i in waiting if self._may_be_taken(i)])
+            for place in idle[:wanted]:
+                self._helped = True
+                self.team.send(place, self._run, [])
+
+    def _run(self, batch: list[int]) -> None:
+        """Run these steps, in this order; then, where steps are long, those of other threads."""
+        events: list[Event] = []
+        report = perf_counter() + REPORT_EVERY
+        for i in self._taken(batch):
+            found = self._run_one(i)
+            events += found
+            if type(found[0]) is Failed:
+                break
+            if (now := perf_counter()) > report:
+                self._events.put(events)
+                events = []
+                report = now + REPORT_EVERY
+        if events:
+            self._events.put(events)
+
+    def _run_aside(self, i: int) -> None:
+        self._events.put([*self._run_one(i)])
+
+    def _taken(self, batch: list[int]) -> Iterator[int]:
+        """Steps for a thread: its own, as far as no other one has taken them, and then those of
+        others that can be run now.
+
+        A step of its own may read what another thread has taken and not made yet. It is left, and
+        nobody waits for it: whoever has taken a step of another looks once more when that is made.
+        """
+        taken, steps = self._open.pop, self.plan.steps
+        for i in batch:
+            if self.stopped:
+                return
+            if (
+                self._helped
+                and self._waits(i)
+                and self.refused[steps[i].place].isdisjoint(steps[i].inputs)
+            ):
+                continue
+            if taken(i, i) is None:
+                yield i
+        helps = not batch
+        while self._any and (helps or self._long) and not self.stopped:
+            # the last that were launched: their own thread begins with the first
+            every = reversed(self._open.copy())
+            one = next((i for i in every if self._may_be_taken(i) and taken(i, i) is None), None)
+            if one is None:
+                return
+            helps = True
+            yield one
+
+    def _waits(self, i: int) -> bool:
+        """Whether something that a step reads is launched, and nothing has become of that yet."""
+        return LAUNCHED in [self._stage[j] for j in self.plan.steps[i].inputs]
+
+    def _may_be_taken(self, i: int) -> bool:
+        """Whether another thread than its own may run a step. Where something was refused that is
+        for its own to run again, in order, but for what reads that, which is refused as well."""
+        step = self.plan.steps[i]
+        if self._waits(i):
+            return False
+        return not self.refused[step.place] or REFUSED in [self._stage[j] for j in step.inputs]
+
+    def _run_one(self, i: int) -> tuple[Event, ...]:
+        """Run a step: what became of it."""
+        step, short, begin = self.plan.steps[i], self.short, perf_counter()
+        refused = self.refused[step.place]
+        if refused and not refused.isdisjoint(step.inputs):
+            refused.add(i)
+            self._stage[i] = REFUSED
+            return (NoRoom(i, step.place, 0),)
+        try:
+            value, extra = (self._made(i), None) if short is None else self._looked_at(i, short)
+            nbytes = self.size(value)
+        except MemoryError as error:
+            if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
+                return (Failed(i, error),)
+            refused.add(i)
+            self._stage[i] = REFUSED
+            said = f"{type(error).__name__}: {error}" if str(error) else ""
+            return (NoRoom(i, step.place, _asked_for(error, step.nbytes), said),)
+        except BaseException as error:  # SystemExit and the like belong to the caller, too
+            return (Failed(i, error),)
+        self.values[i], self.nbytes[i], self.held[i] = value, nbytes, 1
+        refused.discard(i)
+        self._stage[i] = MADE
+        if self._any and not step.aside:
+            long = perf_counter() - begin > LONG
+            if long:
+                self._helped = True  # before anybody helps
+            self._long = long
+        if self.short is None and self.left < inf:
+            self.left -= nbytes
+            if self.left < 0:
+                self.short = self.slack
+        return Issued(i, nbytes, extra), Done(i)
+
+    def _made(self, i: int) -> Any:
+        """A step's value."""
+        step = self.plan.steps[i]
+        values = step.values(self.values.__getitem__)
+        if type(step.task) is KernelTask and (room := self._room(i, step.task)) is not None:
+            return step.task(values, room)
+        return _contiguous(step.task(values)) if step.aside else step.task(values)
+
+    def _looked_at(self, i: int, slack: MemoryTrimmer) -> tuple[Any, int | None]:
+        """A step's value, and bytes that it took beside that; None where nobody knows."""
+        step, machine = self.plan.steps[i], self.plan.machine
+        reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
+        if step.aside or step.nbytes + sum(reads) < NOTABLE * machine.limit(0):
+            slack.take(step.nbytes)
+            return self._made(i), 0
+        seen = slack.grown.setdefault((key_split(step.key), step.nbytes), [])
+        slack.take(step.nbytes + max(seen, default=0))
+        if len(seen) >= LOOKS:
+            return self._made(i), max(seen)
+        value, grown, exact = slack.look(lambda: self._made(i))
+        if grown is not None:
+            grown = max(0, grown // self.team.at_work - self.size(value))
+            if exact or grown <= machine.arrays * max(step.nbytes, *reads, 0):
+                seen.append(grown)
+        return value, max(seen, default=None)
+
+    def _room(self, i: int, task: KernelTask) -> Any:
+        """The part of a result that a task may write itself."""
+        if self.gathering is None or i not in self.gathering.slots:
+            return None
+        if self.exact or not self._only_delivered(i):
+            return None
+        return None if task.array is None else self.gathering.room(i, *task.array)
+
+    def _deliver(self, arguments: list[tuple[int, int]]) -> None:
+        assert self.gathering is not None
+        for step, src in arguments:
+            if self.stopped:
+                return
+            try:
+                if self.gathering.write(step, self.values[step]):
+                    if step not in self.plan.direct:
+                        self.written.add(step)
+                    if self._only_delivered(step):
+                        self.values[step] = None
+            except BaseException as error:
+                self._events.put([Failed(step, error)])
+                return
+            self._events.put([Copied(step, src, HOST)])
+
+    def _write(self, copy: tuple[int, int]) -> None:
+        step, src = copy
+        if self.stopped:
+            return
+        try:
+            self.files.write(
+                step, self.values[step], self.plan.steps[step].key, lambda f: self._came(step, f)
+            )
+            self._events.put([Copied(step, src, DISK)])
+        except NotSpillable:
+            self._events.put([NoRoom(step, DISK, self.plan.steps[step].nbytes)])
+        except BaseException as error:
+            self._events.put([Failed(step, error)])
+
+    def _came(self, step: int, file: Any) -> None:
+        if step in self.chunks:
+            self.chunks[step].came(DISK, file)
+
+    def _read(self, copy: tuple[int, int]) -> None:
+        step, dst = copy
+        if self.stopped:
+            return
+        event: Event = Copied(step, DISK, dst)
+        try:
+            s = self.plan.steps[step]
+            if self.short is not None:
+                self.short.take(s.nbytes)
+            value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
+            self.values[step] = value
+            if step in self.chunks:
+                self.chunks[step].came(0, value)
+        except MemoryError:
+            self.held[step] -= 1
+            event = NoRoom(step, dst, self.plan.steps[step].nbytes)
+        except BaseException as error:
+            event = Failed(step, error)
+        self._events.put([event])
+
+    def _only_delivered(self, step: int) -> bool:
+        """Nobody wants the value itself: what is wanted of it is in the result."""
+        return not self.plan.readers[step] and step not in self.plan.direct
+
+
+def _contiguous(value: Any) -> Any:
+    """A block of a memory map as programs expect blocks; as it is, where it is so in the file."""
+    if isinstance(value, np.memmap) and not value.flags.c_contiguous:
+        return np.ascontiguousarray(value)
+    return value
+
+
+def _asked_for(error: MemoryError, least: int) -> int:
+    """Bytes that could not be had, where NumPy tells; at least 1, for that says whose fault it was.
+
+    >>> _asked_for(MemoryError(), 0)
+    1
+    """
+    nbytes = getattr(error, "_total_size", 0)
+    return max(1, least, nbytes if isinstance(nbytes, int) else 0)

@@ -1,0 +1,23 @@
+"""GPUs, driven through CuPy.
+
+copies            Copies between arrays on devices, and of results into one array.
+gpudirect         Read blocks of files straight into GPU memory, by GPUDirect Storage.
+pickling          Pickle CuPy's kernels by their source instead of their loaded module.
+random_generator  A random generator for Dask that draws on GPUs by position.
+staging_loops     The Numba loop of `staging`.
+staging           Copy pageable host arrays to a device through small pinned buffers.
+dask_backend      Complete Dask's CuPy backend by registration with Dask.
+numpy_fallback    Run tasks written for NumPy that CuPy refuses, with copied arguments.
+launch            What a launch needs: pointers, workspace, and kernels ready to be queued.
+kernels           Compile kernels once per structure, load them once per device, and launch them.
+result_rooms      Arrays that are the whole of a result, in which its blocks are made.
+arrays            CuPy arrays and containers of them: bytes, order, and copies on the host.
+replay            Replay a launch tape: kernels, arrays and addresses in one table.
+lane              One device's place in a team: its streams, events and what it holds.
+pinned            Pinned host memory, reused in blocks, slabs and pieces.
+recorder          Record the launches of a run, to replay them.
+links             How fast devices reach each other and the host, tried once.
+host_steps        Steps of a GPU plan that the host computes.
+executor          Run plans on GPUs: a worker thread and long-lived streams for each device.
+hardware          The GPUs of a machine: links, memory limits, and what outlives a run.
+"""

@@ -1,0 +1,572 @@
+"""The GPUs of a machine: links, memory limits, and what outlives a run."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from operator import mul
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import Device, Event, Stream, runtime
+from dask.array.core import finalize
+from dask.core import flatten
+
+from ...errors import DeviceLost, OutOfMemory
+from ...forks import new_lock
+from ...frontend.chunk import Key, Places
+from ...ir.expr import View
+from ...plan.machine import DISK, HOST, Machine
+from ...plan.plan import Plan, no_room
+from ...runtime.gather import ResultAssembly, each_block
+from ...runtime.host_memory import SpillPassage, available_memory
+from ...runtime.pools import CallersPool
+from ...runtime.protocol import Lease
+from ...runtime.spill import SpillStore
+from ...runtime.threads import BorrowedTeam, Team, Teams, Worker
+from ...values import leaves, map_leaves
+from ..cpu import CpuDevices
+from . import copies as cuda_copies
+from . import dask_backend
+from .arrays import Refused, is_over, to_current_device
+from .copies import (
+    MANY_ALIKE,
+    block_grid,
+    blocks_in_box,
+    bring_contiguous,
+    byte_offset,
+    copy_block,
+    copy_to_address,
+    count_blocks,
+    order_behind,
+)
+from .executor import FEWEST_FILES, FILES, KERNELS, PART_OF_CPUS, CudaDevices, has_context
+from .gpudirect import DirectFiles
+from .kernels import Kernels
+from .lane import DeviceLane, HeldValue
+from .links import CROSSING, Links, measure_host_rates, measure_peer_rate, try_links
+from .pinned import PIECES, PinnedBlocks, StagingPieces
+from .result_rooms import ResultRoom, rooms_of
+
+#: The part of the host's memory, and the bytes for each device, that are for what is on its way to
+#: files and from there, at most; pieces may take this part of that.
+PASSING, PASSING_BYTES = 1 / 4, 2**32
+PART_OF_PIECES = 1 / 4
+
+
+# ---- devices that do not answer any more
+
+#: Devices on which a kernel has failed, and what CUDA says of each: for the rest of the process.
+LOST: dict[int, str] = {}
+
+
+def devices_left() -> list[int]:
+    """All devices that answer."""
+    every = range(runtime.getDeviceCount())
+    if LOST:
+        out = _devices_text(i for i in every if i in LOST)
+        warnings.warn(f"{out} no longer: left out", RuntimeWarning, stacklevel=4)
+    return [i for i in every if i not in LOST]
+
+
+def _devices_text(devices: Iterable[int]) -> str:
+    """
+    >>> _devices_text([1, 2])
+    'cuda:1 and cuda:2 answer'
+    """
+    names = [f"cuda:{i}" for i in devices]
+    return f"{' and '.join(names)} answer{'s'[: len(names) == 1]}"
+
+
+def _loss(devices: Iterable[int]) -> DeviceLost:
+    """What to say of these, which are lost."""
+    gone = [i for i in dict.fromkeys(devices) if i in LOST]
+    others = [str(i) for i in range(runtime.getDeviceCount()) if i not in LOST]
+    use = f"cuda:{','.join(others)}" if others else "cpu"
+    also = ""
+    if others and runtime.getDevice() in LOST:  # where CuPy itself computes
+        also = f", behind cupy.cuda.Device({others[0]}).use(),"
+    return DeviceLost(
+        f"{_devices_text(gone)} no longer: {'; '.join(dict.fromkeys(LOST[i] for i in gone))}. "
+        "A kernel has "
+        "failed there, this one or one before it, and CUDA gives such a device to no process that "
+        f"had it: what was there is lost. To go on, use Scheduler(devices={use!r}){also} or start "
+        "the process anew"
+    )
+
+
+def _silence(device: int) -> str | None:
+    """What CUDA says of a device that does not answer; None where it does."""
+    try:
+        with Device(device):
+            runtime.deviceSynchronize()
+    except runtime.CUDARuntimeError as error:
+        return str(error)
+    return None
+
+
+def gathered_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
+    """Arrays on any devices as bytes of one pinned host buffer, where each starts: one batch of
+    copies, and one wait for each device."""
+    buffer = CROSSING.array((nbytes,), np.uint8)
+    devices = sorted({a.device.id for a in arrays})
+    held = []
+    for device in devices:
+        with Device(device):
+            stream = cupy.cuda.get_current_stream()
+            for a, start in zip(arrays, starts, strict=True):
+                if a.device.id != device or not a.nbytes:
+                    continue
+                a = cupy.ascontiguousarray(a)
+                held.append(a)
+                to, kind = buffer.ctypes.data + start, runtime.memcpyDeviceToHost
+                runtime.memcpyAsync(to, a.data.ptr, a.nbytes, kind, stream.ptr)
+    for device in devices:
+        with Device(device):
+            cupy.cuda.get_current_stream().synchronize()
+    return buffer
+
+
+def _root(array: Any) -> Any:
+    """The array that owns the memory of this one."""
+    while type(array.base) is np.ndarray:
+        array = array.base
+    return array
+
+
+class CudaHardware:
+    """The GPUs with these ids, one place for each; a repeated id makes several places on one GPU.
+
+    `limit` turns the free bytes of a place into its memory limit. `staged` are pairs of places
+    whose copies go through pinned host memory although they could go directly (for tests).
+    """
+
+    kind = "cuda"
+
+    def __init__(
+        self,
+        ids: list[int],
+        limit: Callable[[int], int] = lambda free: int(0.9 * free),
+        staged: set[tuple[int, int]] | None = None,
+        spill_directory: str | None = None,
+        direct_storage: bool | str = "auto",
+        fast_math: bool = False,
+        host_memory: int | None = None,
+        spill_compression: str | None = None,
+    ):
+        count = runtime.getDeviceCount()
+        if LOST and not ids:
+            raise _loss(LOST)
+        if not ids or any(i >= count for i in ids):
+            raise RuntimeError(
+                f"devices cuda:{','.join(map(str, ids))} were asked for, and this machine has "
+                f"{count} CUDA device{'s'[: count != 1]}: use 'cuda', or ids from 0 to {count - 1}"
+            )
+        if not LOST.keys().isdisjoint(ids):
+            raise _loss(ids)
+        self.ids = ids
+        self.names = tuple(_name(i) for i in ids)
+        host = int(0.9 * available_memory()) if host_memory is None else host_memory
+        self.pinned = PinnedBlocks()
+        self.inside = PinnedBlocks(inside=True, limit=host)
+        passing = min(int(PASSING * host), PASSING_BYTES * len(ids))
+        share = int(PART_OF_PIECES * passing) // len(set(ids))
+        cpus = int(PART_OF_CPUS * (os.cpu_count() or 1))
+        self.files = max(FEWEST_FILES, min(FILES, cpus // len(ids)))  # threads for each place
+        self.host_threads = max(1, cpus // len(ids))  # that compute what CuPy has refused
+        most = PIECES * self.files * max(map(ids.count, ids))
+        # for arrays that go to each device
+        self.pieces = {i: StagingPieces(self.inside, share, most) for i in dict.fromkeys(ids)}
+        self.passage = SpillPassage(passing - share * len(self.pieces))
+        self.store = SpillStore(spill_directory, compression=spill_compression)
+        self.direct = DirectFiles(direct_storage)
+        self.kernels = Kernels(fast_math)
+        self._kept: dict[int, dict[int, Any]] = {}  # by the array's id: its copies on devices
+        self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
+        self.staged = (staged or set()) | try_links(ids)
+        peer = tuple(
+            tuple(20e9 if (a, b) in self.staged else 390e9 for b in range(len(ids)))
+            for a in range(len(ids))
+        )
+        memory = tuple(limit(_free_bytes(i) // ids.count(i)) for i in ids)
+        self.machine = Machine(memory, peer, (55e9,) * len(ids), host - passing)
+        self._teams: dict[int, Teams] = {}
+        self._lock = new_lock()
+        self._others = [i for i in range(count) if i not in ids]  # devices of the machine
+
+    def in_use(self) -> list[int]:
+        """The devices on which the caller may have arrays: these, and others with a context."""
+        out = list(dict.fromkeys(self.ids))
+        if self._others:
+            out += [i for i in self._others if i not in LOST and has_context(i)]
+        return out
+
+    def callers(self) -> Iterator[tuple[int, Stream]]:
+        """The caller's current stream of each device in use, while that device is current."""
+        before = runtime.getDevice()
+        try:
+            for device in self.in_use():
+                runtime.setDevice(device)
+                yield device, cupy.cuda.get_current_stream()
+        finally:
+            runtime.setDevice(before)
+
+    def excused(self, device: int) -> AbstractContextManager[Any]:
+        """Let CUDA's errors pass on a device that is none of these: it may have been lost, and a
+        run that does not use it goes on. Who reads something there gets the error."""
+        return nullcontext() if device in self.ids else suppress(runtime.CUDARuntimeError)
+
+    def kept(self, array: Any, place: int) -> Any:
+        """What a host array that nobody changes is on a device, where it stays as long as that
+        lives. It is sent on the caller's stream."""
+        copies = self._kept.get(id(array))
+        if copies is None:
+            copies = self._kept[id(array)] = {}
+            weakref.finalize(array, self._kept.pop, id(array), None).atexit = False
+        device = self.ids[place]
+        if device not in copies:
+            with Device(device):
+                copies[device] = cupy.asarray(array)
+                self.lend(device, cupy.cuda.get_current_stream())  # runs of other threads read it
+        return copies[device]
+
+    def home(self, value: Any) -> int | None:
+        found = next((v for v in leaves(value) if isinstance(v, cupy.ndarray)), None)
+        if found is None:
+            return None
+        device = found.device.id
+        return self.ids.index(device) if device in self.ids else None
+
+    def shown(self, places: Places) -> Any:
+        for place, held in places.items():
+            if place >= 0:
+                return held.value
+        return None
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        """The value, on the GPU where it belongs, ordered behind its making on the caller's stream
+        of each device."""
+        device = self.ids[place]
+        if place in places:
+            ready = places[place].ready  # a run that may move it forgets this at any time
+            if ready is not None and not is_over(ready):
+                for other, current in self.callers():
+                    with self.excused(other):
+                        current.wait_event(ready)
+                        self.lend(other, current)
+            return places[place].value
+        if HOST in places or DISK in places:
+            value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
+            with Device(device):
+                return map_leaves(to_current_device, value)
+        other = max(places)
+        value = self._behind(places[other], self.ids[other])
+        with Device(device):
+            stream = cupy.cuda.get_current_stream()
+            moved = map_leaves(lambda v: cuda_copies.copy_to_device(v, device, stream), value)
+            stream.synchronize()  # until then the value may not go
+            return moved
+
+    def _behind(self, held: HeldValue, device: int) -> Any:
+        ready = held.ready  # a run that may move it forgets this at any time
+        if ready is not None:
+            with Device(device):
+                current = cupy.cuda.get_current_stream()
+                current.wait_event(ready)
+                self.lend(device, current)
+        return held.value
+
+    def forget(self, places: Places) -> None:
+        if DISK in places:
+            self.store.remove(places[DISK])
+
+    def front(self) -> int | None:
+        device = runtime.getDevice()
+        return self.ids.index(device) if device in self.ids else None
+
+    def settings(self) -> dict[str, Any]:
+        dask_backend.register()
+        return {"array.backend": "cupy"}
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        if np.dtype(dtype).hasobject:
+            return np.empty(shape, dtype)
+        return self.pinned.array(shape, dtype)
+
+    def follows(self, plan: Plan) -> bool:
+        return plan.types <= KERNELS
+
+    def brought_in(self, arrays: list[Any], place: int) -> list[Any]:
+        """Host arrays on the device of a place, in one copy for all that lie in one buffer."""
+        buffers: dict[int, list[int]] = {}
+        for n, a in enumerate(arrays):
+            buffers.setdefault(id(_root(a)), []).append(n)
+        out: list[Any] = [None] * len(arrays)
+        with Device(self.ids[place]):
+            stream = cupy.cuda.get_current_stream()  # on which the memory may have been in use
+            for together in buffers.values():
+                first = min(arrays[n].ctypes.data for n in together)
+                end = max(arrays[n].ctypes.data + arrays[n].nbytes for n in together)
+                held = cupy.empty(end - first, np.uint8)
+                kind = runtime.memcpyHostToDevice
+                runtime.memcpyAsync(held.data.ptr, first, end - first, kind, stream.ptr)
+                for n in together:
+                    a, at = arrays[n], arrays[n].ctypes.data - first
+                    out[n] = held[at : at + a.nbytes].view(a.dtype).reshape(a.shape)
+            stream.synchronize()
+        return out
+
+    def rooms(self, plan: Plan, gathering: ResultAssembly) -> ResultRoom | None:
+        """The parts of a result that its run can write where they belong in one array."""
+        return rooms_of(plan, gathering, self.front(), self.kernels)
+
+    def join(self, blocks: Any, made: Any = None) -> Any:
+        """CuPy blocks become one array on the caller's current device, each copied once. That is
+        `made`, where some of them lie where they belong already."""
+        flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
+        if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
+            return finalize(blocks)
+        parts = block_grid(blocks, flat[0].ndim)
+        if parts is None:
+            return finalize(blocks)
+        shape, slots = parts
+        dtype = flat[0].dtype
+        here = runtime.getDevice()
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        left = list(zip(flat, slots, strict=True))
+        like = shape, dtype, here
+        try:
+            if made is not None and (made.shape, made.dtype, made.device.id) == like:
+                out = made
+                begin, strides = out.data.ptr, out.strides
+                left = [
+                    (block, where) for block, where in left
+                    if block.data.ptr != begin + byte_offset(where, strides)
+                ]  # fmt: skip
+            else:
+                out = cupy.empty(shape, dtype)
+        except Refused as error:
+            raise OutOfMemory(no_room(nbytes, f"GPU {here}")) from error
+        stream = cupy.cuda.get_current_stream()
+        others = {block.device.id for block, _ in left} - {here}
+        for device in others:
+            # blocks are ordered behind their making on the caller's stream of their own device
+            order_behind(stream, device)
+        for block, where in self._but_alike(left, out, here):
+            part = out[where]
+            if not block.flags.c_contiguous or block.device.id != here:
+                block = bring_contiguous(block, here, stream)
+            copy_block(block, part, stream)
+        if left:
+            self._after(stream)
+        return out
+
+    def _but_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
+        """The blocks of pairs that are still to be copied to their places in an array: those of one
+        shape, if there are many, are copied by one launch."""
+        if len(blocks) < MANY_ALIKE:
+            return blocks
+        alike: dict[tuple[int, ...], list[Any]] = defaultdict(list)
+        left: list[Any] = []
+        for pair in blocks:
+            block = pair[0]
+            usual = block.size and block.ndim and block.flags.c_contiguous
+            (alike[block.shape] if usual and block.device.id == here else left).append(pair)
+        begin, strides, itemsize = out.data.ptr, out.strides, out.dtype.itemsize
+        for shape, group in alike.items():
+            pairs = [
+                (block.data.ptr, begin + byte_offset(where, strides)) for block, where in group
+            ]
+            if len(group) < MANY_ALIKE or not self.kernels.copy(
+                shape, strides, itemsize, pairs, here
+            ):
+                left += group
+        return left
+
+    def bring(self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None) -> Any:
+        """One array of nested lists of blocks, or one block, in pinned memory of the host, when it
+        is there. Boxes of blocks are put together on the devices of these before (see `join`)."""
+        flat = list(flatten([blocks]))
+        if not isinstance(flat[0], cupy.ndarray):
+            return self.join(blocks) if isinstance(blocks, list) else blocks
+        first = flat[0].device
+        if len(boxes) < 2 or all(b.device == first for b in flat):
+            with first:
+                array = self.join(blocks, made) if isinstance(blocks, list) else blocks
+                return array.get(out=self.pinned.array(array.shape, array.dtype))
+        parts = block_grid(blocks, flat[0].ndim)
+        if parts is None or any(b.dtype != flat[0].dtype for b in flat):
+            return finalize(each_block(self.bring, blocks))
+        shape, slots = parts
+        steps = View.contiguous(count_blocks(blocks)).strides
+        out = self.pinned.array(shape, flat[0].dtype)
+        held, devices = [], {}
+        try:
+            for box in boxes:
+                inside = blocks_in_box(blocks, box)
+                corners = [s.start for s in box], [s.stop - 1 for s in box]
+                ends = [slots[sum(map(mul, corner, steps))] for corner in corners]
+                part = out[tuple(slice(a.start, b.stop) for a, b in zip(*ends, strict=True))]
+                device = next(iter(flatten([inside]))).device
+                with device:
+                    stream = cupy.cuda.get_current_stream()
+                    devices[device.id] = device, stream
+                    held.append(array := self.join(inside))
+                    copy_to_address(
+                        part, part.ctypes.data, array, runtime.memcpyDeviceToHost, stream
+                    )
+        finally:  # also of what is on its way where another has no room
+            for device, stream in devices.values():
+                with device:
+                    stream.synchronize()
+        return out
+
+    def send(self, array: Any) -> Any:
+        """An array of the host as one of the caller's device, when it is there: then the memory of
+        the first may be reused."""
+        device = runtime.getDevice()
+        try:
+            out = cupy.asarray(array)
+        except Refused as error:
+            raise OutOfMemory(no_room(array.nbytes, f"GPU {device}")) from error
+        cupy.cuda.get_current_stream().synchronize()
+        return out
+
+    def _after(self, stream: Stream) -> None:
+        """What a run let go of may be reused only when `stream`, which still reads it, is past; so
+        may what the caller's streams of other devices brought back. What it writes is a result,
+        behind which all of the caller's streams are."""
+        event = Event(disable_timing=True)
+        event.record(stream)
+        for teams in list(self._teams.values()):
+            for team in list(teams.leased):
+                for lane in team.lanes:
+                    lane.home.wait_event(event)
+                    lane.incoming.wait_event(event)
+        for device, current in self.callers():
+            with self.excused(device):
+                current.wait_event(event)
+
+    def others(self, team: Team) -> bool:
+        """Whether any other team has a run."""
+        return any(t is not team for teams in list(self._teams.values()) for t in teams.leased)
+
+    def lend(self, device: int, stream: Stream) -> None:
+        """Remember a stream that was given a result: later runs reuse memory behind it."""
+        self.lent.setdefault(device, {})[stream.ptr] = stream
+
+    @property
+    def trouble(self) -> str:
+        gone = [i for i in dict.fromkeys(self.ids) if i in LOST]
+        return f"{_devices_text(gone)} no longer" if gone else ""
+
+    def lost(self, error: BaseException) -> DeviceLost | None:
+        if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends", "numba"):
+            return None
+        for i in dict.fromkeys(self.ids):
+            silence = _silence(i)
+            if silence is not None:
+                LOST[i] = silence
+        return _loss(self.ids) if self.trouble else None
+
+    @contextmanager
+    def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
+        if self.trouble:
+            raise _loss(self.ids)
+        n = len(self.ids)
+        if pool is not None:
+            # the caller's threads: host tasks, and CuPy on the caller's own device
+            borrowed = BorrowedTeam(pool)
+            yield Lease(
+                Machine.uniform(1, memory=self.machine.memory[0]),
+                lambda plan, g, *_: CpuDevices(plan, borrowed, g, self.store),
+                borrowed.threads,
+            )
+            return
+        if num_workers is not None:
+            n = max(1, min(n, num_workers))
+        with self._lock:
+            teams = self._teams.setdefault(n, Teams(lambda: self._team(n)))
+        m = self.machine
+        machine = m if n == len(self.ids) else Machine(
+            m.memory[:n], tuple(row[:n] for row in m.peer[:n]), m.host[:n], m.host_memory
+        )  # fmt: skip
+        with teams.lease() as team:
+            yield Lease(
+                machine, lambda plan, g, told, tape: CudaDevices(plan, team, g, self, told, tape)
+            )
+
+    def _team(self, n: int) -> Team:
+        lanes = [DeviceLane.on(place, self.ids[place]) for place in range(n)]
+
+        def setup(lane: DeviceLane) -> Callable[[], None]:
+            def use() -> None:
+                Device(lane.device).use()
+                # entered for good, not only used: tasks that enter another stream return to it
+                lane.home.__enter__()
+
+            return use
+
+        workers = [
+            Worker(f"gpuscheduler-cuda-{lane.place}", setup(lane), lane.close, lane.settle)
+            for lane in lanes
+        ]
+        return Team(workers, lanes, self.files)
+
+    def free(self) -> list[int]:
+        """Bytes that are free on each place's GPU now."""
+        return [_free_bytes(i) for i in self.ids]
+
+    def links(self) -> Links:
+        """Measure every link, one at a time, with copies of 256 MiB."""
+        n = len(self.ids)
+        gbs = [[0.0] * n for _ in range(n)]
+        host = []
+        for a in range(n):
+            for b in range(n):
+                if a != b and (a, b) not in self.staged:
+                    gbs[a][b] = measure_peer_rate(self.ids[a], self.ids[b])
+            host.append(measure_host_rates(self.ids[a], self.pinned))
+        for a, b in self.staged:
+            gbs[a][b] = 1 / (1 / host[a][1] + 1 / host[b][0])
+        return Links(gbs, host, self.staged)
+
+    def synchronize(self) -> None:
+        for i in sorted(set(self.ids)):
+            with Device(i):
+                runtime.deviceSynchronize()
+
+    def when_short(self, shed: Callable[[], object]) -> None:
+        self.pinned.shed = shed
+
+    def close(self) -> None:
+        with self._lock:
+            every, self._teams = list(self._teams.values()), {}
+        for teams in every:
+            teams.close()
+        self.store.retire()
+        for i, pieces in self.pieces.items():
+            if i not in LOST:
+                pieces.close()
+        self.direct.close()
+        self.pinned.clear()
+        self.pinned.shed = lambda: None
+        self.inside.clear()
+        for i in sorted(set(self.ids) - LOST.keys()):
+            with Device(i):
+                cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _name(device: int) -> str:
+    name = runtime.getDeviceProperties(device)["name"]
+    return f"{name.decode() if isinstance(name, bytes) else name} (cuda:{device})"
+
+
+def _free_bytes(device: int) -> int:
+    with Device(device):
+        return int(runtime.memGetInfo()[0]) + cupy.get_default_memory_pool().free_bytes()

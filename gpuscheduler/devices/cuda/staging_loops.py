@@ -1,0 +1,98 @@
+"""The Numba loop of `staging`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from ...codegen.cpu.njit import njit
+
+_WORD = ir.IntType(64)
+
+
+def _calls(count: int) -> Any:
+    """A function that calls the function of C at an address with so many words, and gives what that
+    returns: an int of C."""
+    of_c = ir.FunctionType(ir.IntType(32), [_WORD] * count)
+
+    def generated(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        address, *words = args
+        function = builder.inttoptr(address, of_c.as_pointer())
+        return builder.call(function, words)
+
+    signature = types.int32(types.int64, *[types.int64] * count)
+    if count == 1:
+
+        @intrinsic
+        def call(typing, address, a):  # type: ignore[no-untyped-def]
+            return signature, generated
+
+    elif count == 2:
+
+        @intrinsic
+        def call(typing, address, a, b):  # type: ignore[no-untyped-def]
+            return signature, generated
+
+    else:
+
+        @intrinsic
+        def call(typing, address, a, b, c, d):  # type: ignore[no-untyped-def]
+            return signature, generated
+
+    return call
+
+
+_call1, _call2, _call4 = map(_calls, (1, 2, 4))
+
+
+@intrinsic
+def _copy_bytes(typing, to, source, nbytes):  # type: ignore[no-untyped-def]
+    """Copy bytes from one address to another."""
+
+    def generated(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = ir.IntType(8).as_pointer()
+        to, source = (builder.inttoptr(a, pointer) for a in args[:2])
+        cgutils.raw_memcpy(builder, to, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generated
+
+
+@njit()
+def send(  # type: ignore[no-untyped-def]
+    to, source, rows, width, pitch, ring, part, events, sent, stream, copy, record, wait
+):
+    """Copy rows of the host one behind the other to a device. Returns how many parts of the ring
+    were `sent` by now, and what CUDA said: 0 if all went well.
+
+    A row has `width` bytes, and begins `pitch` bytes behind the one before. A part of the ring has
+    `part` bytes, and is written to again when its event has come; what was `sent` before counts.
+    All others are addresses, handles, and addresses of functions.
+    """
+    row, column, at = 0, 0, 0
+    while row < rows:
+        k = sent % events.size
+        if sent >= events.size:
+            said = _call1(wait, events[k])
+            if said:
+                return sent, said
+        begin, filled = ring + k * part, 0
+        while filled < part and row < rows:
+            n = min(part - filled, width - column)
+            _copy_bytes(begin + filled, source + row * pitch + column, n)  # type: ignore[call-arg]
+            filled += n
+            column += n
+            if column == width:
+                row, column = row + 1, 0
+        said = _call4(copy, to + at, begin, filled, stream)
+        if said:
+            return sent, said
+        sent += 1
+        at += filled
+        said = _call2(record, events[k], stream)
+        if said:
+            return sent, said
+    return sent, 0

@@ -1,0 +1,18 @@
+"""A Dask collection as a `Graph`: tasks, what they read, what is known of them.
+
+block_ids      Tell Dask's functions a block's position only as exactly as they need it.
+captured       Values that tasks hold: what they are made of, and whether two are the same.
+chunk          A persisted chunk as Dask sees it, and who keeps its value.
+compiled_task  Compile Dask's fused tasks into plain Python functions, shared by a layer's chunks.
+linalg_shapes  Shapes that factorizations and stacks make of known shapes.
+tiles          A block's position in its array, and the coordinates there.
+graph          The types of a graph: tasks, what they read, and what is known of them.
+index_lists    Index lists as a few slices, where they are regular.
+rebuild        Rebuild tasks and functions with some parts substituted.
+files          Blocks that are read from files, and arrays that blocks are stored in.
+order          The order of tasks: depth first, by height.
+transfers      Tasks that send host arrays and blocks of files to devices.
+shapes         Sizes of blocks that Dask does not say, from those around them.
+builder        Build a `Graph` from Dask's tasks: cull, order, and note what is known.
+lowering       Lower a Dask graph or expression to a `Graph` for the planner.
+"""

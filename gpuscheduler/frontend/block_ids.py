@@ -1,0 +1,112 @@
+"""Tell Dask's functions a block's position only as exactly as they need it.
+
+What `fuse` knows of one block serves all that are told the same. `da.map_overlap` tells each block
+its place among the others, so that those at the ends are trimmed on one side only: of these places
+no more than three differ along an axis. `da.gradient` tells each block its place and reads it only
+where coordinates are given. So these are told the place of another block for which the same is
+done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from typing import Any
+
+from dask._task_spec import Task, TaskRef
+from dask.array.core import _pass_extra_kwargs
+from dask.array.overlap import _trim
+from dask.array.routines import _gradient_kernel
+from dask.blockwise import Blockwise, BlockwiseDep, blockwise_token
+from dask.highlevelgraph import HighLevelGraph
+from dask.layers import ArrayBlockIdDep, ArrayValuesDep
+
+
+class _AlikeBlock(BlockwiseDep):
+    """Of each block the place of one that is alike: along an axis with `ends` those at the ends are
+    not like the others. With `among`, also how many there are along each axis."""
+
+    produces_tasks = False
+
+    def __init__(self, numblocks: Sequence[int], ends: Sequence[bool], among: bool):
+        self.numblocks, self.ends, self.among = tuple(numblocks), tuple(ends), among
+
+    @property
+    def name(self) -> str:
+        """What the graph calls it: two of one name are one."""
+        ends = "".join("01"[e] for e in self.ends)
+        return f"gpuscheduler-place-{'x'.join(map(str, self.numblocks))}-{ends}-{self.among:d}"
+
+    def __getitem__(self, idx: tuple[int, ...]) -> Any:
+        each = [
+            _alike(i, n) if e else (1, 3)
+            for i, n, e in zip(idx, self.numblocks, self.ends, strict=True)
+        ]
+        place = tuple([i for i, _ in each])
+        return (place, tuple([n for _, n in each])) if self.among else place
+
+
+def _alike(i: int, n: int) -> tuple[int, int]:
+    """The first and the last of n blocks, the only one, and one of those between.
+
+    >>> [_alike(i, 5) for i in range(5)], _alike(0, 1)
+    ([(0, 3), (1, 3), (1, 3), (1, 3), (2, 3)], (0, 1))
+    """
+    return (0, 1) if n == 1 else (0, 3) if i == 0 else (2, 3) if i == n - 1 else (1, 3)
+
+
+def fewer_places(hlg: HighLevelGraph) -> HighLevelGraph:
+    """The same layers, in which blocks that are alike are told the same place.
+
+    >>> import dask.array as da
+    >>> x = da.ones((50,), chunks=10).map_overlap(lambda b: b + 1, depth=1)
+    >>> graph = fewer_places(x.dask)
+    >>> places = {str(task.args[2]) for key, task in graph.items() if "_trim" in str(key)}
+    >>> sorted(places)
+    ['DataNode(((0,), (3,)))', 'DataNode(((1,), (3,)))', 'DataNode(((2,), (3,)))']
+    """
+    changed = {
+        name: new for name, layer in hlg.layers.items() if (new := _told_less(layer)) is not None
+    }
+    return HighLevelGraph({**hlg.layers, **changed}, hlg.dependencies) if changed else hlg
+
+
+def _told_less(layer: Any) -> Blockwise | None:
+    """A layer of one of these functions that tells less; None of any other."""
+    if type(layer) is not Blockwise or layer.task.func is not _pass_extra_kwargs:
+        return None
+    places = [blockwise_token(n) for n in range(len(layer.indices))]
+    arguments = [a.key if type(a) is TaskRef else None for a in layer.task.args]
+    if arguments != places or len(places) < 3:
+        return None
+    (function, _), (names, _), (told, axes), *_ = layer.indices
+    dep = layer.io_deps.get(told) if isinstance(told, str) else None
+    place = _place(function, names, dep, layer.task)
+    if place is None:
+        return None
+    new = copy(layer)
+    for cached in ("_dims", "_cached_dict"):
+        new.__dict__.pop(cached, None)
+    new.indices = (*layer.indices[:2], (place.name, axes), *layer.indices[3:])
+    new.io_deps = {**{k: v for k, v in layer.io_deps.items() if k != told}, place.name: place}
+    numblocks = {k: n for k, n in layer.numblocks.items() if k != told}
+    new.numblocks = {**numblocks, place.name: place.numblocks}
+    return new
+
+
+def _place(function: Any, names: Any, dep: Any, task: Task) -> _AlikeBlock | None:
+    """What such a function is to be told in place of `dep`."""
+    if names == ("_overlap_trim_info",) and type(dep) is ArrayValuesDep:
+        if not (type(function) is partial and function.func is _trim and not function.args):
+            return None
+        depth, boundary = function.keywords["axes"], function.keywords["boundary"]
+        ends = [
+            depth.get(n, 0) != 0 and boundary.get(n, "none") == "none"
+            for n in range(len(dep.numblocks))
+        ]
+        return _AlikeBlock(dep.numblocks, ends, among=True)
+    if names != ("block_id",) or type(dep) is not ArrayBlockIdDep:
+        return None
+    unread = function is _gradient_kernel and task.kwargs.get("array_locs", dep) is None
+    return _AlikeBlock(dep.numblocks, [False] * len(dep.numblocks), among=False) if unread else None

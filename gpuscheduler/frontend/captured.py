@@ -1,0 +1,75 @@
+"""Values that tasks hold: what they are made of, and whether two are the same."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from types import CellType, FunctionType
+from typing import Any
+
+import numpy as np
+from dask.array.core import _concatenate2, concatenate_shaped
+from dask.array.random import _apply_random, _apply_random_func
+
+#: A cell, a function, a partial, a composition, a list, a dictionary or an array, and what it was
+#: made of when it was looked at.
+Variable = tuple[Any, tuple[Any, ...]]
+RANDOM = (_apply_random_func, _apply_random)
+#: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
+FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
+
+
+def made_of(it: Any) -> tuple[Any, ...]:
+    """What a variable around a function is, what a function does, what a partial gives to one, or
+    what is in a container: all that somebody may change there.
+
+    >>> def f(block, *, k=2):
+    ...     return block * k
+    >>> f.__kwdefaults__["k"] = 3
+    >>> made_of(f)[2:]
+    ('k', 3)
+    """
+    if type(it) is CellType:
+        return (it.cell_contents,)
+    if type(it) is FunctionType:
+        given = it.__kwdefaults__ or {}
+        return (it.__code__, it.__defaults__, *given, *given.values())
+    if type(it) is list:
+        return tuple(it)
+    if type(it) is np.ndarray:
+        return content(it)
+    if type(it) is dict:
+        return (*it, *it.values())
+    if hasattr(it, "funcs"):  # toolz has put it together
+        return (it.first, *it.funcs)
+    return (it.func, *it.args, *it.keywords, *it.keywords.values())
+
+
+def content(array: Any) -> tuple[bytes, ...]:
+    """What an array holds, and as what it shows that: all that somebody may change in place.
+
+    >>> a = np.arange(2)
+    >>> before = content(a)
+    >>> a.dtype = "f8"
+    >>> content(a)[0] == before[0], content(a) == before
+    (True, False)
+    """
+    return array.tobytes(), f"{array.dtype.str} {array.shape} {array.strides}".encode()
+
+
+def all_unchanged(around: Iterable[Variable]) -> bool:
+    """Whether variables around functions, and these themselves, are what they were."""
+    try:
+        return all(_are(made_of(it), before) for it, before in around)
+    except ValueError:  # a variable is no more
+        return False
+
+
+def _are(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+    if len(now) != len(before):
+        return False
+    return all(map(operator.is_, now, before)) or all(map(_is, now, before))
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is bytes and a == b)

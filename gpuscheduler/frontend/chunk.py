@@ -1,0 +1,179 @@
+"""A persisted chunk as Dask sees it, and who keeps its value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import count
+from typing import Any, Protocol
+
+from dask._task_spec import Task
+
+from ..forks import new_rlock
+
+Key = Any
+Places = Mapping[int, Any]  # place -> what the hardware keeps there
+
+
+class PlacesVersion:
+    """Of any chunk's places, or of which chunks there are: `latest` is another one after each, and
+    `moves` after each of the places."""
+
+    numbers = count(1)
+    latest = moves = 0
+
+    @classmethod
+    def one(cls) -> int:
+        cls.latest = latest = next(cls.numbers)
+        return latest
+
+    @classmethod
+    def move(cls) -> None:
+        cls.moves = cls.one()
+
+
+def moves() -> int:
+    """Another number after each change of where any chunk is."""
+    return PlacesVersion.moves
+
+
+def worth_keeping(home: int, places: Places) -> dict[int, Any]:
+    """The places in which a value stays when a run is over: its own device, the host and the disk;
+    another device only where nothing else has it.
+
+    >>> worth_keeping(0, {0: "x", 1: "x", -1: "x"}), worth_keeping(0, {1: "x", 2: "x"})
+    ({0: 'x', -1: 'x'}, {1: 'x'})
+    """
+    out = {p: held for p, held in places.items() if p == home or p < 0}
+    if not out and places:
+        other = min(places)
+        out = {other: places[other]}
+    return out
+
+
+def bytes_in(chunks: Iterable[Chunk]) -> dict[int, int]:
+    """What chunks have in each place, with replicas."""
+    return sum_by_place((c.nbytes, c.places) for c in chunks)
+
+
+def sum_by_place(parts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
+    out: dict[int, int] = {}
+    for nbytes, places in parts:
+        for place in places:
+            out[place] = out.get(place, 0) + nbytes
+    return out
+
+
+class ChunkKeeper(Protocol):
+    """The hardware that a chunk is on."""
+
+    def shown(self, places: Places) -> Any:
+        """The value, where it is in a device's memory; None where it is not."""
+
+    def taken(self, key: Key, place: int, places: Places) -> Any:
+        """The value where the caller can use it."""
+
+    def forget(self, places: Places) -> None:
+        """Nobody will ask for the value any more."""
+
+
+class Chunk:
+    """A value and its places. Called, it gives the value: any Dask scheduler can run it as a task.
+
+    >>> class Memory:
+    ...     def taken(self, key, place, places):
+    ...         return places[place]
+    ...     def forget(self, places):
+    ...         print("gone from", sorted(places))
+    >>> chunk = Chunk("x", 0, 32, {0: 5}, Memory())
+    >>> print(chunk(), chunk)
+    5 <Chunk 'x', 32 bytes>
+    >>> del chunk
+    gone from [0]
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "keeper",
+        "key",
+        "moved",
+        "nbytes",
+        "place",
+        "places",
+        "step",
+    )
+
+    def __init__(self, key: Key, place: int, nbytes: int, places: Places, keeper: ChunkKeeper):
+        self.key, self.place, self.nbytes = key, place, nbytes
+        self.places: Places = places  # never changed: a new one takes its place
+        self.keeper = keeper
+        self.moved = 0  # how often it came back to its device, at another address
+        self.step: Any = None  # what stands for it in the plans of runs that do not read it
+        self._lock = new_rlock()
+
+    def __call__(self) -> Any:
+        while True:
+            places = self.places
+            try:
+                return self.keeper.taken(self.key, self.place, places)
+            except OSError:
+                if self.places is places:
+                    raise
+                # a run has just brought it back and removed the file
+
+    def shown(self) -> Any:
+        """The value if it is in a device's memory, else None. Moves nothing."""
+        return self.keeper.shown(self.places)
+
+    def came(self, place: int, held: Any) -> None:
+        with self._lock:
+            self.places = {**self.places, place: held}
+            self.moved += place == self.place
+        PlacesVersion.move()
+
+    def left(self, place: int) -> None:
+        with self._lock:
+            self.places = {p: held for p, held in self.places.items() if p != place}
+        PlacesVersion.move()
+
+    def settled(self) -> None:
+        """At the end of a run: let go of replicas that only it had a use for."""
+        if len(self.places) > 1:
+            with self._lock:
+                self.places = worth_keeping(self.place, self.places)
+            PlacesVersion.move()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkCopy, (self(),)
+
+    def __dask_tokenize__(self) -> Any:
+        return type(self).__name__, self.key
+
+    def __repr__(self) -> str:
+        return f"<Chunk {self.key!r}, {self.nbytes:,} bytes>"
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the process its parts go in any order
+            self.keeper.forget(self.places)
+
+
+class ChunkTask(Task):
+    """The task of a persisted chunk. `result` gives its value, as that of Dask's futures does."""
+
+    __slots__ = ()
+
+    def result(self) -> Any:
+        return self.func()
+
+
+class ChunkCopy:
+    """What a chunk is elsewhere, in another process or as a copy: the value itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __call__(self) -> Any:
+        return self.value

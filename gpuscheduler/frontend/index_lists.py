@@ -1,0 +1,268 @@
+"""Index lists as a few slices, where they are regular.
+
+Of `x[::3]`, of a month of each year, of a list in descending order, whatever wrote them as numbers.
+A kernel reads slices in place, and what they give is known before it is there. Of other lists tasks
+are given the numbers themselves, as arrays beside their blocks, with which kernels of GPUs read
+just these elements.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+from dask._task_spec import DataNode, Task, TaskRef
+from dask._task_spec import _execute_subgraph as execute_subgraph
+from dask.array._shuffle import _getitem as take_block
+from dask.array._shuffle import concatenate_arrays
+from dask.array.chunk import getitem
+from dask.array.dispatch import concatenate_lookup
+
+from .tiles import Tile
+
+#: Slices of one list, at most: to copy so many parts is as fast as to look up each number ...
+MOST_SLICES = 16
+#: ... and in a kernel each is a case of its own.
+FEW_SLICES = 3
+
+
+def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None:
+    """The slices that give these numbers one after the other, or None where there are more than
+    `most`.
+
+    >>> slices_of([4, 5, 6, 7, 30, 20, 10, 0, 2])
+    (slice(4, 8, 1), slice(30, None, -10), slice(2, 3, 1))
+    >>> slices_of(np.random.default_rng(0).permutation(100)) is None
+    True
+    """
+    numbers = np.asarray(numbers, np.int64)
+    steps = np.diff(numbers)
+    changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
+    out: list[slice] = []
+    begin = 0
+    while begin < len(numbers):
+        if len(out) == most:
+            return None
+        first, last, step = int(numbers[begin]), begin, 1
+        if begin < len(steps) and steps[begin]:
+            later = changes[np.searchsorted(changes, begin, side="right") :]
+            step, last = int(steps[begin]), int(later[0]) if len(later) else len(steps)
+        stop = int(numbers[last]) + (1 if step > 0 else -1)
+        out.append(slice(first, None if stop < 0 else stop, step))
+        begin = last + 1
+    return tuple(out)
+
+
+def take_slices(x: Any, axis: int, slices: Iterable[slice]) -> Any:
+    """Parts of an array along an axis, one after the other. A copy, as of any list: the reader may
+    write into it, and the array may go."""
+    parts = parts_of(x, axis, slices)
+    return join_arrays(parts, axis) if len(parts) > 1 else parts[0].copy()
+
+
+def parts_of(x: Any, axis: int, slices: Iterable[slice]) -> list[Any]:
+    """Views of parts; an error where a list would be one, where a slice would be shorter."""
+    length = x.shape[axis]
+    for s in slices:
+        # with a negative step they may end before the first
+        last = max(s.start, (-1 if s.stop is None else s.stop) - 1)
+        if last >= length:
+            raise IndexError(f"index {last} is out of bounds for axis {axis} with size {length}")
+    return [x[(slice(None),) * axis + (s,)] for s in slices]
+
+
+def pick_elements(x: Any, axis: int, numbers: Any, length: int) -> Any:
+    """Elements of an array along an axis, by their numbers, all of which are less than `length`."""
+    if x.shape[axis] < length:  # of these CuPy would take others, from the beginning
+        raise IndexError(
+            f"elements of {length} are taken along axis {axis} of a block that has "
+            f"{x.shape[axis]}: its collection tells of another shape"
+        )
+    return x[(*(slice(None),) * axis, numbers)]
+
+
+def reorder_arrays(arrays: list[Any], axis: int, numbers: Any) -> Any:
+    """All elements along an axis of arrays that lie one after the other, in another order."""
+    return pick_elements(join_arrays(arrays, axis), axis, numbers, len(numbers))
+
+
+def join_arrays(arrays: list[Any], axis: int, slices: tuple[slice, ...] | None = None) -> Any:
+    """Arrays one after the other; parts of the whole in another order."""
+    whole = arrays[0]
+    if len(arrays) > 1:
+        whole = concatenate_lookup.dispatch(type(whole))(arrays, axis=axis)
+    return whole if slices is None else join_arrays(parts_of(whole, axis, slices), axis)
+
+
+@dataclass(frozen=True)
+class _SharedIndexList:
+    """What a list of Dask's is for the tasks that read it."""
+
+    axis: int  # -1 for an order
+    slices: tuple[slice, ...] | None
+    numbers: Any
+
+
+#: Arrays that were made here: nobody changes these.
+_OURS: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def is_ours(array: Any) -> bool:
+    """Whether it is a list of `by_slices`, or another array that was made here."""
+    return _OURS.get(id(array)) is array
+
+
+def keep_ours(array: Any) -> None:
+    """Nobody changes this array: it was made here."""
+    _OURS[id(array)] = array
+
+
+Shapes = Callable[[Any], "tuple[int, ...] | None"]
+
+
+def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None:
+    """Tasks that take elements by their numbers take slices, where these are few. Changes the
+    graph; lists that nobody reads any more are left in it. `shape_of` says what is known of a
+    block."""
+    most = FEW_SLICES if gpus else MOST_SLICES
+    lists = {k: found for k, node in dsk.items() if (found := _list_of(node, most)) is not None}
+    if not lists:
+        return
+    for key, task in dsk.items():
+        if type(task) is Task and not lists.keys().isdisjoint(task.dependencies):
+            change = _rewrite_fused_task if task.func is execute_subgraph else _one
+            dsk[key] = change(task, lists, shape_of)
+
+
+def _list_of(node: Any, most: int) -> _SharedIndexList | None:
+    """As `dask.array._shuffle` has it: a 1, and an array, or slices with an array among them."""
+    value = node.value if type(node) is DataNode else None
+    if type(value) is not tuple or len(value) != 2 or type(value[0]) is not int:
+        return None
+    words = value[1] if type(value[1]) is tuple else (value[1],)
+    places = [k for k, w in enumerate(words) if type(w) is not slice or w != slice(None)]
+    if len(places) != 1:
+        return None
+    (axis,) = places
+    numbers = words[axis]
+    if type(numbers) is not np.ndarray or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        return None
+    order = type(value[1]) is not tuple
+    numbers = np.argsort(numbers) if order else numbers
+    # they are sent to the devices
+    small = np.int32 if numbers.max(initial=0) < 2**31 else np.int64
+    own = numbers.astype(small)
+    keep_ours(own)
+    return _SharedIndexList(-1 if order else axis, slices_of(numbers, most), own)
+
+
+def _one(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
+    """The same, without the list."""
+    found = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
+    if found is None or (found.axis < 0) is not (task.func is concatenate_arrays):
+        return task
+    slices = found.slices
+    if task.func is take_block:
+        if slices:
+            return Task(task.key, take_slices, task.args[0], found.axis, slices)
+        shape = shape_of(getattr(task.args[0], "key", None))
+        if shape is None or len(shape) <= found.axis:
+            return task
+        length, numbers = shape[found.axis], found.numbers
+        if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= length:
+            return task  # it will be an error
+        return Task(task.key, pick_elements, task.args[0], found.axis, numbers, length)
+    if task.func is concatenate_arrays:
+        parts, axis = task.args[0], task.args[2]
+        if slices is None:
+            return Task(task.key, reorder_arrays, parts, axis, found.numbers)
+        in_order = slices == (slice(0, len(found.numbers), 1),)
+        return Task(task.key, join_arrays, parts, axis, None if in_order else slices)
+    return task
+
+
+def _rewrite_fused_task(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
+    """The same of a task that Dask has fused."""
+    inner, outkey, inkeys, *given = task.args
+    known = {
+        name: lists[d.key]
+        for name, d in zip(inkeys, given, strict=True)
+        if type(d) is TaskRef and d.key in lists
+    }
+    changed = {k: _one(t, known, shape_of) if type(t) is Task else t for k, t in inner.items()}
+    if all(changed[k] is t for k, t in inner.items()):
+        return task
+    left = {d for t in changed.values() for d in t.dependencies}
+    pairs = [(k, v) for k, v in zip(inkeys, given, strict=True) if k not in known or k in left]
+    names = [k for k, _ in pairs]
+    return Task(task.key, execute_subgraph, changed, outkey, names, *[v for _, v in pairs])
+
+
+def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
+    """Where elements are taken out of tiles by their numbers (an index list, a mask), make tiles of
+    those alone, at coordinates that are given. Changes the graph; the tiles themselves are left in
+    it for others that read them. What is in `pins` is made where it is to be, as it is.
+
+    What makes tiles says how, by its method `pick_elements`; see `mesh.MeshTile`.
+    """
+    takes = [t for t in dsk.values() if type(t) is Task and t.func is take_block]
+    for take in takes:
+        source, taker = take.args
+        index = dsk.get(getattr(taker, "key", None))
+        tile: Any = dsk.get(getattr(source, "key", None))
+        if type(index) is not DataNode or type(tile) is not Task:
+            continue
+        # None stands for an axis of the result that the tile has not
+        name, wanted = f"{source.key[0]}-{taker.key}", index.value[1]
+        own = [i for i in wanted if i is not None]
+        axes = [k for k, i in enumerate(own) if not isinstance(i, slice) or i != slice(None)]
+        if len(axes) != 1 or np.ndim(own[axes[0]]) != 1:
+            continue
+        (axis,) = axes
+        numbers = np.asarray(own[axis], np.int64)
+        parts: Any = None  # of the tile, from which elements are taken
+        if tile.func in (getitem, operator.getitem):
+            source, parts = tile.args
+            if type(source) is not TaskRef or not all(isinstance(i, (slice, int)) for i in parts):
+                continue
+            tile = dsk.get(source.key)
+            axis = [k for k, i in enumerate(parts) if isinstance(i, slice)][axis]
+        place = tile.args[0] if hasattr(getattr(tile, "func", None), "picked") else None
+        if type(place) is not DataNode or source.key in pins:
+            continue
+        where: Tile = place.value
+        if parts is not None:
+            there = range(where.shape[axis])[parts[axis]]
+            numbers = there.start + there.step * numbers
+            parts = (*parts[:axis], slice(None), *parts[axis + 1 :])
+        found = tile.func.picked(axis, where.start[axis] + numbers)
+        if found is None:
+            continue
+        function, n, coordinates = found
+        at = f"coordinates-{name}", source.key[1 + axis]
+        arrays = list(tile.args[1:])
+        if coordinates is None:
+            dsk[at] = Task(at, operator.getitem, arrays[n], DataNode(None, numbers))
+            arrays[n] = TaskRef(at)
+        else:
+            dsk[at] = DataNode(at, coordinates)
+            arrays.insert(n, TaskRef(at))
+        shape = (*where.shape[:axis], len(numbers), *where.shape[axis + 1 :])
+        words = DataNode(None, Tile(where.start, shape)), *arrays
+        steps = [] if parts is None else [parts]
+        if len(own) < len(wanted):
+            steps.append(tuple([None if i is None else slice(None) for i in wanted]))
+        if not steps:
+            dsk[take.key] = Task(take.key, function, *words)
+            continue
+        made = f"picked-{name}", *source.key[1:]
+        dsk[made] = Task(made, function, *words)
+        for n, step in enumerate(steps):
+            last = n == len(steps) - 1
+            key: Any = take.key if last else (f"part-{n}-{name}", *source.key[1:])
+            dsk[key] = Task(key, operator.getitem, TaskRef(made), step)
+            made = key

@@ -1,0 +1,289 @@
+"""Lower a Dask graph or expression to a `Graph` for the planner.
+
+Tasks, what they read, where they are pinned, how large they are known to be. Optimises, culls,
+checks and orders; places and runs nothing.
+
+Array collections arrive with their high-level layers still unoptimised, so this module runs Dask's
+own layer passes itself: `device=` annotations survive, fusion is kept, and each layer is looked at
+once. Everything else (dicts, legacy tuples, delayed, bags, dataframes, expression arrays) comes
+through Dask's own optimiser and the same low-level path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from functools import partial
+from typing import Any
+
+from dask import config
+from dask._expr import HLGExpr, HLGFinalizeCompute, ProhibitReuse, _HLGExprSequence
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import _execute_subgraph as execute_subgraph
+from dask.array.optimization import optimize as optimize_array
+from dask.base import compute
+from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
+
+from ..errors import PlanError
+from .block_ids import fewer_places
+from .builder import GraphBuilder, GraphOrCache, draws_random_numbers, holds_chunks
+from .compiled_task import Chain, SubgraphCompiler
+from .files import uses_files
+from .graph import APART, NOTHING, PIN, Callback, Compile, Graph, Key, LoweredCollection
+from .index_lists import by_slices, picked_first
+from .shapes import block_shape
+
+
+def from_dask(
+    dsk: Any,
+    keys: Any,
+    cache: Mapping[Key, Any] | None = None,
+    started: Callback | None = None,
+    home: Callable[[Any], int | None] | None = None,
+    front: int | None = None,
+    held: Callable[[Key, Any], Any] | None = None,
+    compiled: bool = True,
+    send: bool = False,
+    apart: Mapping[str, str] = NOTHING,
+) -> Graph:
+    """The graph of `keys`, ordered.
+
+    `dsk` is anything that Dask hands to a scheduler; `cache` supplies values for keys it lacks.
+    `started` sees the dictionary before it is read and may change it (Dask's `start` callback).
+    `home` tells on which device a value in the graph lives; None means every device can read it.
+    `front` is the device for results that are one block. `held` is asked, for each reference in
+    the graph to a value that exists elsewhere, what stands for that value. Without `compiled` fused
+    tasks stay as Dask made them, fit to be sent to other processes: `compile_tasks` compiles them.
+    With `send` what tasks begin with, to bring an array of the host to the device, is taken from
+    them: it is done beside the device, ahead of them. Layers that have different words in `apart`,
+    or only one of which has any, are not fused.
+
+    >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
+    >>> list(g.tasks), g.needs["c"], g.constants["b"]
+    (['b', 'c'], ('b',), {'a': 1})
+    """
+    lowered = lower(dsk, keys, apart)
+    if started is not None:
+        lowered.dsk = convert_legacy_graph(lowered.dsk, GraphOrCache(lowered.dsk, cache or {}))
+        started(lowered.dsk)
+    else:
+        picked_first(lowered.dsk, lowered.pins)  # callbacks see tasks as they are
+        by_slices(lowered.dsk, partial(block_shape, lowered.layers), send)
+    if held is not None:
+        _put_in(held, lowered.dsk)
+    builder = GraphBuilder(lowered, keys, cache or {}, home, started is None, front)
+    builder.gpus, builder.apart = send, apart
+    builder.send = send and started is None  # callbacks expect to see tasks as they are
+    if not compiled:
+        builder.compiler = _as_it_is
+    return builder.graph()
+
+
+def _put_in(held: Callable[[Key, Any], Any], dsk: dict[Key, Any]) -> None:
+    """Values in place of references to them: futures, and aliases of what the graph has not."""
+    for key, task in dsk.items():
+        future = isinstance(task, TaskRef) or getattr(task, "__dask_future__", False)
+        if future or (type(task) is Alias and (task.target == key or task.target not in dsk)):
+            value = held(key, task)
+            if value is not None:
+                dsk[key] = DataNode(key, value)
+
+
+class _ReceivedGraph(BaseException):
+    """Ends a computation before it begins."""
+
+
+def received_by_scheduler(
+    *collections: Any, by: Callable[..., Any] = compute, **options: Any
+) -> Any:
+    """What Dask hands to a scheduler, a graph and its keys, when these are computed. Nothing is.
+
+    `by` is Dask's function that asks the scheduler.
+
+    >>> import dask
+    >>> received_by_scheduler(dask.delayed(len)("abc", dask_key_name="x"))[1]
+    ['x']
+    """
+
+    def get(dsk: Any, keys: Any, **_: Any) -> None:
+        raise _ReceivedGraph(dsk, keys)
+
+    try:
+        by(*collections, scheduler=get, **options)
+    except _ReceivedGraph as got:
+        return got.args
+    raise PlanError("there is nothing to compute: none of these is a Dask collection")
+
+
+def compile_tasks(tasks: dict[Key, Any]) -> None:
+    """Compile fused tasks, where `from_dask` did not. Changes the dictionary."""
+    compiler: Compile = SubgraphCompiler()
+    for key, task in tasks.items():
+        if type(task) is Chain:
+            tasks[key] = Chain([(k, compiler(t)) for k, t in task.tasks])
+        else:
+            tasks[key] = compiler(task)
+
+
+def _as_it_is(task: GraphNode) -> Callable[[dict[Key, Any]], Any]:
+    return task
+
+
+# ---- from collections to one dictionary
+
+
+def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCollection:
+    """Optimise and materialise, keeping annotations and chunk sizes. Layers that have different
+    words in `apart`, or only one of which has any, are not fused."""
+    if isinstance(dsk, HighLevelGraph):
+        out = _from_layers(dsk)
+    elif isinstance(dsk, Mapping):
+        out = LoweredCollection(dict(dsk))
+    elif isinstance(dsk, (_HLGExprSequence, HLGExpr)):
+        out = _from_hlg_expr(dsk, apart)
+    else:
+        out = LoweredCollection(dict(dsk.__dask_graph__()))
+        if hasattr(dsk, "__dask_annotations__"):
+            out.pins = dict(dsk.__dask_annotations__().get(PIN, {}))
+    return out
+
+
+def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
+    operands = expr.operands if isinstance(expr, _HLGExprSequence) else [expr]
+    out = LoweredCollection({})
+    fusable = []
+    for op in operands:
+        optimizer = op.low_level_optimizer
+        if optimizer is optimize_array:
+            output_keys = list(flatten(op.__dask_keys__()))
+            hlg = fewer_places(set_apart(spread_pins(op.hlg), apart))
+            named = dict(hlg.layers)
+            hlg = fuse_roots(optimize_blockwise(hlg, keys=output_keys), keys=output_keys)
+            part = _from_layers(hlg.cull(set(output_keys)))
+            # a fused layer has the name of its last array, whose own layer knew the chunks
+            part.layers = {**part.layers, **named}
+            whole = _without_facts(op.hlg)
+            if split_draws(whole):
+                split_draws(part.dsk)
+                part.wholes.append(whole)
+            fusable.append(config.get("optimization.fuse.active") is not False)
+        else:
+            part = _from_layers(op._optimized_dsk)
+            if split_draws(part.dsk):
+                whole = dict(op.hlg)
+                split_draws(whole)
+                part.wholes.append(whole)
+            fusable.append(False)
+        if isinstance(op, HLGFinalizeCompute):
+            # made by compute() itself, under whatever annotations are active there
+            for key in flatten(op.__dask_keys__()):
+                part.pins.pop(key, None)
+        out.dsk.update(part.dsk)
+        out.pins.update(part.pins)
+        out.layers.update(part.layers)
+        out.wholes += part.wholes
+    out.fusable = bool(fusable) and all(fusable)
+    return out
+
+
+def _from_layers(hlg: HighLevelGraph) -> LoweredCollection:
+    out = LoweredCollection({}, layers=dict(hlg.layers))
+    for layer in hlg.layers.values():
+        out.dsk.update(layer)
+        if layer.annotations and PIN in layer.annotations:
+            pin = layer.annotations[PIN]
+            out.pins.update({k: pin(k) if callable(pin) else pin for k in layer})
+    return out
+
+
+def split_draws(dsk: dict[Key, Any]) -> bool:
+    """Take random numbers out of the tasks that Dask fused them into, when an array became the
+    argument of a delayed function: they have to be found to be drawn by position. Says whether
+    there are any."""
+    found = False
+    for key, task in list(dsk.items()):
+        if type(task) is not Task:
+            continue
+        if task.func is ProhibitReuse._identity and type(task.args[0]) is Task:
+            task = dsk[key] = task.args[0].substitute({}, key=key)
+        if task.func is execute_subgraph and not task.kwargs:
+            inner, outkey, inkeys, *args = task.args
+            given = [a.key if isinstance(a, TaskRef) else None for a in args]
+            if any(draws_random_numbers(t) for t in inner.values()) and given == list(inkeys):
+                found = True
+                dsk.update(inner)
+                if key != outkey:
+                    dsk[key] = Alias(key, outkey)
+        elif draws_random_numbers(task):
+            found = True
+    return found
+
+
+def _without_facts(hlg: HighLevelGraph) -> dict[Key, Any]:
+    """The tasks of layers of which no collection says anything: what was delayed, mostly."""
+    out: dict[Key, Any] = {}
+    for layer in hlg.layers.values():
+        if not layer.collection_annotations and not isinstance(layer, Blockwise):
+            out.update(layer)
+    return out
+
+
+def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
+    """Give unpinned Blockwise layers the pin of the layers they would fuse with.
+
+    Dask fuses two layers only where their annotations are equal, so a pin on one layer of a chain
+    would cost the fusion of the whole chain. A layer between two different pins gets neither.
+    """
+    pinned = {
+        name: layer.annotations[PIN]
+        for name, layer in hlg.layers.items()
+        if layer.annotations and PIN in layer.annotations
+    }
+    if not pinned:
+        return hlg
+    order = list(hlg._toposort_layers())
+    labels: dict[str, Any] = dict(pinned)
+    readers: dict[str, list[str]] = {name: [] for name in hlg.layers}
+    for name in order:
+        for d in hlg.dependencies[name]:
+            readers[d].append(name)
+
+    def agree(neighbours: Iterable[str]) -> Any:
+        found = [labels[n] for n in neighbours if n in labels]
+        same = bool(found) and all(f is found[0] or f == found[0] for f in found)
+        return found[0] if same else None
+
+    for direction, neighbours in ((order, hlg.dependencies), (order[::-1], readers)):
+        for name in direction:
+            if name not in labels and isinstance(hlg.layers[name], Blockwise):
+                pin = agree(sorted(neighbours[name]))
+                if pin is not None:
+                    labels[name] = pin
+    layers = dict(hlg.layers)
+    for name, pin in labels.items():
+        if name not in pinned:
+            layers[name] = copy(layers[name])
+            layers[name].annotations = {**(layers[name].annotations or {}), PIN: pin}
+    return HighLevelGraph(layers, hlg.dependencies)
+
+
+def set_apart(hlg: HighLevelGraph, asked: Mapping[str, str] = NOTHING) -> HighLevelGraph:
+    """Keep Dask from fusing some layers with others: layers whose annotations differ it leaves.
+
+    Persisted chunks could not be sent away inside the tasks that read them, and what reads a file
+    or writes one could not do it while a device works. Those `asked` for are kept from others that
+    are not asked for by the same word.
+    """
+    layers = dict(hlg.layers)
+    words = {name: word for name, word in asked.items() if name in layers}
+    for name, layer in layers.items():
+        if holds_chunks(layer) or uses_files(layer, layers):
+            words[name] = name
+    if not words:
+        return hlg
+    for name, word in words.items():
+        layers[name] = copy(layers[name])
+        layers[name].annotations = {**(layers[name].annotations or {}), APART: word}
+    return HighLevelGraph(layers, hlg.dependencies)

@@ -1,0 +1,321 @@
+"""What a task computes, apart from its data: parts, constants and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask.array import reductions as dask_reductions
+from dask.array.core import concatenate_shaped
+
+from ..frontend.captured import FRESH
+from ..frontend.compiled_task import COMPILED, FIRST_LINE, Chain, CompiledCall, InnerStep, literal
+from ..frontend.tiles import Tile
+from ..tracing import purity, registry, trace
+from ..tracing.abstract import AbstractArray
+from ..values import leaves
+from .random_draws import plain_arguments
+from .source import InlineSource
+from .task import Key
+
+if TYPE_CHECKING:
+    from .fuser import FusionPass
+
+
+def reads_with_inlined(
+    recipe: Recipe, inlined: Mapping[int, InlineSource]
+) -> tuple[list[Key], list[int]]:
+    """What a task reads that computes some of its inputs itself, and their positions."""
+    names = [name for n, name in enumerate(recipe.names) if n not in inlined]
+    positions: list[int] = []
+    for source in inlined.values():
+        names += source.names
+        positions += source.positions
+    return names, positions
+
+
+# ---- tasks as structures
+
+
+class Recipe:
+    """A task without the names of what it reads: `key` is the same for blocks that are alike."""
+
+    __slots__ = (
+        "_at", "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "kinds",
+        "names", "reason", "task",
+    )  # fmt: skip
+
+    def __init__(self, fuser: FusionPass, task: Any):
+        self._fuser, self.task = fuser, task
+        self.draws: list[
+            InlineSource
+        ] = []  # what depends on where the block lies, and on nothing else
+        self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
+        self.reason: str | None = None
+        self.given = False  # whether it is given a function
+        self.kinds: list[str] = []  # of arrays without elements, which say what to make
+        self._fresh = False  # whether nobody changes the lists that come
+        self._at = 0  # the part that is performed
+        self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
+        parts = task.tasks if type(task) is Chain else [(task.key, task)]
+        self._parts = [(name, _with_place(part)) for name, part in parts]
+        self.names: list[Key] = []
+        words: list[Any] = []
+        for name, part in self._parts:
+            draw = fuser.draw(part)
+            if draw is not None:
+                words.append("draw")
+                self.draws.append(draw)
+            elif type(part) is CompiledCall:
+                self._check(part.function)
+                words.append((id(part.function), tuple([self._walk(a) for a in part.args])))
+            else:
+                words.append(self._walk(part))
+            self._numbers[name] = -len(words)
+        self.key = tuple(words)
+
+    @property
+    def joins(self) -> bool:
+        """Whether all that it reads is put side by side."""
+        _, first = self._parts[0]
+        joined = getattr(first, "func", None) is concatenate_shaped
+        return joined and first.dependencies >= set(self.names)
+
+    @property
+    def parts(self) -> list[Key]:
+        """The keys of what it does one after the other; Dask may have fused some of these."""
+        return [name for name, _ in self._parts]
+
+    @property
+    def steps(self) -> list[Key]:
+        """The same, and what Dask has fused one by one."""
+        return [key for part in self._parts for key, _ in self._steps(*part)]
+
+    def _steps(self, name: Key, part: Any) -> Sequence[tuple[Key, Iterable[Any]]]:
+        """What a part does one after the other, each with what it is given."""
+        if type(part) is CompiledCall and part.steps:
+            return list(_flat(part.function, part.steps, part.args))
+        return [(name, () if self._fuser.draw(part) is not None else [part])]
+
+    def impure_steps(self) -> Iterator[int]:
+        """Which of its steps have functions or constants that keep it from being followed."""
+        fuser = self._fuser
+        every = [step for part in self._parts for step in self._steps(*part)]
+        for n, (_, parts) in enumerate(every):
+            for value in leaves([v for part in parts for v in _given_constants(part)]):
+                function = callable(value) and not isinstance(value, type)
+                if (fuser.why_impure if function else fuser.why_unfit)(value):
+                    yield n
+                    break
+
+    def step_of(self, error: BaseException) -> int:
+        """Which step an error was raised in while it was performed; -1 if in none."""
+        before = sum([len(self._steps(*part)) for part in self._parts[: self._at]])
+        if self._at == len(self._parts):
+            return -1
+        _, part = self._parts[self._at]
+        if type(part) is not CompiledCall:
+            return before
+        steps = part.steps
+        for line in _lines(error):
+            n = line - FIRST_LINE
+            before += sum([_count(s) for s in steps[:n]])
+            steps = steps[n].steps
+            if not steps:
+                return before
+        return -1
+
+    def _walk(self, node: Any) -> Any:
+        kind = type(node)
+        if kind is TaskRef or kind is Alias:
+            name = node.key if kind is TaskRef else node.target
+            number = self._numbers.get(name)
+            if number is None:
+                number = self._numbers[name] = len(self.names)
+                self.names.append(name)
+            return TaskRef, number
+        if kind is DataNode:
+            if type(node.value) is Tile:
+                return Tile, self._number(node.value)
+            self._look_at(node.value)
+            return self._fuser.literal(node, node.value)
+        if kind is Tile:
+            return Tile, self._number(node)
+        if isinstance(node, NestedContainer):
+            return node.klass, tuple([self._walk(a) for a in node.args])
+        if isinstance(node, Task):
+            self._check(node.func)
+            before, self._fresh = self._fresh, any(node.func is f for f in FRESH)
+            words = [self._fuser.literal(node.func, node.func)]
+            words += [self._walk(a) for a in node.args]
+            if node.kwargs:
+                words += [(k, self._walk(v)) for k, v in node.kwargs.items()]
+            self._fresh = before
+            return tuple(words)
+        if isinstance(node, GraphNode):
+            self.reason = f"it is a {kind.__name__}"
+            return None
+        self._look_at(node)
+        return literal(node, self._fuser.alive)
+
+    def _look_at(self, value: Any) -> None:
+        """At functions among a task's constants, which its own may call, and at arrays."""
+        for part in leaves(value):
+            if purity.is_nothing(part):
+                self.kinds.append(f"{type(part).__module__.partition('.')[0]}.ndarray")
+        if isinstance(value, purity.CALLED):
+            self.given = True
+            self._check(value)
+        elif self.reason is None and not self._fresh:
+            self.reason = self._fuser.why_unfit(value)
+
+    def _number(self, tile: Tile) -> int:
+        """Which of the task's tiles it is. Their shapes are in those of `draws`."""
+        number = self._tiles.setdefault(tile, len(self.draws))
+        if number == len(self.draws):
+            sides = zip(tile.start, tile.shape, strict=True)
+            self.draws += [self._fuser.numbers_of(*side) for side in sides]
+        return number
+
+    def _check(self, function: Any) -> None:
+        if self.reason is None:
+            self.reason = self._fuser.why_impure(function)
+
+    def perform(self, values: Sequence[Any], drawn: Sequence[Any]) -> Any:
+        """Do what the task does, on other values."""
+        env: dict[Key, Any] = dict(zip(self.names, values, strict=True))
+        tiles = {
+            t: UnknownTile(t.shape, drawn[n : n + len(t.shape)]) for t, n in self._tiles.items()
+        }
+        theirs = {n + k for t, n in self._tiles.items() for k in range(len(t.shape))}
+        random = iter([d for n, d in enumerate(drawn) if n not in theirs])
+        value = None
+        for n, (name, part) in enumerate(self._parts):
+            self._at = n
+            if self._fuser.draw(part) is not None:
+                value = next(random)
+            elif type(part) is CompiledCall:
+                function = trace.adapt_function(part.function)
+                value = function(*[_evaluate_task(a, env, tiles) for a in part.args])
+            else:
+                value = _evaluate_task(part, env, tiles)
+            env[name] = value
+        self._at = len(self._parts)
+        return value
+
+
+def _flat(
+    function: Any, steps: Iterable[InnerStep], arguments: Sequence[Any]
+) -> Iterator[tuple[Key, Iterable[Any]]]:
+    """The steps of a compiled function, also where Dask has fused in several rounds, each with what
+    it is given."""
+    own = function.__globals__
+    for step in steps:
+        if step.steps:
+            yield from _flat(*step.inside(function, arguments))
+        else:
+            yield step.key, [
+                *map(own.get, step.constants), *map(arguments.__getitem__, step.arguments)
+            ]  # fmt: skip
+
+
+def _count(step: InnerStep) -> int:
+    return sum(map(_count, step.steps)) or 1
+
+
+def _lines(error: BaseException | None) -> Iterator[int]:
+    """The lines of compiled functions in which an error was raised, from outside in."""
+    while error is not None:
+        at = error.__traceback__
+        while at is not None:
+            if at.tb_frame.f_code.co_filename == COMPILED:
+                yield at.tb_lineno
+            at = at.tb_next
+        error = error.__cause__
+
+
+def _given_constants(node: Any) -> Iterator[Any]:
+    """The functions and other constants in a task."""
+    if isinstance(node, DataNode):
+        yield node.value
+    elif isinstance(node, Task):
+        if not isinstance(node, NestedContainer):
+            yield node.func
+        for part in (*node.args, *node.kwargs.values()):
+            yield from _given_constants(part)
+    elif not isinstance(node, (GraphNode, TaskRef, Tile)):
+        yield node
+
+
+def _with_place(part: Any) -> Any:
+    """The same task of Dask's argmin or argmax, with where its block begins as a place: else that
+    would be a number of its own in each block's structure."""
+    function: Any = getattr(part, "func", None)
+    if type(part) is not Task or getattr(function, "func", None) is not dask_reductions.arg_chunk:
+        return part
+    *given, where = part.args
+    try:
+        begin, whole = ((where,), None) if isinstance(where, int) else where
+        place = Tile(tuple([int(b) for b in begin]), (1,) * len(begin))
+    except (TypeError, ValueError):  # of another Dask than we know
+        return part
+    return Task(part.key, function, *given, Task(None, _place, place, whole), **part.kwargs)
+
+
+def _place(tile: Tile, whole: tuple[int, ...] | None) -> Any:
+    """As `arg_chunk` is given it: of all axes, with the array's shape, or of one."""
+    begin = tuple([tile.numbers(k) for k in range(len(tile.shape))])
+    return begin[0] if whole is None else (begin, whole)
+
+
+def tile_of(node: Any) -> Tile | None:
+    """The tile that an argument is."""
+    value = node.value if type(node) is DataNode else node
+    return value if type(value) is Tile else None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTile:
+    """Stands for a `Tile` whose place is not known yet."""
+
+    shape: tuple[int, ...]
+    axes: Sequence[Any]
+
+    def numbers(self, axis: int, xp: str = "numpy") -> Any:
+        return self.axes[axis]
+
+
+def _evaluate_task(node: Any, env: dict[Key, Any], tiles: dict[Tile, UnknownTile]) -> Any:
+    """The value of a task or of its argument, by the functions that symbolic arrays know."""
+    if (tile := tile_of(node)) is not None:
+        return tiles[tile]
+    if isinstance(node, TaskRef):
+        return env[node.key]
+    if isinstance(node, Alias):
+        return env[node.target]
+    if isinstance(node, DataNode):
+        return trace.constant_of_task(node.value)
+    if isinstance(node, NestedContainer):
+        return trace.constant_of_task(node({d: env[d] for d in node.dependencies}))
+    if isinstance(node, Task):
+        args = [_evaluate_task(a, env, tiles) for a in node.args]
+        kwargs = {
+            k: plain_arguments(v) if k in registry.LIKE else _evaluate_task(v, env, tiles)
+            for k, v in node.kwargs.items()
+        }
+        return trace.adapt_function(node.func)(*args, **kwargs)
+    return trace.constant_of_task(node)
+
+
+def structure_words(structure: Any) -> Any:
+    """A structure of a value, to be looked up by."""
+    kind = type(structure)
+    if kind is AbstractArray:
+        return structure
+    if kind is dict:
+        return kind, tuple([(k, structure_words(v)) for k, v in structure.items()])
+    if kind is tuple or kind is list:
+        return kind, tuple([structure_words(v) for v in structure])
+    return literal(structure, [])

@@ -1,0 +1,291 @@
+"""Tasks that are kernels, and those that pick out what a mask selects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from dask.array import reductions as dask_reductions
+
+from ..codegen.cpu import evaluate as cpu_evaluate
+from ..frontend.compiled_task import CompiledCall, literal
+from ..ir.expr import PLACEHOLDER, Expr, Kernel, Out, Program, constant
+from ..ir.regions import bytes_touched
+from ..tracing.abstract import AbstractArray, KnownArray
+from ..tracing.context import ValueIfThere
+from ..values import leaves, map_leaves
+
+Key = Any
+Values = dict[Any, Any]
+#: Dask's functions that give records of a value and its place, where they are given NumPy arrays.
+PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
+
+
+class KernelTask:
+    """A task that is a program for a device. Called like any other task, it computes with NumPy."""
+
+    __slots__ = ("expects", "key", "kind", "names", "original", "positions", "program")
+
+    def __init__(
+        self,
+        key: Key,
+        program: Program,
+        names: tuple[Key, ...],
+        expects: tuple[Any, ...],
+        positions: tuple[int, ...],
+        kind: str | None,
+        original: Callable[[Values], Any],
+    ):
+        self.key, self.program, self.original = key, program, original
+        self.names = names  # the keys of the values that it reads
+        self.expects = (
+            expects  # what is foreseen of each: an `AbstractArray`, or containers of some
+        )
+        self.positions = positions  # what stands for the placeholders in this block
+        self.kind = kind  # type of the arrays that it makes, where it reads none
+
+    def arrays(self, values: Values, copy: type[Any] | None = None) -> list[Any] | None:
+        """The arrays that it reads; None where values are not as foreseen, their containers and
+        numbers included: a collection may say of a block that it is an array, and its task give a
+        tuple. Those of the type `copy` that only lie otherwise in memory (one element seen as many,
+        transposed) are copied."""
+        out: list[Any] = []
+        for name, foreseen in zip(self.names, self.expects, strict=True):
+            value = values[name]
+            if type(foreseen) is not AbstractArray:
+                if not collect_arrays(value, foreseen, copy, out):
+                    return None
+                continue
+            array = as_expected(value, foreseen, copy)
+            if array is None:
+                return None
+            out.append(array)
+        return out
+
+    def inputs(self) -> Iterator[tuple[Key, list[AbstractArray | None]]]:
+        """The key of each value that it reads, and what is foreseen of that value's leaves: None of
+        what is no array."""
+        for name, structure in zip(self.names, self.expects, strict=True):
+            yield name, expected_structures(structure)
+
+    def of(self, program: Program) -> KernelTask:
+        """The same task with another program."""
+        return KernelTask(
+            self.key, program, self.names, self.expects, self.positions, self.kind, self.original
+        )  # fmt: skip
+
+    @property
+    def on_device(self) -> bool:
+        """Whether GPUs make its value, where there are some."""
+        return bool(self.names) or self.kind == "cupy.ndarray"
+
+    @property
+    def copies(self) -> bool:
+        """Whether it only copies parts of what it reads."""
+        return all(r.op == "input" for k in self.program.kernels for r in k.roots)
+
+    @property
+    def touched(self) -> int:
+        """Bytes that it reads and writes."""
+        return sum([bytes_touched(k) for k in self.program.kernels])
+
+    @property
+    def array(self) -> tuple[tuple[int, ...], Any] | None:
+        """Shape and dtype of its value, where that is the one array that its one kernel makes."""
+        kernels, result = self.program.kernels, self.program.result
+        if len(kernels) != 1 or len(kernels[0].outputs) != 1 or type(result) is not Out:
+            return None
+        if result.scalar or result.shape != kernels[0].kept:
+            return None
+        return result.shape, kernels[0].outputs[0].dtype
+
+    def __call__(self, values: Values, out: Any = None) -> Any:
+        """Its value; written to `out` where that is given, which is like its `array`, and where it
+        is computed as a program."""
+        arrays = self.arrays(values, np.ndarray)
+        if arrays is not None:  # what NumPy computed without axes, it gives as a scalar
+            arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in arrays]
+        if arrays is None or not all(type(a) is np.ndarray for a in arrays):
+            return self.original(values)
+        if not arrays and self.kind != "numpy.ndarray":
+            return self.original(values)
+        words = {placeholder(n): constant(p, np.int64) for n, p in enumerate(self.positions)}
+
+        def evaluate(kernel: Kernel, every: list[Any]) -> Iterable[Any]:
+            return cpu_evaluate.evaluate(kernel, every, words=words, out=out)
+
+        # a kernel warns of nothing, on any device
+        with np.errstate(all="ignore"):
+            return compute_program(self.program, evaluate, arrays)
+
+    def __repr__(self) -> str:
+        n = len(self.program.kernels)
+        return f"<KernelTask {self.key!r}: {n} kernel{'s'[: n != 1]}>"
+
+
+class OptionalTask:
+    """A task whose value is an array of one element, or of none: `fused` makes that element, and
+    whether there is one."""
+
+    __slots__ = ("fused", "key")
+
+    def __init__(self, fused: KernelTask):
+        self.fused, self.key = fused, fused.key
+
+    def __call__(self, values: Values) -> Any:
+        return self.found(self.fused(values))
+
+    @staticmethod
+    def found(made: Any) -> Any:
+        """The value, given what `fused` made, or the value that was made in another way."""
+        if type(made) is not ValueIfThere:
+            return made
+        return made.value if bool(made.there[0]) else made.value[:0]
+
+
+class CompressTask:
+    """A task whose value is what a mask selects: how many elements that is, one kernel of `fused`
+    counts, and the other one writes them where they belong. For CPU devices it stays what it
+    was."""
+
+    __slots__ = ("columns", "fused", "key")
+
+    def __init__(self, fused: KernelTask, columns: tuple[int, ...]):
+        self.fused, self.key = fused, fused.key
+        self.columns = columns  # shape of each element
+
+    def __call__(self, values: Values) -> Any:
+        return self.fused.original(values)
+
+    def __repr__(self) -> str:
+        return f"<Picked {self.key!r}>"
+
+
+def as_expected(value: Any, foreseen: AbstractArray, copy: type[Any] | None) -> Any:
+    """The array that a value is, perhaps as a copy; None where that is not as foreseen."""
+    if getattr(value, "shape", None) != foreseen.shape:
+        return None
+    if getattr(value, "dtype", None) != foreseen.dtype:
+        return None
+    if _laid_out(value, foreseen):
+        return value
+    return value.copy() if foreseen.strides is None and type(value) is copy else None
+
+
+def collect_arrays(value: Any, foreseen: Any, copy: type[Any] | None, out: list[Any]) -> bool:
+    """Append the arrays in containers to `out`; whether all in these is as foreseen."""
+    if type(foreseen) is AbstractArray:
+        array = as_expected(value, foreseen, copy)
+        out.append(array)
+        return array is not None
+    if type(foreseen) is KnownArray:  # a constant of the task itself
+        return True
+    if type(value) is not type(foreseen):
+        return False
+    if type(foreseen) is dict:
+        if list(value) != list(foreseen):
+            return False
+        value, foreseen = value.values(), foreseen.values()
+    elif not isinstance(foreseen, (tuple, list)):
+        return bool(literal(value, []) == literal(foreseen, []))
+    if len(value) != len(foreseen):
+        return False
+    return all(collect_arrays(v, f, copy, out) for v, f in zip(value, foreseen, strict=True))
+
+
+def _laid_out(array: Any, foreseen: AbstractArray) -> bool:
+    """Whether an array's elements lie in memory as foreseen."""
+    if foreseen.strides is None:
+        flags = getattr(array, "flags", None)
+        return flags is not None and bool(flags.c_contiguous)
+    itemsize = foreseen.dtype.itemsize
+    strides = getattr(array, "strides", None)
+    if strides is None:
+        return False
+    return all(
+        s == t * itemsize or n < 2
+        for s, t, n in zip(strides, foreseen.strides, foreseen.shape, strict=True)
+    )
+
+
+def compute_program(
+    program: Program,
+    evaluate: Callable[[Kernel, list[Any]], Iterable[Any]],
+    arrays: Sequence[Any],
+    scalars: bool = True,
+) -> Any:
+    """The value of a program, given what evaluates a kernel. 0-d results become NumPy's scalars
+    where NumPy would give these, and `scalars` holds."""
+    every = list(arrays)
+    for kernel in program.kernels:
+        every += evaluate(kernel, every)
+    return fill_result(program, every, scalars)
+
+
+def fill_result(program: Program, every: Sequence[Any], scalars: bool) -> Any:
+    """The value of a program, given all of its arrays."""
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, Out):
+            return leaf
+        array = every[leaf.array]
+        if array.shape != leaf.shape:
+            array = array.reshape(leaf.shape)
+        return array[()] if scalars and leaf.scalar else array
+
+    return map_leaves(value, program.result)
+
+
+@cache
+def placeholder(n: int) -> Expr:
+    return constant(PLACEHOLDER + 2 * n, np.int64)
+
+
+class PairsTask:
+    """A task of Dask's argmin or argmax whose pairs are two arrays, as those of programs are, and
+    not one of records: a reader may have blocks of either kind."""
+
+    def __init__(self, task: Callable[[Values], Any]):
+        self.task = task
+        self.key = getattr(task, "key", None)
+
+    def __call__(self, values: Values) -> Any:
+        value = self.task(values)
+        if isinstance(value, np.ndarray) and value.dtype.names == ("vals", "arg"):
+            return {name: value[name].copy() for name in value.dtype.names}
+        return value
+
+
+def task_function(task: Any) -> Any:
+    return task.function if type(task) is CompiledCall else getattr(task, "func", None)
+
+
+class TaskWithProducers:
+    """A task with others in front of it that only it reads."""
+
+    def __init__(self, task: Callable[[Values], Any], before: list[tuple[Key, Any]]):
+        self.task, self.before = task, before
+
+    def __call__(self, values: Values) -> Any:
+        return self.task({**values, **{name: t(values) for name, t in self.before}})
+
+
+def program_of(task: Any) -> KernelTask | None:
+    """What a task is as a program, if it is one."""
+    if isinstance(task, OptionalTask | CompressTask):
+        return task.fused
+    return task if isinstance(task, KernelTask) else None
+
+
+def original_task(task: Any) -> Any:
+    return task.original if isinstance(task, KernelTask) else task
+
+
+def count_arrays(structures: tuple[Any, ...]) -> int:
+    return sum([isinstance(leaf, AbstractArray) for leaf in leaves(structures)])
+
+
+def expected_structures(structure: Any) -> list[AbstractArray | None]:
+    return [s if isinstance(s, AbstractArray) else None for s in leaves(structure)]

@@ -1,0 +1,96 @@
+"""Keep Python's garbage collector from scanning large plans.
+
+Planning makes many objects that live until the run is over, and each look for garbage is one at all
+of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Planning makes many objects and no garbage: looking for some would take half of its time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def garbage_spared() -> Iterator[None]:
+    """What was put aside meanwhile in this thread comes back at the end."""
+    _spared.depth += 1
+    try:
+        yield
+    finally:
+        _spared.depth -= 1
+        if not _spared.depth:
+            _spared.put_back()
+
+
+class _FrozenGenerations(threading.local):
+    """What threads have put aside. The collector has one place for all; what is there by the user's
+    own wish stays there."""
+
+    threads = 0  # that have put something aside
+    lock = threading.Lock()
+    depth = 0  # of this thread
+    mine = False  # whether this thread has put something aside
+
+    def put_aside(self) -> None:
+        if not self.depth:
+            return
+        with _FrozenGenerations.lock:
+            if not self.mine and (_FrozenGenerations.threads or not gc.get_freeze_count()):
+                _FrozenGenerations.threads += 1
+                self.mine = True
+            if self.mine:
+                gc.freeze()
+
+    def put_back(self) -> None:
+        if self.mine:
+            with _FrozenGenerations.lock:
+                self.mine = False
+                _FrozenGenerations.threads -= 1
+                if not _FrozenGenerations.threads:
+                    gc.unfreeze()
+
+
+_spared = _FrozenGenerations()
+
+
+@contextmanager
+def of_things_that_stay() -> Iterator[None]:
+    """What is made meanwhile will stay, as imported modules do: it comes to the oldest objects
+    unseen. The collector would begin with a look at all of it, and once more at the next ones."""
+    with without_garbage_collection(), garbage_spared():
+        try:
+            yield
+        finally:
+            put_aside()
+
+
+def put_aside() -> None:
+    """Spare all that there is now, until this thread leaves `garbage_spared`."""
+    _spared.put_aside()
+
+
+def _forget_after_fork() -> None:
+    """A child process has none of its parent's threads."""
+    if _FrozenGenerations.threads:
+        gc.unfreeze()
+    _FrozenGenerations.lock, _FrozenGenerations.threads, _spared.mine = threading.Lock(), 0, False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,378 @@
+"""The plan cache: collections that were computed before are not planned again.
+
+Planned once, run again at once.
+
+A collection is recognised by the very layers that it is made of. They are watched weakly: when one
+is gone the plan goes, too, and with it every array that its tasks hold. So it does when a global
+that a user's function read while the plan was made is another one now. What stays of a plan is its
+template, for collections that are like it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from gc import get_referents
+from operator import is_not
+from sys import getsizeof
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from dask import config
+from dask._expr import HLGExpr, _HLGExprSequence
+from dask._task_spec import GraphNode, Task
+from dask.array.core import finalize
+from dask.base import collections_to_expr
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from ..forks import new_rlock
+from ..frontend.builder import key_lists
+from ..frontend.graph import Graph
+from ..plan.plan import Plan
+from .fingerprint import (
+    SETTINGS,
+    Fingerprint,
+    FingerprintReader,
+    Home,
+    SameObject,
+    has_items,
+    items_of,
+)
+from .template import PlanTemplate, template
+
+Key = Any
+T = TypeVar("T")
+#: The number of a layer that somebody may write to, and what was in it.
+Written = tuple[int, tuple[Any, ...]]
+
+#: Bytes that plans and templates may take together where nobody says otherwise ...
+MEMORY = 2**28
+#: ... and those that stay where the host's memory is short.
+LEAST = 2**24
+#: Plans and templates may take this part of the memory that is available when one is kept.
+PART = 1 / 4
+#: Bytes that a step of a small plan takes, about, and one word of a template. (By tracemalloc,
+#: steps of 4,000 blocks took 2,000 to 3,100 bytes, in sums, means, rechunk and map_blocks.)
+STEP, WORD = 3_000, 150
+#: ... and what its graph has for a step beside that: names, sizes, reasons.
+BESIDE = 800
+#: From so many steps on, so many of them are looked at, and of each no more objects than these.
+MANY, SAMPLE, DEEP = 1_000, 32, 2_000
+#: Of more words than so many for each step little is wanted: it takes longer to read than to plan.
+CULLED, SMALL = 200, 1_000
+#: Collections that are remembered for that.
+REMEMBERED = 1_000
+
+
+class SingleCollection:
+    """A collection that is the only one of a computation. Its expression is made where somebody
+    needs it: where its plan is known nobody does."""
+
+    __slots__ = ("collection", "optimize_graph")
+
+    def __init__(self, collection: Any, optimize_graph: bool):
+        self.collection, self.optimize_graph = collection, optimize_graph
+
+    @classmethod
+    def of(cls, collection: Any, optimize_graph: bool) -> Any:
+        """One that has a graph of layers; of another, its expression."""
+        out = cls(collection, optimize_graph)
+        made = type(getattr(collection, "dask", None)) is HighLevelGraph
+        return out if made and hasattr(collection, "__dask_optimize__") else build_expression(out)
+
+    @property
+    def hlg(self) -> HighLevelGraph:
+        return self.collection.dask  # type: ignore[no-any-return]
+
+    @property
+    def low_level_optimizer(self) -> Any:
+        return self.collection.__dask_optimize__ if self.optimize_graph else None
+
+
+def build_expression(dsk: Any) -> Any:
+    """The expression of a single collection; others are what they are."""
+    if type(dsk) is not SingleCollection:
+        return dsk
+    return collections_to_expr(dsk.collection, dsk.optimize_graph)
+
+
+class PlanKey:
+    """What makes two computations the same: the same layers, and the same keys wanted of them."""
+
+    def __init__(self, words: tuple[Any, ...], layers: list[Any]):
+        self.words, self.layers = words, layers
+
+
+def signature(dsk: Any, wanted: tuple[Key, ...]) -> PlanKey | None:
+    """The signature of an expression as `compute()` and `persist()` make them; None for others.
+
+    >>> import dask.array as da
+    >>> from dask._expr import FinalizeCompute
+    >>> from dask.base import collections_to_expr
+    >>> x = da.ones(4, chunks=2) + 1
+    >>> def expression():
+    ...     return FinalizeCompute(collections_to_expr([x])).optimize()
+    >>> a, b = expression(), expression()
+    >>> a._name == b._name  # every compute() gets names of its own
+    False
+    >>> words = [signature(e, tuple(flatten(e.__dask_keys__()))).words for e in (a, b)]
+    >>> words[0] == words[1]
+    True
+    """
+    if not isinstance(dsk, (SingleCollection, _HLGExprSequence, HLGExpr)):
+        return None
+    operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
+    names: dict[Key, Any] = {}
+    words: list[Any] = [config.get(s, None) for s in SETTINGS]
+    layers: list[Any] = []
+    for op in operands:
+        hlg = getattr(op, "hlg", None)
+        if not isinstance(hlg, HighLevelGraph):
+            return None
+        optimizer = op.low_level_optimizer
+        if isinstance(optimizer, MethodType):  # another one each time
+            return None
+        words.append(SameObject(optimizer))
+        some = hlg.layers
+        for name in wanted if isinstance(op, SingleCollection) else flatten(op.__dask_keys__()):
+            if type(name) is not str or name not in some:
+                continue
+            task = some[name].get(name)
+            if isinstance(task, Task) and task.func is finalize and len(task.args) == 1:
+                blocks = key_lists(task.args[0])
+                if blocks is not None:
+                    names[name] = _hashable(blocks)
+        if names:
+            some = {name: layer for name, layer in some.items() if name not in names}
+        words += tuple(some), tuple(map(id, some.values()))
+        layers += some.values()
+    words.append(tuple([names.get(k, k) for k in wanted]) if names else wanted)
+    return PlanKey(tuple(words), layers)
+
+
+def _hashable(keys: Any) -> Any:
+    return tuple(map(_hashable, keys)) if isinstance(keys, list) else keys
+
+
+class PlanCache:
+    """The latest plans and the latest templates, which have half of `limit` bytes each: what a plan
+    and its template share is counted in both. `available` says how much memory there is."""
+
+    def __init__(
+        self, limit: int = MEMORY, available: Callable[[], int] | None = None, part: float = PART
+    ):
+        self.limit, self._available, self._part = limit, available, part
+        self._plans: _LatestBySize[tuple[Graph, Plan, list[Any], list[Written]]] = _LatestBySize(
+            limit // 2
+        )
+        self._templates: _LatestBySize[PlanTemplate] = _LatestBySize(limit // 2)
+        self._reader = FingerprintReader()
+        self._culled: _LatestBySize[bool] = _LatestBySize(
+            REMEMBERED
+        )  # by the sizes of their layers
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all of them take, about."""
+        return self._plans.size + self._templates.size
+
+    def shed(self, limit: int | None = None) -> None:
+        """Let go of the oldest, down to so many bytes: somebody else needs the memory."""
+        limit = LEAST if limit is None else limit
+        if self.nbytes > limit:
+            self._plans.shrink(limit // 2)
+            self._templates.shrink(limit // 2)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Where memory is short, shed so many that with these bytes all take a part of it."""
+        if self._available is not None and self.nbytes + nbytes > LEAST:
+            left = self._available() + self.nbytes
+            self.shed(max(LEAST, int(self._part * left) - nbytes))
+
+    def every(self) -> list[Plan]:
+        """The plans, the latest last."""
+        return [plan for _, plan, *_ in self._plans.every()]
+
+    def find(self, known: PlanKey, *where: Any) -> tuple[Graph, Plan] | None:
+        """The plan for the same computation in the same place."""
+        key = (known.words, where)
+        found = self._plans.get(key)
+        if found is None:
+            return None
+        graph, plan, watched, written = found
+        gone = any(map(is_not, [w() for w in watched], known.layers))
+        gone = gone or not all(has_items(known.layers[n], items) for n, items in written)
+        if gone or graph.changed():
+            self._plans.drop(key)
+            return None
+        return graph, plan
+
+    def keep(self, known: PlanKey, *where: Any, graph: Graph, plan: Plan) -> None:
+        key = (known.words, where)
+        plans = weakref.ref(self._plans)
+
+        def gone(_: Any) -> None:
+            if (alive := plans()) is not None:
+                alive.drop(key)
+
+        try:
+            watched = [weakref.ref(layer, gone) for layer in known.layers]
+        except TypeError:  # a layer of somebody else's making that cannot be watched
+            return
+        every = [(n, items_of(layer)) for n, layer in enumerate(known.layers)]
+        written = [(n, items) for n, items in every if items is not None]
+        nbytes = nbytes_of(plan.steps)
+        self._make_room(nbytes)
+        self._plans.put(key, (graph, plan, watched, written), nbytes)
+
+    def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint | None:
+        """What an expression is like, if it can be like others."""
+        if self._culled.get(_size(dsk)):
+            return None
+        return self._reader.likeness(dsk, wanted, home)
+
+    def like(
+        self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any
+    ) -> tuple[Graph, Plan] | None:
+        """A plan for a computation that is like an earlier one in the same place."""
+        key = (like.words, where)
+        found = self._templates.get(key)
+        if found is None:
+            return None
+        if not found.holds():
+            self._templates.drop(key)
+            return None
+        try:
+            return found.filled(like, wanted) if found.fits(like) else None
+        except RecursionError:  # functions in functions in functions
+            return None
+
+    def learn_from(
+        self, dsk: Any, like: Fingerprint, *where: Any, graph: Graph, plan: Plan
+    ) -> None:
+        """Keep what is left of a plan without its data."""
+        if like.size > max(SMALL, CULLED * len(plan.steps)):
+            self._culled.put(_size(dsk), True, 1)
+            return
+        try:
+            found = template(graph, plan, like)
+        except RecursionError:  # as above
+            return
+        if found is not None:
+            plan.template = found.plan
+            nbytes = nbytes_of(plan.steps) + like.size * WORD
+            self._make_room(nbytes)
+            self._templates.put((like.words, where), found, nbytes)
+
+    def clear(self) -> None:
+        self._plans.clear()
+        self._templates.clear()
+
+
+def _size(dsk: Any) -> tuple[Any, ...]:
+    """How many tasks each layer of an expression has that has them already."""
+    operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
+    return tuple(
+        [
+            (type(layer), len(layer) if type(layer) is MaterializedLayer else 0)
+            for op in operands
+            for layer in op.hlg.layers.values()
+        ]
+    )
+
+
+def nbytes_of(steps: list[Any]) -> int:
+    """Bytes that the steps of a plan take, about; arrays, which others hold, are not among them.
+
+    >>> nbytes_of([None] * 10)
+    30000
+    """
+    if len(steps) < MANY:
+        return STEP * len(steps)
+    seen: set[int] = set()
+    shared = _taken_by(steps[0], seen)  # with what is in every step
+    some = steps[1 :: max(1, len(steps) // SAMPLE)]
+    each = sum([_taken_by(step, seen) for step in some]) / len(some)
+    return shared + int((each + BESIDE) * len(steps))
+
+
+#: What is not looked into: others hold it.
+_NOT_OURS = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, np.ndarray, np.dtype)
+
+
+def _taken_by(thing: Any, seen: set[int]) -> int:
+    """Bytes of an object and of all in it that were not seen before."""
+    nbytes, looked, stack = 0, 0, [thing]
+    while stack and looked < DEEP:
+        it = stack.pop()
+        if id(it) in seen or isinstance(it, _NOT_OURS):
+            continue
+        seen.add(id(it))
+        looked += 1
+        # that of Dask's tasks counts their class, and all that is in them, once more
+        nbytes += object.__sizeof__(it) if isinstance(it, GraphNode) else getsizeof(it)
+        stack += get_referents(it)
+    return nbytes
+
+
+class _LatestBySize(Generic[T]):
+    """What was used last, of a size of no more than `limit` in all."""
+
+    def __init__(self, limit: int):
+        self.limit, self.size = limit, 0
+        self._found: OrderedDict[Any, tuple[Any, T, int]] = OrderedDict()
+        self._last: tuple[Any, T, int] | None = None  # found, and still there
+        self._lock = new_rlock()  # a layer may go, and call back, while the lock is held
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def every(self) -> list[T]:
+        with self._lock:
+            return [value for _, value, _ in self._found.values()]
+
+    def get(self, key: Any) -> T | None:
+        with self._lock:
+            found = self._last  # most often the same again: its key is compared, and not hashed
+            if found is None or found[0] != key:
+                found = self._found.pop(key, None)
+                if found is None:
+                    return None
+                self._found[found[0]] = found  # under its own key, found without comparing
+                self._last = found
+            return found[1]
+
+    def put(self, key: Any, value: T, size: int) -> None:
+        with self._lock:
+            self.drop(key)
+            if size > self.limit:
+                return
+            self._found[key], self._last = (key, value, size), None
+            self.size += size
+            self.shrink(self.limit)
+
+    def shrink(self, limit: int) -> None:
+        """Drop the oldest, down to a size."""
+        with self._lock:
+            while self.size > limit:
+                self.drop(next(iter(self._found)))
+
+    def drop(self, key: Any) -> None:
+        with self._lock:
+            found = self._found.pop(key, None)
+            if found is not None:
+                self.size -= found[2]
+            if found is self._last:
+                self._last = None
+
+    def clear(self) -> None:
+        with self._lock:
+            self._found.clear()
+            self._last = None
+            self.size = 0

@@ -1,0 +1,154 @@
+"""From a graph to a plan: the passes in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import OutOfMemory
+from ..frontend.graph import Graph
+from ..fusion import horizontal
+from ..fusion.fuser import FusionPass, better_apart
+from ..options import Options
+from ..plan.batching import batch_alike
+from ..plan.build import make_plan, places_of
+from ..plan.machine import Machine
+from ..plan.matmul import accumulate_matmul, recognise_matmul
+from ..plan.plan import Plan
+from ..runtime.gather import ResultAssembly
+from ..runtime.protocol import Hardware
+from .reorder import reorder_steps
+
+#: By the kind of device, bytes that a task must touch to be worth a program ...
+FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
+#: ... and operations that it must do.
+FUSE_FEWEST = {"cpu": 2, "cuda": 0}
+#: How often a graph is read to find layers that are better apart: one that is not followed hides
+#: those behind it.
+MOST_READINGS = 5
+
+
+def plan_dask(
+    read: Callable[[Mapping[str, str]], Graph],
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+) -> tuple[Graph, Plan]:
+    """The plan of a graph that is `read` with some layers apart from others: with those that cannot
+    be followed, or what Dask has fused with them would not be, either."""
+    apart: dict[str, str] = {}
+    fused: dict[str, list[str]] = {}
+    strange: set[str] = set()
+    for _ in range(MOST_READINGS):
+        graph = read(apart)
+        fuser = _fuser(graph, machine, home, kind, options, merge=True)
+        if fuser is None:
+            break
+        graph, before, apart = fuser.fused(), apart, {}
+        for layer, (names, those) in fuser.unfollowed.items():
+            fused.setdefault(layer, names)  # as Dask has it
+            strange |= those
+        for names in fused.values():
+            apart |= better_apart(names, strange)
+        if apart == before:
+            break
+    return _place_and_batch(graph, machine, home, kind, options, merge=True)
+
+
+def plan_graph(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+    merge: bool = True,
+) -> tuple[Graph, Plan]:
+    """The plan of a graph for devices of this kind, "cpu" or "cuda": fused, placed, and what is
+    alike put together. Changes the graph."""
+    fuser = _fuser(graph, machine, home, kind, options, merge)
+    return _place_and_batch(fuser.fused() if fuser else graph, machine, home, kind, options, merge)
+
+
+def _fuser(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+    merge: bool,
+) -> FusionPass | None:
+    least = FUSE_LEAST[kind] if options.fuse_least is None else options.fuse_least
+    by_position = options.random == "philox"
+    if not (options.fuse or by_position):
+        return None
+    near = _neighbours(graph, machine, home) if merge and options.fuse else None
+    return FusionPass(
+        graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
+        on_gpus=kind == "cuda", home=home,
+    )  # fmt: skip
+
+
+def _place_and_batch(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    kind: str,
+    options: Options,
+    merge: bool,
+) -> tuple[Graph, Plan]:
+    """What is alike put together, each step on its device, and where devices would wait for each
+    other another order."""
+    if merge and kind == "cuda":
+        recognise_matmul(graph)
+    apart, graph = graph, horizontal.merge(graph) if merge and options.fuse else graph
+    unsure = False
+    try:
+        plan = make_plan(graph, machine, home)
+    except OutOfMemory:  # what is made together is there together
+        unsure = bool(graph.products)  # but products that are added up need not be
+        if graph is apart and not unsure:
+            raise
+        graph, plan = apart, make_plan(apart, machine, home, refuse=not unsure)
+    for put_together in (accumulate_matmul, batch_alike) if merge and kind == "cuda" else ():
+        if put_together(graph, plan):
+            plan, unsure = make_plan(graph, machine, home), False
+    if unsure:
+        plan = make_plan(graph, machine, home)
+    if merge and kind == "cuda":
+        graph, plan = reorder_steps(graph, plan, home)
+    plan.reasons = graph.why
+    return graph, plan
+
+
+def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) -> Plan:
+    """The plan as it is run where parts of its result are written into one array as they are made:
+    they take no memory of their own."""
+    rooms = hardware.rooms(plan, gathering)
+    out = (
+        None if rooms is None else plan.written(rooms.parts, rooms.tasks, rooms.place, rooms.nbytes)
+    )
+    if out is None:
+        return plan
+    gathering.rooms = rooms
+    return out
+
+
+def _neighbours(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
+) -> Callable[[Any, Any], bool]:
+    """Whether two tasks should be on one device: asked of those that read a part of a block, and of
+    the steps of trees."""
+    if machine.shared or len(machine.devices) == 1:
+        return lambda a, b: True
+    # as it is now: tasks disappear into others while this is asked
+    before = replace(graph, tasks={**graph.tasks}, needs={**graph.needs}, pins={**graph.pins})
+    place: dict[Any, int] = {}
+
+    def near(a: Any, b: Any) -> bool:
+        if not place:
+            place.update(places_of(before, machine, home))
+        return place.get(a, -1) == place.get(b, -2)
+
+    return near

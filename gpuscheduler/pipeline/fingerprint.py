@@ -1,0 +1,606 @@
+"""What makes two computations alike: words of their tasks and data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import WRAPPER_ASSIGNMENTS, partial
+from operator import getitem, is_not
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+from weakref import ref
+
+import numpy as np
+from dask import config
+from dask._expr import HLGExpr, _HLGExprSequence
+from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
+from dask.array.core import load_store_chunk
+from dask.array.optimization import optimize as optimize_array
+from dask.blockwise import Blockwise
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.layers import (
+    ArrayBlockIdDep,
+    ArrayChunkShapeDep,
+    ArrayOverlapLayer,
+    ArraySliceDep,
+    ArrayValuesDep,
+)
+from dask.utils import Dispatch, apply, methodcaller
+
+from ..frontend.captured import FRESH, Variable, all_unchanged, made_of
+from ..frontend.chunk import Chunk
+from ..frontend.graph import is_chunk
+from ..frontend.rebuild import has_name
+from ..frontend.tiles import Tiles
+from ..ir.expr import Expr
+from ..tracing.bytecode import variables_written
+
+Key = Any
+Home = Callable[[Any], int | None]
+
+#: Settings that change what a collection becomes.
+SETTINGS = ("optimization.fuse.active", "optimization.annotations.fuse")
+#: What is said of a layer's blocks by the chunks of an array alone.
+OF_CHUNKS = (ArrayBlockIdDep, ArrayChunkShapeDep, ArraySliceDep, Tiles)
+#: Layers of one graph beyond which reading what they say takes long, and tasks of one layer, for
+#: which there is about room in `MOST_WORDS`. (To read takes 16 microseconds a task, on two shared
+#: CPU cores: 1.6 s for an array of 100,000 blocks; to plan it takes 300 and more. A sum of 60,000
+#: blocks like one before it took 10 s there, and planned anew 28.)
+MOST_LAYERS, MOST_TASKS = 2_000, 200_000
+#: Words of one layer, and length of one string, and bytes of one array that is told by its values.
+MOST_WORDS, LONGEST, LARGEST = 1_000_000, 1_000, 65_536
+#: Whose functions change no list, dictionary or array that they are handed beside their blocks.
+TRUSTED = ("cupy", "cupyx", "dask", "numpy", "scipy", __name__.partition(".")[0])
+#: Whose callable objects do not change once they are made: kernels and compiled functions.
+COMPILERS = ("cupy", "numba")
+#: How the names begin under which Dask has the numbers of what it takes from arrays.
+LISTS = ("shuffle-taker-", "shuffle-sorter-")
+#: What `functools.wraps` writes to a function, which does not read it.
+WRAPPED = {*WRAPPER_ASSIGNMENTS, "__wrapped__"}
+#: Under whose names Dask has functions that were given some arguments, and functions in a row.
+TOOLS = ("toolz", "tlz", "cytoolz")
+_ATOMS = (type(Ellipsis), Expr)
+_BOUNDS = (int, type(None))
+#: What a list or a dictionary in a task may be: anybody's, who may change it; read by functions
+#: that do not, so that it only has to be watched; or seen by nobody but such functions.
+_ANYBODYS, _WATCHED, _FRESH = range(3)
+
+
+class _NotComparable(Exception):
+    """A graph says something that may mean another thing in another graph."""
+
+
+class HashedWords:
+    """Words to look up by; there may be many of them, which takes time to hash."""
+
+    __slots__ = ("hash", "words")
+
+    def __init__(self, words: Any):
+        self.words, self.hash = words, hash(words)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is HashedWords and self.words == other.words
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What makes two computations alike, and in what they may differ."""
+
+    words: HashedWords  # equal for those that are alike
+    names: tuple[str, ...]  # of their layers, in one order
+    data: tuple[Any, ...]  # values that are in them, in one order
+    around: tuple[Variable, ...]  # their functions, and the variables around these
+    size: int  # of the words
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerFingerprint:
+    """What one layer says: with numbers for names, and no data."""
+
+    words: Any
+    makes: tuple[str, ...]  # the names of its keys
+    names: tuple[str, ...]  # where keys may stand
+    plain: frozenset[str]  # strings elsewhere
+    data: tuple[Key, ...]
+    inside: tuple[Any, ...]  # arrays in its task
+    around: tuple[Variable, ...]
+    size: int  # of the words
+
+
+class FingerprintReader:
+    """Reads graphs, and remembers their layers as long as these live."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ref[Layer], _LayerFingerprint | None, Items]] = {}
+
+    def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint | None:
+        """What an expression of Dask's is like, computed for these keys; `home` says where its data
+        is. None where it is like nothing else.
+
+        >>> import dask.array as da
+        >>> from dask._expr import FinalizeCompute
+        >>> from dask.base import collections_to_expr
+        >>> def words(x):
+        ...     expr = FinalizeCompute(collections_to_expr([x])).optimize()
+        ...     wanted = tuple(flatten(expr.__dask_keys__()))
+        ...     return FingerprintReader().likeness(expr, wanted, lambda value: None).words
+        >>> x, y = (da.from_array(np.full(4, n), chunks=2) for n in (1, 2))
+        >>> words(x + 1) == words(y + 1), words(x + 1) == words(y + 2)
+        (True, False)
+        """
+        if not isinstance(dsk, (_HLGExprSequence, HLGExpr)):
+            return None
+        try:
+            return self._likeness(dsk, wanted, home)
+        except Exception:  # it may also be of a class that does not let itself be looked at
+            return None
+
+    def _likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint:
+        layers: dict[str, Layer] = {}
+        every: list[tuple[Any, list[Key]]] = []
+        for op in dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]:
+            hlg = getattr(op, "hlg", None)
+            if not isinstance(hlg, HighLevelGraph) or len(hlg.layers) > MOST_LAYERS:
+                raise _NotComparable
+            if op.low_level_optimizer is not optimize_array:
+                raise _NotComparable  # whose optimisation may put data into its tasks
+            if any(layers.get(n, layer) is not layer for n, layer in hlg.layers.items()):
+                raise _NotComparable  # two layers of one name
+            layers.update(hlg.layers)
+            kind = type(op), len(hlg.layers)
+            every.append((kind, list(flatten(op.__dask_keys__()))))
+        said = {name: self._read(layer) for name, layer in layers.items()}
+        maker = {made: name for name, s in said.items() for made in s.makes}
+        if any(not s.plain.isdisjoint(maker) for s in said.values()):
+            raise _NotComparable  # whether it is a name there, or a string
+        numbers: dict[str, int] = {}
+        order: dict[str, _LayerFingerprint] = {}
+        stack = [_name_of(k) for _, ends in reversed(every) for k in reversed(ends)]
+        while stack:
+            string = stack.pop()
+            name = maker.get(string)
+            if name is None or string in numbers:
+                continue
+            numbers[string] = len(numbers)
+            if name not in order:
+                order[name] = said[name]
+                stack += said[name].names[::-1]
+        data = [_value(layers[name][k]) for name, s in order.items() for k in s.data]
+        data += [array for s in order.values() for array in s.inside]
+        around = [v for s in order.values() for v in s.around]
+        held = {id(v) for v in data}
+        if any(type(v) is np.ndarray and id(v) in held for v, _ in around):
+            raise _NotComparable  # an array that is told by its values, and is data elsewhere
+
+        def numbered(keys: Collection[Key]) -> tuple[Any, ...]:
+            if any(_name_of(k) not in numbers for k in keys):
+                raise _NotComparable
+            return tuple([(numbers[_name_of(k)], _index_of(k)) for k in keys])
+
+        settings = tuple([config.get(s, None) for s in SETTINGS])
+        ends = tuple([(kind, numbered(keys)) for kind, keys in every])
+        text = tuple(
+            [(s.words, tuple([numbers.get(n, n) for n in s.names])) for s in order.values()]
+        )
+        words = HashedWords((settings, ends, numbered(wanted), text, _facts(data, home)))
+        size = sum([s.size for s in order.values()])
+        return Fingerprint(words, tuple(numbers), tuple(data), tuple(around), size)
+
+    def _read(self, layer: Layer) -> _LayerFingerprint:
+        every, known = self._known, id(layer)
+        watched, said, items = every.get(known, (None, None, None))
+        if (
+            watched is None
+            or watched() is not layer
+            or (said and not all_unchanged(said.around))
+            or not has_items(layer, items)
+        ):
+            try:
+                said = _LayerWords().of(layer)
+            except Exception:  # as above
+                said = None
+            gone = ref(layer, lambda _: every.pop(known, None))
+            every[known] = gone, said, items_of(layer)
+        if said is None:
+            raise _NotComparable
+        return said
+
+
+#: What is in a layer that somebody may have made of a dictionary, and may write to.
+Items = tuple[Any, ...] | None
+
+
+def items_of(layer: Any) -> Items:
+    """None of others, and of those that `persist` makes."""
+    if type(layer) is not MaterializedLayer:
+        return None
+    values = layer.mapping.values()
+    return None if is_chunk(next(iter(values), None)) else tuple(values)
+
+
+def has_items(layer: Any, items: Items) -> bool:
+    """Whether these are what is in it still."""
+    if items is None:
+        return True
+    return len(items) == len(layer.mapping) and not any(map(is_not, layer.mapping.values(), items))
+
+
+def _name_of(key: Key) -> str:
+    name = key[0] if type(key) is tuple and key else key
+    if type(name) is not str:
+        raise _NotComparable
+    return name
+
+
+def _index_of(key: Key) -> Any:
+    return key[1:] if type(key) is tuple else None
+
+
+# ---- what layers say
+
+
+class _LayerWords:
+    """Words for what one layer says, equal for what means the same. Each is a tuple that begins
+    with a type, or a type. A name has a number where a key may stand, and nowhere else."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.plain: set[str] = set()  # strings that are none
+        self.data: list[Key] = []
+        self.inside: list[Any] = []
+        self.one = False  # whether arrays here can be data: it is one task for all blocks
+        self.around: list[Variable] = []
+        self.functions: dict[int, tuple[Any, bool]] = {}  # words, and whether it is `FRESH`
+        self.lists = _ANYBODYS  # what the lists and dictionaries that come are
+        self.watched: set[int] = set()  # ids of these, and of arrays
+        self.left = MOST_WORDS
+
+    def of(self, layer: Layer) -> _LayerFingerprint:
+        facts = self._each(layer.annotations), self._each(layer.collection_annotations)
+        if type(layer) is Blockwise:
+            if layer.output_blocks is not None:
+                raise _NotComparable
+            makes, self.one = [layer.output], True
+            words: Any = (
+                self._name(layer.output), self(layer.output_indices), self(layer.task),
+                tuple([self._argument(a, i) for a, i in layer.indices]), layer.concatenate,
+                tuple([(self._name(k), self(v)) for k, v in layer.numblocks.items()]),
+                self._each(layer.new_axes),
+                tuple([(self._name(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
+            )  # fmt: skip
+        elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
+            makes = list(dict.fromkeys([_name_of(k) for k in layer]))
+            words = tuple([(self._key(k), self._item(k, v)) for k, v in layer.items()])
+        elif type(layer) is ArrayOverlapLayer:
+            makes = [f"overlap-{layer.token}"]
+            words = (
+                self._name(makes[0]), self._name(layer.name), self(layer.chunks),
+                self(layer.numblocks), tuple([(k, self(v)) for k, v in layer.axes.items()]),
+            )  # fmt: skip
+        else:
+            raise _NotComparable
+        return _LayerFingerprint(
+            (type(layer), facts, words), tuple(makes), tuple(self.names), frozenset(self.plain),
+            tuple(self.data), tuple(self.inside), tuple(self.around),
+            MOST_WORDS - self.left + len(self.data),
+        )  # fmt: skip
+
+    def _each(self, facts: Mapping[str, Any] | None) -> Any:
+        """Of what Dask says of a layer, which no function gets."""
+        self.lists = _FRESH
+        words = tuple([(k, self(v)) for k, v in (facts or {}).items()])
+        self.lists = _ANYBODYS
+        return words
+
+    def _blocks(self, of: Any) -> Any:
+        if type(of) is ArrayValuesDep and type(of.values) is dict:
+            values = tuple([(self(k), self(v)) for k, v in of.values.items()])
+            return type(of), self(of.chunks), values
+        if type(of) not in OF_CHUNKS:
+            raise _NotComparable
+        return type(of), self(of.chunks)
+
+    def _argument(self, argument: Any, index: Any) -> Any:
+        """An argument of a Blockwise layer: the name of an array, with the axes of its blocks."""
+        return (self(argument) if index is None else self._name(argument)), self(index)
+
+    def _item(self, key: Key, item: Any) -> Any:
+        if is_task_data(_value(item)):
+            self.data.append(key)
+            return Chunk
+        if type(item) is DataNode and _name_of(key).startswith(LISTS):
+            self.lists = _WATCHED
+            words, self.lists = self(item), _ANYBODYS
+            return words
+        return self(item) if isinstance(item, GraphNode) else self._legacy(item)
+
+    def _legacy(self, item: Any) -> Any:
+        """A task as a tuple, or what is in one: lists in it are of keys and of tasks."""
+        if type(item) is tuple and item and callable(item[0]):
+            before, words = self.lists, self._calls(item[0], item[1:])
+            out = tuple, words, *[self._legacy(a) for a in item[1:]]
+            self.lists = before
+            return out
+        if type(item) is tuple and item and type(item[0]) is str:
+            return TaskRef, self._key(item)
+        if type(item) is list:  # Dask makes another of it
+            if not self.lists and not all(type(x) in (list, tuple) for x in item):
+                raise _NotComparable
+            return (list, *[self._legacy(x) for x in item])
+        return self(item)
+
+    def _name(self, name: Any) -> int:
+        if type(name) is not str:
+            raise _NotComparable
+        return self.names.setdefault(name, len(self.names))
+
+    def _key(self, key: Key) -> Any:
+        if type(key) is str:
+            return self._name(key)
+        if type(key) is not tuple or not key:
+            raise _NotComparable
+        name, index = key[0], key[1:]
+        for n in index:
+            if type(n) is str:
+                self.plain.add(n)
+            elif not isinstance(n, (int, float, np.integer)):
+                raise _NotComparable
+        return self._name(name), index
+
+    def __call__(self, v: Any) -> Any:
+        kind = type(v)
+        self.left -= 1
+        if self.left < 0:
+            raise _NotComparable
+        if kind is int or kind is bool or v is None:
+            return kind, v
+        if kind is str or kind is bytes:
+            if len(v) > LONGEST:
+                raise _NotComparable
+            if kind is str:
+                self.plain.add(v)
+            return kind, v
+        if kind is tuple:
+            return (kind, *[self(x) for x in v])
+        if kind is list and self.lists:
+            self._watch(v)
+            return (kind, *[self(x) for x in v])
+        if kind is TaskRef or kind is Alias:
+            return kind, self._key(v.key if kind is TaskRef else v.target)
+        if kind is slice:
+            start, stop, step = v.start, v.stop, v.step
+            if all(type(n) in _BOUNDS for n in (start, stop, step)):
+                return kind, start, stop, step
+            return kind, self(start), self(stop), self(step)
+        if kind in _ATOMS:
+            return kind, v
+        if kind is float or kind is complex:
+            return kind, repr(v)
+        if kind is Task:
+            return self._task(v)
+        if kind is DataNode:
+            return kind, self(v.value)
+        if isinstance(v, NestedContainer):
+            return (kind, *[self(a) for a in v.args])
+        if kind is dict and self.lists:
+            self._watch(v)
+            return (kind, *[(self(k), self(x)) for k, x in v.items()])
+        return self._object(v, kind)
+
+    def _task(self, task: Task) -> Any:
+        before, words = self.lists, self._calls(task.func, (*task.args, *task.kwargs.values()))
+        args = [self(a) for a in task.args]
+        args += [(k, self(a)) for k, a in task.kwargs.items()]
+        self.lists = before
+        return Task, words, task.data_producer, task.block_fusion, tuple(args)
+
+    def _calls(self, function: Any, args: Sequence[Any]) -> Any:
+        """Words for a function; what comes next are its arguments."""
+        words, fresh = self._called(function)
+        if function is apply and args:
+            function, args = args[0], args[1:]
+        watched = _WATCHED if _is_trusted(function) and all(map(_harmless, args)) else _ANYBODYS
+        self.lists = _FRESH if fresh else watched
+        return words
+
+    def _watch(self, it: Any) -> None:
+        if self.lists is _WATCHED and id(it) not in self.watched:  # the layer keeps it alive
+            self.watched.add(id(it))
+            self.around.append((it, made_of(it)))
+
+    def _called(self, function: Any) -> tuple[Any, bool]:
+        found = self.functions.get(id(function))  # the task keeps it alive
+        if found is None:
+            if function is load_store_chunk:
+                raise _NotComparable  # what it writes to may be what others read
+            fresh, before = any(function is f for f in FRESH), len(self.inside)
+            words = self._object(function, type(function))
+            # its arrays are among the data once: which function is called again counts, too
+            again = (ArraySlot, len(self.functions)) if len(self.inside) > before else words
+            self.functions[id(function)] = again, fresh
+            return words, fresh
+        return found
+
+    def _object(self, v: Any, kind: type) -> Any:
+        before, lists = (self.lists, self.one), self.lists
+        self.lists = _ANYBODYS  # what is in it may be anybody's
+        words = self._parts(v, kind, lists)
+        self.lists, self.one = before
+        return words
+
+    def _parts(self, v: Any, kind: type, lists: int) -> Any:
+        if self.one and kind is not Chunk and is_task_data(v):
+            self.inside.append(v)
+            return ArraySlot
+        if kind is not Chunk and is_task_data(v) and not v.size:  # it says of which kind others are
+            return kind, v.dtype, v.shape
+        if lists and kind is np.ndarray and v.nbytes <= LARGEST and not v.dtype.hasobject:
+            self.lists = _WATCHED  # its values count, and somebody may write to it
+            self._watch(v)
+            self.left -= v.nbytes // 8
+            return kind, v.dtype, v.shape, v.strides, v.tobytes()
+        if isinstance(v, np.void):  # a record, which is a part of its array
+            raise _NotComparable
+        if isinstance(v, np.generic):
+            return kind, v.dtype, v.tobytes()
+        if isinstance(v, np.dtype):
+            return v, _char(v)
+        if isinstance(v, type):
+            return v
+        if kind is np.random.SeedSequence:  # NumPy shortens what it says of long ones
+            return kind, repr(v), v.pool.tobytes()
+        if kind is FunctionType and not has_name(v):
+            return self._function(v)
+        if kind is BuiltinFunctionType and isinstance(v.__self__, (ModuleType, type(None))):
+            return kind, SameObject(v)
+        if isinstance(v, (np.ufunc, ModuleType)) or has_name(v):
+            return kind, SameObject(v)
+        root = kind.__module__.partition(".")[0]
+        if root in COMPILERS and callable(v):
+            return kind, SameObject(v)
+        if kind is Dispatch:
+            return kind, SameObject(v)
+        if kind is methodcaller:
+            return kind, v.method
+        curried = root in TOOLS and kind.__name__ == "curry"
+        if kind is partial or curried:
+            self.one = self.one and not curried  # nobody puts others in there
+            if kind is partial and vars(v):
+                raise _NotComparable  # which others may ask for
+            self.around.append((v, made_of(v)))
+            words = self._calls(v.func, (*v.args, *v.keywords.values()))
+            named = {**v.keywords}
+            if _is_trusted(v.func) and is_task_data(like := named.get("like")):
+                named["like"] = type(like)  # all that NumPy and Dask take from it
+            return kind, words, self(v.args), *[(k, self(x)) for k, x in named.items()]
+        self.one = False  # nobody puts others in there
+        if root in TOOLS and kind.__name__ == "Compose":
+            return kind, self(v.first), self(tuple(v.funcs))
+        if root == __name__.partition(".")[0]:
+            if is_dataclass(v) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+                return (kind, *[self(getattr(v, f.name)) for f in fields(v)])
+            if hasattr(v, "__dask_tokenize__"):
+                return (kind, *[self(x) for x in vars(v).values()])
+        raise _NotComparable
+
+    def _function(self, f: FunctionType) -> Any:
+        """A function that may be made again and again is what it says."""
+        if vars(f).keys() - WRAPPED or variables_written(f.__code__):
+            raise _NotComparable  # whose variables they are counts
+        try:
+            around = [(cell, made_of(cell)) for cell in f.__closure__ or ()]
+        except ValueError:  # not bound yet
+            raise _NotComparable from None
+        self.around += [(f, made_of(f)), *around]
+        inside = tuple([v for _, (v,) in around])
+        given = f.__defaults__ or (), tuple((f.__kwdefaults__ or {}).items())
+        others = tuple(f.__annotations__.items()), vars(f).get("__wrapped__")
+        about = f.__name__, f.__qualname__, f.__doc__, self(others)  # what may be asked of it
+        return FunctionType, f.__code__, SameObject(f.__globals__), self(inside), self(given), about
+
+
+def _is_trusted(f: Any) -> bool:
+    """Whether a function changes no list or dictionary that it gets, and keeps none."""
+    if type(f) is partial or type(f).__name__ == "curry":
+        return _is_trusted(f.func) and all(map(_harmless, (*f.args, *f.keywords.values())))
+    if type(f).__name__ == "Compose":
+        return _is_trusted(f.first) and all(map(_is_trusted, f.funcs))
+    if isinstance(f, np.ufunc) or type(f) is Dispatch or f is getitem:
+        return True
+    if type(f) is FunctionType and not has_name(f):  # made around others
+        around = [v for c in f.__closure__ or () for v in made_of(c)]
+        space = f.__globals__.get("__name__")
+        return _root(space) in TRUSTED and all(map(_harmless, around))
+    return has_name(f) and _root(f.__module__) in TRUSTED and f is not apply
+
+
+def _harmless(v: Any) -> bool:
+    """Whether nothing in an argument is a function that could change lists."""
+    if type(v) in (list, tuple) or isinstance(v, NestedContainer):
+        return all(map(_harmless, v.args if isinstance(v, NestedContainer) else v))
+    if type(v) is dict:
+        return all(map(_harmless, v.values()))
+    if type(v) is Task:
+        return _is_trusted(v.func) and all(map(_harmless, (*v.args, *v.kwargs.values())))
+    return not callable(v) or isinstance(v, (GraphNode, TaskRef, type)) or _is_trusted(v)
+
+
+def _root(module: Any) -> str:
+    return str(module).partition(".")[0]
+
+
+class SameObject:
+    """Equal for the very same object, which it keeps alive."""
+
+    __slots__ = ("it",)
+
+    def __init__(self, it: Any):
+        self.it = it
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is SameObject and self.it is other.it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+
+# ---- their data
+
+
+def _value(item: Any) -> Any:
+    """The value that an item of a layer is, where it is one."""
+    if is_chunk(item):
+        return item.func
+    return item.value if type(item) is DataNode else item
+
+
+def is_task_data(value: Any) -> bool:
+    """Whether it is a value that tasks are handed, whatever is in it."""
+    kind = type(value)
+    if kind is Chunk or kind is np.ndarray:
+        return True
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
+
+
+def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
+    """What a plan takes from data: where it is, what it is like, and what of it is the same."""
+    first: dict[int, int] = {}
+    out = []
+    for n, value in enumerate(data):
+        place, shown, moves = home(value), value, type(value) is Chunk
+        if moves:
+            if place is None:  # another scheduler's
+                raise _NotComparable
+            shown = value.shown()
+        facts = moves, value.nbytes, _layout(shown)
+        out.append((first.setdefault(id(value), n), place, facts))
+    return tuple(out)
+
+
+def _layout(value: Any) -> Any:
+    if value is None:
+        return None
+    if not is_task_data(value) or value.dtype.hasobject:
+        raise _NotComparable
+    return type(value), value.dtype, _char(value.dtype), value.shape, value.strides
+
+
+def _char(dtype: np.dtype[Any]) -> str:
+    """What one type may have and another not that is equal to it."""
+    if dtype.metadata:
+        raise _NotComparable
+    return dtype.char
+
+
+# ---- plans
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySlot:
+    """Stands for an array in a task."""
+
+    number: int  # among all data

@@ -1,0 +1,248 @@
+"""Plan templates: plans without names and data, reused for alike collections.
+
+A collection that differs in nothing but these from one that was planned before is not planned
+again.
+
+So is each round of an iteration: its arrays have new names, and the same functions do the same to
+new blocks. What graphs say is compared layer by layer, as Dask wrote them: a Blockwise layer is one
+task, however many blocks it has. What may not mean the same in two graphs (a mutable argument, an
+object of a user's class) makes a graph unlike all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import is_not
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from dask._task_spec import DataNode, GraphNode, Task
+
+from ..frontend.captured import Variable, all_unchanged, content
+from ..frontend.compiled_task import COMPILED
+from ..frontend.graph import Graph
+from ..frontend.rebuild import TASKS, attributes_of, swap_parts
+from ..frontend.transfers import identity
+from ..fusion.horizontal import TupleItemKey
+from ..fusion.task import CompressTask, KernelTask, OptionalTask
+from ..plan.batching import Batch
+from ..plan.plan import Plan, Step
+from ..tracing.bytecode import ClosureCells
+from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
+
+#: Tasks that send an array to a device.
+SENDERS = (identity, np.ascontiguousarray)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilledTask:
+    """A task with arrays where it has slots: they are put there when it is called."""
+
+    task: Callable[[dict[Key, Any]], Any]
+    data: Sequence[Any]
+
+    def __call__(self, values: dict[Key, Any]) -> Any:
+        return _fill_task(self.task, self.data, {})(values)
+
+
+@dataclass(slots=True, repr=False)
+class PlanTemplate:
+    """A plan without data. What is missing in a step has its number among all data."""
+
+    graph: Graph
+    plan: Plan
+    names: tuple[str, ...]
+    own: dict[int, list[int]]  # in the tasks of steps
+    constants: dict[int, dict[Key, int]]  # among what steps read as it is
+    slots: set[int]  # steps whose tasks have some
+    values: dict[int, tuple[bytes, ...]]  # of arrays in tasks, where these decide what tasks do
+    around: tuple[Variable, ...]
+
+    def __repr__(self) -> str:
+        return f"<Template of {self.plan!r}>"
+
+    def holds(self) -> bool:
+        """Whether all that it was made of, beside the graph, is what it was."""
+        return all_unchanged(self.around) and not self.graph.changed()
+
+    def fits(self, like: Fingerprint) -> bool:
+        """Whether the arrays of such a computation have the values that the plan was made for."""
+        return all(content(like.data[n]) == before for n, before in self.values.items())
+
+    def filled(self, like: Fingerprint, wanted: tuple[Key, ...]) -> tuple[Graph, Plan]:
+        """The plan of a computation that is like the one it was made of."""
+        names = dict(zip(self.names, like.names, strict=True))
+        data, steps = like.data, []
+        known: dict[int, Any] = {}
+        for i, s in enumerate(self.plan.steps):
+            key, constants = _rename_key(s.key, names), s.constants
+            own = [data[n] for n in self.own.get(i, ())]
+            task: Any = s.task
+            if i in self.slots:
+                task = _with_arrays(task, data, known)
+            if type(task) is Batch:  # it remembers where its arrays were
+                task = Batch(task.key, task.members, task.fixed, tuple(own))
+            elif own:
+                task = DataNode(key, *own) if type(task) is DataNode else Task(key, task.func, *own)
+            if i in self.constants:
+                missing = self.constants[i]
+                constants = {**constants, **{k: data[n] for k, n in missing.items()}}
+            steps.append(Step(
+                key, task, s.inputs, s.names, s.sources, constants, s.place, s.nbytes, s.known,
+                s.seconds, s.kind, s.fixed, s.picks, s.aside, s.again, s.sent,
+            ))  # fmt: skip
+        plan = replace(self.plan, steps=steps, template=self.plan)
+        for fact in ("readers", "crossing", "launches", "types", "fixed"):
+            plan.__dict__[fact] = getattr(self.plan, fact)
+        graph = self.graph
+        called = {t: _rename_key(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
+        called.update(zip(graph.wanted, wanted, strict=True))
+        values = {id(data[n]): (data[n], before) for n, before in self.values.items()}
+        values.update(graph.values)
+        around = like.around + self.around
+        return replace(graph, called=called, around=around, values=values), plan
+
+
+def _rename_key(key: Key, names: Mapping[str, str]) -> Key:
+    if type(key) is tuple and key and key[0] in names:
+        return (names[key[0]], *key[1:])
+    if type(key) is TupleItemKey:
+        return TupleItemKey(tuple([_rename_key(k, names) for k in key.keys]))
+    return names.get(key, key) if type(key) is str else key
+
+
+def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None:
+    """What is left of a plan without its data; None where that cannot be told apart."""
+    if graph.data:
+        return None
+    number: dict[int, int] = {}
+    for n, value in enumerate(like.data):
+        number.setdefault(id(value), n)
+    steps = []
+    every_own: dict[int, list[int]] = {}
+    every_constant: dict[int, dict[Key, int]] = {}
+    slots, known = set(), dict[int, Any]()
+    seen: set[int] = set()
+    for i, step in enumerate(plan.steps):
+        task: Any = step.task
+        own: list[Any] = []
+        others = step.key in graph.beside  # it may be an array of a module's
+        if type(task) is DataNode and (not others or id(task.value) in number):
+            own, task = [task.value], DataNode(step.key, None)
+        elif step.sent and type(task) is Task and task.func in SENDERS:
+            if not others or id(task.args[0]) in number:
+                own, task = [*task.args], Task(step.key, task.func, None)
+        else:
+            if type(task) is Batch and task.chunks:
+                own, task = [*task.chunks], Batch(task.key, task.members, task.fixed)
+            emptied = _empty_task(task, number, known)
+            if emptied is not task:
+                slots.add(i)
+                task = emptied
+        constants = {
+            k: v
+            for k, v in step.constants.items()
+            if is_task_data(v) and (k not in graph.beside or id(v) in number)
+        }
+        if any(id(v) not in number for v in (*own, *constants.values())):
+            return None
+        if _holds(task, number, seen):
+            return None
+        if own:
+            every_own[i] = [number[id(v)] for v in own]
+        if constants:
+            every_constant[i] = {k: number[id(v)] for k, v in constants.items()}
+        if own or constants or i in slots:
+            rest = {k: v for k, v in step.constants.items() if k not in constants}
+            step = replace(step, task=task, constants=rest)
+        steps.append(step)
+    # what functions read in a module stays, whatever data it is in this round
+    if any(type(g[0]) is not ClosureCells and _holds(g[2], number, seen) for g in graph.globals):
+        return None
+    less: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
+
+    def stays(value: Any) -> bool:
+        """Whether it has no data in it: otherwise tasks have other variables by now."""
+        return _empty_task(value, number, known) is value
+
+    less["globals"] = [g for g in graph.globals if type(g[0]) is not ClosureCells or stays(g[2])]
+    around = [v for v in (*like.around, *graph.around) if stays(v)]
+    less["around"] = ()
+    less["values"] = {k: v for k, v in graph.values.items() if k not in number}
+    less["containers"] = {}  # nobody changes those of what is like something else
+    values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
+    return PlanTemplate(
+        replace(graph, **less), replace(plan, steps=steps, predicted=None), like.names, every_own,
+        every_constant, slots, values, tuple(around),
+    )  # fmt: skip
+
+
+# ---- arrays in tasks
+
+
+def _empty_task(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any:
+    """The task with slots in place of data; itself where there is none."""
+
+    if type(task) is Batch:
+        members = [_empty_task(t, number, known) for t in task.members]
+        same = not any(map(is_not, members, task.members))
+        return task if same else Batch(task.key, members, task.fixed)
+
+    def swap(it: Any) -> Any:
+        n = number.get(id(it))
+        return it if n is None or not is_task_data(it) else ArraySlot(n)
+
+    return swap_parts(task, swap, known)
+
+
+def _fill_task(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
+    return swap_parts(task, lambda it: data[it.number] if type(it) is ArraySlot else it, known)
+
+
+def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
+    """The task with arrays in its slots. What is a program reads them with its other arrays; only
+    where it is not computed as one, it needs them in there."""
+    if type(task) is Batch:
+        return Batch(task.key, [_with_arrays(t, data, known) for t in task.members], task.fixed)
+    if type(task) is KernelTask:
+        return KernelTask(
+            task.key, task.program, task.names, task.expects, task.positions, task.kind,
+            _FilledTask(task.original, data),
+        )  # fmt: skip
+    if type(task) is OptionalTask:
+        return OptionalTask(_with_arrays(task.fused, data, known))
+    if type(task) is CompressTask:
+        return CompressTask(_with_arrays(task.fused, data, known), task.columns)
+    return _fill_task(task, data, known)
+
+
+def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
+    """Whether a task has data in it, in whatever it consists of that was not `seen` before."""
+    stack = [task]
+    while stack:
+        it = stack.pop()
+        if id(it) in seen:
+            continue
+        seen.add(id(it))
+        if id(it) in number and is_task_data(it):
+            return True
+        kind = type(it)
+        if kind in (tuple, list, set, frozenset):
+            stack += it
+        elif kind is dict:
+            stack += it.values()
+        elif kind is partial or kind.__name__ == "curry":
+            stack += [it.func, it.args, it.keywords]
+        elif kind.__name__ == "Compose":
+            stack += [it.first, *it.funcs]
+        elif kind is FunctionType:
+            stack += ClosureCells.of(it).values()  # without those that are not bound yet
+            stack += [it.__defaults__, it.__kwdefaults__]
+            if it.__code__.co_filename == COMPILED:
+                stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]
+        elif isinstance(it, GraphNode) or kind.__name__ in TASKS:
+            stack += attributes_of(it).values()
+    return False

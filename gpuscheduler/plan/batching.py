@@ -1,0 +1,171 @@
+"""Batch alike programs on one device into one launch.
+
+The sums of many blocks that are there already or are made there, and blocks that the caller wants.
+What this saves is the host's time, which is per step.
+
+It comes after placement: only tasks on the same device are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dask._task_spec import DataNode
+from dask.core import flatten
+
+from ..frontend.chunk import Chunk
+from ..frontend.graph import Graph
+from ..frontend.order import depth_first
+from ..fusion.horizontal import TupleItemKey, forget, read_together, rewire
+from ..fusion.task import KernelTask
+from ..ir.limits import CLOSE
+from .plan import Plan
+
+Key = Any
+Values = dict[Any, Any]
+
+#: Programs of one launch at most: several launches keep a device busy while the host goes on.
+MOST = 16
+#: Bytes of a result that is small.
+SMALL = CLOSE
+#: Bytes of one that others may read: what one launch makes stays until all of it was read.
+MODEST = 2**21
+#: Bytes that a task may read of what others have made.
+LITTLE = 2**24
+#: A batch makes, fetches and reads of what others have made, which stays until all of it has run,
+#: no more than this part of a device's memory. What it fetches counts for more, as it has to be
+#: there before the first of the batch begins.
+SHARE, FETCHED = 20, 8
+#: ... and reads no more persisted chunks than one of so many parts of it: they may be elsewhere.
+CHUNKS = 2
+
+
+class Batch:
+    """Tasks that are the same program on different arrays; its value has theirs by number."""
+
+    __slots__ = ("_moved", "chunks", "fixed", "key", "members", "ready")
+
+    def __init__(
+        self,
+        key: TupleItemKey,
+        members: list[KernelTask],
+        fixed: bool,
+        chunks: tuple[Chunk, ...] = (),
+    ):
+        self.key, self.members = key, members
+        self.fixed = fixed  # whether they read the same arrays at every run of the plan
+        self.chunks = chunks  # ... unless one of these has been moved since
+        self.ready: dict[Any, Any] = {}  # what a device has prepared for such
+        self._moved = -1
+
+    @property
+    def touched(self) -> int:
+        """Bytes that it reads and writes."""
+        return sum([f.touched for f in self.members])
+
+    def known(self) -> bool:
+        """Whether what was prepared still holds: where the arrays are is known by heart."""
+        if self.chunks:
+            moved = sum([c.moved for c in self.chunks])
+            if moved != self._moved:
+                self.ready.clear()
+                self._moved = moved
+        return bool(self.ready)
+
+    def __call__(self, values: Values) -> tuple[Any, ...]:
+        return tuple([task(values) for task in self.members])
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self.members)}: {self.members[0]!r}>"
+
+
+def batch_alike(graph: Graph, plan: Plan) -> bool:
+    """Put alike tasks of one device together, and pin every task to where the plan has it. Whether
+    there were any; changes the graph."""
+    if not any(type(t) is KernelTask for t in graph.tasks.values()):
+        return False
+    places = {s.key: s.place for s in plan.steps}
+    groups = _groups(graph, plan, places)
+    if not groups:
+        return False
+    where: dict[Key, tuple[Key, int]] = {}
+    made: dict[TupleItemKey, Batch] = {}
+    for group in groups:
+        members: list[Any] = [graph.tasks[k] for k in group]
+        here = places[group[0]]
+        # copies from other devices are new at each run
+        fixed = all(
+            isinstance(graph.tasks[d], DataNode) and places[d] == here
+            for k in group
+            for d in graph.needs[k]
+        )
+        holder = read_together(graph, group)
+        given = [getattr(graph.tasks[d], "value", None) for k in group for d in graph.needs[k]]
+        chunks = tuple(v for v in given if type(v) is Chunk)
+        fixed = fixed and holder not in graph.constants
+        made[holder] = Batch(holder, members, fixed, chunks)
+        where.update({key: (holder, n) for n, key in enumerate(group)})
+    forget(graph, where)
+    rewire(graph, where)
+    outputs = set(graph.outputs)
+    graph.parts = {k: (holder, (n,)) for k, (holder, n) in where.items() if k in outputs}
+    tasks = {k: t for k, t in graph.tasks.items() if k not in where} | made
+    needs = {k: tuple(dict.fromkeys(graph.needs[k])) for k in tasks}
+    ends = dict.fromkeys([where[k][0] if k in where else k for k in graph.outputs])
+    graph.tasks = {k: tasks[k] for k in depth_first(needs, ends)}
+    graph.pin(places | {holder: places[holder.keys[0]] for holder in made})
+    return True
+
+
+def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key]]:
+    """Tasks of one program, one device and one height: none of them reads another."""
+    outputs = set(graph.outputs)
+    gathered = {graph.alias.get(b, b) for g in graph.gathers.values() for b in flatten(g.blocks)}
+    room = min(plan.machine.memory) // SHARE
+    height: dict[Key, int] = {}
+    open_: dict[Any, list[Key]] = {}
+    weight: dict[Any, int] = {}  # bytes that an open group makes, fetches and keeps
+    out = []
+    for key, task in graph.tasks.items():
+        needs = graph.needs[key]
+        height[key] = 1 + max([height[d] for d in needs], default=-1)
+        if type(task) is not KernelTask or key in gathered:
+            continue
+        if key not in outputs and not _modest(task):
+            continue  # its readers let go of it one by one
+        made = [d for d in needs if not isinstance(graph.tasks[d], DataNode)]
+        read = sum([graph.sizes.get(d, LITTLE) for d in made])
+        if read > LITTLE and not task.copies:
+            continue  # what it reads should be let go of as soon as it is read
+        fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
+        # chunks may be away: all that a batch reads comes back before it begins
+        read += sum([_chunk_bytes(graph.tasks[d]) for d in needs]) * CHUNKS // SHARE
+        nbytes = FETCHED * fetched + read + (0 if _small(task) else graph.sizes.get(key, 0))
+        words = id(task.program), place[key], height[key], len(task.names), task.kind
+        group = open_.get(words)
+        if group is None or len(group) == MOST or weight[words] + nbytes > room:
+            group = open_[words] = []
+            weight[words] = 0
+            out.append(group)
+        group.append(key)
+        weight[words] += nbytes
+    return [g for g in out if len(g) > 1]
+
+
+def _chunk_bytes(task: Any) -> int:
+    value = task.value if isinstance(task, DataNode) else None
+    return value.nbytes if type(value) is Chunk else 0
+
+
+def _small(task: KernelTask) -> bool:
+    kernels = task.program.kernels
+    return all(n <= SMALL for k in kernels for n in k.made)
+
+
+def _modest(task: KernelTask) -> bool:
+    """Whether what a task makes is small, or small beside what it reads."""
+    made = sum([n for k in task.program.kernels for n in k.made])
+    return made <= max(
+        MODEST, sum([e.nbytes for _, own in task.inputs() for e in own if e is not None]) // 16
+    )

@@ -1,0 +1,298 @@
+"""Make a plan of a graph: place, size and time of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask._task_spec import DataNode
+from dask.core import flatten
+
+from ..errors import OutOfMemory, PlanError
+from ..frontend.compiled_task import Chain
+from ..frontend.files import array_written
+from ..frontend.graph import GatherTask, Graph
+from ..frontend.tiles import boxes_alike
+from ..values import sizeof
+from .machine import HOST, Machine
+from .placement import place_tasks
+from .plan import Key, Plan, Step, chunk_of, crossing_steps, does_not_fit, step_readers
+
+#: A result for the host is put together on its devices where it has so many blocks, in boxes of so
+#: many of one device each on average; which have so many bytes on average, at most, and all of them
+#: on a device so many, or such a part of its memory.
+MANY_BLOCKS, MANY_IN_BOX = 16, 8
+SMALL_BLOCK, MOST_TOGETHER, PART_TOGETHER = 2**22, 2**30, 16
+
+
+def make_plan(
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None = None,
+    refuse: bool = True,
+) -> Plan:
+    """A step for each task of the graph, placed; steps that can never fit are refused here, unless
+    others take their place."""
+    placed = placed_tasks(graph, machine, home)
+    keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
+    seconds = machine.step_seconds
+    none: dict[Key, Any] = {}
+
+    def among(found: Collection[Key]) -> Iterable[bool]:
+        return [key in found for key in keys] if found else repeat(False)
+
+    # keys are looked up where there is something to be found only: to hash one takes its time
+    constants, picks = graph.constants, graph.picks
+    steps = [
+        Step(
+            key, task, reads, graph.names[key], source, constant, place, size, sure,
+            machine.copy_seconds(size, HOST, place)
+            if is_sent
+            else seconds(size + (sum([nbytes[j] for j in reads]) if reads else 0)),
+            kind, is_given, path, is_aside, is_again, is_sent,
+        )
+        for (
+            key, task, reads, source, constant, place, size, sure, kind, is_given, path, is_aside,
+            is_again, is_sent,
+        ) in zip(
+            keys, graph.tasks.values(), inputs, sources,
+            [constants.get(k, none) for k in keys] if constants else repeat(none),
+            places, nbytes, known, kinds, among(given),
+            [picks.get(k, ()) for k in keys] if picks else repeat(()),
+            among(graph.aside), among(graph.again), among(graph.sent),
+            strict=False,  # what repeats has no end
+        )
+    ]  # fmt: skip
+    for step in steps:
+        touched = getattr(step.task, "touched", None)  # of kernels, which read parts of arrays
+        if touched is not None:
+            step.seconds = seconds(touched)
+    for key, operations in graph.operations.items():
+        if key in index:
+            step = steps[index[key]]
+            step.seconds = max(step.seconds, machine.product_seconds(operations))
+    index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
+    outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
+    for key, gather in graph.gathers.items() if graph.gpus else ():
+        if gather.to_host and not gather.together:
+            boxes = _put_together(gather, graph, index, steps, machine)
+            graph.gathers[key] = replace(gather, together=boxes)
+    delivered = _delivered_outputs(graph, index)
+    inside = _inside(graph, steps)
+    likely = _likely(steps, inside)
+    for i, size in likely.items():
+        steps[i].nbytes = size
+    if refuse:
+        _refuse_what_cannot_fit(steps, machine, inside)
+    wanted = (graph.alias.get(k, k) for k in graph.wanted)
+    direct = frozenset(index[k] for k in wanted if k in index)
+    beside = (k for k in graph.stores if k not in graph.aside)
+    writes = frozenset([index[k] for k in (*graph.written, *beside) if k in index])
+    lent = frozenset([index[k] for k in graph.lent if k in index])
+    for i in lent:
+        steps[i].nbytes = 0
+    plan = Plan(steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index)
+    plan.bound = bool(graph.pins)
+    # what is in lists here is not looked up in all of these steps again
+    aside = [index[k] for k in graph.aside if k in index]
+    plan.__dict__["readers"] = step_readers(inputs)
+    plan.likely = likely
+    plan.__dict__["crossing"] = crossing_steps(inputs, places, aside)
+    return plan
+
+
+def places_of(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
+) -> dict[Key, int]:
+    """Where each task of the graph would run. Refuses nothing."""
+    placed = placed_tasks(graph, machine, home)
+    return dict(zip(placed.keys, placed.places, strict=True))
+
+
+class PlacedTasks(NamedTuple):
+    """The tasks of a graph by their numbers, with what decides where they run."""
+
+    keys: list[Key]
+    numbers: dict[Key, int]
+    sources: list[tuple[int, ...]]
+    inputs: list[tuple[int, ...]]
+    kinds: list[int]
+    given: dict[Key, int]  # bytes of values of the graph
+    nbytes: list[int]
+    known: list[bool]
+    places: list[int]
+
+
+def placed_tasks(
+    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
+) -> PlacedTasks:
+    """The tasks of a graph, and where each would run."""
+    keys = list(graph.tasks)
+    index = {k: i for i, k in enumerate(keys)}
+    needs = graph.needs
+    sources = [tuple([index[d] for d in needs[k]]) for k in keys]
+    twice = graph.alias or graph.picks
+    inputs = [tuple(dict.fromkeys(s)) for s in sources] if twice else sources
+    kinds = _kinds(keys, graph.tasks)
+    given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
+    nbytes, known = _sizes(keys, graph.sizes | given, inputs)
+    pins = _pins(graph, keys, machine, home)
+    places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
+    return PlacedTasks(keys, index, sources, inputs, kinds, given, nbytes, known, places)
+
+
+def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
+    """Blocks of one array are alike, and so are calls of one function."""
+    numbers: dict[Any, int] = {}
+    out = []
+    for key in keys:
+        array = type(key) is tuple and key
+        task = tasks[key]
+        kind = key[0] if array else id(_what(task))
+        out.append(numbers.setdefault(kind, len(numbers)))
+    return out
+
+
+def _what(task: Any) -> Any:
+    """What a task calls: its function, or its program, be it of several as one."""
+    for first in getattr(task, "members", ())[:1]:
+        task = first
+    return getattr(task, "func", None) or getattr(task, "program", type(task))
+
+
+def _sizes(
+    keys: list[Key], sizes: Mapping[Key, int], inputs: list[tuple[int, ...]]
+) -> tuple[list[int], list[bool]]:
+    """Bytes of each value: as the collection says, or as large as the largest thing it reads."""
+    nbytes: list[int] = []
+    known: list[bool] = []
+    for key, reads in zip(keys, inputs, strict=True):
+        size = sizes.get(key)
+        known.append(size is not None)
+        if size is None:
+            size = 0
+            for j in reads:
+                if nbytes[j] > size:
+                    size = nbytes[j]
+        nbytes.append(size)
+    return nbytes, known
+
+
+def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
+    """Of steps of unknown size that run several tasks: bytes of what each of these makes; 0 where
+    that is not known."""
+    return {
+        i: [graph.sizes.get(key, 0) for key, _ in step.task.tasks]
+        for i, step in enumerate(steps)
+        if not step.known and type(step.task) is Chain
+    }
+
+
+def _likely(steps: Sequence[Step], inside: Mapping[int, list[int]]) -> dict[int, int]:
+    """Bytes of steps of which nothing is known: their share in what is made of them, or as much as
+    the largest thing that they read. These are guesses: a sum is smaller than its parts."""
+    out = {i: 0 for i, s in enumerate(steps) if not s.known and not s.nbytes}
+    if not out:
+        return out
+    for i, step in enumerate(steps):
+        made = step.nbytes if step.known else inside.get(i, [0])[0]
+        for j in step.inputs:
+            if j in out:
+                out[j] = max(out[j], -(-made // len(step.inputs)))
+    for i in out:
+        out[i] = max([out[i], *(out.get(j, 0) for j in steps[i].inputs)])
+    return out
+
+
+def _pins(
+    graph: Graph,
+    keys: list[Key],
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+) -> dict[int, int]:
+    """Where annotations and values that already live on a device put their tasks."""
+    out: dict[int, int] = {}
+    n = len(machine.devices)
+    for i, key in enumerate(keys):
+        task = graph.tasks[key]
+        if isinstance(task, DataNode) and home is not None:
+            place = home(task.value)
+            if place is not None:
+                out[i] = place
+                continue
+        pin = graph.pins.get(key)
+        if pin is None:
+            continue
+        if not isinstance(pin, int) or not 0 <= pin < n:
+            raise PlanError(
+                f"{key!r} is annotated with device={pin!r}, but the devices are 0 to {n - 1}: "
+                "use one of those numbers in dask.annotate(device=...)"
+            )
+        out[i] = pin
+    if graph.stores and home is not None:
+        written = {k: a for k in graph.stores if (a := array_written(graph, k)) is not None}
+        for i, key in enumerate(keys) if written else ():
+            place = home(written[key]) if key in written else None
+            if place is not None:  # elsewhere it would write to a copy
+                out[i] = place
+    return out
+
+
+def _delivered_outputs(graph: Graph, index: Mapping[Key, int]) -> frozenset[int]:
+    found = [
+        _made_for(g, graph, index) for g in graph.gathers.values() if g.to_host and not g.together
+    ]
+    return frozenset([i for made in found for i in made if i >= 0])
+
+
+def _made_for(gather: GatherTask, graph: Graph, index: Mapping[Key, int]) -> list[int]:
+    """The step of each block; -1 where it has none."""
+    return [index.get(graph.alias.get(b, b), -1) for b in flatten(gather.blocks)]
+
+
+def _put_together(
+    gather: GatherTask,
+    graph: Graph,
+    index: Mapping[Key, int],
+    steps: Sequence[Step],
+    machine: Machine,
+) -> tuple[tuple[slice, ...], ...]:
+    """The boxes of blocks, each of one device, that are put together there before a result is
+    brought to the host; none where each block comes by itself. It is for many small ones: to bring
+    one takes the host some 100 µs, whatever its size. Measured."""
+    made = _made_for(gather, graph, index)
+    if gather.chunks is None or len(made) < MANY_BLOCKS or min(made) < 0:
+        return ()
+    theirs = [steps[i] for i in made]
+    if not all(s.known and getattr(s.task, "on_device", False) for s in theirs):
+        return ()
+    for place in {s.place for s in theirs}:
+        sizes = [s.nbytes for s in theirs if s.place == place]
+        part = machine.memory[place] // PART_TOGETHER
+        if sum(sizes) > min(len(sizes) * SMALL_BLOCK, MOST_TOGETHER, part):
+            return ()
+    places = np.array([s.place for s in theirs])
+    boxes = boxes_alike(places.reshape([len(c) for c in gather.chunks]))
+    return tuple(boxes) if len(boxes) * MANY_IN_BOX <= len(made) else ()
+
+
+def _refuse_what_cannot_fit(
+    steps: Iterable[Step], machine: Machine, inside: Mapping[int, list[int]]
+) -> None:
+    everything = list(steps)
+    for i, made in inside.items():
+        place = everything[i].place
+        if max(made) > machine.limit(machine.memory_of(place)):
+            raise OutOfMemory(does_not_fit(everything[i].key, max(made), place, machine))
+    for step in everything:
+        if not step.known:
+            continue
+        involved = [step, *(everything[j] for j in step.inputs)]
+        if machine.shared:  # the graph's own values are in the caller's own memory; chunks are not
+            involved = [s for s in involved if not s.fixed or chunk_of(s) is not None]
+        need = sum(s.nbytes for s in involved if s.known)
+        if need > machine.limit(machine.memory_of(step.place)):
+            raise OutOfMemory(does_not_fit(step.key, need, step.place, machine))

@@ -1,0 +1,440 @@
+"""Sums of products of matrices as one task, added up by cuBLAS in place.
+
+Those that are added up are one task, which has cuBLAS add each to the same matrix, or several, each
+of which goes on from what the one before has. That is in place of a task for each product and one
+for their sum. No product is stored, and what the host has to decide is so much less.
+
+Adding up comes after placement: only products that one device makes are added up there. Which tasks
+multiply matrices is known from following them (`fuse`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.core import flatten
+
+from ..frontend.graph import Graph
+from ..fusion.horizontal import forget
+from ..fusion.source import MatrixInput
+from ..fusion.task import KernelTask
+from ..ir.expr import Expr, Kernel, Out, Program, View, canonical, is_zero, nodes, substitute
+from ..ir.rewrite import renumber_arrays
+from ..values import map_leaves
+from .plan import Plan
+
+Key = Any
+Values = dict[Any, Any]
+
+#: What one task reads is there at once: no more than this part of a device's memory, so that what
+#: the next ones read can come meanwhile.
+SHARE = 12
+#: CuPy's numbers for "not decided" and "the type's own precision" (`COMPUTE_TYPE_TBD` and
+#: `COMPUTE_TYPE_DEFAULT`).
+DEFAULT = (0, 1)
+#: cuBLAS's functions, by the types of their matrices.
+GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
+#: Products of one task: several tasks keep a device busy while the host goes on.
+MOST = 16
+
+
+class MatmulSumTask:
+    """A task whose value is the sum of products of matrices, as an array of `shape`; and of what it
+    reads as `before`, the sum of those before it. Where it stands for the task that has added them
+    up, it is `ended` by that task if blocks are not as foreseen: which reads the sum by a name."""
+
+    __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "shape")
+
+    def __init__(
+        self,
+        key: Key,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        pairs: Sequence[tuple[MatrixInput, MatrixInput]],
+        originals: Sequence[Callable[[Values], Any]],
+        before: Key | None = None,
+        ended: tuple[Key, Callable[[Values], Any]] | None = None,
+    ):
+        self.key, self.shape, self.dtype = key, shape, dtype
+        self.before, self.ended = before, ended
+        self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
+
+    def __call__(self, values: Values) -> Any:
+        return self.made(values)
+
+    def made(self, values: Values, handle: int | None = None) -> Any:
+        """The value, by a handle of cuBLAS's for the current device; else the thread's own."""
+        pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
+        before = None if self.before is None else values[self.before]
+        if any(a is None or b is None for a, b in pairs) or not self._goes_on(before):
+            total = reduce(np.add, [task(values) for task in self.originals])
+            if before is not None:
+                total = _reshape_array(total.shape, before) + total
+            if self.ended is not None:
+                name, task = self.ended
+                return task({**values, name: total})
+            return _reshape_array(self.shape, total)
+        return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
+
+    def _goes_on(self, before: Any) -> bool:
+        """Whether products can be added to what was added up before, if anything was."""
+        if before is None:
+            return True
+        known = type(before).__module__.partition(".")[0] == "cupy" and before.dtype == self.dtype
+        return known and before.size == math.prod(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Products {self.key!r}: {len(self.pairs)} added up>"
+
+
+def _reshape_array(shape: tuple[int, ...], array: Any) -> Any:
+    """An array in a shape, if it is one of as many elements."""
+    return array.reshape(shape) if array.size == math.prod(shape) else array
+
+
+def _matrix(array: Any, foreseen: MatrixInput, dtype: np.dtype[Any]) -> Any:
+    """An array of CuPy's as a matrix; None of any other, and of what is not as foreseen."""
+    if type(array).__module__.partition(".")[0] != "cupy" or array.dtype != dtype:
+        return None
+    if tuple([n for n in array.shape if n != 1]) != foreseen.shape:
+        return None
+    matrix = array.reshape(foreseen.shape)
+    return matrix.T if foreseen.turned else matrix
+
+
+def _added_up(
+    pairs: Sequence[Sequence[Any]],
+    dtype: np.dtype[Any],
+    handle: int | None = None,
+    before: Any = None,
+) -> Any:
+    """The sum of products of CuPy's matrices, and what was added up before, on the current device
+    and stream."""
+    import cupy
+    from cupy.cuda import cublas
+
+    total = cupy.empty((pairs[0][0].shape[0], pairs[0][1].shape[1]), dtype)
+    if before is not None:  # which may be on its way to the host
+        total[...] = before.reshape(total.shape)
+    if not _as_ever(dtype):
+        for n, (a, b) in enumerate(pairs):
+            if n or before is not None:
+                total += a @ b
+            else:
+                cupy.matmul(a, b, out=total)
+        return total
+    if handle is None:
+        handle = cupy.cuda.get_cublas_handle()
+    multiply = getattr(cublas, GEMM[dtype.char])
+    one, scale = np.ones((), dtype), np.asarray(before is not None, dtype)
+    rows, columns = total.shape
+    for a, b in pairs:
+        (a, turned_a, pitch_a), (b, turned_b, pitch_b) = _as_stored(a), _as_stored(b)
+        # cuBLAS counts along columns first: these are b.T @ a.T, and make total.T
+        multiply(
+            handle, turned_b, turned_a, columns, rows, a.shape[1], one.ctypes.data, b.data.ptr,
+            pitch_b, a.data.ptr, pitch_a, scale.ctypes.data, total.data.ptr, columns,
+        )  # fmt: skip
+        scale = one
+    return total
+
+
+def _as_stored(matrix: Any) -> tuple[Any, int, int]:
+    """A matrix whose rows or columns are without gaps; whether these are its columns; and how many
+    elements from one to the next."""
+    (rows, columns), (down, along), size = matrix.shape, matrix.strides, matrix.itemsize
+    for turned, (length, step, pitch) in enumerate(
+        ((columns, along, down), (rows, down, along))  # of a row, of a column
+    ):
+        if step == size and pitch % size == 0 and pitch >= length * size:
+            return matrix, turned, pitch // size
+    import cupy
+
+    return cupy.ascontiguousarray(matrix), 0, columns
+
+
+def _as_ever(dtype: np.dtype[Any]) -> bool:
+    """Whether nobody has told CuPy to multiply in another precision than the type's own."""
+    import cupy
+
+    asked = getattr(getattr(cupy, "_core", None), "get_compute_type", None)
+    return asked is None or asked(dtype) in DEFAULT
+
+
+class _OptionalTermsTask:
+    """A task that finds a sum where it knew one of its terms, and zeros for the others."""
+
+    __slots__ = ("gone", "task")
+
+    def __init__(self, task: Callable[[Values], Any], gone: Mapping[Key, Key]):
+        self.task, self.gone = task, dict(gone)  # the sum that has each term
+
+    def __call__(self, values: Values) -> Any:
+        return self.task({**values, **{k: np.zeros_like(values[s]) for k, s in self.gone.items()}})
+
+
+# ---- the passes
+
+
+def recognise_matmul(graph: Graph) -> None:
+    """Have each product of two matrices made by a task that does nothing but launch. Changes the
+    graph."""
+    for key, (left, right, dtype) in graph.products.items():
+        if key in graph.blocks and key not in graph.picks:
+            shape, task = graph.blocks[key].shape, graph.tasks[key]
+            graph.tasks[key] = MatmulSumTask(key, shape, dtype, [(left, right)], [task])
+
+
+def accumulate_matmul(graph: Graph, plan: Plan) -> bool:
+    """Put products that are added up on the device that makes them into one task, and pin every
+    task to where the plan has it. Whether there were any; changes the graph."""
+    if not graph.products:
+        return False
+    places = {s.key: s.place for s in plan.steps}
+    adder = _ProductCollector(graph, places, min(plan.machine.memory))
+    for key, task in graph.tasks.items():
+        if type(task) is KernelTask and key not in graph.picks:
+            adder.look_at(key, task)
+    if not adder.new:
+        return False
+    adder.put_in()
+    graph.pin(places)
+    return True
+
+
+class _AccumulationPass(NamedTuple):
+    """What becomes of a program that adds up products."""
+
+    groups: list[list[int]]  # which of its arrays are added up before
+    program: Program  # ... and read in place of the first of each group
+    whole: bool  # whether that only gives what it reads, or the beginning of it
+
+
+class _ProductCollector:
+    def __init__(self, graph: Graph, places: Mapping[Key, int], memory: int):
+        self.graph, self.places = graph, places
+        self.memory, self.room = memory, memory // SHARE
+        self.readers = Counter([d for needs in graph.needs.values() for d in needs])
+        gathered = [b for g in graph.gathers.values() for b in flatten(g.blocks)]
+        self.kept = {*graph.outputs, *[graph.alias.get(b, b) for b in gathered]}
+        self.reads = {k: (graph.names[k], graph.needs[k]) for k in graph.products}
+        self.operations = {k: graph.operations[k] for k in graph.products}
+        self.new: dict[Key, Any] = {}  # tasks, in place of those that were there
+        self.sums: dict[Key, list[Key]] = {}  # those that add up these products
+        self.known: dict[Any, tuple[Program, _AccumulationPass | None]] = {}
+
+    def look_at(self, key: Key, task: KernelTask) -> None:
+        """Let a program read sums of products where it has added them up itself."""
+        graph = self.graph
+        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
+        numbers = _numbers(task)
+        terms = {n: targets[k] for k, n in numbers.items() if self._is_term(targets.get(k))}
+        if len(terms) < 2:
+            return
+        factors = max(map(self._bytes, terms.values()))
+        most = max(1, min(MOST, self.room // factors))
+        sums = max(graph.blocks[d].nbytes for d in terms.values())
+        if most < len(terms) and factors + 2 * sums > self.memory:
+            return  # one that goes on from another has both there
+        where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}
+        words = id(task.program), tuple(where.items())
+        if words not in self.known:
+            self.known[words] = task.program, _replace_products(task.program, where)
+        change = self.known[words][1]
+        if change is None:
+            return
+        groups = [[terms[n] for n in group] for group in change.groups]
+        name = {n: k for k, n in numbers.items()}
+        if change.whole and self.places[groups[0][0]] == self.places[key]:
+            shape = task.program.result.shape
+            if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):
+                first, *more = [name[n] for n in change.groups[0]]
+                ended = first, _OptionalTermsTask(task.original, dict.fromkeys(more, first))
+                self._put(key, shape, groups[0], most, ended)
+                return
+        for keys in groups:
+            self._put(keys[0], graph.blocks[keys[0]].shape, keys, most)
+        gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
+        self.new[key] = _without(task, change.program, gone)
+        left = [(k, d) for k, d in targets.items() if k not in gone]
+        graph.names[key], graph.needs[key] = (
+            tuple([k for k, _ in left]),
+            tuple([d for _, d in left]),
+        )
+
+    def _is_term(self, key: Key) -> bool:
+        """Whether a product is read by one task only, and wanted by nobody."""
+        graph = self.graph
+        known = key in graph.products and key in graph.blocks and key not in graph.picks
+        return known and self.readers[key] == 1 and key not in self.kept
+
+    def _shape(self, key: Key) -> tuple[int, int]:
+        """Rows and columns of a product."""
+        left, right, _ = self.graph.products[key]
+        return left.shape[left.turned], right.shape[not right.turned]
+
+    def _bytes(self, key: Key) -> int:
+        left, right, dtype = self.graph.products[key]
+        return int((math.prod(left.shape) + math.prod(right.shape)) * dtype.itemsize)
+
+    def _put(
+        self,
+        key: Key,
+        shape: tuple[int, ...],
+        members: list[Key],
+        most: int,
+        ended: tuple[Key, Callable[[Values], Any]] | None = None,
+    ) -> None:
+        """Put tasks that add up products into the graph, of which the last is `key`. Each adds to
+        what the one before has: it takes its turn, and the memory that the next one gives back."""
+        graph = self.graph
+        count = -(-len(members) // most)
+        ends = [k * len(members) // count for k in range(count + 1)]
+        before = None
+        for begin, end in pairwise(ends):
+            some = members[begin:end]
+            name = key if end == len(members) else members[end]
+            products = [graph.products[k] for k in some]
+            self.new[name] = MatmulSumTask(
+                name, shape, products[0].dtype, [(p.left, p.right) for p in products],
+                [graph.tasks[k] for k in some], before, ended if end == len(members) else None,
+            )  # fmt: skip
+            read = {n: d for k in some for n, d in zip(*self.reads[k], strict=True)}
+            if before is not None:
+                read[before] = before
+            graph.names[name], graph.needs[name] = tuple(read), tuple(read.values())
+            graph.operations[name] = sum([self.operations[k] for k in some])
+            graph.why[name] = graph.why[members[0]]
+            self.sums[name] = members[:end]
+            before = name
+
+    def put_in(self) -> None:
+        """Put the new tasks where those were that they replace; a sum where its last term was."""
+        graph = self.graph
+        order = {k: n for n, k in enumerate(graph.tasks)}
+        gone = {k for members in self.sums.values() for k in members}
+        last: dict[Key, list[Key]] = {}
+        for key, members in self.sums.items():
+            if key in gone:
+                last.setdefault(max(members, key=order.__getitem__), []).append(key)
+        tasks: dict[Key, Any] = {}
+        for key, task in graph.tasks.items():
+            if key in gone:
+                tasks.update({k: self.new[k] for k in last.get(key, ())})
+            else:
+                tasks[key] = self.new.get(key, task)
+        graph.tasks = tasks
+        forget(graph, gone.difference(self.sums))
+        for key in gone.difference(self.sums):
+            for facts in (graph.operations, graph.why, graph.sizes, graph.blocks):
+                facts.pop(key, None)
+        graph.products = {k: p for k, p in graph.products.items() if k not in gone}
+
+
+def _numbers(task: KernelTask) -> dict[Key, int]:
+    """Which array of its program each input is that is one array, and only that one."""
+    out, n = {}, 0
+    times = Counter(task.names)  # what has disappeared into it may read the same
+    for name, foreseen in task.inputs():
+        if len(foreseen) == 1 and foreseen[0] is not None and times[name] == 1:
+            out[name] = n
+        n += sum(e is not None for e in foreseen)
+    return out
+
+
+def _replace_products(program: Program, where: Mapping[int, Any]) -> _AccumulationPass | None:
+    """The program with sums of products in place of the products, of such that are on one device
+    and have one shape, as `where` says. None where it adds up no two of these."""
+    read = Counter(
+        [n.data[0] for k in program.kernels for n in set(nodes(k.roots)) if n.op == "input"]
+    )
+    terms = {n for n in where if read[n] == 1}
+    every: list[list[int]] = []
+    kernels = []
+    for kernel in program.kernels:
+        new: dict[int, Expr] = {}
+        for node, leaves in _sums(kernel, terms):
+            groups = _group_terms([leaf.data[0] for leaf in leaves], where)
+            every += [g for g in groups if len(g) > 1]
+            leaf_of = {leaf.data[0]: leaf for leaf in leaves}
+            firsts = [leaf_of[g[0]] for g in groups]
+            new[id(node)] = reduce(lambda a, b: Expr("add", (a, b), a.dtype), firsts)
+        kernels.append(kernel.with_roots(substitute(kernel.roots, new)))
+    if not every:
+        return None
+    gone = {n for group in every for n in group[1:]}
+    left = [n for n in range(program.inputs) if n not in gone]
+    number = {old: new for new, old in enumerate(left)}
+
+    def numbered(n: int) -> int:
+        return number[n] if n < program.inputs else n - len(gone)
+
+    result = map_leaves(
+        lambda v: replace(v, array=numbered(v.array)) if isinstance(v, Out) else v, program.result
+    )
+    changed = tuple([renumber_arrays(k, numbered) for k in kernels])
+    return _AccumulationPass(
+        every, Program(len(left), changed, result), _only_shows(changed, result)
+    )
+
+
+def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Expr]]]:
+    """Where a kernel adds up nothing but such arrays, in the order in which it adds them; each as
+    large a sum as it is."""
+    every = nodes(kernel.roots)
+    uses = Counter([id(a) for n in every for a in n.args] + [id(r) for r in kernel.roots])
+    parts: dict[int, list[Expr]] = {}
+    for node in every:
+        if node.op == "input" and node.data[0] in terms:
+            parts[id(node)] = [node]
+        elif node.op == "add" and id(node.args[0]) in parts and is_zero(node.args[1]):
+            if uses[id(node.args[0])] == 1:
+                parts[id(node)] = parts[id(node.args[0])]
+        elif node.op == "add" and all(id(a) in parts and uses[id(a)] == 1 for a in node.args):
+            a, b = (parts[id(a)] for a in node.args)
+            if a[0].data[1] == b[0].data[1] and a[0].dtype == b[0].dtype == node.dtype:
+                parts[id(node)] = [*a, *b]
+    inside = {id(a) for n in every if id(n) in parts for a in n.args}
+    for node in every:
+        if id(node) not in inside and len(parts.get(id(node), ())) > 1:
+            yield node, parts[id(node)]
+
+
+def _group_terms(terms: Sequence[int], where: Mapping[int, Any]) -> list[list[int]]:
+    """Terms that belong together.
+
+    >>> _group_terms([3, 4, 5, 6], {3: 0, 4: 1, 5: 0, 6: 0})
+    [[3, 5, 6], [4]]
+    """
+    places: dict[Any, list[int]] = {}
+    for n in terms:
+        places.setdefault(where[n], []).append(n)
+    return list(places.values())
+
+
+def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
+    """Whether a program's value is the one array that it reads, or the beginning of that."""
+    if len(kernels) != 1 or type(result) is not Out or result.scalar or kernels[0].reductions:
+        return False
+    shape, (root, *more) = kernels[0].shape, kernels[0].outputs
+    if more or root.op != "input" or kernels[0].strides is not None:
+        return False
+    return canonical(root.data[1], shape) == canonical(View.contiguous(shape), shape)
+
+
+def _without(task: KernelTask, program: Program, gone: Mapping[Key, Key]) -> KernelTask:
+    """The task with a program that does not read some inputs: others have their sum."""
+    every = zip(task.names, task.expects, strict=True)
+    left = [(name, structure) for name, structure in every if name not in gone]
+    return KernelTask(
+        task.key, program, tuple([name for name, _ in left]),
+        tuple([structure for _, structure in left]),
+        task.positions, task.kind, _OptionalTermsTask(task.original, gone),
+    )  # fmt: skip

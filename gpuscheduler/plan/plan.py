@@ -1,0 +1,489 @@
+"""The plan: each step's place, inputs and estimates, in order.
+
+Where it runs, what it reads, what it should cost. Data, not behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from dask._task_spec import DataNode
+from dask.utils import key_split
+
+from ..frontend.chunk import Chunk, bytes_in, moves
+from ..frontend.graph import GatherTask
+from .machine import DISK, HOST, Machine
+
+Key = Any
+
+#: From this part of the memory on that a plan may take, it matters what tasks take while they run.
+SHORT = 1 / 2
+
+
+@dataclass(slots=True)
+class Step:
+    """One task on one device."""
+
+    key: Key
+    task: Callable[[dict[Key, Any]], Any]
+    inputs: tuple[int, ...]  # earlier steps, each once
+    names: tuple[Key, ...]  # the keys under which the task reads `sources`
+    sources: tuple[int, ...]  # the step behind each name
+    constants: dict[Key, Any]  # values of the graph that the task reads as they are
+    place: int
+    nbytes: int  # estimate of the value, corrected when the step has run
+    known: bool  # whether the collection told the size; otherwise it is a guess
+    seconds: float  # estimate
+    kind: int  # steps that do the same to different blocks have the same kind
+    fixed: bool = False  # the value is the graph's own: letting go of it would free nothing
+    picks: tuple[tuple[int, ...], ...] = ()  # where in each source's value what it reads is
+    aside: bool = False  # it reads a file or writes one, while its device works
+    again: bool = False  # ... and what it has read can be read again
+    sent: bool = False  # ... and goes to its device at once
+
+    def read(self) -> Any:
+        """The value, read from its file; of a step that can be read `again`."""
+        return self.task(dict(self.constants))
+
+    def values(self, value: Callable[[int], Any]) -> dict[Key, Any]:
+        """What the task is called with, given the value of each step that it reads."""
+        if self.picks:
+            out = {}
+            for name, i, path in zip(self.names, self.sources, self.picks, strict=True):
+                part = value(i)
+                for n in path:
+                    part = part[n]
+                out[name] = part
+        else:
+            out = {name: value(i) for name, i in zip(self.names, self.sources, strict=True)}
+        if self.constants:
+            out.update(self.constants)
+        return out
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a run takes, or took: time, memory and traffic. Places are devices, HOST and DISK.
+
+    What it took of memory is that of values alone. What it takes is that, and on devices what tasks
+    have been seen to take for themselves while they ran, one at a time.
+
+    >>> print(Footprint(0.5, {0: 10**6, HOST: 0, DISK: 0}, {(0, 1): 2000}, {HOST: 0, DISK: 0}))
+    0.5 s; peak memory 1,000,000 bytes on device 0; moved 2,000 bytes from 0 to 1
+    """
+
+    seconds: float
+    peak: dict[int, int]  # bytes, by memory: what devices share has the number of the first
+    moved: dict[tuple[int, int], int]  # bytes, by link
+    spilled: dict[int, int]  # bytes that had to leave for the host and for the disk
+    where: str = ""  # what ran it, where that was not the scheduler's devices
+
+    def __str__(self) -> str:
+        def said(place: int) -> str:
+            if self.where and place != DISK:  # the threads' memory is the host's
+                return "the result" if place == HOST else "the host"
+            return {HOST: "the host", DISK: "the disk"}.get(place, str(place))
+
+        device = "" if self.where else "device "
+        peaks = [
+            f"{n:,} bytes on {device * (p >= 0)}{said(p)}"
+            for p, n in sorted(self.peak.items(), reverse=True)
+            if n or p >= 0
+        ]
+        links = [
+            f"{n:,} bytes from {said(a)} to {said(b)}"
+            for (a, b), n in sorted(self.moved.items())
+            if n
+        ]
+        spilled = [
+            f"{n:,} bytes to {said(p)}" for p, n in sorted(self.spilled.items(), reverse=True) if n
+        ]
+        on = f" on {self.where}" if self.where else ""
+        out = f"{self.seconds:.3g} s{on}; peak memory {', '.join(peaks)}"
+        for what, facts in (("moved", links), ("spilled", spilled)):
+            if facts:
+                out += f"; {what} {', '.join(facts)}"
+        return out
+
+
+@dataclass(repr=False)
+class Plan:
+    steps: list[Step]
+    outputs: tuple[int, ...]  # steps whose values the caller gets
+    machine: Machine
+    deliver: frozenset[int] = frozenset()  # outputs that go to the host as soon as they are done
+    direct: frozenset[int] = frozenset()  # outputs that the caller gets as they are
+    writes: frozenset[int] = frozenset()  # steps that store a block, and run on their devices
+    lent: frozenset[int] = frozenset()  # ... those whose values are arrays of the caller's
+    gathers: dict[Key, GatherTask] = field(default_factory=dict)
+    index: dict[Key, int] = field(default_factory=dict)
+    predicted: Footprint | None = None
+    #: Steps of which nothing is known, nor of what they read: bytes that they may have, before the
+    #: first run; 0 where nothing can be said.
+    likely: Mapping[int, int] = field(default_factory=dict)
+    #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
+    there: Mapping[int, Set[int]] = field(default_factory=dict)
+    #: Bytes in each place that are taken by what this run does not move.
+    others: Mapping[int, int] = field(default_factory=dict)
+    #: Outputs that are written into one array, and its bytes by place, which are among these.
+    into: frozenset[int] = frozenset()
+    whole: Mapping[int, int] = field(default_factory=dict)
+    #: Why tasks are no fused kernels, by the keys of `index`.
+    reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
+    tried: bool = False  # whether it has been run
+    #: By kind of step, bytes at most that it has taken while it ran, beside what it reads and
+    #: makes; shared with all plans that are like this one.
+    extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+    #: The same, as it was seen of other plans' steps that do the same: until they run in this one.
+    foreseen: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
+    #: Kinds of step whose values are parts of larger arrays, and were copied for that; shared, too.
+    parts: set[int] = field(default_factory=set, repr=False, compare=False)
+    #: Kinds of step that have arrays of the host among those of devices; shared, too.
+    mixed: set[int] = field(default_factory=set, repr=False, compare=False)
+    #: Kinds of step that CuPy has refused, and that run on the host; shared, too.
+    hosted: set[int] = field(default_factory=set, repr=False, compare=False)
+    #: Kinds of steps whose arrays go to a device from where they are.
+    pinned: set[int] = field(default_factory=set, repr=False, compare=False)
+    where: str = ""  # what runs it, where that is not the scheduler's devices, for people
+    bound: bool = False  # whether some steps have to run on the devices that they are on
+    once: bool = False  # whether nobody will run it again
+    template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
+    #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
+    #: there is none.
+    tape: Any = field(default=None, init=False, repr=False, compare=False)
+    #: Bytes that it may need in each memory at most, where somebody has asked; endless where it
+    #: was seen that others have to be able to move.
+    most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
+    #: The same beside its own chunks, what these have, and when that was: after how many `moves`.
+    #: They were all where the plan has them, each in one place, if `calm` is that number.
+    _own_bytes: tuple[int, dict[int, int]] = field(
+        default=(-1, {}), init=False, repr=False, compare=False
+    )
+    _own: tuple[int, Plan] | None = field(default=None, init=False, repr=False, compare=False)
+    calm: int = field(default=-1, init=False, repr=False, compare=False)
+    #: Those of its own chunks that its scheduler has made.
+    ours: list[Chunk] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @cached_property
+    def chunks(self) -> dict[int, Chunk]:
+        """The fixed steps that are persisted chunks."""
+        return {i: c for i, s in enumerate(self.steps) if (c := chunk_of(s)) is not None}
+
+    def beside(self, chunks: Iterable[Chunk], others: Mapping[int, int] | None = None) -> Plan:
+        """The same plan for a run that may move these chunks, be they in the plan or not, and no
+        `others`."""
+        chunks = list(chunks)
+        known = [others, *[(id(c), *c.places) for c in chunks]]
+        if self._beside is not None and self._beside[0] == known:
+            return self._beside[1]
+        index = {id(c): i for i, c in self.chunks.items()}
+        steps, there = list(self.steps), {}
+        held = dict(self.chunks)
+        devices = len(self.machine.devices)
+        for chunk in chunks:
+            i = index.get(id(chunk), len(steps))
+            places = frozenset(p for p in chunk.places if p < devices or self.machine.shared)
+            if not places:
+                continue  # on a device that is not among these
+            if i == len(steps):
+                if chunk.place >= devices and not self.machine.shared:
+                    continue
+                steps.append(_step_of(chunk, chunk.place % devices))
+                held[i] = chunk
+            there[i] = places
+        out = replace(self, steps=steps, there=there, others=others or {})
+        more = len(steps) - len(self.steps)
+        out.__dict__["readers"] = self.readers + [[] for _ in range(more)]
+        out.__dict__["crossing"] = self.crossing + bytearray(more)
+        out.__dict__["chunks"] = held
+        if not more and self.tried:  # it holds these chunks: they will be the same ones
+            self._beside = known, out
+        return out
+
+    @cached_property
+    def movable(self) -> dict[int, Chunk]:
+        """The persisted chunks that this run may move, by step."""
+        return {i: self.chunks[i] for i in self.there}
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The steps whose values the caller gets."""
+        return frozenset(self.outputs)
+
+    @cached_property
+    def own(self) -> list[Chunk]:
+        """The persisted chunks that it reads, each once."""
+        return list(dict.fromkeys(self.chunks.values()))
+
+    def beside_own(self) -> Plan:
+        """The plan for a run that may move these, and no others."""
+        latest, known = moves(), self._own
+        if known is None or known[0] != latest:
+            self._own = known = latest, self.beside(self.own)
+        return known[1]
+
+    def own_bytes(self) -> dict[int, int]:
+        """What these have in each place, with replicas."""
+        latest, (when, known) = moves(), self._own_bytes
+        if when != latest:
+            known = bytes_in(self.own)
+            self._own_bytes = latest, known
+        return known
+
+    @cached_property
+    def launches(self) -> int:
+        """How many steps there are to run."""
+        return len(self.steps) - len(self.fixed)
+
+    @cached_property
+    def fixed(self) -> list[int]:
+        """The steps whose values are there."""
+        return [i for i, s in enumerate(self.steps) if s.fixed]
+
+    @cached_property
+    def types(self) -> frozenset[type]:
+        """The types of their tasks."""
+        return frozenset([type(s.task) for s in self.steps if not s.fixed])
+
+    @property
+    def why(self) -> dict[int, str]:
+        """Why steps are no fused kernels, by step."""
+        index = self.index
+        return {index[k]: reason for k, reason in self.reasons.items() if k in index}
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        return step_readers([s.inputs for s in self.steps])
+
+    @cached_property
+    def crossing(self) -> bytearray:
+        """Which steps are read on other devices than their own, or by a step that runs aside."""
+        aside = [i for i, s in enumerate(self.steps) if s.aside]
+        return crossing_steps([s.inputs for s in self.steps], [s.place for s in self.steps], aside)
+
+    @cached_property
+    def short(self) -> bool:
+        """Whether there may be no room beside the values for what tasks take while they run."""
+        return self.is_short(self.working)
+
+    def is_short(self, working: int) -> bool:
+        """The same, where tasks take so many bytes at once in a memory."""
+        limit, others = self.machine.limit, self.others
+        return any(
+            n + others.get(memory, 0) + working > SHORT * limit(memory)
+            for memory, n in self.everything().items()
+        )
+
+    def everything(self, but: Container[int] = ()) -> dict[int, int]:
+        """Bytes of all that is made in a memory or comes there, `but` for some steps."""
+        machine, steps = self.machine, self.steps
+        if machine.shared:
+            counted = [i for i in range(len(steps)) if i not in but and not self.is_callers(i)]
+            return {0: sum([steps[i].nbytes for i in counted])}
+        out: dict[int, int] = dict.fromkeys(machine.memories, 0)
+        for i, (step, readers) in enumerate(zip(steps, self.readers, strict=True)):
+            if i not in but:
+                for place in {step.place, *[steps[r].place for r in readers]}:
+                    out[place] += step.nbytes
+        return out
+
+    def written(
+        self, into: Collection[int], parts: Container[int], place: int, nbytes: int
+    ) -> Plan | None:
+        """The same plan where some steps put their values `into` memory of `nbytes`, which is taken
+        on a place as long as the run lasts; `parts` of them take none beside it. None where it
+        might find no room for that."""
+        memory, of = self.machine.memory_of(place), self.machine.memory_of
+        if not (self.tried or all(s.known for s in self.steps)):
+            return None
+        others = {**self.others, memory: self.others.get(memory, 0) + nbytes}
+        mine = [i for i, s in enumerate(self.steps) if of(s.place) == memory]
+        steps = [
+            replace(s, nbytes=0, known=True) if i in parts else s for i, s in enumerate(self.steps)
+        ]
+        stay = {i for i in mine if steps[i].fixed and i not in self.there}
+        free = self.machine.limit(memory) - others[memory] - self.taken
+        free -= sum([steps[i].nbytes for i in stay])
+        for i in mine:
+            needed = {i, *steps[i].inputs}.difference(stay)
+            if not steps[i].fixed and sum([steps[j].nbytes for j in needed]) > free:
+                return None
+        out = replace(
+            self, steps=steps, others=others, into=frozenset(into), whole={memory: nbytes}
+        )
+        for name in ("readers", "crossing", "chunks"):
+            out.__dict__[name] = getattr(self, name)
+        return out
+
+    def is_callers(self, i: int) -> bool:
+        """Whether a step is a value of the graph that no run moves."""
+        return self.steps[i].fixed and i not in self.there
+
+    @property
+    def working(self) -> int:
+        """Bytes that tasks may take in a memory while they run: one at a time on each device."""
+        machine = self.machine
+        if not machine.arrays:
+            return self.taken
+        chunks = self.chunks  # the caller's own values are read in parts, mostly
+        sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in chunks]
+        guess = machine.arrays * len(machine.devices) * max(sizes, default=0)
+        return max(guess, self.taken)
+
+    @property
+    def taken(self) -> int:
+        """The same, of what has been seen: no guess."""
+        return self.at_once * max(self.takes.values(), default=0)
+
+    @property
+    def takes(self) -> dict[int, int]:
+        """By kind of step, bytes that it takes while it runs, as far as that is known."""
+        return {**self.foreseen, **self.extra}
+
+    @property
+    def at_once(self) -> int:
+        """Tasks that run in one memory at the same time."""
+        return len(self.machine.devices) if self.machine.shared else 1
+
+    def learn(
+        self, nbytes: list[int], extra: Mapping[int, int] | None = None, but: Container[int] = ()
+    ) -> bool:
+        """Put true sizes in place of estimates, for the next run of this plan or of one like it,
+        `but` for steps that put all they made elsewhere, and what kinds of steps took beside.
+        Says whether that is more than before."""
+        more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
+        for kind, n in more.items():  # other runs may learn at the same time
+            self.extra[kind] = max(n, self.extra.get(kind, 0))
+        plans = [self]
+        if self.template is not None and not self.template.tried:
+            plans.append(self.template)
+        for plan in plans:
+            plan.tried, changed = True, bool(more)
+            sizes = [n if n or i not in but else None for i, n in enumerate(nbytes)]
+            for step, true in zip(plan.steps, sizes, strict=False):  # chunks may be behind
+                if not step.fixed and true is not None and step.nbytes != true:
+                    step.nbytes, changed = true, True
+            if changed:
+                plan.tape, plan.most, plan._beside, plan._own = None, None, None, None
+                plan.__dict__.pop("short", None)
+        return bool(more)
+
+    @property
+    def unknown(self) -> int:
+        """Steps of unknown size, as long as it has not been run."""
+        return 0 if self.tried else len(self.likely)
+
+    @property
+    def surely(self) -> str:
+        """What to say before a prediction: of unknown sizes, some can be estimated."""
+        if not self.unknown:
+            return ""
+        return "about " if all(self.likely.values()) else "at least "
+
+    def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
+        """Bytes that cross each link when nothing is evicted: each value once per device.
+
+        `nbytes` has the true sizes by step, where they are known better than in the plan.
+        """
+        out: dict[tuple[int, int], int] = {}
+        for i, step in enumerate(self.steps):
+            size = step.nbytes if nbytes is None else nbytes[i]
+            for d in sorted({self.steps[r].place for r in self.readers[i]} - {step.place}):
+                out[step.place, d] = out.get((step.place, d), 0) + size
+        return out
+
+    def __repr__(self) -> str:
+        """One line, however many steps there are; `str` says more."""
+        n, devices = len(self.steps), len(self.machine.devices)
+        sure = "" if self.predicted is None else f", {self.surely}{self.predicted.seconds:.3g} s"
+        return f"<Plan of {n:,} step{'s'[: n != 1]} on {devices} device{'s'[: devices != 1]}{sure}>"
+
+    def __str__(self) -> str:
+        devices = self.machine.devices
+        count = [0] * len(devices)
+        seconds = [0.0] * len(devices)
+        for s in self.steps:
+            count[s.place] += 1
+            seconds[s.place] += s.seconds
+        lines = [f"{len(self.steps)} steps on {self.where or f'{len(devices)} devices'}"]
+        one = "thread" if self.where else "device"
+        lines += [f"  {one} {d}: {count[d]} steps, {seconds[d]:.3g} s" for d in devices]
+        if not self.machine.shared:  # else nothing has to move
+            links = sorted(self.traffic().items())
+            lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
+        together: dict[str, list[str]] = {}
+        for i, reason in sorted(self.why.items()):
+            together.setdefault(reason, []).append(key_split(self.steps[i].key))
+        for reason, names in together.items():
+            layers = ", ".join(dict.fromkeys(names))
+            lines.append(f"  no kernel: {len(names)} of {layers}: {reason}")
+        if self.unknown:
+            lines.append(f"  {self.unknown} of these steps: of unknown size until they have run")
+        if self.predicted is not None:
+            lines.append(f"  predicted: {self.surely}{self.predicted}")
+        return "\n".join(lines)
+
+
+def chunk_of(step: Step) -> Chunk | None:
+    """The persisted chunk that a step stands for."""
+    if step.fixed and type(step.task) is DataNode and type(step.task.value) is Chunk:
+        return step.task.value
+    return None
+
+
+def _step_of(chunk: Chunk, place: int) -> Step:
+    """A step for a chunk that the plan does not read. It does not hold the chunk."""
+    step: Step | None = chunk.step
+    if step is None or step.place != place:
+        key, nbytes, none = chunk.key, chunk.nbytes, DataNode(chunk.key, None)
+        step = Step(key, none, (), (), (), {}, place, nbytes, True, 0.0, kind=-1, fixed=True)
+        chunk.step = step
+    return step
+
+
+def step_readers(inputs: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    out: list[list[int]] = [[] for _ in inputs]
+    for i, reads in enumerate(inputs):
+        for j in reads:
+            out[j].append(i)
+    return out
+
+
+def crossing_steps(
+    inputs: Sequence[tuple[int, ...]], places: Sequence[int], aside: Iterable[int]
+) -> bytearray:
+    """Which steps are read on other devices than their own, or by a step that runs aside."""
+    out = bytearray(len(inputs))
+    for reads, place in zip(inputs, places, strict=True):
+        for j in reads:
+            if places[j] != place:
+                out[j] = 1
+    for i in aside:
+        for j in inputs[i]:
+            out[j] = 1
+    return out
+
+
+def no_room(nbytes: int, where: str, what: str = "the result is one CuPy array") -> str:
+    """What is wrong with a result, and what to do."""
+    return (
+        f"{what} of {nbytes:,} bytes, which {where} has no room for: use "
+        '.to_backend("numpy") to get it on the host, .persist() to leave its blocks where they '
+        "are, or reduce it first"
+    )
+
+
+def does_not_fit(key: Key, need: int, place: int, machine: Machine, held: int = 0) -> str:
+    """What is wrong and what to do; `held` are bytes of values that cannot be moved away."""
+    limit = machine.limit(machine.memory_of(place))
+    whose = "of all devices together" if machine.shared else "there"
+    beside = f", beside {held:,} bytes of values that cannot be moved" if held else ""
+    return (
+        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result{beside}, "
+        f"and the memory limit {whose} is {limit:,} bytes: use smaller chunks, or raise "
+        "memory_limit"
+    )

@@ -1,0 +1,123 @@
+"""Predict what tasks allocate while they run, from what earlier runs saw.
+
+Seen in one plan, foreseen in others and in the next process. A guess: each plan sees for itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from hashlib import sha256
+from types import FunctionType
+from typing import Any
+
+from dask._task_spec import GraphNode, NestedContainer
+from dask.utils import key_split
+
+from .. import disk_cache
+from ..forks import new_lock
+from ..frontend.compiled_task import Chain, CompiledCall, InnerStep
+from .plan import Plan
+
+#: A task that touches less takes too little to matter.
+LEAST = 2**20
+#: So many kinds of task are kept, the latest.
+MOST = 4096
+
+
+class WorkingMemory:
+    """Of devices of one kind, "cpu" or "cuda"."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._seen: dict[str, int] | None = None
+        self._lock = new_lock()
+
+    def foresee(self, plan: Plan) -> None:
+        """Tell a plan what its kinds of steps should take."""
+        with self._lock:
+            if self._seen is None:
+                self._seen = known_working_memory(self.kind)
+            seen = self._seen
+        if seen:
+            found = ((kind, seen.get(words)) for kind, words in _kinds(plan))
+            plan.foreseen = {kind: nbytes for kind, nbytes in found if nbytes}
+
+    def learn(self, plan: Plan) -> None:
+        """Keep what a plan's kinds of steps have taken."""
+        took = {k: n for k, n in plan.extra.items() if n}
+        if not took:
+            return
+        now = {words: took[kind] for kind, words in _kinds(plan) if kind in took}
+        with self._lock:
+            seen = self._seen or {}
+            now = {words: n for words, n in now.items() if n > seen.get(words, 0)}
+            if now:
+                seen = {**seen, **known_working_memory(self.kind)}  # other processes have seen more
+                self._seen = dict(list({**seen, **now}.items())[-MOST:])
+                keep(self.kind, self._seen)
+
+
+def known_working_memory(kind: str) -> dict[str, int]:
+    """What processes of this machine have seen."""
+    content = disk_cache.read(_words_of(kind))
+    return {} if content is None else json.loads(content)
+
+
+def keep(kind: str, seen: dict[str, int]) -> None:
+    disk_cache.keep(_words_of(kind), json.dumps(seen).encode())
+
+
+def _words_of(kind: str) -> tuple[str, ...]:
+    return "taken", "1", kind
+
+
+def _kinds(plan: Plan) -> Iterator[tuple[int, str]]:
+    """The kinds of steps of a plan that may take something, and what each does to how much."""
+    found: set[int] = set()
+    steps = plan.steps
+    for step in steps:
+        if step.kind in found or step.fixed or step.aside:
+            continue
+        found.add(step.kind)
+        read = [steps[j].nbytes for j in step.inputs]
+        if step.nbytes + sum(read) < LEAST:
+            continue
+        what = _what(step.task)
+        if what is not None:
+            words = what, read, step.nbytes if step.known else None
+            yield step.kind, sha256(repr(words).encode()).hexdigest()[:24]
+
+
+def _what(task: Any) -> Any:
+    """What a task does, in words that are the same in another process; None of what takes nothing
+    or is not known."""
+    if isinstance(task, Chain):
+        return [_what(part) for _, part in task.tasks]
+    if isinstance(task, CompiledCall):
+        return [_step(s) for s in task.steps]
+    if isinstance(task, GraphNode) and hasattr(task, "func"):
+        return [_name(task.func), *[_name(a) for a in _arguments(task) if callable(a)]]
+    return None
+
+
+def _step(step: InnerStep) -> Any:
+    return key_split(step.key), [_step(s) for s in step.steps]
+
+
+def _arguments(task: Any) -> Iterator[Any]:
+    for part in (*task.args, *task.kwargs.values()):
+        if isinstance(part, NestedContainer):
+            yield from _arguments(part)
+        elif not isinstance(part, GraphNode):
+            yield part
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, partial):
+        return _name(function.func)
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    if isinstance(function, FunctionType):  # there may be many of one name
+        return f"{name} {sha256(function.__code__.co_code).hexdigest()[:12]}"
+    return f"{name} {type(function).__name__}"

@@ -1,0 +1,210 @@
+"""Memory of this process, and how unused memory goes back to the system.
+
+`malloc` keeps what is let go of for the next who asks, in an arena for each few threads, and one
+thread has no use for what another's keeps: a process may take twice what its values do. What only
+passes through is little at a time. Knows no value and no plan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..forks import new_rlock
+
+T = TypeVar("T")
+
+#: How often it is asked what the process takes: behind this part of the limit that came or went.
+PACE = 1 / 64
+#: ... and behind so many bytes at least.
+LEAST = 2**20
+#: Seconds after which one that waits for room looks whether anybody wants it to go on.
+PATIENCE = 0.1
+TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD of malloc.h
+
+
+def resident() -> int:
+    """Bytes of the host's memory that this process has now; 0 where the system does not say.
+
+    >>> resident() >= 0
+    True
+    """
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def most_resident() -> int:
+    """The most that it has had so far; 0 where the system does not say.
+
+    >>> most_resident() == 0 or most_resident() >= resident() // 2
+    True
+    """
+    try:
+        with open("/proc/self/status", "rb") as f:
+            return next(1024 * int(line.split()[1]) for line in f if line.startswith(b"VmHWM"))
+    except (OSError, ValueError, StopIteration):
+        return 0
+
+
+def _malloc() -> Callable[[], object]:
+    try:
+        library = ctypes.CDLL(None)
+        trim, option = library.malloc_trim, library.mallopt
+    except (AttributeError, OSError, TypeError):  # another C library
+        return lambda: None
+
+    def give_back() -> None:
+        option(TRIM_THRESHOLD, LEAST)  # else each arena keeps up to 64 MiB at its end
+        trim(0)  # what is free before that
+
+    return give_back
+
+
+give_back = _malloc()
+
+
+class MemoryTrimmer:
+    """Has the process give back what it does not use, where it takes more than a limit on top of
+    what it took when this was made, or is about to. What it cannot give back is no reason to try
+    again, but that it has grown since is.
+
+    >>> taken = iter([100, 150, 205, 190, 206, 206, 206, 207, 206])
+    >>> slack = MemoryTrimmer(100, lambda: next(taken), lambda: print("given back"), least=1)
+    >>> slack.let_go(1)  # 150 are within 200
+    >>> slack.let_go(2)  # 205 are not
+    given back
+    >>> slack.let_go(1)  # 206 are not, and they are needed
+    given back
+    >>> slack.let_go(1)
+    >>> slack.take(1)  # it would be 207
+    given back
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        taken: Callable[[], int] = resident,
+        give_back: Callable[[], object] = give_back,
+        least: int = LEAST,
+        most: Callable[[], int] = most_resident,
+    ):
+        self.taken, self.give_back, self.most = taken, give_back, most
+        self.shed: Callable[[], object] = lambda: None  # lets go of what can be had again
+        #: By how much the process grew for tasks, beside what they made: by name and bytes of that.
+        self.grown: dict[tuple[str, int], list[int]] = {}
+        self.pace = max(least, int(PACE * limit))
+        self.limit = self.full = taken() + limit  # bytes of the process from which it gives back
+        self.turned = 0  # bytes since it was asked last
+
+    def let_go(self, nbytes: int) -> None:
+        """So many more bytes of values are used no more."""
+        self._look(nbytes, 0)
+
+    def take(self, nbytes: int) -> None:
+        """So many more bytes are about to be taken: what others keep may have to go for them."""
+        self._look(nbytes, nbytes)
+
+    def _look(self, nbytes: int, more: int) -> None:
+        self.turned += nbytes
+        if self.turned < self.pace:
+            return
+        self.turned = 0
+        taken = self.taken() + more
+        if taken > self.full:
+            self.shed()
+            self.give_back()
+            self.full = self.taken() + more + self.pace
+        # or it would follow what grows slowly
+        self.full = max(self.limit, min(self.full, taken + self.pace))
+
+    def look(self, call: Callable[[], T]) -> tuple[T, int | None, bool]:
+        """What a call returns, and by how many bytes the process grew while it ran: so many at most
+        where it has been larger before, and None where nobody can say. The last tells whether it
+        has become larger than it ever was, and so many they are."""
+        self.give_back()  # or the call would use what is free
+        before, most = self.taken(), self.most()
+        value = call()
+        now = self.most()
+        return value, now - before if now else None, now > most
+
+
+class SpillPassage:
+    """Bytes of the host's memory through which values go on their way to files and from there.
+
+    Each run has a `PassageLane` there and one back. On each one value may pass whatever the
+    limit is, so that none waits for what is behind it; more may as long
+    as all that passes is within the limit.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.used = self.peak = 0
+        # collecting garbage may let go of a room while the lock is held: it can be taken twice
+        self.changed = threading.Condition(new_rlock())
+
+
+class PassageLane:
+    """What one run has in a passage in one direction.
+
+    >>> way = PassageLane(SpillPassage(100))
+    >>> first, second = way.room(200), way.room(0)
+    >>> way.passage.used
+    200
+    >>> del first
+    >>> way.passage.used
+    0
+    """
+
+    def __init__(self, passage: SpillPassage):
+        self.passage = passage
+        self.held = 0
+
+    def room(self, nbytes: int, meanwhile: Callable[[], object] = lambda: None) -> PassageRoom:
+        """Room for a value, as long as it is held on to. Waits for it; `meanwhile` is called now
+        and then, and may raise."""
+        passage = self.passage
+        with passage.changed:
+            while nbytes and self.held and passage.used + nbytes > passage.limit:
+                meanwhile()
+                passage.changed.wait(PATIENCE)
+            self.held += nbytes
+            passage.used += nbytes
+            passage.peak = max(passage.peak, passage.used)
+        return PassageRoom(self, nbytes)
+
+
+class PassageRoom:
+    """Bytes of a way, which are free when nobody holds this."""
+
+    def __init__(self, way: PassageLane, nbytes: int):
+        self.way, self.nbytes = way, nbytes
+
+    def __del__(self) -> None:
+        passage = self.way.passage
+        with passage.changed:
+            self.way.held -= self.nbytes
+            passage.used -= self.nbytes
+            passage.changed.notify_all()
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had without swapping; half of all where Linux won't say.
+
+    >>> available_memory() > 2**20
+    True
+    """
+    try:
+        with open("/proc/meminfo", encoding="ascii") as f:
+            facts = dict(line.split(":", 1) for line in f)
+        return int(facts["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        except (ValueError, OSError, AttributeError):
+            return 2**32

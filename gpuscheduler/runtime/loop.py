@@ -1,0 +1,84 @@
+"""The run loop: instructions go to devices, their events to `State`.
+
+Hand instructions to devices, hand their events to `State`.
+
+`Devices` is everything that the loop needs of hardware. One contract suite runs on every
+implementation (tests/devices/test_devices.py).
+"""
+
+from __future__ import annotations
+
+from ..plan.plan import Plan, Step
+from .admission import AdmittedRun
+from .events import Copy, Done, Failed, Launch
+from .protocol import Devices, StepWatcher
+from .state import DEEP_WINDOW, WINDOW, State
+
+
+def run(
+    plan: Plan,
+    devices: Devices,
+    watch: StepWatcher | None = None,
+    window: int = WINDOW,
+    deep_window: int = DEEP_WINDOW,
+    ahead: bool = True,
+    check: bool = False,
+    rerun: bool = False,
+    turn: AdmittedRun | None = None,
+) -> State:
+    """Run every step of the plan; a task's own exception comes out as it is, with a note.
+
+    With `rerun`, a task that failed runs once more in the calling thread, for a debugger.
+    """
+    state = State(plan, window, deep_window, ahead, check)
+    instructions = state.start()
+    launch, copy, free, wait = devices.launch, devices.copy, devices.free, devices.wait
+    while True:
+        for ins in instructions:
+            kind = type(ins)
+            if kind is Launch and watch is not None:
+                watch.launched(ins.step)
+            try:
+                if kind is Launch:
+                    launch(ins.step, ins.place)  # type: ignore[union-attr]
+                elif kind is Copy:
+                    copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
+                else:
+                    free(ins.step, ins.place)  # type: ignore[union-attr]
+            except Exception as failure:  # of the verb itself
+                explain_error(failure, plan.steps[ins.step])
+                raise
+        if state.finished:
+            return state
+        events = wait()
+        if turn is not None:
+            turn.beats += 1
+        for event in events:
+            if type(event) is Failed:
+                if event.step < 0:
+                    raise event.error
+                step, error = plan.steps[event.step], event.error
+                if rerun and isinstance(error, Exception):
+                    step.task(step.values(devices.value))
+                del event, events  # or the error and its traceback would hold each other
+                try:
+                    raise explain_error(error, step)
+                finally:
+                    del error
+            if watch is not None and type(event) is Done:
+                watch.done(event.step)
+        instructions = state.handle(*events)
+
+
+def explain_error(error: BaseException, step: Step) -> BaseException:
+    """The same exception, with a note that says which task raised it and where."""
+    return add_note(error, f"while running {step.key!r} on device {step.place}")
+
+
+def add_note(error: BaseException, note: str) -> BaseException:
+    """The same exception with a note."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.__notes__ = [*getattr(error, "__notes__", []), note]
+    return error

@@ -1,0 +1,145 @@
+"""The registry of persisted chunks: where each is, and which run may move it.
+
+Where each of them is, and which run may move it.
+
+A chunk belongs to the collections whose graphs hold it, and goes with the last of them. Until then
+its value is on a device, on the host, or in a file: runs that need the room send it away, and those
+that read it bring it back. Decides nothing and moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from weakref import ref
+
+from ..forks import new_rlock
+from ..frontend.chunk import Chunk, PlacesVersion, bytes_in, sum_by_place
+
+
+class _RunToken:
+    """Stands for a run. It is held by nobody else, so it goes with the run, whatever ends that."""
+
+    __slots__ = ("__weakref__",)
+
+
+class PersistedChunks:
+    """All chunks of one scheduler that somebody still holds."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, ref[Chunk]] = {}  # by id, in the order of their making
+        #: As `beside` has counted it, and when: bytes in each place, and by chunk.
+        self._held: tuple[int, dict[int, int], dict[int, tuple[int, tuple[int, ...]]]] = 0, {}, {}
+        #: Which runs that go on may move which chunks.
+        self._loans: list[tuple[ref[_RunToken], list[Chunk]]] = []
+        self._lock = new_rlock()  # collecting garbage may come back here
+
+    def add(self, chunk: Chunk) -> None:
+        known = id(chunk)
+        with self._lock:
+            self._chunks[known] = ref(chunk, lambda _: self._forget(known))
+            self._count(known, chunk.nbytes, tuple(chunk.places))
+
+    def _forget(self, known: int) -> None:
+        """In whatever thread, and with whatever locks, the last reference to a chunk went."""
+        self._chunks.pop(known, None)
+        if not self._lock.acquire(blocking=False):
+            PlacesVersion.one()
+            return
+        try:
+            self._count(known, 0, ())
+        finally:
+            self._lock.release()
+
+    def _count(self, known: int, nbytes: int, places: tuple[int, ...]) -> None:
+        """Keep what `beside` has counted, where nothing else has changed since."""
+        (when, held, counted), latest = self._held, PlacesVersion.latest
+        now = PlacesVersion.one()
+        if when != latest or now != latest + 1:
+            return
+        before, where = counted.pop(known, (0, ()))
+        for place in where:
+            held[place] -= before
+        for place in places:
+            held[place] = held.get(place, 0) + nbytes
+        if places:
+            counted[known] = nbytes, places
+        self._held = now, held, counted
+
+    def every(self) -> list[Chunk]:
+        refs = list(self._chunks.values())  # one step, for chunks may go at any time
+        return [c for r in refs if (c := r()) is not None]
+
+    def known(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Those that are among these."""
+        return [c for c in chunks if id(c) in self._chunks]
+
+    @contextmanager
+    def lent(self, some: list[Chunk] | None = None) -> Iterator[list[Chunk]]:
+        """The chunks that a run may move, all or some that are `known`: those that no other run
+        may.
+
+        >>> persisted = PersistedChunks()
+        >>> persisted.add(chunk := Chunk("x", 0, 8, {0: "value"}, None))
+        >>> with persisted.lent() as mine, persisted.lent() as others:
+        ...     print(mine, others)
+        [<Chunk 'x', 8 bytes>] []
+        """
+        if not self._chunks:
+            yield []
+            return
+        run = _RunToken()
+        with self._lock:
+            mine = self.every() if some is None else some
+            self._loans = [loan for loan in self._loans if loan[0]() is not None]
+            if self._loans:
+                taken = {id(c) for _, chunks in self._loans for c in chunks}
+                mine = [c for c in mine if id(c) not in taken]
+            loan = ref(run), mine
+            self._loans.append(loan)
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                self._loans = [other for other in self._loans if other is not loan]
+
+    def beside(
+        self, some: Iterable[Chunk], theirs: Mapping[int, int] | None = None
+    ) -> dict[int, int]:
+        """Bytes in each place of all but some of them, with replicas; `theirs`, where that is known
+        already.
+
+        >>> chunks = [Chunk(k, 0, 8, {0: "value"}, None) for k in "xy"]
+        >>> persisted = PersistedChunks()
+        >>> for chunk in chunks:
+        ...     persisted.add(chunk)
+        >>> persisted.beside([chunks[0]])
+        {0: 8}
+        """
+        if theirs is None:
+            theirs = bytes_in([c for c in {*some} if id(c) in self._chunks])
+        with self._lock:
+            out = dict(self._every())
+        for place, nbytes in theirs.items():
+            out[place] = out.get(place, 0) - nbytes
+        return {place: nbytes for place, nbytes in out.items() if nbytes > 0}
+
+    def _every(self) -> dict[int, int]:
+        """Bytes of all of them in each place, with replicas."""
+        when, held, _ = self._held
+        latest = PlacesVersion.latest
+        if when != latest:
+            counted = {id(c): (c.nbytes, tuple(c.places)) for c in self.every()}
+            held = sum_by_place(counted.values())
+            self._held = latest, held, counted
+        return held
+
+    def nbytes(self) -> dict[int, int]:
+        """Bytes on each device, on the host and on the disk; what is in several places counts where
+        it is fastest."""
+        out: dict[int, int] = {}
+        for chunk in self.every():
+            place = max(chunk.places, default=chunk.place)
+            place = chunk.place if place >= 0 else place
+            out[place] = out.get(place, 0) + chunk.nbytes
+        return out

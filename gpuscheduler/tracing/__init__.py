@@ -1,0 +1,15 @@
+"""A Python function as IR: run on arrays without values, or compiled by Numba.
+
+abstract        What a trace knows of a value that it does not have.
+bytecode        What a function's bytecode reads, calls and writes.
+registry        The functions that a trace knows, and what stands for them.
+purity          Purity analysis: which functions may be run on arrays without values.
+context         The trace context: one run of a function on arrays without values.
+numba_cpu       Compile a Python function of numbers for the CPU with Numba.
+array           Traced arrays: views, writing, element-wise operations and reductions without …
+numba_cuda      Compile a Python function of numbers to device code and link it into a kernel.
+lower           Lower a trace to kernels: an `expr.Program`.
+trace           Trace a Python function: run it once on arrays without values.
+point_function  Trace the function of a mesh at one point, or compile it with Numba.
+functions/      What functions of NumPy, SciPy, Dask and Python do to arrays without values.
+"""

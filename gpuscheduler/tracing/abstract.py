@@ -1,0 +1,122 @@
+"""What a trace knows of a value that it does not have."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.expr import SCANS, DType, Expr, Reduction, Shape, View
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedInput:
+    """A view of an input, or what it shows in memory of its own (`copied`)."""
+
+    array: int
+    view: View
+    shape: Shape
+    dtype: DType
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AbstractArray:
+    """What is known of an array that is an input."""
+
+    shape: Shape
+    dtype: DType
+    strides: Shape | None = None  # in elements; None: C-contiguous
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownArray:
+    """An array whose values a function may ask for: it is as it will be when the task runs."""
+
+    array: Any
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedArray:
+    """An array that needs no memory: `expr` over `shape`. It takes no input number."""
+
+    shape: Shape
+    dtype: DType
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedArray(GeneratedArray):
+    """What a scan makes of `expr`, along an axis."""
+
+    op: str
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatArray(GeneratedArray):
+    """The elements of `expr` over `shape`, in order, as an array of one axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedPoints(GeneratedArray):
+    """Those points of `expr` at which `mask` holds, over axes of `shape` from `axis` on, as
+    `x[mask]` gives them: along one axis in place of these. How many is not known."""
+
+    mask: Expr
+    over: Shape  # the shape of the mask
+    axis: int
+
+
+# ------------------------------------------------------------------------------------------------
+# One run of one function: its nodes, and the arrays that it makes on the way.
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that is computed from others, element by element, and kept."""
+
+    shape: Shape
+    expr: Expr
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+
+@dataclass(frozen=True)
+class ReductionResult:
+    """Result `which` of a reduction over `axes` of `over`, or of a scan along them."""
+
+    over: Shape
+    axes: Shape
+    reduction: Reduction
+    which: int
+
+    @property
+    def shape(self) -> Shape:
+        if self.reduction.op in SCANS:
+            return self.over
+        return tuple(n for k, n in enumerate(self.over) if k not in self.axes)
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return (self.reduction.arg,)
+
+
+@dataclass(frozen=True)
+class MatrixProductArray:
+    """The product of two matrices, of (rows, inner) and (inner, columns) elements, each a view of
+    an input. No kernel computes it: it may be what a whole function gives, and nothing else."""
+
+    shape: Shape
+    left: ViewedInput
+    right: ViewedInput
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return ()

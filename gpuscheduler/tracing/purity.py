@@ -1,0 +1,480 @@
+"""Purity analysis: which functions may be run on arrays without values.
+
+A function and those that it calls are read, and not run.
+
+A function may be followed if it neither reads nor changes what is not given to it; what it reads
+under global names is said, so that whoever keeps what came of it can look whether that is still so.
+Libraries that are known to be pure are not read. `KNOWN` says which functions have another called
+in their place, whoever calls them: modules that know arrays without values enter theirs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dask.array import dispatch
+from dask.utils import Dispatch
+
+from ..frontend.captured import Variable, made_of
+from ..frontend.compiled_task import COMPILED
+from ..frontend.rebuild import attributes_of
+from ..frontend.tiles import MeshAxis
+from .bytecode import BUILTINS, ClosureCells, builtins_of, root_module, root_of, type_name, words
+from .registry import LIKE, in_place_of
+
+#: What tasks may be given although it can be changed: functions get copies when they are followed.
+CHANGEABLE = (list, dict)
+#: What a task may be given to call.
+CALLED = (types.FunctionType, functools.partial)
+
+
+def is_curried(function: Any) -> bool:
+    """Whether it is what toolz makes of a function and some of its arguments."""
+    return type(function).__name__ == "curry" and hasattr(function, "func")
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy's or CuPy's with elements, and of no class of its own."""
+    return _is_theirs(value) and bool(value.size)
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether it is such an array without elements, as Dask has them to say what to make."""
+    return _is_theirs(value) and not value.size
+
+
+def _is_theirs(value: Any) -> bool:
+    kind = type(value)
+    return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] in ("numpy", "cupy")
+
+
+# ------------------------------------------------------------------------------------------------
+# Whose code may be run on arrays without values, and once for many chunks.
+
+_SAFE_BUILTINS = words(
+    "abs all any bool bytes callable complex dict divmod enumerate filter float frozenset getattr "
+    "hasattr int isinstance issubclass iter len list map max min next pow range repr reversed "
+    "round set slice sorted str sum tuple zip"
+)
+_NUMPY_DENIED = words(
+    "random load save savez savez_compressed fromfile memmap genfromtxt loadtxt savetxt seterr "
+    "seterrcall setbufsize set_printoptions ctypeslib f2py testing DataSource frompyfunc vectorize "
+    "isscalar"
+)
+#: What decides whether NumPy's and SciPy's functions raise errors, for whoever runs later.
+_SPECIAL_DENIED = ("errstate", "seterr")
+_MODULES = frozenset(
+    {"numpy", "numpy.linalg", "math", "cmath", "operator", "cupy", "cupy.linalg", "scipy.special",
+     "cupyx.scipy.special", "numpy.lib.stride_tricks", "functools"}
+)  # fmt: skip
+TRUSTED = words(
+    "numpy scipy cupy cupyx cupy_backends operator _operator math cmath functools _functools "
+    "itertools toolz tlz cytoolz gpuscheduler builtins"
+)
+_DASK_TRUSTED = ("dask.array", "dask.utils", "dask.core", "dask.blockwise", "dask._task_spec")
+#: Whose objects hold no functions of others, and stay what they are.
+_OBJECTS = ("builtins", "cupy", "functools", "operator", "_operator", "scipy.special",
+            *_DASK_TRUSTED)  # fmt: skip
+_DASK_DENIED = frozenset({"store_chunk", "load_store_chunk", "load_chunk", "_apply_random",
+                          "_apply_random_func", "_choice_rng", "_choice_rs"})  # fmt: skip
+Read = tuple[Mapping[str, Any], str, Any]  # where a name was looked up, the name, what it was
+
+
+#: How the reason begins why a function of points is not traced, nor compiled, that has a `try`.
+CATCHES = "it catches errors, which neither symbols nor compiled arithmetic raise"
+
+
+def impure(function: Any, arrays: bool = False, points: bool = False) -> str | None:
+    """Why a function cannot be run once for all chunks: it reads or changes what is not given to
+    it. None for one that can. It may read `arrays` where these are looked at again in each run.
+    Of `points` a function gets Python's numbers, whose operations raise errors that it may catch.
+
+    >>> impure(lambda x: abs(x) + 1)
+    >>> impure(lambda x: print(x))
+    'it calls print'
+    """
+    return _PurityReader(arrays, points).callable(function)
+
+
+def catches_errors(code: types.CodeType) -> bool:
+    """Whether code, or code inside it, has a `try`; `with` alone is none.
+
+    >>> def halved(x):
+    ...     try:
+    ...         return x / 2
+    ...     except TypeError:
+    ...         return 0
+    >>> catches_errors(halved.__code__), catches_errors((lambda x: [v / 2 for v in x]).__code__)
+    (True, False)
+    """
+    steps = [i.opname for i in dis.get_instructions(code)]
+    # a `with` has a handler of its own; so has, since Python 3.12, a comprehension, of other steps
+    handlers = steps.count("PUSH_EXC_INFO") + steps.count("SETUP_FINALLY")
+    return handlers > steps.count("WITH_EXCEPT_START") * ("SETUP_WITH" not in steps) or any(
+        catches_errors(c) for c in code.co_consts if isinstance(c, types.CodeType)
+    )
+
+
+def globals_read(function: Any) -> list[Read]:
+    """Names that a pure function and those it calls look up outside themselves, which decide what
+    it does: `(where, name, value)`. A plan made from it holds while `where[name] is value`."""
+    reading = _PurityReader(arrays=True)
+    reading.callable(function)
+    return reading.reads
+
+
+def functions_read(function: Any) -> tuple[Variable, ...]:
+    """Users' functions and partials that a pure function is made of, and what these were."""
+    reading = _PurityReader(arrays=True)
+    reading.callable(function)
+    return tuple(reading.functions)
+
+
+def containers_read(function: Any) -> list[Any]:
+    """Lists and dictionaries that a pure function was made with, which anybody may change: those of
+    partials and of compiled sub-graphs. A function of a user may read no others."""
+    reading = _PurityReader(arrays=True)
+    reading.callable(function)
+    return reading.containers
+
+
+def unfit(constant: Any) -> tuple[str | None, list[Any]]:
+    """Why a constant of a task is none to follow a function with: it may do and become what it
+    likes. Also the lists and dictionaries in it.
+
+    >>> unfit((1, [2, 3]))
+    (None, [[2, 3]])
+    >>> unfit(np.random.default_rng(0))[0]
+    'it reads a numpy.random._generator.Generator'
+    """
+    reading = _PurityReader(arrays=True)
+    return reading.first([constant]), reading.containers
+
+
+class _PurityReader:
+    """One look through a function and what it calls."""
+
+    def __init__(self, arrays: bool = False, points: bool = False) -> None:
+        self.arrays = arrays  # whether functions may read some
+        self.points = points  # whether they get numbers of Python's
+        self.reads: list[Read] = []
+        self.containers: list[Any] = []
+        self.functions: list[Variable] = []
+        self.seen: set[int] = set()
+
+    def callable(self, f: Any) -> str | None:
+        """Why not, for anything that can be called."""
+        if id(f) in self.seen or in_place_of(f) is not None:
+            return None
+        self.seen.add(id(f))
+        if isinstance(f, functools.partial):
+            self.functions.append((f, made_of(f)))
+            words = [v for k, v in f.keywords.items() if k not in LIKE]
+            return self.first([f.func, *f.args, *words])
+        if type(f).__name__ == "Compose" and hasattr(f, "funcs"):
+            self.functions.append((f, made_of(f)))
+            return self.first([f.first, *f.funcs])
+        if is_curried(f):
+            self.functions.append((f, made_of(f)))
+            return self.first([f.func, *f.args, *f.keywords.values()])
+        if isinstance(f, np.ufunc):
+            return None
+        if isinstance(f, types.FunctionType):
+            if f.__code__.co_filename == COMPILED:
+                return self.first([v for k, v in f.__globals__.items() if k != "__builtins__"])
+            return self._function(f) if is_users(f) else self._trusted(f) or self._around(f)
+        if isinstance(f, types.MethodType):
+            return f"it calls a method of a {type_name(f.__self__)}"
+        if isinstance(f, types.BuiltinFunctionType):
+            owner = f.__self__
+            if owner is not None and not isinstance(owner, types.ModuleType):
+                return f"it calls a method of a {type_name(owner)}"
+        if isinstance(f, type):
+            if f.__name__ in _SPECIAL_DENIED and root_module(f) == "scipy":
+                return f"it calls {type_name(f)}"
+            return None if root_module(f) in TRUSTED else f"it calls {type_name(f)}"
+        module = type(f).__module__
+        if module.startswith("gpuscheduler."):  # with a user's function in it, maybe
+            return self.first([v for v in attributes_of(f).values() if callable(v)])
+        if isinstance(f, Dispatch):
+            own = any(f is v for v in vars(dispatch).values())
+            return None if own else "it calls a dask.utils.Dispatch, which can change"
+        if module.startswith(_OBJECTS) or type(f).__name__ == "_ArrayFunctionDispatcher":
+            return self._trusted(f)
+        return f"it calls an object of type {module}.{type(f).__qualname__}"
+
+    def first(self, values: Sequence[Any]) -> str | None:
+        """Why not, for the first of several constants or functions."""
+        for value in values:
+            if type(value) in CHANGEABLE:
+                self.containers.append(value)
+            if _is_tuple(value) or type(value) is list:
+                reason = self.first(value)
+            elif type(value) is dict:
+                reason = self.first(list(value.values()))
+            elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+                reason = "it reads an array of objects"
+            elif (
+                is_fixed(value)
+                or (isinstance(value, type) and is_plain(value))
+                or type(value) is np.ndarray
+                or type(value).__module__ == "dask._task_spec"
+                or (self.arrays and (is_array(value) or is_nothing(value)))
+            ):
+                reason = None
+            elif callable(value):
+                reason = self.callable(value)
+            else:
+                reason = f"it reads a {type(value).__module__}.{type(value).__qualname__}"
+            if reason:
+                return reason
+        return None
+
+    def _trusted(self, f: Any) -> str | None:
+        name = str(getattr(f, "__name__", ""))
+        module = str(getattr(f, "__module__", None) or type(f).__module__)
+        root = module.partition(".")[0]
+        if module.startswith(("numpy.random", "cupy.random", "dask.array.random")):
+            return f"it calls {module}.{name}, which draws random numbers"
+        if module.startswith(("cupy.cuda", "cupy_backends")):
+            return f"it calls {module}.{name}, which looks at the device"
+        if name in _DASK_DENIED:
+            return f"it calls {module}.{name}"
+        if root in ("numpy", "cupy") and name in _NUMPY_DENIED:
+            return f"it calls {root}.{name}"
+        if root == "scipy" and name in _SPECIAL_DENIED:
+            return f"it calls {module}.{name}"
+        if root == "builtins" and not _is_safe(name):
+            return f"it calls {name}"
+        if root not in {*TRUSTED, "dask"}:
+            return f"it calls {module}.{name}"
+        if root == "dask" and not module.startswith(_DASK_TRUSTED):
+            return f"it calls {module}.{name}"
+        return None
+
+    def _around(self, f: types.FunctionType) -> str | None:
+        """Why not, for what a library's function was made to call."""
+        inner = [v for v in ClosureCells.of(f).values() if callable(v)]
+        own = f.__globals__["__name__"].startswith("gpuscheduler.")
+        return None if own else self.first(inner)
+
+    def _function(self, f: types.FunctionType) -> str | None:
+        """Why not, for a function of a user: by what its code names."""
+        self.functions.append((f, made_of(f)))
+        defaults = [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+        for value in defaults:
+            reason = self._constant(value, "a default")
+            if reason:
+                return reason
+        if f.__code__.co_flags & _GENERATOR:
+            return "it is a generator"
+        if self.points and catches_errors(f.__code__):
+            return f"{CATCHES} ({f.__qualname__})"
+        if builtins_of(f) is not vars(builtins):
+            return "it has builtins of its own"
+        return self._code(f.__code__, f, ClosureCells.of(f))
+
+    def _code(self, code: types.CodeType, f: types.FunctionType, cells: ClosureCells) -> str | None:
+        steps = _steps(code)
+        for kind, names in steps:
+            if kind == "stop":
+                return names[0]
+            if kind == "cell":
+                where: Mapping[str, Any] = cells.only(names[0])
+            elif names[0] in f.__globals__:
+                where = f.__globals__
+            else:
+                where = BUILTINS
+                self.reads.append((f.__globals__, names[0], None))  # as long as there is no such
+            if names[0] not in where:
+                if kind == "cell":
+                    continue  # a variable of a function around this one, inside f
+                return f"it reads {names[0]}, which is not defined"
+            value = where[names[0]]
+            reason = self._named(names, value, where)
+            if reason:
+                return reason
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                if constant.co_flags & _GENERATOR and constant.co_name != "<genexpr>":
+                    return "it defines a generator"
+                reason = self._code(constant, f, cells)
+                if reason:
+                    return reason
+        return None
+
+    def _named(self, names: tuple[str, ...], value: Any, where: Mapping[str, Any]) -> str | None:
+        """Why not, for `a.b.c` that the code reads, `a` being `value`."""
+        name = names[0]
+        self.reads.append((where, name, value))
+        for attribute in names[1:]:
+            if attribute.startswith("__"):
+                return f"it reads {name}.{attribute}"
+            if not isinstance(value, types.ModuleType):
+                if isinstance(value, types.FunctionType):
+                    return f"it reads an attribute of the function {name}"
+                break  # a method or attribute of a constant
+            known = value.__name__ in _MODULES or root_of(value) in ("numpy", "cupy", "cupyx")
+            known = known or (value.__name__ == "scipy" and attribute == "special")
+            if value.__name__.startswith("cupy.cuda"):  # which device, which stream
+                return f"it uses the module {value.__name__}"
+            if not known:  # of which all is looked at as what a global name stands for is
+                if attribute not in vars(value):
+                    return f"it uses the module {value.__name__}"
+                where = vars(value)
+                self.reads.append((where, attribute, where[attribute]))
+            root = root_of(value)
+            if attribute in _NUMPY_DENIED and root in ("numpy", "cupy"):
+                return f"it reads {value.__name__}.{attribute}"
+            if attribute in _SPECIAL_DENIED and root in ("scipy", "cupyx"):
+                return f"it reads {value.__name__}.{attribute}"
+            if not hasattr(value, attribute):
+                return f"it reads {value.__name__}.{attribute}, which is not there"
+            inner = getattr(value, attribute)
+            if known and attribute in vars(value):  # a user may have put it there, or may do so
+                self.reads.append((vars(value), attribute, inner))
+            value, name = inner, f"{name}.{attribute}"
+        if isinstance(value, types.ModuleType):
+            return f"it passes on the module {value.__name__}"
+        if callable(value):
+            if where is not BUILTINS:
+                return self.callable(value)
+            return None if _is_safe(name) else f"it calls {name}"
+        return self._constant(value, name)
+
+    def _constant(self, value: Any, name: str) -> str | None:
+        if is_fixed(value) or (self.arrays and is_array(value)):
+            return None
+        if type(value) is tuple:
+            if any(map(is_array, value)):
+                return f"it reads {name}, a tuple with an array, which can change"
+            return next(filter(None, (self._constant(v, name) for v in value)), None)
+        if callable(value):
+            return self.callable(value)
+        return f"it reads {name}, a {type(value).__qualname__}, which can change"
+
+
+_GENERATOR = 0x20 | 0x80 | 0x200  # generator, coroutine, asynchronous generator
+
+
+@functools.lru_cache(maxsize=4096)
+def _steps(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What a code object looks up outside itself: dotted names, or what it may not do."""
+    out: list[tuple[str, tuple[str, ...]]] = []
+    chain: tuple[str, list[str]] | None = None
+    free = set(code.co_freevars)
+    for step in dis.get_instructions(code):
+        op, name = step.opname, step.argval
+        if op in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP"):
+            continue
+        if op in ("LOAD_ATTR", "LOAD_METHOD") and name in _OF_TYPES:
+            out.append(("stop", (f"it reads {name}",)))
+        if chain is not None and op in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain[1].append(name)
+            continue
+        if chain is not None:
+            out.append((chain[0], tuple(chain[1])))
+            chain = None
+        if op in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chain = ("global", [name])
+        elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
+            chain = ("cell", [name])
+        elif op in _FORBIDDEN_STEPS or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
+            out.append(("stop", (_FORBIDDEN_STEPS.get(op, "it writes a variable outside itself"),)))
+    if chain is not None:
+        out.append((chain[0], tuple(chain[1])))
+    return tuple(out)
+
+
+#: Attributes that say what is not so of arrays that have no values.
+_OF_TYPES = ("__class__", "__dict__", "__sizeof__", "__array_interface__",
+             "__cuda_array_interface__")  # fmt: skip
+_FORBIDDEN_STEPS = {
+    "MATCH_CLASS": "it matches a class",
+    "STORE_GLOBAL": "it writes a global", "DELETE_GLOBAL": "it writes a global",
+    "STORE_NAME": "it writes a global", "STORE_ATTR": "it sets an attribute",
+    "DELETE_ATTR": "it sets an attribute", "IMPORT_NAME": "it imports a module",
+    "LOAD_BUILD_CLASS": "it defines a class", "IMPORT_STAR": "it imports a module",
+}  # fmt: skip
+
+
+def _is_safe(name: str) -> bool:
+    """A builtin that only looks at what it is given."""
+    value = BUILTINS.get(name)
+    return name in _SAFE_BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
+
+
+def functions_in(function: Any) -> Iterator[Any]:
+    """A function, and those that it is put together from: of a partial, of a composition, of what
+    `subgraph` compiled."""
+    yield function
+    if isinstance(function, functools.partial):
+        inner = [function.func, *function.args, *function.keywords.values()]
+    elif type(function).__name__ == "Compose" and hasattr(function, "funcs"):
+        inner = [function.first, *function.funcs]
+    elif isinstance(function, types.FunctionType) and function.__code__.co_filename == COMPILED:
+        inner = [v for k, v in function.__globals__.items() if k != "__builtins__"]
+    else:
+        return
+    for value in inner:
+        if callable(value):
+            yield from functions_in(value)
+
+
+def is_users(f: types.FunctionType) -> bool:
+    """Not of one of the libraries whose functions are known to be pure."""
+    module = str(f.__globals__.get("__name__"))
+    if module.partition(".")[0] not in {*TRUSTED, "dask"} or ".tests." in module:
+        return True
+    if module.startswith("gpuscheduler.graphs."):  # workloads are as users write them
+        return True
+    home = sys.modules.get(module)
+    return home is None or vars(home) is not f.__globals__
+
+
+_NUMPYS = (np.dtype, np.generic)
+_PLAIN = (
+    bool, int, float, complex, str, bytes, type(None), type(...), slice, range, MeshAxis, *_NUMPYS,
+)  # fmt: skip
+
+
+def is_fixed(value: Any) -> bool:
+    """A constant that nobody can change.
+
+    >>> class Named(float):
+    ...     __slots__ = ()
+    >>> is_fixed((1, 2.5)), is_fixed(Named(1)), is_fixed(np.zeros(1, "i4, i4")[0])
+    (True, False, False)
+    """
+    if type(value) is frozenset or _is_tuple(value):
+        return all(is_fixed(v) for v in value)
+    if isinstance(value, np.void) or (hasattr(value, "__dict__") and type(value) is not MeshAxis):
+        return False  # a record is a part of its array
+    return type(value) in _PLAIN or isinstance(value, _NUMPYS)
+
+
+def _is_tuple(value: Any) -> bool:
+    """Whether it is a tuple, maybe with names for its items, and no methods or more of its own."""
+    kind = type(value)
+    if kind is tuple or not isinstance(value, tuple):
+        return kind is tuple
+    own = {name for name in vars(kind) if not name.startswith("_")}
+    return own == set(getattr(kind, "_fields", ())) and not hasattr(value, "__dict__")
+
+
+def is_plain(value: Any) -> bool:
+    """A constant that a task may hold."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(is_plain(v) for v in value)
+    if isinstance(value, dict):
+        return all(is_plain(v) for v in value.values())
+    if isinstance(value, type):
+        return root_module(value) in TRUSTED or issubclass(value, Exception)
+    return isinstance(value, (*_PLAIN, np.ndarray))

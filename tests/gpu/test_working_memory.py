@@ -1,0 +1,293 @@
+"""What tasks on GPUs take for themselves while they run: seen once, then counted."""
+
+import gc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask
+import dask.array as da
+
+import gpuscheduler
+from gpuscheduler.devices import choose
+from gpuscheduler.devices.cuda import (
+    arrays,
+    lane,
+)
+from gpuscheduler.plan import working_memory
+from gpuscheduler.plan.machine import HOST
+from gpuscheduler.runtime.state import State
+
+from .conftest import fake
+from .test_executor import DEVICES, cupy_array
+
+pytestmark = pytest.mark.gpu
+SIDE, CHUNK, TALL = 512, 128, 64
+PIECE = 512  # bytes
+
+
+@contextmanager
+def most_used():
+    """Bytes of each device's pool that are in use at once, at most, beside those that were before:
+    in a list, when this is over."""
+    gc.collect()
+    pool, out = cupy.get_default_memory_pool(), []
+    before, most = [], []
+    for d in range(choose.cuda_devices()):
+        with cupy.cuda.Device(d) as device:
+            device.synchronize()
+            before.append(pool.used_bytes())
+    most += before
+
+    def look():
+        d = cupy.cuda.runtime.getDevice()
+        most[d] = max(most[d], pool.used_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        if fake:
+            allocate = fake.Pool.allocate
+
+            def seen(self, nbytes):
+                out = allocate(self, nbytes)
+                look()
+                return out
+
+            patch.setattr(fake.Pool, "allocate", seen)
+        else:
+
+            def malloc(nbytes):
+                out = pool.malloc(nbytes)
+                look()
+                return out
+
+            cupy.cuda.set_allocator(malloc)
+        try:
+            yield out
+        finally:
+            if not fake:
+                cupy.cuda.set_allocator(pool.malloc)
+    out += [m - b for m, b in zip(most, before, strict=True)]
+
+
+def on_gpus(hardware, peak):
+    """A prediction by places, by the GPUs that these are on."""
+    out = [0] * choose.cuda_devices()
+    for place, device in enumerate(hardware.ids):
+        out[device] += peak[place]
+    return out
+
+
+def numbered(block_id=None):
+    row, column = block_id
+    return cupy.sort(cupy.full((CHUNK, CHUNK), 100.0 * row + column), axis=1)
+
+
+def made():
+    """Sixteen blocks, by tasks that are no kernels."""
+    chunks = ((CHUNK,) * (SIDE // CHUNK),) * 2
+    return da.map_blocks(numbered, chunks=chunks, dtype=float, meta=cupy.empty((0, 0)))
+
+
+def spread(block):
+    """Three more of the block at once, and a fourth."""
+    low, high = cupy.sort(block, axis=0), cupy.sort(-block, axis=1)
+    return (low + high) * (low - high)
+
+
+def squeezed(block):
+    return spread(block).sum(axis=0, keepdims=True)
+
+
+def build(name, x):
+    if name == "temporaries":
+        return x.map_blocks(spread, meta=cupy.empty((0, 0))).sum()
+    if name == "results that are small":
+        chunks = ((1,) * (SIDE // CHUNK), (CHUNK,) * (SIDE // CHUNK))
+        return x.map_blocks(squeezed, chunks=chunks, meta=cupy.empty((0, 0))).sum()
+    if name == "read again":
+        y = x.map_blocks(spread, meta=cupy.empty((0, 0)))
+        return (y - y.mean()).map_blocks(spread, meta=cupy.empty((0, 0))).sum()
+    if name == "matmul":
+        return (x @ x.T).map_blocks(cupy.sort, meta=cupy.empty((0, 0))).to_backend("numpy")
+    tall = x.rechunk((CHUNK, SIDE))[:, :TALL]
+    return da.linalg.qr(tall)[1] if name == "qr" else da.linalg.svd(tall)[1]
+
+
+NAMES = ["temporaries", "results that are small", "read again", "matmul", "qr", "svd"]
+
+
+@pytest.fixture
+def numbers():
+    return np.random.default_rng(0).random((SIDE, SIDE))
+
+
+@pytest.mark.usefixtures("only_new_garbage")
+@pytest.mark.parametrize(("devices", "blocks"), [*((d, 1000) for d in DEVICES), ("cuda:0", 9)])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pool_holds_no_more_than_was_predicted(name, devices, blocks):
+    """Where all fits, and where nine blocks do: from the second time on. What is smaller than a
+    piece of the pool takes one."""
+    block = 8 * CHUNK**2
+    with gpuscheduler.Scheduler(devices, memory_limit=blocks * block, check=True) as s:
+        lazy = build(name, made())
+        lazy.compute()
+        for _ in range(2):
+            plan = s.plan(lazy)
+            with most_used() as most:
+                value = lazy.compute()
+            del value
+            foreseen = plan.predicted.peak
+            pieces = PIECE * len(plan.steps)
+            for taken, n in zip(most, on_gpus(s.hardware, foreseen), strict=True):
+                assert taken <= n + pieces
+
+
+def test_what_tasks_take_is_predicted_when_it_has_been_seen(numbers):
+    """Each of four blocks at a time, in any of them: more than of the values alone."""
+    block = 8 * CHUNK**2
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        lazy = build("results that are small", cupy_array(numbers, CHUNK))
+        before = s.plan(lazy).predicted.peak[0]
+        lazy.compute()
+        plan = s.plan(lazy)
+        assert plan.taken == max(plan.extra.values()) >= 5 * block - 8  # or what a sort takes, too
+        assert plan.predicted.peak[0] == before + plan.taken
+        again = build("results that are small", cupy_array(numbers + 1, CHUNK))
+        assert s.plan(again).taken == plan.taken  # it is like the first
+
+
+def test_what_was_seen_is_foreseen_for_other_computations_and_later_schedulers(
+    numbers, monkeypatch
+):
+    """Half as many blocks are another plan, whose first run has room for what each takes."""
+    monkeypatch.setattr(working_memory, "LEAST", 0)
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        lazy = build("temporaries", cupy_array(numbers, CHUNK))
+        lazy.compute()
+        took = s.plan(lazy).taken
+        assert took
+        half = build("temporaries", cupy_array(numbers[: SIDE // 2], CHUNK))
+        assert s.plan(half).taken == took
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=16 * 8 * CHUNK**2) as s:
+        plan = s.plan(half)
+        assert plan.taken == took
+        with most_used() as most:
+            value = half.compute()
+        assert most[0] <= on_gpus(s.hardware, plan.predicted.peak)[0] + PIECE * len(plan.steps)
+        np.testing.assert_allclose(value.get(), half.compute(scheduler="sync").get())
+
+
+def test_it_is_looked_at_once(numbers, monkeypatch):
+    looks = []
+    enter = lane.AllocationMeter.__enter__
+    monkeypatch.setattr(lane.AllocationMeter, "__enter__", lambda a: looks.append(1) or enter(a))
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        lazy = build("temporaries", cupy_array(numbers, CHUNK))
+        lazy.compute()
+        assert len(looks) >= 16
+        looks.clear()
+        lazy.compute()
+        build("temporaries", cupy_array(numbers + 1, CHUNK)).compute()
+        assert not looks
+        (da.ones((SIDE, SIDE), chunks=CHUNK) + 1).sum().compute()
+        assert not looks  # kernels of ours take nothing
+        assert s._plans.every()
+
+
+def test_steps_wait_for_room_only_where_memory_is_short(monkeypatch):
+    asked = []
+    extra = State._extra
+    monkeypatch.setattr(State, "_extra", lambda self, i: asked.append(i) or extra(self, i))
+    with gpuscheduler.Scheduler("cuda:0"):
+        lazy = build("read again", made())
+        for _ in range(2):
+            lazy.compute()
+    assert not asked
+
+
+def test_values_leave_for_what_a_task_takes():
+    """Sixteen blocks are kept, of which twelve fit; a task takes four more, and one for its value:
+    that they are to be had is no accident from the second block on."""
+    block = 8 * CHUNK**2
+    lazy = made().map_blocks(spread, meta=cupy.empty((0, 0)))
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=12 * block, check=True) as s:
+        kept = lazy.persist()
+        assert s.last.spilled[HOST] >= 8 * block
+        del kept
+        gc.collect()
+        with most_used() as most:
+            kept = lazy.persist()
+        assert most[0] <= 12 * block
+        want = spread(numbered((1, 2)))
+        np.testing.assert_array_equal(kept.blocks[1, 2].compute().get(), want.get())
+
+
+def halves(block):
+    """Of what the task has made, the first half and less than that; of what it is given, a row."""
+    both = cupy.concatenate([cupy.sort(block), block])
+    more = cupy.concatenate([both, both])
+    return both[: len(block)], more[: len(block), ::2].T, block[:1]
+
+
+def test_a_part_of_a_larger_array_does_not_keep_all_of_it():
+    """It is an array of its own then, of the same order, each time that the step runs; a part of
+    what the task is given is not."""
+    block = 8 * CHUNK**2
+    whole = numbered((1, 2)) - cupy.arange(CHUNK)
+    lazy = dask.delayed(halves)(whole)
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        for _ in range(2):
+            parts = lazy.persist()
+            (chunk,) = s._persisted.every()
+            first, part, row = chunk()
+            assert first.data.mem.size == block
+            assert part.data.mem.size == block // 2
+            assert part.flags.f_contiguous
+            assert row.data.mem is whole.data.mem
+            for mine, theirs in zip((first, part, row), halves(whole), strict=True):
+                np.testing.assert_array_equal(mine.get(), theirs.get())
+            del parts, chunk, first, part, row
+
+
+def test_it_does_so_beside_what_the_task_was_given():
+    def found(block):
+        both = cupy.sort(cupy.concatenate([block, block]), axis=1)
+        return block, both[:9]
+
+    whole = numbered((1, 2))
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        parts = dask.delayed(found)(whole).persist()
+        (chunk,) = s._persisted.every()
+        assert chunk()[0].data.mem is whole.data.mem
+        assert chunk()[1].data.mem.size == 9 * 8 * CHUNK
+        del parts
+
+
+def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
+    def refused(*_):
+        raise cupy.cuda.memory.OutOfMemoryError(1, 1)
+
+    lazy = dask.delayed(lambda block: cupy.sort(block, axis=1)[:9])(numbered((1, 2)))
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        for room in (False, True):
+            with monkeypatch.context() as patch:
+                if not room:
+                    patch.setattr(arrays, "map_leaves", refused)
+                part = lazy.persist()
+                (chunk,) = s._persisted.every()
+                assert chunk().data.mem.size == 8 * CHUNK * (9 if room else CHUNK)
+                del part, chunk
+
+
+def test_parts_that_are_most_of_an_array_together_stay_parts():
+    def split(block):
+        return tuple(cupy.split(cupy.sort(block), 4))
+
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        parts = dask.delayed(split)(numbered((1, 2))).persist()
+        (chunk,) = s._persisted.every()
+        assert len({id(v.data.mem) for v in chunk()}) == 1
+        del parts

@@ -22,9 +22,9 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 
 #: Rooms, and files outside of rooms: each imports only from those before it.
 ROOMS = [
-    "_version", "errors", "values", "gc_control", "forks", "disk_cache", "ir", "codegen", "frontend",
-    "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices", "scheduler", "mesh",
-    "cluster", "__init__", "cli", "__main__",
+    "_version", "errors", "values", "gc_control", "forks", "disk_cache", "ir", "codegen",
+    "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
+    "scheduler", "mesh", "cluster", "__init__", "cli", "__main__",
 ]  # fmt: skip
 #: The files of each room: each imports only from those before it.
 WITHIN = {

@@ -2,8 +2,8 @@
 
 With tests/support/fake_cuda first on PYTHONPATH the devices are the host, kernels are
 compiled as C++, and each test fails that leaves a race; what needs a real one is marked `real`.
-Of a test of very many cases, marked `sampled(n)`, all run on GPUs, and there one of n: the same ones each time, drawn by
-their names, or all with GPUSCHEDULER_ALL set.
+Of a test of very many cases, marked `sampled(n)`, all run on GPUs, and there one of n: the same
+ones each time, drawn by their names, or all with GPUSCHEDULER_ALL set.
 """
 
 import os

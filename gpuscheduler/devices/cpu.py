@@ -365,6 +365,7 @@ class CpuDevices:
         nobody waits for it: whoever has taken a step of another looks once more when that is made.
         """
         taken, steps = self._open.pop, self.plan.steps
+        helps = not batch
         for i in batch:
             if self.stopped:
                 return
@@ -376,7 +377,8 @@ class CpuDevices:
                 continue
             if taken(i, i) is None:
                 yield i
-        helps = not batch
+            else:
+                helps = True  # who took it was meant for another one, which still waits
         while self._any and (helps or self._long) and not self.stopped:
             # the last that were launched: their own thread begins with the first
             every = reversed(self._open.copy())

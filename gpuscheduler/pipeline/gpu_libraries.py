@@ -65,6 +65,20 @@ def library(name: str | None) -> str | None:
     return "numba.cuda" if name == "numba.cuda" or name.startswith("numba.cuda.") else None
 
 
+def _is_pinned(expr: Any) -> bool:
+    """Whether expressions that are no graphs of layers pin a task to a device.
+
+    Layers say so themselves; to ask a graph of layers would have Dask optimise it once more.
+    """
+    nodes = list(expr.walk())
+    if any(hasattr(node, "hlg") for node in nodes):
+        roots = [op for op in expr.operands if hasattr(op, "walk")] if len(nodes) > 1 else []
+        return any(_is_pinned(root) for root in roots)
+    if not hasattr(expr, "__dask_annotations__"):
+        return False
+    return any(p is not None for p in expr.__dask_annotations__().get(PIN, {}).values())
+
+
 class Libraries:
     """Looks at computations, and remembers their layers as long as these live."""
 
@@ -84,10 +98,8 @@ class Libraries:
         """
         graphs = [dsk]
         if hasattr(dsk, "walk") and hasattr(dsk, "operands"):
-            if hasattr(dsk, "__dask_annotations__"):
-                pinned = dsk.__dask_annotations__().get(PIN, {})
-                if any(p is not None for p in pinned.values()):
-                    return f"{PIN}="
+            if _is_pinned(dsk):
+                return f"{PIN}="
             graphs = list(dsk.walk())
         look = _Look()
         for graph in graphs:

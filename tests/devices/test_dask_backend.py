@@ -1,4 +1,4 @@
-"""What `gpuscheduler.backend` adds to Dask, checked with NumPy in CuPy's place."""
+"""What `devices.cuda.dask_backend` adds to Dask, checked with NumPy in CuPy's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpuscheduler.backend` on real GPUs: where chunks are, what they hold, how they are spread."""
+"""`devices.cuda.dask_backend` on real GPUs: where chunks are, what they hold, how they are spread."""
 
 from __future__ import annotations
 

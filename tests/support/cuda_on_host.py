@@ -1,4 +1,4 @@
-"""CUDA source of `gpuscheduler.kernel` run on the host: compiled as C++, a thread is a fiber.
+"""CUDA source of `codegen.cuda.kernel` run on the host: compiled as C++, a thread is a fiber.
 
 The fibers of a block take turns at each barrier, and it is an error when they wait at different
 ones. Memory order and speed are not what a GPU's are; values are.

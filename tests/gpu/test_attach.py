@@ -111,7 +111,9 @@ def test_large_parcels_are_copied_from_the_other_workers_devices(attached):
     assert len(attached._near) == 2
 
     def opened():
-        return len(importlib.import_module("gpuscheduler.cluster.cuda_ipc")._opened)
+        from gpuscheduler.cluster import cuda_ipc  # in a worker
+
+        return len(cuda_ipc._opened)
 
     for _ in range(3):
         np.testing.assert_allclose(y.to_backend("numpy").compute(), (a + a.T) @ a)

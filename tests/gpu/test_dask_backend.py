@@ -1,4 +1,4 @@
-"""`devices.cuda.dask_backend` on real GPUs: where chunks are, what they hold, how they are spread."""
+"""`dask_backend` on real GPUs: where chunks are, what they hold, how they are spread."""
 
 from __future__ import annotations
 

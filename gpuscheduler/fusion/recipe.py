@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
 from dask.array import reductions as dask_reductions
@@ -12,59 +12,49 @@ from dask.array.core import concatenate_shaped
 
 from ..frontend.captured import FRESH
 from ..frontend.compiled_task import COMPILED, FIRST_LINE, Chain, CompiledCall, InnerStep, literal
+from ..frontend.graph import Graph
 from ..frontend.tiles import Tile
 from ..tracing import purity, registry, trace
 from ..tracing.abstract import AbstractArray
 from ..values import leaves
-from .random_draws import plain_arguments
+from .random_draws import Draws, plain_arguments
+from .reads import Reads
 from .source import InlineSource
 from .task import Key
-
-if TYPE_CHECKING:
-    from .fuser import FusionPass
-
-
-def reads_with_inlined(
-    recipe: Recipe, inlined: Mapping[int, InlineSource]
-) -> tuple[list[Key], list[int]]:
-    """What a task reads that computes some of its inputs itself, and their positions."""
-    names = [name for n, name in enumerate(recipe.names) if n not in inlined]
-    positions: list[int] = []
-    for source in inlined.values():
-        names += source.names
-        positions += source.positions
-    return names, positions
-
-
-# ---- tasks as structures
 
 
 class Recipe:
     """A task without the names of what it reads: `key` is the same for blocks that are alike."""
 
     __slots__ = (
-        "_at", "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "kinds",
-        "names", "reason", "task",
+        "_at", "_draws", "_fresh", "_numbers", "_parts", "_reads", "_tiles", "draws", "given",
+        "key", "kinds", "names", "reason", "task",
     )  # fmt: skip
 
-    def __init__(self, fuser: FusionPass, task: Any):
-        self._fuser, self.task = fuser, task
-        self.draws: list[
-            InlineSource
-        ] = []  # what depends on where the block lies, and on nothing else
-        self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
+    def __init__(self, draws: Draws, reads: Reads, task: Any):
+        self._draws, self._reads, self.task = draws, reads, task
+        #: Inputs that depend on where the block lies, and on nothing else.
+        self.draws: list[InlineSource] = []
+        #: Where in `draws` the indices of each tile begin.
+        self._tiles: dict[Tile, int] = {}
+        #: Why the task is not traced; None where it is.
         self.reason: str | None = None
-        self.given = False  # whether it is given a function
-        self.kinds: list[str] = []  # of arrays without elements, which say what to make
-        self._fresh = False  # whether nobody changes the lists that come
-        self._at = 0  # the part that is performed
-        self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
+        #: Whether a function is among the task's constants.
+        self.given = False
+        #: Types of the arrays without elements that the task is given as `like` or `meta`.
+        self.kinds: list[str] = []
+        #: Whether nobody changes the lists of the call that is being read.
+        self._fresh = False
+        #: The part that is being performed.
+        self._at = 0
+        #: What stands for each name in `key`.
+        self._numbers: dict[Key, Any] = {}
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
         self._parts = [(name, _with_place(part)) for name, part in parts]
         self.names: list[Key] = []
         words: list[Any] = []
         for name, part in self._parts:
-            draw = fuser.draw(part)
+            draw = draws.draw(part)
             if draw is not None:
                 words.append("draw")
                 self.draws.append(draw)
@@ -97,16 +87,16 @@ class Recipe:
         """What a part does one after the other, each with what it is given."""
         if type(part) is CompiledCall and part.steps:
             return list(_flat(part.function, part.steps, part.args))
-        return [(name, () if self._fuser.draw(part) is not None else [part])]
+        return [(name, () if self._draws.draw(part) is not None else [part])]
 
     def impure_steps(self) -> Iterator[int]:
         """Which of its steps have functions or constants that keep it from being followed."""
-        fuser = self._fuser
+        reads = self._reads
         every = [step for part in self._parts for step in self._steps(*part)]
         for n, (_, parts) in enumerate(every):
             for value in leaves([v for part in parts for v in _given_constants(part)]):
                 function = callable(value) and not isinstance(value, type)
-                if (fuser.why_impure if function else fuser.why_unfit)(value):
+                if (reads.why_impure if function else reads.why_unfit)(value):
                     yield n
                     break
 
@@ -140,7 +130,7 @@ class Recipe:
             if type(node.value) is Tile:
                 return Tile, self._number(node.value)
             self._look_at(node.value)
-            return self._fuser.literal(node, node.value)
+            return self._reads.literal(node, node.value)
         if kind is Tile:
             return Tile, self._number(node)
         if isinstance(node, NestedContainer):
@@ -148,7 +138,7 @@ class Recipe:
         if isinstance(node, Task):
             self._check(node.func)
             before, self._fresh = self._fresh, any(node.func is f for f in FRESH)
-            words = [self._fuser.literal(node.func, node.func)]
+            words = [self._reads.literal(node.func, node.func)]
             words += [self._walk(a) for a in node.args]
             if node.kwargs:
                 words += [(k, self._walk(v)) for k, v in node.kwargs.items()]
@@ -158,7 +148,7 @@ class Recipe:
             self.reason = f"it is a {kind.__name__}"
             return None
         self._look_at(node)
-        return literal(node, self._fuser.alive)
+        return literal(node, self._reads.alive)
 
     def _look_at(self, value: Any) -> None:
         """At functions among a task's constants, which its own may call, and at arrays."""
@@ -169,19 +159,19 @@ class Recipe:
             self.given = True
             self._check(value)
         elif self.reason is None and not self._fresh:
-            self.reason = self._fuser.why_unfit(value)
+            self.reason = self._reads.why_unfit(value)
 
     def _number(self, tile: Tile) -> int:
         """Which of the task's tiles it is. Their shapes are in those of `draws`."""
         number = self._tiles.setdefault(tile, len(self.draws))
         if number == len(self.draws):
             sides = zip(tile.start, tile.shape, strict=True)
-            self.draws += [self._fuser.numbers_of(*side) for side in sides]
+            self.draws += [self._draws.numbers_of(*side) for side in sides]
         return number
 
     def _check(self, function: Any) -> None:
         if self.reason is None:
-            self.reason = self._fuser.why_impure(function)
+            self.reason = self._reads.why_impure(function)
 
     def perform(self, values: Sequence[Any], drawn: Sequence[Any]) -> Any:
         """Do what the task does, on other values."""
@@ -194,7 +184,7 @@ class Recipe:
         value = None
         for n, (name, part) in enumerate(self._parts):
             self._at = n
-            if self._fuser.draw(part) is not None:
+            if self._draws.draw(part) is not None:
                 value = next(random)
             elif type(part) is CompiledCall:
                 function = trace.adapt_function(part.function)
@@ -307,6 +297,68 @@ def _evaluate_task(node: Any, env: dict[Key, Any], tiles: dict[Tile, UnknownTile
         }
         return trace.adapt_function(node.func)(*args, **kwargs)
     return trace.constant_of_task(node)
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A task that may become a kernel, and what it reads."""
+
+    key: Key
+    task: Any
+    recipe: Recipe
+    #: Constants of the task, by name.
+    constants: dict[Key, Any]
+    #: The task that makes each other input, by name.
+    targets: dict[Key, Key]
+    #: Number and structure of each of the recipe's names; (-1, None) where these are not known.
+    inputs: list[tuple[int, Any]] = field(default_factory=list)
+    #: Producers that the task computes for itself, by their numbers among the recipe's names.
+    inlined: dict[int, InlineSource] = field(default_factory=dict)
+
+    def own_names(self) -> list[Key]:
+        """Return the names of the inputs that are not inlined."""
+        return [name for n, name in enumerate(self.recipe.names) if n not in self.inlined]
+
+    def target(self, n: int) -> Key:
+        """Return the task that makes the recipe's name number `n`."""
+        return self.targets[self.recipe.names[n]]
+
+    def with_inlined(self, inlined: dict[int, InlineSource]) -> Candidate:
+        """Return the same task with other producers inlined."""
+        return replace(self, inlined=inlined)
+
+    def with_inputs(self, inputs: list[tuple[int, Any]]) -> Candidate:
+        """Return the same task with other structures of its inputs."""
+        return replace(self, inputs=inputs)
+
+
+def reads_with_inlined(task: Candidate) -> tuple[list[Key], list[int]]:
+    """Return the names that a task reads with its inlined producers, and their positions."""
+    names = task.own_names()
+    positions: list[int] = []
+    for source in task.inlined.values():
+        names += source.names
+        positions += source.positions
+    return names, positions
+
+
+def array_kind(graph: Graph, task: Candidate) -> str | None:
+    """Return the type of the arrays that a task makes; None where it is not known.
+
+    Draws and inlined producers say it, or else the collections of the task's steps. A task with
+    CuPy arrays among these makes CuPy arrays, even where Dask takes the result for NumPy's, as it
+    does for a histogram.
+    """
+    for source in (*task.recipe.draws, *task.inlined.values()):
+        if source.kind:
+            return source.kind
+    blocks = [graph.blocks.get(k) for k in (task.key, *task.recipe.parts)]
+    kinds = [b.kind for b in blocks if b is not None and b.kind]
+    kinds += task.recipe.kinds
+    if not kinds:  # as Dask's own steps between collections are: they keep what they get
+        near = [graph.blocks.get(k) for k in graph.needs[task.key]]
+        kinds = [b.kind for b in near if b is not None and b.kind]
+    return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
 
 
 def structure_words(structure: Any) -> Any:

@@ -35,7 +35,17 @@ _FUNCTIONS = frozenset({
 })  # fmt: skip
 
 
-# ---- what is known of values before they are there
+class StructureNumbers:
+    """Numbers structures of values 0, 1, … in the order in which they are first met."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, words: Any) -> int:
+        """Return the number of a structure, by words that can be looked up."""
+        return self._numbers.setdefault(words, len(self._numbers))
 
 
 @dataclass(slots=True, eq=False)  # frozen would take three times as long to make, for each block

@@ -483,8 +483,11 @@ class FusionPass:
 
 
 def better_apart(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
-    """Words for layers that Dask has fused: those with different words had better be tasks of their
-    own, for two or more that can be followed are a kernel. One by itself stays with the strange.
+    """Decide how to split layers that Dask has fused, as a word for each layer.
+
+    Layers with different words become different tasks. Each run of two or more traceable layers
+    gets no words, and becomes a kernel of its own. A single traceable layer stays with its
+    neighbours in `strange`, which cannot be traced.
 
     >>> better_apart(["read", "fft", "abs", "square", "sum"], {"fft"})
     {'read': 'read', 'fft': 'read'}
@@ -504,7 +507,7 @@ def better_apart(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
 
 
 def _structure_of(value: Any) -> Any:
-    """What is known of a value that is there; None where it holds what no program can read."""
+    """Return the structure of a value; None where it holds what no program can read."""
     if type(value) in (dict, list, tuple):
         parts = [_structure_of(v) for v in leaves(value)]
         if any(p is None for p in parts):

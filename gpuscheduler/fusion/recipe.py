@@ -1,4 +1,8 @@
-"""What a task computes, apart from its data: parts, constants and words."""
+"""What a task computes, apart from its data: parts, constants and words.
+
+Blocks of one array have tasks that differ in names and positions only. A `Recipe` leaves these out:
+its `key` is equal for such tasks, so that one trace serves all of them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from .task import Key
 
 
 class Recipe:
-    """A task without the names of what it reads: `key` is the same for blocks that are alike."""
+    """A task without the names of its inputs: tasks of like blocks have the same `key`."""
 
     __slots__ = (
         "_at", "_draws", "_fresh", "_numbers", "_parts", "_reads", "_tiles", "draws", "given",
@@ -50,7 +54,7 @@ class Recipe:
         #: What stands for each name in `key`.
         self._numbers: dict[Key, Any] = {}
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
-        self._parts = [(name, _with_place(part)) for name, part in parts]
+        self._parts = [(name, _with_tile(part)) for name, part in parts]
         self.names: list[Key] = []
         words: list[Any] = []
         for name, part in self._parts:
@@ -60,37 +64,37 @@ class Recipe:
                 self.draws.append(draw)
             elif type(part) is CompiledCall:
                 self._check(part.function)
-                words.append((id(part.function), tuple([self._walk(a) for a in part.args])))
+                words.append((id(part.function), tuple([self._words_of(a) for a in part.args])))
             else:
-                words.append(self._walk(part))
+                words.append(self._words_of(part))
             self._numbers[name] = -len(words)
         self.key = tuple(words)
 
     @property
     def joins(self) -> bool:
-        """Whether all that it reads is put side by side."""
+        """Whether the task begins by joining all of its inputs."""
         _, first = self._parts[0]
         joined = getattr(first, "func", None) is concatenate_shaped
         return joined and first.dependencies >= set(self.names)
 
     @property
     def parts(self) -> list[Key]:
-        """The keys of what it does one after the other; Dask may have fused some of these."""
+        """Keys of the task's parts, in order; Dask may have fused several steps to a part."""
         return [name for name, _ in self._parts]
 
     @property
     def steps(self) -> list[Key]:
-        """The same, and what Dask has fused one by one."""
+        """Keys of the task's steps, in order."""
         return [key for part in self._parts for key, _ in self._steps(*part)]
 
     def _steps(self, name: Key, part: Any) -> Sequence[tuple[Key, Iterable[Any]]]:
-        """What a part does one after the other, each with what it is given."""
+        """Return key and arguments of each step of a part, in order."""
         if type(part) is CompiledCall and part.steps:
-            return list(_flat(part.function, part.steps, part.args))
+            return list(_flatten_steps(part.function, part.steps, part.args))
         return [(name, () if self._draws.draw(part) is not None else [part])]
 
     def impure_steps(self) -> Iterator[int]:
-        """Which of its steps have functions or constants that keep it from being followed."""
+        """Yield the numbers of the steps whose functions or constants cannot be traced."""
         reads = self._reads
         every = [step for part in self._parts for step in self._steps(*part)]
         for n, (_, parts) in enumerate(every):
@@ -101,7 +105,7 @@ class Recipe:
                     break
 
     def step_of(self, error: BaseException) -> int:
-        """Which step an error was raised in while it was performed; -1 if in none."""
+        """Return the number of the step that raised an error in `perform`; -1 if none did."""
         before = sum([len(self._steps(*part)) for part in self._parts[: self._at]])
         if self._at == len(self._parts):
             return -1
@@ -109,15 +113,15 @@ class Recipe:
         if type(part) is not CompiledCall:
             return before
         steps = part.steps
-        for line in _lines(error):
+        for line in _error_lines(error):
             n = line - FIRST_LINE
-            before += sum([_count(s) for s in steps[:n]])
+            before += sum([_count_steps(s) for s in steps[:n]])
             steps = steps[n].steps
             if not steps:
                 return before
         return -1
 
-    def _walk(self, node: Any) -> Any:
+    def _words_of(self, node: Any) -> Any:
         kind = type(node)
         if kind is TaskRef or kind is Alias:
             name = node.key if kind is TaskRef else node.target
@@ -128,20 +132,20 @@ class Recipe:
             return TaskRef, number
         if kind is DataNode:
             if type(node.value) is Tile:
-                return Tile, self._number(node.value)
+                return Tile, self._add_tile(node.value)
             self._look_at(node.value)
             return self._reads.literal(node, node.value)
         if kind is Tile:
-            return Tile, self._number(node)
+            return Tile, self._add_tile(node)
         if isinstance(node, NestedContainer):
-            return node.klass, tuple([self._walk(a) for a in node.args])
+            return node.klass, tuple([self._words_of(a) for a in node.args])
         if isinstance(node, Task):
             self._check(node.func)
             before, self._fresh = self._fresh, any(node.func is f for f in FRESH)
             words = [self._reads.literal(node.func, node.func)]
-            words += [self._walk(a) for a in node.args]
+            words += [self._words_of(a) for a in node.args]
             if node.kwargs:
-                words += [(k, self._walk(v)) for k, v in node.kwargs.items()]
+                words += [(k, self._words_of(v)) for k, v in node.kwargs.items()]
             self._fresh = before
             return tuple(words)
         if isinstance(node, GraphNode):
@@ -151,7 +155,7 @@ class Recipe:
         return literal(node, self._reads.alive)
 
     def _look_at(self, value: Any) -> None:
-        """At functions among a task's constants, which its own may call, and at arrays."""
+        """Check a constant: functions, which the task may call, and arrays without elements."""
         for part in leaves(value):
             if purity.is_nothing(part):
                 self.kinds.append(f"{type(part).__module__.partition('.')[0]}.ndarray")
@@ -161,8 +165,8 @@ class Recipe:
         elif self.reason is None and not self._fresh:
             self.reason = self._reads.why_unfit(value)
 
-    def _number(self, tile: Tile) -> int:
-        """Which of the task's tiles it is. Their shapes are in those of `draws`."""
+    def _add_tile(self, tile: Tile) -> int:
+        """Return where in `draws` a tile's indices begin, and append them if they are new."""
         number = self._tiles.setdefault(tile, len(self.draws))
         if number == len(self.draws):
             sides = zip(tile.start, tile.shape, strict=True)
@@ -174,7 +178,7 @@ class Recipe:
             self.reason = self._reads.why_impure(function)
 
     def perform(self, values: Sequence[Any], drawn: Sequence[Any]) -> Any:
-        """Do what the task does, on other values."""
+        """Do what the task does, on these values and draws, and return its value."""
         env: dict[Key, Any] = dict(zip(self.names, values, strict=True))
         tiles = {
             t: UnknownTile(t.shape, drawn[n : n + len(t.shape)]) for t, n in self._tiles.items()
@@ -196,27 +200,26 @@ class Recipe:
         return value
 
 
-def _flat(
+def _flatten_steps(
     function: Any, steps: Iterable[InnerStep], arguments: Sequence[Any]
 ) -> Iterator[tuple[Key, Iterable[Any]]]:
-    """The steps of a compiled function, also where Dask has fused in several rounds, each with what
-    it is given."""
+    """Yield key and arguments of each step of a compiled function, however often Dask fused."""
     own = function.__globals__
     for step in steps:
         if step.steps:
-            yield from _flat(*step.inside(function, arguments))
+            yield from _flatten_steps(*step.inside(function, arguments))
         else:
             yield step.key, [
                 *map(own.get, step.constants), *map(arguments.__getitem__, step.arguments)
             ]  # fmt: skip
 
 
-def _count(step: InnerStep) -> int:
-    return sum(map(_count, step.steps)) or 1
+def _count_steps(step: InnerStep) -> int:
+    return sum(map(_count_steps, step.steps)) or 1
 
 
-def _lines(error: BaseException | None) -> Iterator[int]:
-    """The lines of compiled functions in which an error was raised, from outside in."""
+def _error_lines(error: BaseException | None) -> Iterator[int]:
+    """Yield the lines of compiled functions that raised an error, from outside in."""
     while error is not None:
         at = error.__traceback__
         while at is not None:
@@ -227,7 +230,7 @@ def _lines(error: BaseException | None) -> Iterator[int]:
 
 
 def _given_constants(node: Any) -> Iterator[Any]:
-    """The functions and other constants in a task."""
+    """Yield the functions and other constants in a task."""
     if isinstance(node, DataNode):
         yield node.value
     elif isinstance(node, Task):
@@ -239,9 +242,11 @@ def _given_constants(node: Any) -> Iterator[Any]:
         yield node
 
 
-def _with_place(part: Any) -> Any:
-    """The same task of Dask's argmin or argmax, with where its block begins as a place: else that
-    would be a number of its own in each block's structure."""
+def _with_tile(part: Any) -> Any:
+    """Return a task of Dask's argmin or argmax with its block's position as a `Tile`.
+
+    As a number, the position would make each block a structure of its own.
+    """
     function: Any = getattr(part, "func", None)
     if type(part) is not Task or getattr(function, "func", None) is not dask_reductions.arg_chunk:
         return part
@@ -255,13 +260,13 @@ def _with_place(part: Any) -> Any:
 
 
 def _place(tile: Tile, whole: tuple[int, ...] | None) -> Any:
-    """As `arg_chunk` is given it: of all axes, with the array's shape, or of one."""
+    """Return a block's position as `arg_chunk` takes it: of one axis, or of all and the shape."""
     begin = tuple([tile.numbers(k) for k in range(len(tile.shape))])
     return begin[0] if whole is None else (begin, whole)
 
 
 def tile_of(node: Any) -> Tile | None:
-    """The tile that an argument is."""
+    """Return the tile that an argument is; None for others."""
     value = node.value if type(node) is DataNode else node
     return value if type(value) is Tile else None
 
@@ -278,7 +283,7 @@ class UnknownTile:
 
 
 def _evaluate_task(node: Any, env: dict[Key, Any], tiles: dict[Tile, UnknownTile]) -> Any:
-    """The value of a task or of its argument, by the functions that symbolic arrays know."""
+    """Return the value of a task or an argument, by functions that take symbolic arrays."""
     if (tile := tile_of(node)) is not None:
         return tiles[tile]
     if isinstance(node, TaskRef):
@@ -362,7 +367,7 @@ def array_kind(graph: Graph, task: Candidate) -> str | None:
 
 
 def structure_words(structure: Any) -> Any:
-    """A structure of a value, to be looked up by."""
+    """Return a structure of a value as hashable words."""
     kind = type(structure)
     if kind is AbstractArray:
         return structure

@@ -607,7 +607,7 @@ FUSION = {
         "if False:",
     ),
     "a value of another layout is read all the same": (
-        "if _laid_out(value, foreseen):",
+        "if _is_laid_out(value, foreseen):",
         "if True:",
     ),
     "a value of another shape is read all the same": (
@@ -667,7 +667,7 @@ FUSION = {
         "groups.setdefault((read, graph.pins.get(key)), [])",
         "groups.setdefault((read, None), [])",
     ),
-    "large siblings merge": ("or not _small(task):", "or False:"),
+    "large siblings merge": ("or not _is_small(task):", "or False:"),
     "wanted siblings merge": ("key in kept or task.positions", "task.positions"),
     "all reductions of a pass are its first": (
         "reductions.setdefault(r, len(reductions))",

@@ -64,7 +64,10 @@ class CapturedInputs:
         return known[0]
 
     def add_input(self, key: Key, name: Key, array: Any) -> None:
-        """Let a task read a captured array: as an input if it has a task, else as a constant."""
+        """Let a task read a captured array, as an input or as a constant.
+
+        Arrays with a task of their own are inputs.
+        """
         graph = self.graph
         if name not in self._nodes:
             graph.constants[key] = {**graph.constants.get(key, {}), name: array}
@@ -74,7 +77,7 @@ class CapturedInputs:
             self.readers[name] += 1
 
     def send_constants(self, fused: KernelTask, kind: str | None) -> None:
-        """Send NumPy constants of several tasks to the GPUs once, by a step for all of them."""
+        """Send NumPy constants of several tasks to the GPUs by one step."""
         graph, key = self.graph, fused.key
         constants = graph.constants.get(key, {})
         read = {k for k, foreseen in fused.inputs() if any(foreseen)}

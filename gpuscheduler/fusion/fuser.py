@@ -2,7 +2,7 @@
 
 `FusionPass` goes through a graph once, in its order. It traces a task by its structure: its
 functions, and the shapes and dtypes that it reads. What cannot be traced stays a task, with the
-reason. Tasks with one reader, and those whose value takes no memory, disappear into their readers.
+reason. Tasks with one reader, or whose value takes no memory, disappear into their readers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FusionPass:
     #: Operations of tasks that multiply matrices.
     operations: dict[Key, int] = field(default_factory=dict)
     #: By the layer of each task that is not traced: the layers that Dask has fused there in the
-    #: order of their work, and those of them that cannot be traced.
+    #: order of their work, and the layers among them that cannot be traced.
     unfollowed: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class FusionPass:
         self.structures: dict[Any, TraceOutcome] = {}
         #: Number and structure of each value.
         self.foreseen: dict[Key, tuple[int, Any]] = {}
-        #: Number and structure of arrays that are there, by type, dtype, shape and strides.
+        #: Number and structure of arrays, by type, dtype, shape and strides.
         self._described: dict[Any, tuple[int, Any] | None] = {}
         #: Traced tasks, whose parts are known by their ids and so must live on.
         self._alive: list[Any] = []
@@ -135,7 +135,7 @@ class FusionPass:
                     graph.tasks[key] = PairsTask(graph.tasks[key])
                 if key in graph.blocks and key not in self.foreseen:
                     self._foresee_block(key)
-        if self._in_front:  # also in front of what has disappeared into its readers by now
+        if self._in_front:  # also in front of tasks that are inlined by now
             order = [k for key in order for k in (self._in_front.get(key), key) if k in graph.tasks]
             graph.tasks = {k: graph.tasks[k] for k in order}
         self.captured.put_in_front()
@@ -161,9 +161,10 @@ class FusionPass:
         self._in_front[key] = drawn
 
     def _split_off_scan_end(self, key: Key) -> Any:
-        """Split the last element of a scan off a task that adds it to something, as Dask's do.
+        """Split the last element of a scan off the task that adds it to something.
 
-        Otherwise the sum of each block would be known only after the block before it.
+        Dask's scans have such tasks. Otherwise the sum of each block would be known only after the
+        block before it.
         """
         graph = self.graph
         task = graph.tasks[key]
@@ -204,10 +205,10 @@ class FusionPass:
             return True
         return type(task) is Task and any(tile_of(a) is not None for a in task.args)
 
-    # ---- what is known of values before they are there
+    # ---- the structures of values
 
     def _describe_data(self, key: Key, node: DataNode) -> tuple[int, Any] | None:
-        """Return number and structure of a value; of a persisted chunk also while it is away."""
+        """Return number and structure of a value, or of a persisted chunk."""
         value = node.value.shown() if type(node.value) is Chunk else node.value
         if value is not None:
             return self._describe(value)
@@ -216,9 +217,9 @@ class FusionPass:
         return None if structure is None else (self._number(structure), structure)
 
     def _describe(self, value: Any) -> tuple[int, Any] | None:
-        """Return number and structure of a value that is there; None if kernels cannot read it."""
+        """Return number and structure of a value; None if kernels cannot read it."""
         alike = None
-        if type(value).__name__ == "ndarray":  # of which many lie in memory alike
+        if type(value).__name__ == "ndarray":  # many have one layout in memory
             alike = type(value), value.dtype, value.shape, value.strides
             if alike in self._described:
                 return self._described[alike]
@@ -253,7 +254,10 @@ class FusionPass:
     # ---- one task
 
     def _fuse_task(self, key: Key, original: Any) -> bool:
-        """Make a task a kernel, or offer its value to its readers; False where it only stays."""
+        """Make a task a kernel, or offer its value to its readers.
+
+        Return False where neither is possible.
+        """
         graph = self.graph
         targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
         recipe = Recipe(self.draws, self.reads, original)
@@ -283,7 +287,7 @@ class FusionPass:
                 self._blame(key, recipe, recipe.impure_steps())
             return False
         if recipe.given and not recipe.names and not recipe.draws:
-            # to look at it would be to make its block, here and for each block anew
+            # a trace would make the block, here and for each block anew
             self.reasons[key] = "it makes a block by a function that it is given"
             self._blame(key, recipe)
             return False
@@ -332,12 +336,12 @@ class FusionPass:
     def _trace_inlined(
         self, task: Candidate, unknown: dict[int, InlineSource]
     ) -> tuple[Candidate, TraceOutcome]:
-        """Trace a task with its producers, without those that had better make their values."""
+        """Trace a task with its producers, except for producers that should store their values."""
         found = self._follow(task)
         if not task.inlined or found.program is None:
             return task, found
         worth = worth_inlining(found.program, task.inlined, task.recipe.joins) | unknown
-        if stores_a_scan(found.program):  # and so would each of its readers
+        if stores_a_scan(found.program):  # each of its readers would store the scan, too
             shared = [n for n, s in worth.items() if isinstance(s.parts, ScannedArray)]
             shared = [n for n in shared if self.inliner.readers[task.target(n)] > 1]
             worth = {n: s for n, s in worth.items() if n not in shared}
@@ -349,12 +353,14 @@ class FusionPass:
             less = task.with_inlined({n: s for n, s in task.inlined.items() if n not in rows})
             without = self._follow(less)
             stores = len(found.program.kernels) > len(getattr(without.program, "kernels", ()))
-            if without.program is not None and stores:  # its rows, to have them on one axis
+            if (
+                without.program is not None and stores
+            ):  # it would store the rows, to have them on one axis
                 task, found = less, without
         return task, found
 
     def _trace_with_values(self, task: Candidate) -> TraceOutcome | None:
-        """Trace a task with the values of its small tables; None where that does not help."""
+        """Trace a task with the values of its small tables; None without a program."""
         known = list(task.inputs)
         for n, name in enumerate(task.recipe.names if self.on_gpus else ()):
             table = task.constants.get(name)
@@ -388,7 +394,7 @@ class FusionPass:
         return self.tracer.trace(task)
 
     def _blame(self, key: Key, recipe: Recipe, culprits: Iterable[int] = ()) -> None:
-        """Remember which steps of a task cannot be traced: all of them if `culprits` are none."""
+        """Remember the steps of a task that cannot be traced: `culprits`, or all."""
         if layer_of(key) not in self.unfollowed:  # blocks of one array are alike
             names = [layer_of(step) for step in recipe.steps]
             strange = {names[n] for n in culprits if n >= 0}
@@ -445,7 +451,7 @@ class FusionPass:
             if not (self.on_gpus and self._compress(task, found.offer)):
                 self.selections.offer_to_readers(task, found.offer)
             return True
-        if found.product is not None:  # it is that and nothing else
+        if found.product is not None:  # the task is a matrix product and nothing else
             return False
         if found.view is None:
             self._foresee_traced(key, found.makes)
@@ -457,7 +463,7 @@ class FusionPass:
 
     def _compress(self, task: Candidate, offer: InlineSource | None) -> bool:
         """Make a task that selects by a mask two kernels, if it can be these."""
-        # what takes long is computed once, and not in both kernels
+        # producers that take long are computed once, and not in both kernels
         cheap = {
             n: s for n, s in task.inlined.items() if s.little or s.free or task.inputs[n][1] is None
         }

@@ -54,7 +54,7 @@ class _SequentialTasks:
 
 
 def merge(apart: Graph) -> Graph:
-    """Return a graph in which siblings are one task; the same graph where there are none."""
+    """Return a graph in which siblings are one task; the same graph without siblings."""
     graph = apart
     kept = set(graph.outputs)
     known: dict[Any, tuple[Any, Program]] = {}

@@ -198,7 +198,7 @@ class Inliner:
         return near is not None and all(near(reader, d) for d in whole)
 
     def _count_sliced_reads(self, target: Key, reader: Key) -> float | None:
-        """Return how often a block is read as a whole, if all of its readers take slices of it.
+        """Return how often a block is read as a whole, by readers that take slices.
 
         Steps of a change of chunks do so. None if any reader takes the block otherwise: it is
         stored anyway. None also for very many readers, since each of them asks.
@@ -246,7 +246,7 @@ class Inliner:
         return tuple(new), tuple(new.values()), constants
 
     def rewire(self, task: Candidate) -> None:
-        """Let a task read what its producers read, and drop those without other readers."""
+        """Let a task read what its producers read, and drop producers without other readers."""
         graph, key = self.graph, task.key
         graph.names[key], graph.needs[key], constants = self.inputs_with_producers(task)
         if constants:
@@ -266,7 +266,7 @@ class Inliner:
             facts.pop(key, None)
         for d in needs:
             self.readers[d] -= 1
-            if not self.readers[d] and d not in self.outputs:  # its readers do without
+            if not self.readers[d] and d not in self.outputs:  # its readers compute it themselves
                 self._drop(d)
 
 

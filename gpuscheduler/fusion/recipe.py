@@ -28,7 +28,7 @@ from .task import Key
 
 
 class Recipe:
-    """A task without the names of its inputs: tasks of like blocks have the same `key`."""
+    """A task without the names of its inputs: like blocks have one `key`."""
 
     __slots__ = (
         "_at", "_draws", "_fresh", "_numbers", "_parts", "_reads", "_tiles", "draws", "given",
@@ -79,7 +79,7 @@ class Recipe:
 
     @property
     def parts(self) -> list[Key]:
-        """Keys of the task's parts, in order; Dask may have fused several steps to a part."""
+        """Keys of the task's parts, in order: a part may be several fused steps."""
         return [name for name, _ in self._parts]
 
     @property
@@ -105,7 +105,7 @@ class Recipe:
                     break
 
     def step_of(self, error: BaseException) -> int:
-        """Return the number of the step that raised an error in `perform`; -1 if none did."""
+        """Return the number of the step that raised an error in `perform`, or -1."""
         before = sum([len(self._steps(*part)) for part in self._parts[: self._at]])
         if self._at == len(self._parts):
             return -1
@@ -260,7 +260,7 @@ def _with_tile(part: Any) -> Any:
 
 
 def _place(tile: Tile, whole: tuple[int, ...] | None) -> Any:
-    """Return a block's position as `arg_chunk` takes it: of one axis, or of all and the shape."""
+    """Return a block's position as `arg_chunk` takes it, for one axis or for all."""
     begin = tuple([tile.numbers(k) for k in range(len(tile.shape))])
     return begin[0] if whole is None else (begin, whole)
 
@@ -279,6 +279,7 @@ class UnknownTile:
     axes: Sequence[Any]
 
     def numbers(self, axis: int, xp: str = "numpy") -> Any:
+        """Return the symbolic indices along an axis."""
         return self.axes[axis]
 
 
@@ -348,7 +349,7 @@ def reads_with_inlined(task: Candidate) -> tuple[list[Key], list[int]]:
 
 
 def array_kind(graph: Graph, task: Candidate) -> str | None:
-    """Return the type of the arrays that a task makes; None where it is not known.
+    """Return the type of the arrays that a task makes; None if unknown.
 
     Draws and inlined producers say it, or else the collections of the task's steps. A task with
     CuPy arrays among these makes CuPy arrays, even where Dask takes the result for NumPy's, as it

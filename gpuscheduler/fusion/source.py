@@ -41,7 +41,7 @@ _FUNCTIONS = frozenset({
 
 
 class StructureNumbers:
-    """Numbers structures of values 0, 1, … in the order in which they are first met."""
+    """Numbers structures of values 0, 1, … in the order of their first appearance."""
 
     __slots__ = ("_numbers",)
 
@@ -119,7 +119,7 @@ class MatrixInput(NamedTuple):
 
 
 class MatrixProductTask(NamedTuple):
-    """A task whose value is the product of two of its inputs, each a whole matrix."""
+    """A task whose value is the product of two inputs, each a whole matrix."""
 
     left: MatrixInput
     right: MatrixInput
@@ -208,7 +208,7 @@ def is_cheaper_computed(source: InlineSource, times: float) -> bool:
 
 
 def sliced_share(task: Any, shape: tuple[int, ...]) -> float | None:
-    """Return the part of a block that a slicing task takes, 0 to 1; None for other tasks."""
+    """Return the part of a block, 0 to 1, that a slicing task takes; else None."""
     index = task.args[1] if type(task) is Task and len(task.args) == 2 else None
     if getattr(task, "func", None) not in SLICERS or task.kwargs or type(index) is not tuple:
         return None
@@ -218,7 +218,7 @@ def sliced_share(task: Any, shape: tuple[int, ...]) -> float | None:
 
 
 def work_per_element(root: Expr) -> int:
-    """Return about how many sums or products an element takes; many where it is not known."""
+    """Return about how many sums or products an element takes; many if unknown."""
     return sum([_work_of(n) for n in nodes((root,)) if n.args and n.op != "cast"])
 
 
@@ -251,7 +251,7 @@ def shared_arrays(sources: Iterable[InlineSource]) -> tuple[int, ...]:
 
 
 def lend_source(source: InlineSource, draws: int, arrays: int, shared: Sequence[int] = ()) -> Any:
-    """Return a source as an argument of its reader, with numbers that no other argument has.
+    """Return a source as an argument of its reader, with numbers of its own.
 
     `draws` and `arrays` are the placeholders and arrays of the arguments before. Arrays that are
     the same, as `shared` says, have one number.

@@ -1,4 +1,4 @@
-"""Tasks that are kernels, and those that pick out what a mask selects.
+"""Tasks that are kernels, and tasks that pick out what a mask selects.
 
 Each is called like any Dask task, with the values that it reads, and then computes with NumPy. The
 executors of devices look inside instead and run the kernels.
@@ -28,7 +28,7 @@ PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 
 
 class KernelTask:
-    """A task that is a program for a device; called like other tasks, it computes with NumPy."""
+    """A task that is a program for a device, and computes with NumPy when called."""
 
     __slots__ = ("expects", "key", "kind", "names", "original", "positions", "program")
 
@@ -101,7 +101,7 @@ class KernelTask:
 
     @property
     def array(self) -> tuple[tuple[int, ...], Any] | None:
-        """Shape and dtype of the value, if it is the one array of the one kernel."""
+        """Shape and dtype of the value, if it is the only array of one kernel."""
         kernels, result = self.program.kernels, self.program.result
         if len(kernels) != 1 or len(kernels[0].outputs) != 1 or type(result) is not Out:
             return None
@@ -179,7 +179,7 @@ class CompressTask:
 
 
 def as_expected(value: Any, foreseen: AbstractArray, copy: type[Any] | None) -> Any:
-    """Return a value, perhaps as a copy; None where it is not the array that is expected."""
+    """Return a value, perhaps as a copy; None if it is not the expected array."""
     if getattr(value, "shape", None) != foreseen.shape:
         return None
     if getattr(value, "dtype", None) != foreseen.dtype:
@@ -262,7 +262,7 @@ def placeholder(n: int) -> Expr:
 
 
 class PairsTask:
-    """A task of Dask's argmin or argmax that returns two arrays instead of an array of records.
+    """A task of Dask's argmin or argmax that returns two arrays instead of records.
 
     Programs return two arrays, and a reader may have blocks of either kind.
     """

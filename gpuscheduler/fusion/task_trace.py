@@ -51,7 +51,7 @@ from .task import count_arrays
 
 
 class SymbolicCall:
-    """A task as a function of symbolic arrays: its own inputs, its producers' and its draws."""
+    """A task as a function of its own inputs, its producers' inputs and its draws."""
 
     def __init__(self, task: Candidate, dense: bool):
         self.recipe = task.recipe
@@ -83,7 +83,7 @@ class SymbolicCall:
                 self.arguments.append(structure)
 
     def as_function(self) -> Callable[..., Any]:
-        """Return the task as a function of the arguments and the draws: methods are not traced."""
+        """Return the task as a plain function, since methods are not traced."""
         recipe, count = self.recipe, len(self.arguments)
 
         def perform(*values: Any) -> Any:
@@ -97,7 +97,7 @@ class SymbolicCall:
         return _product_of_arguments(made, self.arguments) if plain else None
 
     def expects(self, others: Iterable[Any] = ()) -> tuple[Any, ...]:
-        """Return the structures of all inputs: own ones, `others`, and those of the sources."""
+        """Return the structures of all inputs: own ones, `others`, and inputs of the sources."""
         return (*self.own, *others, *[s for source in self.borrowed for s in source.expects])
 
 
@@ -263,7 +263,7 @@ def _is_copy(seen: Any, arguments: list[Any]) -> bool:
 def _product_of_arguments(
     product: MatrixProductArray, arguments: list[Any]
 ) -> MatrixProductTask | None:
-    """Return a product of whole arguments, by their numbers; None where it is one of parts."""
+    """Return a product of whole arguments, by their numbers; None for parts of them."""
     if not all(isinstance(a, AbstractArray) for a in arguments):
         return None
     sides = []

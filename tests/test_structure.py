@@ -114,7 +114,12 @@ WITHIN = {
         "horizontal",
         "source",
         "random_draws",
+        "reads",
         "recipe",
+        "captured_inputs",
+        "inline",
+        "compress",
+        "task_trace",
         "fuser",
     ],  # fmt: skip
     "plan": [
@@ -210,7 +215,6 @@ DEFERRED = {
     ("codegen/cpu/region", "codegen/cpu/evaluate"),
     ("devices/cuda/executor", "devices/cuda/hardware"),
     ("devices/cuda/lane", "devices/cuda/executor"),
-    ("fusion/recipe", "fusion/fuser"),
     ("tracing/context", "tracing/array"),
 }
 #: Where libraries may be imported: when a module is imported itself, and at all.
@@ -245,7 +249,6 @@ LONG_FILES = {
     "codegen/cuda/schedule": "to be carved",
     "devices/cuda/executor": "to be carved",
     "frontend/builder": "to be carved",
-    "fusion/fuser": "to be carved",
     "pipeline/fingerprint": "to be carved",
     "runtime/state": "one state machine: its parts share arrays",
     "scheduler": "to be carved",

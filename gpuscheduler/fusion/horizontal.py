@@ -27,15 +27,15 @@ Values = dict[Any, Any]
 ROUNDS = 16
 #: Results above this many bytes are not merged, if they are not small beside what is read.
 SMALL = 2**20
-#: Tasks that become one at most.
+#: Tasks in a group, at most.
 MOST = 8
-#: What part of its bytes the one that reads less has to read of what the other reads, too.
+#: Part of its bytes that the task which reads less must have in common with the other.
 COMMON = 1 / 2
 
 
 @dataclass(frozen=True, slots=True)
 class TupleItemKey:
-    """A key of a task that makes several values, a tuple."""
+    """The key of a task that makes a tuple of several values."""
 
     keys: tuple[Key, ...]
 
@@ -44,7 +44,7 @@ class TupleItemKey:
 
 
 class _SequentialTasks:
-    """Several tasks, one after the other."""
+    """The original tasks of a group, run one after the other."""
 
     def __init__(self, tasks: Sequence[Callable[[Values], Any]]):
         self.tasks = tasks
@@ -54,12 +54,12 @@ class _SequentialTasks:
 
 
 def merge(apart: Graph) -> Graph:
-    """A graph with siblings as one task; the same one where there are none."""
+    """Return a graph in which siblings are one task; the same graph without siblings."""
     graph = apart
     kept = set(graph.outputs)
     known: dict[Any, tuple[Any, Program]] = {}
     for _ in range(ROUNDS):
-        groups = _siblings(graph, kept)
+        groups = _find_siblings(graph, kept)
         if not groups:
             break
         if graph is apart:  # which stays as it is
@@ -83,7 +83,7 @@ def merge(apart: Graph) -> Graph:
         graph.tasks = {}
         for key, task in tasks.items():
             if key in first:
-                graph.tasks[first[key]] = _together(tasks, first[key], known)
+                graph.tasks[first[key]] = _join_tasks(tasks, first[key], known)
             elif key not in where:
                 graph.tasks[key] = task
         forget(graph, where)
@@ -92,20 +92,20 @@ def merge(apart: Graph) -> Graph:
 
 
 def forget(graph: Graph, keys: Iterable[Key]) -> None:
-    """Drop what the graph knows of tasks that are part of others now."""
+    """Drop the graph's facts about tasks that are part of others now."""
     for key in keys:
         for facts in (graph.names, graph.needs, graph.constants, graph.picks, graph.pins):
             facts.pop(key, None)
 
 
-def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
-    """Groups of tasks that read the same."""
+def _find_siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
+    """Return groups of tasks that read the same."""
     groups: dict[Any, list[list[Key]]] = {}
     bytes_of = cache(partial(_bytes_read, graph))
     for key, task in graph.tasks.items():
         if type(task) is not KernelTask or key in kept or task.positions or not task.names:
             continue
-        if type(key) is TupleItemKey or not _small(task):
+        if type(key) is TupleItemKey or not _is_small(task):
             continue
         read = frozenset(graph.needs[key]), frozenset(graph.constants.get(key, ()))
         alike = groups.setdefault((read, graph.pins.get(key)), [])
@@ -119,12 +119,12 @@ def _siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
 
 
 def _have_much_in_common(one: Counter[Key], two: Counter[Key]) -> bool:
-    """Whether two tasks read much of the same: not two blocks that read each other's edges."""
+    """Whether two tasks read much of the same bytes, and not only each other's edges."""
     return (one & two).total() >= COMMON * min(one.total(), two.total())
 
 
 def _bytes_read(graph: Graph, key: Key) -> Counter[Key]:
-    """What a task reads of each value."""
+    """Return the bytes that a task reads of each value."""
     task = graph.tasks[key]
     assert isinstance(task, KernelTask)
     whose = dict(zip(graph.names[key], graph.needs[key], strict=True))
@@ -139,14 +139,14 @@ def _bytes_read(graph: Graph, key: Key) -> Counter[Key]:
     return out
 
 
-def _small(task: KernelTask) -> bool:
+def _is_small(task: KernelTask) -> bool:
     read = sum(e.nbytes for _, foreseen in task.inputs() for e in foreseen if e is not None)
     made = sum(n for k in task.program.kernels for n in k.made)
     return made <= SMALL or 8 * made <= read
 
 
 def read_together(graph: Graph, group: list[Key]) -> TupleItemKey:
-    """Put what a group reads into the graph, as what one task reads."""
+    """Give a group one key in the graph, which reads what its members read."""
     holder = TupleItemKey(tuple(group))
     sources: dict[Key, tuple[Key, tuple[int, ...]]] = {}
     constants: dict[Key, Any] = {}
@@ -168,10 +168,10 @@ def read_together(graph: Graph, group: list[Key]) -> TupleItemKey:
     return holder
 
 
-def _together(
+def _join_tasks(
     tasks: Mapping[Key, Any], holder: TupleItemKey, known: dict[Any, tuple[Any, Program]]
 ) -> KernelTask:
-    """One task in place of several. Alike ones have one program, which `known` remembers."""
+    """Return one task in place of a group; like groups share a program through `known`."""
     members = [tasks[k] for k in holder.keys]
     first: dict[Key, int] = {}  # name -> number of its first array
     expects: list[Any] = []
@@ -197,7 +197,7 @@ def _together(
 
 
 def rewire(graph: Graph, where: Mapping[Key, tuple[Key, int]]) -> None:
-    """Let readers pick their part of what is now made together."""
+    """Let readers pick their item of the tuple that a group makes."""
     for key, needs in graph.needs.items():
         if not any(d in where for d in needs):
             continue
@@ -210,15 +210,15 @@ def rewire(graph: Graph, where: Mapping[Key, tuple[Key, int]]) -> None:
 
 
 def join_programs(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -> Program:
-    """Several programs as one of so many inputs, whose value is the tuple of theirs.
+    """Join programs to one of `inputs` inputs, whose value is the tuple of theirs.
 
-    Each comes with the numbers that its own inputs have among those. Reductions of the inputs over
-    the same axes of the same space are done in one pass.
+    Each program comes with the numbers of its inputs among these. Reductions of the inputs over the
+    same axes of the same shape become one kernel.
     """
     passes: list[list[tuple[int, int]]] = []  # of (part, kernel)
     for p, (program, _) in enumerate(parts):
         for k in range(len(program.kernels)):
-            same = next((g for g in passes if _one_pass(parts, g[0], (p, k))), None)
+            same = next((g for g in passes if _are_one_pass(parts, g[0], (p, k))), None)
             if same is not None:
                 same.append((p, k))
             else:
@@ -232,7 +232,7 @@ def join_programs(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -
                 numbers[p][program.starts[k] + o] = n
                 n += 1
     kernels = [
-        _in_one_pass(
+        _join_kernels(
             [renumber_arrays(parts[p][0].kernels[k], numbers[p].__getitem__) for p, k in group]
         )
         for group in passes
@@ -247,10 +247,10 @@ def join_programs(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -
     return Program(inputs, tuple(kernels), values)
 
 
-def _one_pass(
+def _are_one_pass(
     parts: Sequence[tuple[Program, Sequence[int]]], one: tuple[int, int], two: tuple[int, int]
 ) -> bool:
-    """Whether both kernels reduce what comes into their programs, in the same way."""
+    """Whether two kernels reduce inputs of their programs over the same axes."""
     if one[1] or two[1]:
         return False
     kernel, other = (parts[p][0].kernels[0] for p, _ in (one, two))
@@ -264,7 +264,7 @@ def _one_pass(
     return bool(kernel.reductions) and alike
 
 
-def _in_one_pass(kernels: Sequence[Kernel]) -> Kernel:
+def _join_kernels(kernels: Sequence[Kernel]) -> Kernel:
     if len(kernels) == 1:
         return kernels[0]
     reductions: dict[Reduction, int] = {}

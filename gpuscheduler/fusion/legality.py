@@ -10,18 +10,21 @@ from ..errors import NotGenerated
 from ..ir.expr import Kernel, Program, nodes
 from ..ir.regions import count_boxes, interior
 
-#: Bytes of an array that is large.
+#: Bytes from which on an array is large.
 LARGE = 2**20
-#: Conditions on where a point is with which a program takes NumPy longer than Dask's own way, where
-#: there are fewer points than this in each box, on average, in which all of them are known.
-CHOICES, BOX_POINTS = 3, 2**15
-#: Places that a kernel may read, of which it is not asked whether it can be written for a GPU.
+#: A program with this many conditions on a point's position may be slower than Dask's own way.
+CHOICES = 3
+#: It is slower where the boxes in which all conditions are known have fewer points on average.
+BOX_POINTS = 2**15
+#: A kernel that reads fewer places than this can always be written for a GPU.
 MANY_PLACES = 100
 
 
 def is_mosaic(kernel: Kernel) -> bool:
-    """Whether it chooses by position among much that is the same in most places, as parts of arrays
-    side by side and edges that are treated in another way are, in boxes of few points each."""
+    """Whether a kernel chooses by position among many parts, in boxes of few points each.
+
+    Arrays put side by side do so, and edges that are treated differently from the interior.
+    """
     chosen = {n.args[0] for n in nodes(kernel.roots) if n.op == "where"}
     by_position = [c for c in chosen if all(n.op != "input" for n in nodes((c,)))]
     if len(by_position) < CHOICES:
@@ -36,8 +39,10 @@ def is_mosaic(kernel: Kernel) -> bool:
 
 
 def has_windows_over_edges(kernel: Kernel) -> bool:
-    """Whether it is chosen by position what it reduces, in another way from result to result. There
-    are no boxes then in which all is known, and NumPy copies arrays together in less time."""
+    """Whether a kernel chooses by position what it reduces, differently for each result.
+
+    Then there are no boxes in which all choices are known, and NumPy joins arrays in less time.
+    """
     inner = nodes([r.arg for r in kernel.reductions])
     places = [n for n in nodes([n.args[0] for n in inner if n.op == "where"]) if n.op == "index"]
     return any(
@@ -48,7 +53,7 @@ def has_windows_over_edges(kernel: Kernel) -> bool:
 
 
 def reads_too_many_places(kernel: Kernel) -> bool:
-    """Whether it reads so many places that it cannot be written for a GPU."""
+    """Whether a kernel reads too many places to be written for a GPU."""
     if sum(node.op == "input" for node in nodes(kernel.roots)) < MANY_PLACES:
         return False
     try:
@@ -59,17 +64,21 @@ def reads_too_many_places(kernel: Kernel) -> bool:
 
 
 def operations_per_point(program: Program) -> float:
-    """Operations for each point of the program's largest kernel. A moment is three: NumPy makes
-    two arrays on the way."""
+    """Return the operations for each point of the program's largest kernel.
+
+    A moment counts as three, since NumPy makes two arrays on the way.
+    """
     points = max((k.points for k in program.kernels), default=0)
     moments = sum(k.points for k in program.kernels for r in k.reductions if r.op == "moment")
     return (sum(k.operations() for k in program.kernels) + 2 * moments) / max(points, 1)
 
 
 def pays_as_kernel(program: Program) -> bool:
-    """Whether one operation is faster as a program: one that makes a large array, of a few points
-    for each element, which may be part of a result and is written there at once; and a reduction of
-    short rows, for which NumPy calls its loop row by row."""
+    """Whether a single operation is faster as a program than in NumPy.
+
+    Two kinds are. One makes a large array from a few points for each element: it may be part of a
+    result, and is written there at once. The other reduces short rows: NumPy calls a loop for each.
+    """
     kernel = max(program.kernels, key=lambda k: k.points, default=None)
     if kernel is None or operations_per_point(program) < 1:
         return False
@@ -83,7 +92,7 @@ def pays_as_kernel(program: Program) -> bool:
 
 
 def unreadable(program: Program) -> str | None:
-    """Why NumPy cannot read a program; None where it can."""
+    """Return why NumPy cannot evaluate a program; None where it can."""
     for kernel in program.kernels:
         for root in kernel.roots:
             if reason := region.why_unsupported(root):

@@ -1,10 +1,14 @@
-"""What a task computes, apart from its data: parts, constants and words."""
+"""What a task computes, apart from its data: parts, constants and words.
+
+Blocks of one array have tasks that differ in names and positions only. A `Recipe` leaves these out:
+its `key` is equal for such tasks, so that one trace serves all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
 from dask.array import reductions as dask_reductions
@@ -12,106 +16,96 @@ from dask.array.core import concatenate_shaped
 
 from ..frontend.captured import FRESH
 from ..frontend.compiled_task import COMPILED, FIRST_LINE, Chain, CompiledCall, InnerStep, literal
+from ..frontend.graph import Graph
 from ..frontend.tiles import Tile
 from ..tracing import purity, registry, trace
 from ..tracing.abstract import AbstractArray
 from ..values import leaves
-from .random_draws import plain_arguments
+from .random_draws import Draws, plain_arguments
+from .reads import Reads
 from .source import InlineSource
 from .task import Key
 
-if TYPE_CHECKING:
-    from .fuser import FusionPass
-
-
-def reads_with_inlined(
-    recipe: Recipe, inlined: Mapping[int, InlineSource]
-) -> tuple[list[Key], list[int]]:
-    """What a task reads that computes some of its inputs itself, and their positions."""
-    names = [name for n, name in enumerate(recipe.names) if n not in inlined]
-    positions: list[int] = []
-    for source in inlined.values():
-        names += source.names
-        positions += source.positions
-    return names, positions
-
-
-# ---- tasks as structures
-
 
 class Recipe:
-    """A task without the names of what it reads: `key` is the same for blocks that are alike."""
+    """A task without the names of its inputs: like blocks have one `key`."""
 
     __slots__ = (
-        "_at", "_fresh", "_fuser", "_numbers", "_parts", "_tiles", "draws", "given", "key", "kinds",
-        "names", "reason", "task",
+        "_at", "_draws", "_fresh", "_numbers", "_parts", "_reads", "_tiles", "draws", "given",
+        "key", "kinds", "names", "reason", "task",
     )  # fmt: skip
 
-    def __init__(self, fuser: FusionPass, task: Any):
-        self._fuser, self.task = fuser, task
-        self.draws: list[
-            InlineSource
-        ] = []  # what depends on where the block lies, and on nothing else
-        self._tiles: dict[Tile, int] = {}  # where in `draws` a tile's numbers begin
+    def __init__(self, draws: Draws, reads: Reads, task: Any):
+        self._draws, self._reads, self.task = draws, reads, task
+        #: Inputs that depend on where the block lies, and on nothing else.
+        self.draws: list[InlineSource] = []
+        #: Where in `draws` the indices of each tile begin.
+        self._tiles: dict[Tile, int] = {}
+        #: Why the task is not traced; None where it is.
         self.reason: str | None = None
-        self.given = False  # whether it is given a function
-        self.kinds: list[str] = []  # of arrays without elements, which say what to make
-        self._fresh = False  # whether nobody changes the lists that come
-        self._at = 0  # the part that is performed
-        self._numbers: dict[Key, Any] = {}  # what a name stands for in `key`
+        #: Whether a function is among the task's constants.
+        self.given = False
+        #: Types of the arrays without elements that the task is given as `like` or `meta`.
+        self.kinds: list[str] = []
+        #: Whether nobody changes the lists of the call that is being read.
+        self._fresh = False
+        #: The part that is being performed.
+        self._at = 0
+        #: What stands for each name in `key`.
+        self._numbers: dict[Key, Any] = {}
         parts = task.tasks if type(task) is Chain else [(task.key, task)]
-        self._parts = [(name, _with_place(part)) for name, part in parts]
+        self._parts = [(name, _with_tile(part)) for name, part in parts]
         self.names: list[Key] = []
         words: list[Any] = []
         for name, part in self._parts:
-            draw = fuser.draw(part)
+            draw = draws.draw(part)
             if draw is not None:
                 words.append("draw")
                 self.draws.append(draw)
             elif type(part) is CompiledCall:
                 self._check(part.function)
-                words.append((id(part.function), tuple([self._walk(a) for a in part.args])))
+                words.append((id(part.function), tuple([self._words_of(a) for a in part.args])))
             else:
-                words.append(self._walk(part))
+                words.append(self._words_of(part))
             self._numbers[name] = -len(words)
         self.key = tuple(words)
 
     @property
     def joins(self) -> bool:
-        """Whether all that it reads is put side by side."""
+        """Whether the task begins by joining all of its inputs."""
         _, first = self._parts[0]
         joined = getattr(first, "func", None) is concatenate_shaped
         return joined and first.dependencies >= set(self.names)
 
     @property
     def parts(self) -> list[Key]:
-        """The keys of what it does one after the other; Dask may have fused some of these."""
+        """Keys of the task's parts, in order: a part may be several fused steps."""
         return [name for name, _ in self._parts]
 
     @property
     def steps(self) -> list[Key]:
-        """The same, and what Dask has fused one by one."""
+        """Keys of the task's steps, in order."""
         return [key for part in self._parts for key, _ in self._steps(*part)]
 
     def _steps(self, name: Key, part: Any) -> Sequence[tuple[Key, Iterable[Any]]]:
-        """What a part does one after the other, each with what it is given."""
+        """Return key and arguments of each step of a part, in order."""
         if type(part) is CompiledCall and part.steps:
-            return list(_flat(part.function, part.steps, part.args))
-        return [(name, () if self._fuser.draw(part) is not None else [part])]
+            return list(_flatten_steps(part.function, part.steps, part.args))
+        return [(name, () if self._draws.draw(part) is not None else [part])]
 
     def impure_steps(self) -> Iterator[int]:
-        """Which of its steps have functions or constants that keep it from being followed."""
-        fuser = self._fuser
+        """Yield the numbers of the steps whose functions or constants cannot be traced."""
+        reads = self._reads
         every = [step for part in self._parts for step in self._steps(*part)]
         for n, (_, parts) in enumerate(every):
             for value in leaves([v for part in parts for v in _given_constants(part)]):
                 function = callable(value) and not isinstance(value, type)
-                if (fuser.why_impure if function else fuser.why_unfit)(value):
+                if (reads.why_impure if function else reads.why_unfit)(value):
                     yield n
                     break
 
     def step_of(self, error: BaseException) -> int:
-        """Which step an error was raised in while it was performed; -1 if in none."""
+        """Return the number of the step that raised an error in `perform`, or -1."""
         before = sum([len(self._steps(*part)) for part in self._parts[: self._at]])
         if self._at == len(self._parts):
             return -1
@@ -119,15 +113,15 @@ class Recipe:
         if type(part) is not CompiledCall:
             return before
         steps = part.steps
-        for line in _lines(error):
+        for line in _error_lines(error):
             n = line - FIRST_LINE
-            before += sum([_count(s) for s in steps[:n]])
+            before += sum([_count_steps(s) for s in steps[:n]])
             steps = steps[n].steps
             if not steps:
                 return before
         return -1
 
-    def _walk(self, node: Any) -> Any:
+    def _words_of(self, node: Any) -> Any:
         kind = type(node)
         if kind is TaskRef or kind is Alias:
             name = node.key if kind is TaskRef else node.target
@@ -138,30 +132,30 @@ class Recipe:
             return TaskRef, number
         if kind is DataNode:
             if type(node.value) is Tile:
-                return Tile, self._number(node.value)
+                return Tile, self._add_tile(node.value)
             self._look_at(node.value)
-            return self._fuser.literal(node, node.value)
+            return self._reads.literal(node, node.value)
         if kind is Tile:
-            return Tile, self._number(node)
+            return Tile, self._add_tile(node)
         if isinstance(node, NestedContainer):
-            return node.klass, tuple([self._walk(a) for a in node.args])
+            return node.klass, tuple([self._words_of(a) for a in node.args])
         if isinstance(node, Task):
             self._check(node.func)
             before, self._fresh = self._fresh, any(node.func is f for f in FRESH)
-            words = [self._fuser.literal(node.func, node.func)]
-            words += [self._walk(a) for a in node.args]
+            words = [self._reads.literal(node.func, node.func)]
+            words += [self._words_of(a) for a in node.args]
             if node.kwargs:
-                words += [(k, self._walk(v)) for k, v in node.kwargs.items()]
+                words += [(k, self._words_of(v)) for k, v in node.kwargs.items()]
             self._fresh = before
             return tuple(words)
         if isinstance(node, GraphNode):
             self.reason = f"it is a {kind.__name__}"
             return None
         self._look_at(node)
-        return literal(node, self._fuser.alive)
+        return literal(node, self._reads.alive)
 
     def _look_at(self, value: Any) -> None:
-        """At functions among a task's constants, which its own may call, and at arrays."""
+        """Check a constant: functions, which the task may call, and arrays without elements."""
         for part in leaves(value):
             if purity.is_nothing(part):
                 self.kinds.append(f"{type(part).__module__.partition('.')[0]}.ndarray")
@@ -169,22 +163,22 @@ class Recipe:
             self.given = True
             self._check(value)
         elif self.reason is None and not self._fresh:
-            self.reason = self._fuser.why_unfit(value)
+            self.reason = self._reads.why_unfit(value)
 
-    def _number(self, tile: Tile) -> int:
-        """Which of the task's tiles it is. Their shapes are in those of `draws`."""
+    def _add_tile(self, tile: Tile) -> int:
+        """Return where in `draws` a tile's indices begin, and append them if they are new."""
         number = self._tiles.setdefault(tile, len(self.draws))
         if number == len(self.draws):
             sides = zip(tile.start, tile.shape, strict=True)
-            self.draws += [self._fuser.numbers_of(*side) for side in sides]
+            self.draws += [self._draws.numbers_of(*side) for side in sides]
         return number
 
     def _check(self, function: Any) -> None:
         if self.reason is None:
-            self.reason = self._fuser.why_impure(function)
+            self.reason = self._reads.why_impure(function)
 
     def perform(self, values: Sequence[Any], drawn: Sequence[Any]) -> Any:
-        """Do what the task does, on other values."""
+        """Do what the task does, on these values and draws, and return its value."""
         env: dict[Key, Any] = dict(zip(self.names, values, strict=True))
         tiles = {
             t: UnknownTile(t.shape, drawn[n : n + len(t.shape)]) for t, n in self._tiles.items()
@@ -194,7 +188,7 @@ class Recipe:
         value = None
         for n, (name, part) in enumerate(self._parts):
             self._at = n
-            if self._fuser.draw(part) is not None:
+            if self._draws.draw(part) is not None:
                 value = next(random)
             elif type(part) is CompiledCall:
                 function = trace.adapt_function(part.function)
@@ -206,27 +200,26 @@ class Recipe:
         return value
 
 
-def _flat(
+def _flatten_steps(
     function: Any, steps: Iterable[InnerStep], arguments: Sequence[Any]
 ) -> Iterator[tuple[Key, Iterable[Any]]]:
-    """The steps of a compiled function, also where Dask has fused in several rounds, each with what
-    it is given."""
+    """Yield key and arguments of each step of a compiled function, however often Dask fused."""
     own = function.__globals__
     for step in steps:
         if step.steps:
-            yield from _flat(*step.inside(function, arguments))
+            yield from _flatten_steps(*step.inside(function, arguments))
         else:
             yield step.key, [
                 *map(own.get, step.constants), *map(arguments.__getitem__, step.arguments)
             ]  # fmt: skip
 
 
-def _count(step: InnerStep) -> int:
-    return sum(map(_count, step.steps)) or 1
+def _count_steps(step: InnerStep) -> int:
+    return sum(map(_count_steps, step.steps)) or 1
 
 
-def _lines(error: BaseException | None) -> Iterator[int]:
-    """The lines of compiled functions in which an error was raised, from outside in."""
+def _error_lines(error: BaseException | None) -> Iterator[int]:
+    """Yield the lines of compiled functions that raised an error, from outside in."""
     while error is not None:
         at = error.__traceback__
         while at is not None:
@@ -237,7 +230,7 @@ def _lines(error: BaseException | None) -> Iterator[int]:
 
 
 def _given_constants(node: Any) -> Iterator[Any]:
-    """The functions and other constants in a task."""
+    """Yield the functions and other constants in a task."""
     if isinstance(node, DataNode):
         yield node.value
     elif isinstance(node, Task):
@@ -249,9 +242,11 @@ def _given_constants(node: Any) -> Iterator[Any]:
         yield node
 
 
-def _with_place(part: Any) -> Any:
-    """The same task of Dask's argmin or argmax, with where its block begins as a place: else that
-    would be a number of its own in each block's structure."""
+def _with_tile(part: Any) -> Any:
+    """Return a task of Dask's argmin or argmax with its block's position as a `Tile`.
+
+    As a number, the position would make each block a structure of its own.
+    """
     function: Any = getattr(part, "func", None)
     if type(part) is not Task or getattr(function, "func", None) is not dask_reductions.arg_chunk:
         return part
@@ -265,13 +260,13 @@ def _with_place(part: Any) -> Any:
 
 
 def _place(tile: Tile, whole: tuple[int, ...] | None) -> Any:
-    """As `arg_chunk` is given it: of all axes, with the array's shape, or of one."""
+    """Return a block's position as `arg_chunk` takes it, for one axis or for all."""
     begin = tuple([tile.numbers(k) for k in range(len(tile.shape))])
     return begin[0] if whole is None else (begin, whole)
 
 
 def tile_of(node: Any) -> Tile | None:
-    """The tile that an argument is."""
+    """Return the tile that an argument is; None for others."""
     value = node.value if type(node) is DataNode else node
     return value if type(value) is Tile else None
 
@@ -284,11 +279,12 @@ class UnknownTile:
     axes: Sequence[Any]
 
     def numbers(self, axis: int, xp: str = "numpy") -> Any:
+        """Return the symbolic indices along an axis."""
         return self.axes[axis]
 
 
 def _evaluate_task(node: Any, env: dict[Key, Any], tiles: dict[Tile, UnknownTile]) -> Any:
-    """The value of a task or of its argument, by the functions that symbolic arrays know."""
+    """Return the value of a task or an argument, by functions that take symbolic arrays."""
     if (tile := tile_of(node)) is not None:
         return tiles[tile]
     if isinstance(node, TaskRef):
@@ -309,8 +305,70 @@ def _evaluate_task(node: Any, env: dict[Key, Any], tiles: dict[Tile, UnknownTile
     return trace.constant_of_task(node)
 
 
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A task that may become a kernel, and what it reads."""
+
+    key: Key
+    task: Any
+    recipe: Recipe
+    #: Constants of the task, by name.
+    constants: dict[Key, Any]
+    #: The task that makes each other input, by name.
+    targets: dict[Key, Key]
+    #: Number and structure of each of the recipe's names; (-1, None) where these are not known.
+    inputs: list[tuple[int, Any]] = field(default_factory=list)
+    #: Producers that the task computes for itself, by their numbers among the recipe's names.
+    inlined: dict[int, InlineSource] = field(default_factory=dict)
+
+    def own_names(self) -> list[Key]:
+        """Return the names of the inputs that are not inlined."""
+        return [name for n, name in enumerate(self.recipe.names) if n not in self.inlined]
+
+    def target(self, n: int) -> Key:
+        """Return the task that makes the recipe's name number `n`."""
+        return self.targets[self.recipe.names[n]]
+
+    def with_inlined(self, inlined: dict[int, InlineSource]) -> Candidate:
+        """Return the same task with other producers inlined."""
+        return replace(self, inlined=inlined)
+
+    def with_inputs(self, inputs: list[tuple[int, Any]]) -> Candidate:
+        """Return the same task with other structures of its inputs."""
+        return replace(self, inputs=inputs)
+
+
+def reads_with_inlined(task: Candidate) -> tuple[list[Key], list[int]]:
+    """Return the names that a task reads with its inlined producers, and their positions."""
+    names = task.own_names()
+    positions: list[int] = []
+    for source in task.inlined.values():
+        names += source.names
+        positions += source.positions
+    return names, positions
+
+
+def array_kind(graph: Graph, task: Candidate) -> str | None:
+    """Return the type of the arrays that a task makes; None if unknown.
+
+    Draws and inlined producers say it, or else the collections of the task's steps. A task with
+    CuPy arrays among these makes CuPy arrays, even where Dask takes the result for NumPy's, as it
+    does for a histogram.
+    """
+    for source in (*task.recipe.draws, *task.inlined.values()):
+        if source.kind:
+            return source.kind
+    blocks = [graph.blocks.get(k) for k in (task.key, *task.recipe.parts)]
+    kinds = [b.kind for b in blocks if b is not None and b.kind]
+    kinds += task.recipe.kinds
+    if not kinds:  # as Dask's own steps between collections are: they keep what they get
+        near = [graph.blocks.get(k) for k in graph.needs[task.key]]
+        kinds = [b.kind for b in near if b is not None and b.kind]
+    return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
+
+
 def structure_words(structure: Any) -> Any:
-    """A structure of a value, to be looked up by."""
+    """Return a structure of a value as hashable words."""
     kind = type(structure)
     if kind is AbstractArray:
         return structure

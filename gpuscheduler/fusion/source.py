@@ -1,4 +1,8 @@
-"""What a task can compute for its readers, and what that costs."""
+"""What a task can compute for its readers, and what that costs.
+
+An `InlineSource` is a task's value as an expression. A reader lends it numbers of its own, is
+traced with it, and gives the numbers back. Costs decide whether that beats reading a stored array.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,13 @@ from ..tracing.abstract import FlatArray, GeneratedArray, MaskedPoints
 from ..values import leaves, map_leaves
 from .task import Key, Values, count_arrays, placeholder
 
-#: Arrays that a reader reads in place of what its producer would have made have such numbers while
-#: the reader is followed.
+#: Inputs of inlined producers are numbered from here while their reader is traced.
 BORROWED = 1_000_000
-#: Readers that may each compute a value for themselves, and how much work that may be on a GPU: so
-#: many sums or products of an element. To write it, and to read it, takes as long as some dozens.
-FEW_READERS, LITTLE_WORK = 3, 24
+#: Readers that may each compute a value for themselves, at most.
+FEW_READERS = 3
+#: Sums or products of each element that count as little work on a GPU. To write and to read an
+#: element takes as long as some dozens.
+LITTLE_WORK = 24
 _SUMS = frozenset({
     "add", "subtract", "multiply", "negative", "absolute", "fabs", "square", "maximum", "minimum",
     "fmax", "fmin", "where", "equal", "not_equal", "less", "less_equal", "greater",
@@ -35,7 +40,17 @@ _FUNCTIONS = frozenset({
 })  # fmt: skip
 
 
-# ---- what is known of values before they are there
+class StructureNumbers:
+    """Numbers structures of values 0, 1, … in the order of their first appearance."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, words: Any) -> int:
+        """Return the number of a structure, by words that can be looked up."""
+        return self._numbers.setdefault(words, len(self._numbers))
 
 
 @dataclass(slots=True, eq=False)  # frozen would take three times as long to make, for each block
@@ -43,25 +58,34 @@ class InlineSource:
     """A value that a task makes and its readers may compute for themselves instead."""
 
     shape: tuple[int, ...]
-    expr: Expr  # its arrays have the numbers 0, 1, …, its placeholders the numbers 0, 1, …
-    names: tuple[Key, ...]  # the tasks that make its arrays
-    expects: tuple[Any, ...]  # of the values of these: arrays, and containers of nothing but arrays
+    #: An element of the value. Its arrays and its placeholders are numbered 0, 1, …
+    expr: Expr
+    #: The tasks that make its arrays.
+    names: tuple[Key, ...]
+    #: The structures of these tasks' values: arrays, and containers of nothing but arrays.
+    expects: tuple[Any, ...]
+    #: What stands for its placeholders in this block.
     positions: tuple[int, ...]
+    #: Type of the arrays that the task makes, where it reads none.
     kind: str | None
-    free: bool  # it reads and draws nothing: any number of readers may have it
-    far: bool  # it reads much more than it makes
-    number: int  # among all structures that were foreseen
-    little: bool = False  # computing it is little work
-    #: Of a value that is several arrays, all of them, in its containers; `expr` is one. Of a scan,
-    #: the scan of `expr`. Of what a mask selects, `MaskedPoints`.
+    #: Whether any number of readers may compute it, since it reads and draws nothing.
+    free: bool
+    #: Whether it reads much more than it makes.
+    far: bool
+    #: Its number among all structures.
+    number: int
+    #: Whether computing it is little work.
+    little: bool = False
+    #: All arrays of a value with several, in its containers; `expr` is one of them. For a scan a
+    #: `ScannedArray` of `expr`, for what a mask selects `MaskedPoints`.
     parts: Any = None
-    #: Where the task that makes it stays: what that would be if it read what `expr` reads.
+    #: For a task that stays: the same task, if it read what `expr` reads.
     apart: UnfusedTask | None = None
 
     def of(
         self, names: tuple[Key, ...], positions: tuple[int, ...], kind: str | None
     ) -> InlineSource:
-        """The same of another block."""
+        """Return the same source for another block."""
         free = self.free or (not names and not positions)
         return InlineSource(
             self.shape, self.expr, names, self.expects, positions, kind, free, self.far,
@@ -70,7 +94,7 @@ class InlineSource:
 
     @property
     def selects(self) -> bool:
-        """Whether it is what a mask selects."""
+        """Whether the value is what a mask selects."""
         return isinstance(self.parts, MaskedPoints)
 
 
@@ -85,16 +109,17 @@ class UnfusedTask:
 
 
 class MatrixInput(NamedTuple):
-    """An input of a product, as a matrix: rows and columns as it lies in memory, and whether the
-    product is of its transpose."""
+    """An input of a matrix product."""
 
     name: Key
+    #: Rows and columns as the matrix lies in memory.
     shape: tuple[int, int]
+    #: Whether the product is of its transpose.
     turned: bool
 
 
 class MatrixProductTask(NamedTuple):
-    """A task whose value is the product of two matrices that are there as they are."""
+    """A task whose value is the product of two inputs, each a whole matrix."""
 
     left: MatrixInput
     right: MatrixInput
@@ -103,34 +128,47 @@ class MatrixProductTask(NamedTuple):
 
 @dataclass(slots=True)
 class TraceOutcome:
-    """What became of one structure of task."""
+    """What becomes of tasks of one structure: a program, or the reason for none."""
 
     program: Program | None
+    #: Why there is no program.
     reason: str = ""
-    makes: Any = None  # the structure of its value
-    nbytes: int = 0  # ... its bytes
-    number: int = -1  # ... among all that were foreseen
-    expects: tuple[Any, ...] = ()  # the structures of the values that it reads
-    view: Any = None  # its value, where that is only a view of what it reads
-    pairs: bool = False  # whether it gives pairs of a value and its place
-    offer: InlineSource | None = (
-        None  # its value as readers may compute it, but for where a block lies
-    )
-    operations: int = 0  # in products of matrices
-    product: MatrixProductTask | None = None  # whose value it is, with numbers for names
-    culprit: int = -1  # which of a task's steps was not followed, if one
-    or_none: bool = False  # whether its value is one element, or none
-    beside: tuple[Any, ...] = ()  # arrays that its functions read beside what it is given
+    #: The structure of the value.
+    makes: Any = None
+    #: Bytes of the value.
+    nbytes: int = 0
+    #: Number of the value's structure.
+    number: int = -1
+    #: The structures of the inputs.
+    expects: tuple[Any, ...] = ()
+    #: The value, where it is only a view of an input.
+    view: Any = None
+    #: Whether the value is pairs of a value and its place.
+    pairs: bool = False
+    #: The value as readers may compute it, whichever block it is.
+    offer: InlineSource | None = None
+    #: Operations in matrix products.
+    operations: int = 0
+    #: The matrix product that the value is, with numbers of inputs for their names.
+    product: MatrixProductTask | None = None
+    #: The step of the task that could not be traced; -1 if none is known.
+    culprit: int = -1
+    #: Whether the value is an array of one element, or of none.
+    or_none: bool = False
+    #: Arrays that the functions read besides their arguments.
+    beside: tuple[Any, ...] = ()
 
 
 def worth_inlining(
     program: Program, inlined: dict[int, InlineSource], joins: bool
 ) -> dict[int, InlineSource]:
-    """Those of which the reader does not compute each element many times over. Elements that are
-    taken by lists are put together: one is read for each of the reader's; and so are all, where it
-    joins them."""
+    """Return the producers whose elements the reader does not compute many times over.
+
+    Producers whose elements are taken by index lists count together, since the reader takes one
+    element from any of them. So do all producers that the reader joins.
+    """
     points = max((math.prod(k.shape) for k in program.kernels), default=0)
-    lists = [s for s in inlined.values() if s.little and (joins or _takes(s.expr))]
+    lists = [s for s in inlined.values() if s.little and (joins or _takes_by_list(s.expr))]
     together = sum([math.prod(s.shape) for s in lists])
 
     def worth(s: InlineSource) -> bool:
@@ -140,12 +178,12 @@ def worth_inlining(
 
 
 @lru_cache(1024)
-def _takes(root: Expr) -> bool:
+def _takes_by_list(root: Expr) -> bool:
     return any(n.op == "taken" for n in nodes((root,)))
 
 
 def stores_a_scan(program: Program) -> bool:
-    """Whether one of its kernels reads what another one has scanned."""
+    """Whether a kernel of a program reads what another one has scanned."""
     read = {n for kernel in program.kernels for n in kernel.inputs}
     return any(
         not read.isdisjoint(range(start, start + len(kernel.outputs)))
@@ -155,23 +193,22 @@ def stores_a_scan(program: Program) -> bool:
 
 
 @lru_cache(1024)
-def _move_leaf(expr: Expr, shape: tuple[int, ...]) -> int:
+def _bytes_moved(expr: Expr, shape: tuple[int, ...]) -> int:
     return Kernel(shape, (expr,)).bytes_moved()
 
 
 def is_cheaper_computed(source: InlineSource, times: float) -> bool:
-    """Whether to compute a value so many times is sooner done than that one task writes it, and as
-    much is read."""
+    """Whether computing a value `times` times is faster than storing it once and reading it."""
     if not source.little or times > FEW_READERS or source.positions:
         return False
     made = math.prod(source.shape) * source.expr.dtype.itemsize
     over = source.parts.shape if isinstance(source.parts, FlatArray) else source.shape
-    read = _move_leaf(source.expr, over) - made
+    read = _bytes_moved(source.expr, over) - made
     return times * read < read + (1 + times) * made
 
 
 def sliced_share(task: Any, shape: tuple[int, ...]) -> float | None:
-    """How much of a block a task takes that only takes a slice of it; None of others."""
+    """Return the part of a block, 0 to 1, that a slicing task takes; else None."""
     index = task.args[1] if type(task) is Task and len(task.args) == 2 else None
     if getattr(task, "func", None) not in SLICERS or task.kwargs or type(index) is not tuple:
         return None
@@ -181,7 +218,7 @@ def sliced_share(task: Any, shape: tuple[int, ...]) -> float | None:
 
 
 def work_per_element(root: Expr) -> int:
-    """About how many sums or products an element takes; many, where that is not known."""
+    """Return about how many sums or products an element takes; many if unknown."""
     return sum([_work_of(n) for n in nodes((root,)) if n.args and n.op != "cast"])
 
 
@@ -195,8 +232,11 @@ def _work_of(node: Expr) -> int:
 
 
 def shared_arrays(sources: Iterable[InlineSource]) -> tuple[int, ...]:
-    """Of each array that sources read, which one is the same, if several select by masks: else
-    nobody would know that two select by one mask. Empty where there is nothing to know."""
+    """Return, for each array that sources read, the first one that is the same array.
+
+    Only for several sources that select by masks, to see that they select by one mask. Empty
+    otherwise, and where all arrays differ.
+    """
     sources = list(sources)
     if sum([s.selects for s in sources]) < 2:
         return ()
@@ -211,8 +251,11 @@ def shared_arrays(sources: Iterable[InlineSource]) -> tuple[int, ...]:
 
 
 def lend_source(source: InlineSource, draws: int, arrays: int, shared: Sequence[int] = ()) -> Any:
-    """A source with numbers of its own, among the reader's others; those that are the same have
-    one."""
+    """Return a source as an argument of its reader, with numbers of its own.
+
+    `draws` and `arrays` are the placeholders and arrays of the arguments before. Arrays that are
+    the same, as `shared` says, have one number.
+    """
     words = {placeholder(n): placeholder(draws + n) for n in range(len(source.positions))}
 
     def number(n: int) -> int:
@@ -232,7 +275,7 @@ def lend_source(source: InlineSource, draws: int, arrays: int, shared: Sequence[
 
 
 def return_arrays(program: Program, borrowed: int) -> Program:
-    """Number the arrays that were borrowed behind the program's own inputs."""
+    """Renumber borrowed arrays of a program, so that they follow its own inputs."""
     if not borrowed:
         return program
     own = program.inputs

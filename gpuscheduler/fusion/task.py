@@ -1,4 +1,8 @@
-"""Tasks that are kernels, and those that pick out what a mask selects."""
+"""Tasks that are kernels, and tasks that pick out what a mask selects.
+
+Each is called like any Dask task, with the values that it reads, and then computes with NumPy. The
+executors of devices look inside instead and run the kernels.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,12 @@ from ..values import leaves, map_leaves
 
 Key = Any
 Values = dict[Any, Any]
-#: Dask's functions that give records of a value and its place, where they are given NumPy arrays.
+#: Dask's functions that return records of a value and its place for NumPy arrays.
 PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 
 
 class KernelTask:
-    """A task that is a program for a device. Called like any other task, it computes with NumPy."""
+    """A task that is a program for a device, and computes with NumPy when called."""
 
     __slots__ = ("expects", "key", "kind", "names", "original", "positions", "program")
 
@@ -38,19 +42,24 @@ class KernelTask:
         kind: str | None,
         original: Callable[[Values], Any],
     ):
-        self.key, self.program, self.original = key, program, original
-        self.names = names  # the keys of the values that it reads
-        self.expects = (
-            expects  # what is foreseen of each: an `AbstractArray`, or containers of some
-        )
-        self.positions = positions  # what stands for the placeholders in this block
-        self.kind = kind  # type of the arrays that it makes, where it reads none
+        self.key, self.program = key, program
+        #: The keys of the values that the task reads.
+        self.names = names
+        #: The structure of each of these values: an `AbstractArray`, or containers of some.
+        self.expects = expects
+        #: What stands for the program's placeholders in this block.
+        self.positions = positions
+        #: Type of the arrays that the task makes, where it reads none.
+        self.kind = kind
+        #: The task as it was, with its producers: for values that are not as expected.
+        self.original = original
 
     def arrays(self, values: Values, copy: type[Any] | None = None) -> list[Any] | None:
-        """The arrays that it reads; None where values are not as foreseen, their containers and
-        numbers included: a collection may say of a block that it is an array, and its task give a
-        tuple. Those of the type `copy` that only lie otherwise in memory (one element seen as many,
-        transposed) are copied."""
+        """Return the arrays that the task reads; None where any value is not as expected.
+
+        Containers and numbers are compared, too: a collection may call a block an array while its
+        task gives a tuple. Arrays of the type `copy` are copied if only their strides differ.
+        """
         out: list[Any] = []
         for name, foreseen in zip(self.names, self.expects, strict=True):
             value = values[name]
@@ -65,35 +74,34 @@ class KernelTask:
         return out
 
     def inputs(self) -> Iterator[tuple[Key, list[AbstractArray | None]]]:
-        """The key of each value that it reads, and what is foreseen of that value's leaves: None of
-        what is no array."""
+        """Yield the key of each input, and the structures of its leaves: None for non-arrays."""
         for name, structure in zip(self.names, self.expects, strict=True):
             yield name, expected_structures(structure)
 
     def of(self, program: Program) -> KernelTask:
-        """The same task with another program."""
+        """Return the same task with another program."""
         return KernelTask(
             self.key, program, self.names, self.expects, self.positions, self.kind, self.original
         )  # fmt: skip
 
     @property
     def on_device(self) -> bool:
-        """Whether GPUs make its value, where there are some."""
+        """Whether GPUs make the value, where there are GPUs."""
         return bool(self.names) or self.kind == "cupy.ndarray"
 
     @property
     def copies(self) -> bool:
-        """Whether it only copies parts of what it reads."""
+        """Whether the task only copies parts of its inputs."""
         return all(r.op == "input" for k in self.program.kernels for r in k.roots)
 
     @property
     def touched(self) -> int:
-        """Bytes that it reads and writes."""
+        """Bytes that the task reads and writes."""
         return sum([bytes_touched(k) for k in self.program.kernels])
 
     @property
     def array(self) -> tuple[tuple[int, ...], Any] | None:
-        """Shape and dtype of its value, where that is the one array that its one kernel makes."""
+        """Shape and dtype of the value, if it is the only array of one kernel."""
         kernels, result = self.program.kernels, self.program.result
         if len(kernels) != 1 or len(kernels[0].outputs) != 1 or type(result) is not Out:
             return None
@@ -102,8 +110,10 @@ class KernelTask:
         return result.shape, kernels[0].outputs[0].dtype
 
     def __call__(self, values: Values, out: Any = None) -> Any:
-        """Its value; written to `out` where that is given, which is like its `array`, and where it
-        is computed as a program."""
+        """Return the value, computed with NumPy.
+
+        A program writes it to `out`, if given: an array with the shape and dtype of `self.array`.
+        """
         arrays = self.arrays(values, np.ndarray)
         if arrays is not None:  # what NumPy computed without axes, it gives as a scalar
             arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in arrays]
@@ -126,8 +136,10 @@ class KernelTask:
 
 
 class OptionalTask:
-    """A task whose value is an array of one element, or of none: `fused` makes that element, and
-    whether there is one."""
+    """A task whose value is an array of one element, or of none.
+
+    `fused` makes the element, and whether there is one.
+    """
 
     __slots__ = ("fused", "key")
 
@@ -139,22 +151,25 @@ class OptionalTask:
 
     @staticmethod
     def found(made: Any) -> Any:
-        """The value, given what `fused` made, or the value that was made in another way."""
+        """Return the value from what `fused` made; other values are returned as they are."""
         if type(made) is not ValueIfThere:
             return made
         return made.value if bool(made.there[0]) else made.value[:0]
 
 
 class CompressTask:
-    """A task whose value is what a mask selects: how many elements that is, one kernel of `fused`
-    counts, and the other one writes them where they belong. For CPU devices it stays what it
-    was."""
+    """A task whose value is what a mask selects.
+
+    One kernel of `fused` counts the elements, and the other writes them. On CPU devices the
+    original task runs.
+    """
 
     __slots__ = ("columns", "fused", "key")
 
     def __init__(self, fused: KernelTask, columns: tuple[int, ...]):
         self.fused, self.key = fused, fused.key
-        self.columns = columns  # shape of each element
+        #: Shape of each element that the mask selects.
+        self.columns = columns
 
     def __call__(self, values: Values) -> Any:
         return self.fused.original(values)
@@ -164,18 +179,18 @@ class CompressTask:
 
 
 def as_expected(value: Any, foreseen: AbstractArray, copy: type[Any] | None) -> Any:
-    """The array that a value is, perhaps as a copy; None where that is not as foreseen."""
+    """Return a value, perhaps as a copy; None if it is not the expected array."""
     if getattr(value, "shape", None) != foreseen.shape:
         return None
     if getattr(value, "dtype", None) != foreseen.dtype:
         return None
-    if _laid_out(value, foreseen):
+    if _is_laid_out(value, foreseen):
         return value
     return value.copy() if foreseen.strides is None and type(value) is copy else None
 
 
 def collect_arrays(value: Any, foreseen: Any, copy: type[Any] | None, out: list[Any]) -> bool:
-    """Append the arrays in containers to `out`; whether all in these is as foreseen."""
+    """Append the arrays in containers to `out`, and return whether all is as expected."""
     if type(foreseen) is AbstractArray:
         array = as_expected(value, foreseen, copy)
         out.append(array)
@@ -195,8 +210,8 @@ def collect_arrays(value: Any, foreseen: Any, copy: type[Any] | None, out: list[
     return all(collect_arrays(v, f, copy, out) for v, f in zip(value, foreseen, strict=True))
 
 
-def _laid_out(array: Any, foreseen: AbstractArray) -> bool:
-    """Whether an array's elements lie in memory as foreseen."""
+def _is_laid_out(array: Any, foreseen: AbstractArray) -> bool:
+    """Whether an array has the expected strides."""
     if foreseen.strides is None:
         flags = getattr(array, "flags", None)
         return flags is not None and bool(flags.c_contiguous)
@@ -216,8 +231,10 @@ def compute_program(
     arrays: Sequence[Any],
     scalars: bool = True,
 ) -> Any:
-    """The value of a program, given what evaluates a kernel. 0-d results become NumPy's scalars
-    where NumPy would give these, and `scalars` holds."""
+    """Return the value of a program, given a function that evaluates a kernel.
+
+    With `scalars`, 0-d results become NumPy scalars where NumPy would return these.
+    """
     every = list(arrays)
     for kernel in program.kernels:
         every += evaluate(kernel, every)
@@ -225,7 +242,7 @@ def compute_program(
 
 
 def fill_result(program: Program, every: Sequence[Any], scalars: bool) -> Any:
-    """The value of a program, given all of its arrays."""
+    """Return the value of a program, given all of its arrays."""
 
     def value(leaf: Any) -> Any:
         if not isinstance(leaf, Out):
@@ -240,12 +257,15 @@ def fill_result(program: Program, every: Sequence[Any], scalars: bool) -> Any:
 
 @cache
 def placeholder(n: int) -> Expr:
+    """Return the constant that stands for position `n` of a block."""
     return constant(PLACEHOLDER + 2 * n, np.int64)
 
 
 class PairsTask:
-    """A task of Dask's argmin or argmax whose pairs are two arrays, as those of programs are, and
-    not one of records: a reader may have blocks of either kind."""
+    """A task of Dask's argmin or argmax that returns two arrays instead of records.
+
+    Programs return two arrays, and a reader may have blocks of either kind.
+    """
 
     def __init__(self, task: Callable[[Values], Any]):
         self.task = task
@@ -259,11 +279,12 @@ class PairsTask:
 
 
 def task_function(task: Any) -> Any:
+    """Return the function that a task calls; None for tasks without one."""
     return task.function if type(task) is CompiledCall else getattr(task, "func", None)
 
 
 class TaskWithProducers:
-    """A task with others in front of it that only it reads."""
+    """A task, and the producers that it computes first."""
 
     def __init__(self, task: Callable[[Values], Any], before: list[tuple[Key, Any]]):
         self.task, self.before = task, before
@@ -273,19 +294,22 @@ class TaskWithProducers:
 
 
 def program_of(task: Any) -> KernelTask | None:
-    """What a task is as a program, if it is one."""
+    """Return the `KernelTask` that a task is or holds; None for other tasks."""
     if isinstance(task, OptionalTask | CompressTask):
         return task.fused
     return task if isinstance(task, KernelTask) else None
 
 
 def original_task(task: Any) -> Any:
+    """Return the task from which a kernel task was made; other tasks as they are."""
     return task.original if isinstance(task, KernelTask) else task
 
 
 def count_arrays(structures: tuple[Any, ...]) -> int:
+    """Return the number of arrays in structures of values."""
     return sum([isinstance(leaf, AbstractArray) for leaf in leaves(structures)])
 
 
 def expected_structures(structure: Any) -> list[AbstractArray | None]:
+    """Return the arrays of a value's structure; None for each other leaf."""
     return [s if isinstance(s, AbstractArray) else None for s in leaves(structure)]

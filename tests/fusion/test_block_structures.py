@@ -1,5 +1,7 @@
-"""A task's value is not always the block that its layer tells of: it may be a tuple, a dictionary,
-several arrays and numbers, or an array of another shape or dtype. The values are Dask's own.
+"""Blocks that differ from what their collection says still have Dask's values.
+
+A task may make a tuple, a dictionary, several arrays and numbers, or an array of another shape or
+dtype.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from_values = da.from_array
 
 @pytest.fixture(scope="module", params=["everything", "usual"])
 def scheduler(request):
-    """Both with all that can be a program made one, and with what is a program by default."""
+    """A scheduler that makes every traceable task a kernel, or the default one."""
     if request.param == "usual":
         with Scheduler("cpu:2", check=True) as s:
             yield s
@@ -223,7 +225,7 @@ def collections(draw, most=6):
 
 
 def values(chosen, scheduler):
-    """Each block, as it is: Dask puts no tuples together."""
+    """Return each block as it is, since Dask joins no tuples."""
     dsk = HighLevelGraph.merge(*[x.__dask_graph__() for x in chosen])
     keys = [list(dask.core.flatten(x.__dask_keys__())) for x in chosen]
     with np.errstate(all="ignore"):
@@ -249,7 +251,7 @@ def same(a, b):
 
 
 def outcome(compute):
-    """Values, or what is raised."""
+    """Return the values, or the error that is raised."""
     try:
         return compute(), None
     except Exception as error:
@@ -257,7 +259,7 @@ def outcome(compute):
 
 
 def compare(mine, dasks, host=lambda values: values, lenient=False):
-    """Dask's values; an error where Dask has one, if not `lenient`."""
+    """Compare outcomes: Dask's values, and an error where Dask has one, if not `lenient`."""
     want, failed = outcome(dasks)
     got, error = outcome(mine)
     if failed is None:
@@ -306,7 +308,7 @@ def test_histogram_of_one_of_several_results_counts_all_of_it(scheduler):
 
 @pytest.mark.parametrize("cut", [-1, 40])
 @pytest.mark.parametrize("shape", [(2, 80), (1, 80), (80,), (80, 80)])
-def test_arithmetic_on_one_part_of_blocks_that_are_tuples(scheduler, shape, cut):
+def test_arithmetic_on_one_item_of_tuple_blocks(scheduler, shape, cut):
     x = da.from_array(np.random.default_rng(0).random(shape), chunks=cut)
     for y in (da.frexp(x)[0] * 2 + 2) * 3 - 1, ((da.frexp(x)[0] * 2 + 1) * 3).sum():
         same(y.compute(scheduler=scheduler.get), y.compute(scheduler="sync"))
@@ -319,7 +321,7 @@ def total_or_swapped(b):
     return total[total > 1]
 
 
-def test_element_that_a_mask_may_select_may_be_a_pair_of_anything(scheduler):
+def test_optional_element_in_a_pair(scheduler):
     """A kernel for it makes a pair, too: of the element, and whether there is one."""
     x = da.from_array(np.array([2.0, 3.0]), chunks=2)
     y = mapped(total_or_swapped, mapped(untraced(both), x))
@@ -330,14 +332,14 @@ def first_and_length(b):
     return b[:1] + 1, b.shape[0]
 
 
-def test_number_beside_arrays_is_that_of_the_block(scheduler):
+def test_number_in_a_block_is_the_blocks_own(scheduler):
     x = da.from_array(np.arange(12.0), chunks=6)
     pairs = mapped(first_and_length, mapped(untraced(lambda b: b[:4]), x))  # of 4, not of 6
     y = mapped(lambda t: t[0] * t[1] + 1, pairs)
     same(values([y, pairs], scheduler.get), values([y, pairs], dask.get))
 
 
-def test_place_of_the_largest_of_a_number_is_no_array(scheduler):
+def test_argmax_of_a_number_is_no_array(scheduler):
     y = mapped(lambda b: b.sum(), da.from_array(np.array([1.5]), chunks=-1)).argmax()
     with pytest.raises(ValueError, match="zero-dimensional"):
         values([y], scheduler.get)

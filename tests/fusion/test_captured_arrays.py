@@ -94,7 +94,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_they_are_read_by_kernels(scheduler, form):
+def test_captured_arrays_are_read_by_kernels(scheduler, form):
     make, want = FORMS[form]
     y = make(x())
     assert all(type(s.task) is KernelTask for s in scheduler.plan(y).steps)
@@ -104,8 +104,8 @@ def test_they_are_read_by_kernels(scheduler, form):
 
 
 @pytest.mark.parametrize("form", ["argument", "keyword", "partial", "default", "blockwise"])
-def test_they_are_read_when_a_task_runs(scheduler, form):
-    """As by Dask: what is written to one in between is seen, also in a plan that is known."""
+def test_captured_arrays_are_read_at_run_time(scheduler, form):
+    """As in Dask, writes between computes are seen, also with a kept plan."""
     weights = np.ones(6)
     by = functools.partial(scaled, w=weights)
     y = {
@@ -121,8 +121,8 @@ def test_they_are_read_when_a_task_runs(scheduler, form):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_values_that_are_looked_at_when_it_is_followed(fuse):
-    """Where they are others, the task does something else."""
+def test_captured_values_that_the_trace_reads_are_checked_at_run_time(fuse):
+    """With other values the task does something else."""
     with Scheduler("cpu:2", fuse_least=0, fuse=fuse) as s:
         w, at = np.array([2.0, 3.0]), np.array([0, 1, 2, 0, 0, 0])
         y = x().map_blocks(lambda b, w: b * float(w[1]) + w.max(), w, dtype="f8")
@@ -134,7 +134,7 @@ def test_values_that_are_looked_at_when_it_is_followed(fuse):
             np.testing.assert_array_equal(z.compute(), A[:, at] * 2)
 
 
-def test_a_global_that_is_another_array_now(scheduler, monkeypatch):
+def test_global_replaced_by_another_array_is_seen(scheduler, monkeypatch):
     y = x().map_blocks(by_global)
     np.testing.assert_array_equal(y.compute(), A * SCALE - 1)
     monkeypatch.setitem(globals(), "SCALE", W)
@@ -143,7 +143,7 @@ def test_a_global_that_is_another_array_now(scheduler, monkeypatch):
     np.testing.assert_array_equal(y.compute(), A - 1)
 
 
-def test_a_collection_that_is_built_again_is_known(scheduler, planned, monkeypatch):
+def test_collection_built_again_reuses_its_plan(scheduler, planned, monkeypatch):
     """Its function is the same one, and so is the array."""
     for k in range(3):
         y = da.from_array(A + k, chunks=(3, 6)).map_blocks(by_global).sum()
@@ -154,7 +154,7 @@ def test_a_collection_that_is_built_again_is_known(scheduler, planned, monkeypat
     np.testing.assert_allclose(y.compute(), ((A + 9) * W - 1).sum())
 
 
-def test_they_go_with_the_collection(scheduler):
+def test_captured_arrays_are_freed_with_the_collection(scheduler):
     weights = np.ones(6)
     alive = weakref.ref(weights)
     y = x().map_blocks(scaled, weights)
@@ -176,7 +176,7 @@ def gives(b):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_what_no_kernel_does_stays_as_it_is(fuse):
+def test_functions_that_write_or_return_captured_arrays_stay_tasks(fuse):
     with Scheduler("cpu:1", fuse_least=0, fuse=fuse) as s:
         w = np.zeros(6)
         y = x().map_blocks(adds, w, dtype="f8", meta=np.empty((0, 0)))
@@ -187,7 +187,7 @@ def test_what_no_kernel_does_stays_as_it_is(fuse):
         np.testing.assert_array_equal(z.compute(), SCALE[[0, 1, 2, 0, 1, 2, 0, 1]])
 
 
-def test_without_blocks_to_say_so_there_is_nothing_beside():
+def test_trace_without_captured_arrays_refuses_a_global_array():
     from gpuscheduler.tracing.abstract import AbstractArray
 
     block = AbstractArray((3, 6), np.dtype("f8"))
@@ -196,7 +196,7 @@ def test_without_blocks_to_say_so_there_is_nothing_beside():
 
 
 @pytest.mark.parametrize("dtype", ["O", "M8[s]", "f2", "?", "c16"])
-def test_their_types(scheduler, dtype):
+def test_captured_arrays_of_any_dtype(scheduler, dtype):
     w = np.arange(6).astype(dtype)
     block = np.arange(48).reshape(8, 6).astype("m8[s]" if dtype == "M8[s]" else "i8")
     made = (block + w).dtype
@@ -256,7 +256,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_written_in_between_is_seen(scheduler, monkeypatch, way):
+def test_captured_array_written_between_computes_is_seen(scheduler, monkeypatch, way):
     """However a function comes by an array: what it does is what Dask does, each time."""
     w = np.arange(1.0, 7.0)
     for name in ("WRITTEN", "TUPLE"):
@@ -288,8 +288,8 @@ def puts_through(b):
     lambda x, w: x.map_blocks(puts_in_list, [w], dtype="f8", meta=np.empty((0, 0))),
     lambda x, w: x.map_blocks(puts_through, dtype="f8", meta=np.empty((0, 0))),
 ])  # fmt: skip
-def test_what_a_function_writes_is_written(scheduler, monkeypatch, way):
-    """When it is computed, and not before."""
+def test_functions_write_to_captured_arrays_at_run_time(scheduler, monkeypatch, way):
+    """The function writes when its task runs, and not while it is traced."""
     w = np.zeros(6)
     monkeypatch.setitem(globals(), "WRITTEN", w)
     y = way(x(), w)
@@ -302,7 +302,7 @@ def test_what_a_function_writes_is_written(scheduler, monkeypatch, way):
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_functions_that_are_arguments_are_called_by_tasks_alone(fuse):
+def test_function_arguments_are_called_by_tasks_alone(fuse):
     """`map_blocks` hands a function with `block_id` on: to look at it does nothing."""
     calls = []
 
@@ -327,7 +327,7 @@ def test_functions_that_are_arguments_are_called_by_tasks_alone(fuse):
 
 
 class Counted:
-    """Something that knows how often it was asked."""
+    """An object that counts how often it was called."""
 
     def __init__(self):
         self.n = 0
@@ -363,7 +363,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("taken", TAKEN)
 @pytest.mark.parametrize("what", CHANGED)
-def test_arguments_that_are_changed_in_between(scheduler, what, taken):
+def test_arguments_changed_between_computes_are_seen(scheduler, what, taken):
     make, value, change = CHANGED[what]
     o = make()
     y = TAKEN[taken](lambda b, o=None: b * value(o) + 2, o)
@@ -386,7 +386,7 @@ USES = {
 
 @pytest.mark.parametrize("taken", ["position", "partial"])
 @pytest.mark.parametrize("use", USES)
-def test_each_task_does_to_an_argument_what_it_does(use, taken):
+def test_tasks_change_arguments_in_dasks_order(use, taken):
     """In Dask's order, with one device: nothing is done to it before, and nothing once for all."""
     make, f = USES[use]
     got, left = [], []

@@ -1,7 +1,7 @@
-"""What becomes one kernel, what stays a task, and why.
+"""The fusion pass: which tasks become one kernel, which stay tasks, and why.
 
-Each story makes a Dask array, has its graph followed, and looks at what is left of it; then it is
-computed, too, on CPU devices, and compared with Dask's own answer.
+Each story makes a Dask array, fuses its graph, and looks at the tasks. Then it computes the array
+on CPU devices, too, and compares it with Dask's own value.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.support.strategies import graph_of, received_by_scheduler
 
 
 @pytest.fixture(autouse=True)
-def _everything_is_worth_it(monkeypatch):
+def _fuse_single_operations(monkeypatch):
     monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 1)
 
 
-def test_so_much_disappears_into_a_task_and_no_more(scheduler):
+def test_kernels_have_a_bounded_number_of_arguments(scheduler):
     """A tree of 1,000 blocks is not one kernel of 1,000 arguments."""
     x = da.from_array(np.arange(2000.0), chunks=2)
     graph = fused((x + 1).sum(split_every=4), near=lambda a, b: True)
@@ -50,7 +50,7 @@ def smooth(b):
     return sum(w * np.roll(rows, k, 1) for k, w in enumerate(WEIGHTS, -4)) / 625
 
 
-def test_what_reads_very_many_places_among_neighbours_reads_them_put_together():
+def test_stencils_of_very_many_places_read_joined_neighbours():
     """81 places of nine blocks have no room among a kernel's arguments."""
     x = da.from_array(np.ones((300, 300), "f4"), chunks=100)
     y = da.map_overlap(smooth, x, depth=4, boundary="reflect", dtype="f4")
@@ -69,9 +69,7 @@ def stencil(u):
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "nearest", "reflect", 0])
-def test_blocks_among_their_neighbours_are_kernels_on_gpus_and_numpys_own_on_cpu_devices(
-    scheduler, boundary
-):
+def test_stencils_are_kernels_on_gpus_and_tasks_on_cpus(scheduler, boundary):
     """To choose by position at each point takes NumPy longer than to put parts side by side."""
     values = np.random.default_rng(0).normal(size=(24, 30))
     u = da.from_array(values, chunks=(8, 10))
@@ -105,7 +103,7 @@ def others(graph):
 
 
 def check(*collections, exact=True):
-    """What the scheduler gives is what Dask gives."""
+    """Compare the scheduler's values with Dask's."""
     got = dask.compute(*collections)
     want = dask.compute(*collections, scheduler="sync")
     for g, w in zip(got, want, strict=True):
@@ -132,7 +130,7 @@ def test_a_chain_is_one_kernel_for_each_block(scheduler):
     check(y)
 
 
-def test_blocks_that_are_alike_share_a_program():
+def test_blocks_of_one_structure_share_a_program():
     """Two structures: whole blocks and those at the edge."""
     graph = fused(array(10, 4) * 2 + 1)
     assert len({id(p.program) for p in programs(graph)}) == 4  # 4x4, 4x2, 2x4, 2x2
@@ -150,7 +148,7 @@ def test_a_reduction_is_a_kernel_for_each_block_and_for_each_step_of_its_tree(sc
     check(y, exact=False)
 
 
-def test_arrays_that_are_made_of_nothing_need_no_memory(scheduler):
+def test_generated_arrays_need_no_memory(scheduler):
     """arange, ones: computed in the reader, also in two of them."""
     x = da.arange(100, chunks=50) * 2.0
     y = x[:, None] + da.ones(100, chunks=50)
@@ -160,7 +158,7 @@ def test_arrays_that_are_made_of_nothing_need_no_memory(scheduler):
     check(y)
 
 
-def test_what_one_reads_disappears_into_it(scheduler):
+def test_producer_of_one_reader_is_inlined(scheduler):
     """a -> b, where b is in another shape and so in a layer of its own: one kernel of the two."""
     a = array() + 1
     b = a.T * 2 + a.T[:, ::-1]
@@ -169,7 +167,7 @@ def test_what_one_reads_disappears_into_it(scheduler):
     assert len(graph.tasks) == len(programs(graph)) == 6  # two columns: two blocks, and their sum
 
 
-def test_several_that_one_reads_disappear_into_it(scheduler):
+def test_several_producers_of_one_reader_are_inlined(scheduler):
     """Two blocks become one: what made them, of values of the graph, is done there, too."""
     x, y = array(8, (8, 4)) + 1, da.random.default_rng(0).random((8, 8), chunks=(8, 4)) * 2
     graph = fused((x * 2).rechunk(8) - 3)
@@ -180,8 +178,8 @@ def test_several_that_one_reads_disappear_into_it(scheduler):
     np.testing.assert_array_equal(both.compute(), x.compute() + y.compute())
 
 
-def test_what_two_read_is_made_once(scheduler):
-    """The values of `a` are wanted by two readers that are not one layer: it stays."""
+def test_producer_of_two_readers_is_computed_once(scheduler):
+    """Two readers in different layers want the values of `a`, so its task stays."""
     a = np.sqrt(da.from_array(np.arange(8.0), chunks=8) + 1)
     one, two = a[:4].sum(), (a * 2).rechunk(4)
     check(one, two)
@@ -190,8 +188,8 @@ def test_what_two_read_is_made_once(scheduler):
     assert len(made) == 1
 
 
-def test_what_the_caller_wants_is_not_swallowed(scheduler):
-    """It is there anyway: its reader reads it, and computes nothing twice."""
+def test_wanted_values_are_not_inlined(scheduler):
+    """A wanted value is stored anyway, so its reader reads it."""
     a = array(8, (8, 4)) + 1
     b = a.rechunk(8) * 2
     check(a, b)
@@ -214,7 +212,7 @@ def test_what_the_caller_wants_is_not_swallowed(scheduler):
         (lambda b: b + np.linalg.det(b), "det"),
     ],
 )
-def test_what_cannot_be_followed_stays_and_says_why(scheduler, function, why):
+def test_untraceable_function_stays_a_task_with_a_reason(scheduler, function, why):
     x = array()
     y = x.map_blocks(function, dtype="f8", meta=x._meta)
     graph = fused(y)
@@ -264,9 +262,11 @@ def by(function, *args):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("front", ["values", "followed", "one operation", "random"])
-def test_what_cannot_be_followed_keeps_nothing_else_from_it(scheduler, step, front):
-    """x -> [+1 -> *2] -> ? -> [exp -> +1 -> sum]: Dask makes one task of all of it for each block.
-    What is behind the strange step is a kernel, and so are two operations before it."""
+def test_untraceable_step_leaves_its_neighbours_kernels(scheduler, step, front):
+    """x -> [+1 -> *2] -> ? -> [exp -> +1 -> sum]: Dask makes one task of all for each block.
+
+    The steps behind the untraceable one become a kernel, and so do two or more steps before it.
+    """
     x = array() / 70 + np.eye(8)
     if front == "values":
         x = da.from_array(x.compute(scheduler="sync"), chunks=4)
@@ -313,8 +313,8 @@ def padded(block):
         lambda b: np.split(b, np.int64(3))[0] * 3 + 1,
     ],
 )  # fmt: skip
-def test_numbers_of_python_and_of_numpy_in_users_functions(scheduler, function, dtype):
-    """Python's change no type; of arrays there are none."""
+def test_python_and_numpy_scalars_in_users_functions(scheduler, function, dtype):
+    """Python's numbers do not change the dtype."""
     values = (np.arange(64).reshape(8, 8) % 7).astype(dtype)
     y = da.from_array(values, chunks=4).map_blocks(function, dtype=dtype, meta=values[:0, :0])
     results = []
@@ -333,8 +333,8 @@ def test_numbers_of_python_and_of_numpy_in_users_functions(scheduler, function, 
 
 
 @pytest.mark.parametrize("step", [by(printing), by(asking)])
-def test_one_operation_stays_with_what_cannot_be_followed(scheduler, step):
-    """x -> +1 -> ? -> sum: two tasks of one operation are no better than one of all."""
+def test_single_operation_stays_with_its_untraceable_neighbour(scheduler, step):
+    """x -> +1 -> ? -> sum: two tasks of one operation each would be no faster than one task."""
     y = step(array() + 1).sum()
     assert len(fused(y).tasks) == len(scheduler.plan(y).steps)
     check(y)
@@ -377,7 +377,7 @@ def test_small_tasks_are_not_worth_a_kernel(monkeypatch):
     assert set(graph.why.values()) == {"it touches less than 1,048,576 bytes"}
 
 
-def test_without_fusion_nothing_is_a_program_but_random_numbers():
+def test_without_fusion_only_random_numbers_are_kernels():
     x = da.random.default_rng(0).random((8, 8), chunks=4)
     graph = fused(np.sin(x) * 2 + 1, follow=False)
     assert len(programs(graph)) == 4
@@ -400,9 +400,8 @@ def test_without_fusion_nothing_is_a_program_but_random_numbers():
         lambda b: np.concatenate([b, b], axis=1),
     ],
 )
-def test_a_block_that_is_not_as_its_collection_says(scheduler, made):
-    """A function that says float64, C, 4 by 4, and makes something else: the reader of it was a
-    program for another array, so it runs as Dask wrote it."""
+def test_block_that_differs_from_its_collection_runs_unfused(scheduler, made):
+    """The reader's kernel expects a C-contiguous float64 block of 4 by 4, so it runs unfused."""
 
     def odd(b):
         _ = open  # not followed: it names a builtin that opens files
@@ -416,7 +415,7 @@ def test_a_block_that_is_not_as_its_collection_says(scheduler, made):
     np.testing.assert_allclose(got, want)
 
 
-def test_a_function_whose_type_is_not_the_collections(scheduler):
+def test_dtype_of_a_traced_function_wins_over_the_collections(scheduler):
     """Dask was told float32; the function gives float64. What is followed is what it gives."""
     x = array(4, 4, "f4")
     y = x.map_blocks(lambda b: b.astype("f8") / 3, dtype="f4", meta=np.empty((0, 0), "f4")) + 1
@@ -428,7 +427,7 @@ def test_a_function_whose_type_is_not_the_collections(scheduler):
 # ---- placement
 
 
-def test_pins_are_kept():
+def test_pinned_tasks_keep_their_device():
     with dask.annotate(device=1):
         x = array() * 2 + 1
     y = x.rechunk(8) * 2
@@ -462,7 +461,7 @@ def test_random_numbers_are_drawn_in_their_reader():
         assert p.program.kernels[0].reductions
 
 
-def test_random_numbers_are_taken_off_a_chain_that_cannot_be_followed(scheduler):
+def test_random_numbers_are_split_off_an_untraceable_chain(scheduler):
     x = da.random.default_rng(0).random((8, 8), chunks=4)
 
     def odd(b):
@@ -507,7 +506,7 @@ def test_errors_of_users_functions_are_their_own(scheduler):
     assert any(f.name == "fails" for f in error.traceback)
 
 
-def test_what_is_wrong_with_the_shapes_is_said_as_by_numpy(scheduler):
+def test_wrong_shapes_raise_numpys_error(scheduler):
     x = array()
     y = x.map_blocks(lambda b: b + np.ones(3), dtype="f8", meta=x._meta)
     with pytest.raises(ValueError, match="broadcast"):
@@ -528,8 +527,7 @@ def test_delayed_over_arrays_and_two_collections_together(scheduler):
 
 
 def test_a_kernel_gives_no_warnings(scheduler):
-    """As on a GPU. Dask's own warnings are off where a NaN is expected, and a program has no way
-    to know whose operation met one."""
+    """Kernels warn of nothing, on CPUs as on GPUs: they cannot know which operation met a NaN."""
     x = da.from_array(np.array([-1.0, 4.0]), chunks=2)
     with warnings.catch_warnings(record=True) as told:  # made errors, they would be heeded
         warnings.simplefilter("always")
@@ -537,7 +535,7 @@ def test_a_kernel_gives_no_warnings(scheduler):
     assert told == []
 
 
-def test_sums_in_a_type_of_their_own(scheduler):
+def test_reductions_with_a_dtype_argument(scheduler):
     """`np.dtype("f8") == None` in NumPy: an early version took a float64 for no type at all."""
     x = da.from_array(np.arange(10, dtype="i8"), chunks=5)
     for f in (da.sum, da.mean, da.var, da.prod):
@@ -550,7 +548,7 @@ def test_sums_in_a_type_of_their_own(scheduler):
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("name", ["argmin", "argmax", "nanargmin", "nanargmax"])
-def test_pairs_of_blocks_that_are_programs_and_of_some_that_are_not(name, axis):
+def test_argmin_of_kernels_and_of_tasks_together(name, axis):
     """The last blocks are too small to be worth a program: Dask's own functions give records."""
     x = np.random.default_rng(5).random((400, 180))
     y = da.from_array(x, chunks=(190, 170)) * 2 + 1
@@ -561,7 +559,7 @@ def test_pairs_of_blocks_that_are_programs_and_of_some_that_are_not(name, axis):
 
 
 @pytest.mark.parametrize("function", [np.negative, lambda block: np.frombuffer(bytes(block))])
-def test_following_leaves_no_garbage_that_would_hold_the_graph(function):
+def test_tracing_leaves_no_reference_cycle_to_the_graph(function):
     """Neither where a task becomes a program nor where that is refused, midway."""
     x = (array() * 2).map_blocks(function, meta=np.ones((0, 0)))
     gc.collect()
@@ -576,8 +574,8 @@ def test_following_leaves_no_garbage_that_would_hold_the_graph(function):
         gc.enable()
 
 
-def test_what_has_no_kernel_stays_a_task_on_gpus():
-    """It is known before anything runs; CPU devices have NumPy's own."""
+def test_operation_without_a_cuda_kernel_stays_a_task():
+    """The plan knows it before the run; CPU devices use NumPy's function."""
     x = da.from_array(np.linspace(-1, 1, 64, dtype="f2"), chunks=16)
     for on_gpus in (True, False):
         fuser = FusionPass(graph_of(da.nextafter(x * 2, x) + 1), 0, on_gpus=on_gpus)
@@ -588,8 +586,8 @@ def test_what_has_no_kernel_stays_a_task_on_gpus():
         )
 
 
-def test_what_is_scanned_is_stored_once_for_readers_that_take_parts_of_it(scheduler):
-    """Each would scan all of it, and store it, to read its part."""
+def test_scan_is_stored_once_for_several_readers(scheduler):
+    """Otherwise each reader would scan and store all of it, to read its part."""
     x = da.from_array(np.random.default_rng(0).normal(size=(80, 40)), chunks=(40, 20)) * 2
     y = x.map_blocks(np.cumsum, axis=1, dtype="f8", meta=np.empty((0, 0)))
     for z, scans in (
@@ -606,7 +604,7 @@ def test_what_is_scanned_is_stored_once_for_readers_that_take_parts_of_it(schedu
 
 
 @pytest.mark.parametrize("last", [1, 2, 30])
-def test_the_last_of_a_scan_is_there_for_readers_of_what_it_was_added_to(scheduler, last):
+def test_last_element_of_a_scan_is_split_off(scheduler, last):
     """Where the last block is thin, what comes before it disappears into its only reader."""
     x = da.from_array(np.ones((400 + last, 200)), chunks=(100, 100)) * 2
     graph = FusionPass(graph_of(da.cumsum(x, axis=0)), 0, 0, on_gpus=True).fused()
@@ -615,7 +613,7 @@ def test_the_last_of_a_scan_is_there_for_readers_of_what_it_was_added_to(schedul
 
 
 @pytest.mark.parametrize("devices", ["cpu:2", "cpu:1"])
-def test_a_scalar_of_numpys_is_what_an_array_without_axes_is(devices):
+def test_numpy_scalar_is_read_as_a_0d_array(devices):
     """Else a block that is drawn by its position would be drawn by its chunk."""
     with Scheduler(devices):
         x = da.random.default_rng(5).normal(size=(1000, 1000), chunks=500)
@@ -653,8 +651,8 @@ def test_a_scalar_of_numpys_is_what_an_array_without_axes_is(devices):
         "turned",
     ],
 )
-def test_one_operation_is_a_program_where_that_is_faster(monkeypatch, f, is_program):
-    """Where it makes a large array of few points for each element, or reduces short rows."""
+def test_single_operation_is_a_kernel_where_that_is_faster(monkeypatch, f, is_program):
+    """Some operations make large arrays from few points each, or reduce short rows."""
     monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 2)
     a = np.random.default_rng(0).random((1000, 800))
     with gpuscheduler.Scheduler("cpu:2") as s:

@@ -1,6 +1,4 @@
-"""Any expression of arrays, with everything that can be a program made one: the values, shapes and
-dtypes are Dask's own.
-"""
+"""Any expression of arrays has Dask's values, shapes and dtypes when all of it is fused."""
 
 from __future__ import annotations
 
@@ -89,13 +87,13 @@ def added(block):
 
 
 def printing(block):
-    """What is seen to be no kernel."""
+    """A function that cannot be traced, as its code shows."""
     print(end="")
     return block
 
 
 def asking(block):
-    """What turns out to be no kernel."""
+    """A function whose trace fails midway."""
     return block if (block == block).any() else block * 1
 
 
@@ -112,7 +110,7 @@ REDUCTIONS = ("sum", "mean", "min", "max", "any", "all", "var", "std", "prod", "
 
 @st.composite
 def expressions(draw, most=8):
-    """A Dask array made in a few steps of what is there."""
+    """Draw a Dask array that takes a few steps."""
     pool = [draw(sources())]
     for _ in range(draw(st.integers(1, most))):
         x = draw(st.sampled_from(pool))
@@ -282,7 +280,7 @@ def examples(count, **more):
 
 @examples(EXAMPLES)
 @given(data=st.data())
-def test_any_expression_is_what_dask_says(scheduler, data):
+def test_any_expression_equals_dasks_value(scheduler, data):
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         arrays = data.draw(expressions())

@@ -47,7 +47,7 @@ def check(*collections):
 
 
 @pytest.fixture(autouse=True)
-def _everything_is_worth_it(monkeypatch):
+def _fuse_single_operations(monkeypatch):
     monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 1)
 
 
@@ -63,9 +63,11 @@ def test_a_mean_and_a_variance_read_each_block_once():
     check(mean, var)
 
 
-def test_their_trees_merge_too():
-    """The steps that combine what was made together read the same, so they are one task, too; the
-    last ones are what the caller wants, by key, and stay."""
+def test_trees_of_merged_reductions_merge_too():
+    """Steps that combine merged results read the same, so they become one task, too.
+
+    The last steps stay apart, since the caller wants their keys.
+    """
     x = rows(64, 4)
     mean, var = x.mean(axis=0, split_every=2), x.var(axis=0, split_every=2)
     graph = merged(mean, var)
@@ -75,7 +77,7 @@ def test_their_trees_merge_too():
     check(mean, var)
 
 
-def test_a_reader_picks_its_part():
+def test_readers_pick_their_item_of_a_merged_task():
     x = rows()
     low, high = x.min(axis=0), x.max(axis=0)
     graph = merged(low, high)
@@ -84,7 +86,7 @@ def test_a_reader_picks_its_part():
     check(low, high, x.sum(axis=0), high - low)
 
 
-def test_reductions_that_are_the_same_are_done_once():
+def test_equal_reductions_are_computed_once():
     """A sum and a mean share the sum."""
     x = rows()
     graph = merged(x.sum(axis=0), x.mean(axis=0))
@@ -100,7 +102,7 @@ def test_histograms_of_the_same_arrays_in_another_order():
 
 
 def test_large_results_are_not_merged():
-    """What is made together is let go of together: two large values would stay for one reader."""
+    """Merged values are freed together: two large values would stay for one reader."""
     x = da.from_array(np.ones((1024, 1024)), chunks=(1024, 512))
     a, b = (x * 2 + 1).rechunk(512), (x * 3 + 1).rechunk(512)
     graph = merged(a, b)
@@ -108,7 +110,7 @@ def test_large_results_are_not_merged():
     check(a, b)
 
 
-def test_what_reads_other_axes_is_a_kernel_of_its_own():
+def test_reductions_over_other_axes_are_kernels_apart():
     x = rows()
     a, b = x.sum(axis=0), x.sum(axis=1)
     check(a, b, (x - x.mean(axis=0)).std(axis=1))
@@ -116,8 +118,10 @@ def test_what_reads_other_axes_is_a_kernel_of_its_own():
 
 @pytest.mark.parametrize("both", [False, True])
 def test_blocks_that_read_each_others_edges_stay_apart(both):
-    """Where there are two along each axis all read the same blocks, but each mostly its own. A mean
-    and a variance of these still are one."""
+    """With two blocks along each axis all read the same blocks, but each mostly its own.
+
+    A mean and a variance of such blocks still merge.
+    """
     x = da.from_array(np.random.default_rng(0).normal(size=(64, 64)), chunks=32)
     y = da.map_overlap(
         lambda b: b[2:, 1:-1] - b[:-2, 1:-1] + b[1:-1, 2:] - b[1:-1, :-2],
@@ -131,7 +135,7 @@ def test_blocks_that_read_each_others_edges_stay_apart(both):
     check(*asked)
 
 
-def test_pins_keep_apart_what_is_pinned_apart():
+def test_tasks_pinned_to_different_devices_do_not_merge():
     x = rows()
     with dask.annotate(device=0):
         a = x.sum(axis=0)
@@ -142,8 +146,8 @@ def test_pins_keep_apart_what_is_pinned_apart():
     check(a, b)
 
 
-def test_programs_of_several_values_run_alone_as_well():
-    """Values that are not as foreseen: the tasks run one after the other, as Dask wrote them."""
+def test_merged_tasks_run_one_by_one_for_unexpected_values():
+    """For values that are not as expected, the original tasks run one after the other."""
     x = rows()
 
     def odd(b):
@@ -186,9 +190,11 @@ def test_golden_counts_of_the_workloads(name):
     assert (len(plan.steps), programs) == GOLDEN[name]
 
 
-def test_what_does_not_fit_together_is_made_apart():
-    """A sum, a maximum and a minimum of blocks of 8 rows make one row each, and the last step of
-    each reads the rows of four blocks and makes one: together they need 13, apart 9 at most."""
+def test_merged_tasks_that_do_not_fit_in_memory_run_apart():
+    """Three reductions of blocks of 8 rows need memory for 13 rows together, and for 9 apart.
+
+    Each makes one row of a block, and its last step makes one row of four.
+    """
     data = np.random.default_rng(0).normal(size=(32, 1000))
     x = da.from_array(data, chunks=(8, 1000)).map_blocks(np.sort)
     wanted = x.sum(axis=0), x.max(axis=0), x.min(axis=0)
@@ -203,7 +209,7 @@ def test_what_does_not_fit_together_is_made_apart():
         dask.compute(*wanted)
 
 
-def test_the_graph_itself_stays_as_it_is():
+def test_merge_leaves_its_graph_unchanged():
     x = rows()
     graph = FusionPass(graph_of(x.mean(axis=0), x.var(axis=0))).fused()
     before = {f.name: str(getattr(graph, f.name)) for f in fields(graph)}

@@ -1,4 +1,4 @@
-"""Any expression of arrays that are on GPUs: what NumPy has on the host."""
+"""Any expression of arrays on GPUs has the values that NumPy computes on the host."""
 
 import os
 import warnings
@@ -56,7 +56,7 @@ def scheduler():
 @pytest.mark.timeout(600)
 @properties.examples(EXAMPLES, derandomize=True)
 @given(data=st.data())
-def test_any_expression_of_arrays_on_gpus_is_what_numpy_says(scheduler, data):
+def test_any_expression_on_gpus_equals_numpys_value(scheduler, data):
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         arrays = data.draw(properties.expressions())

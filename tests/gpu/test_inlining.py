@@ -1,5 +1,4 @@
-"""Values that are not stored: readers compute them, where that takes no longer than to read them;
-and reductions of blocks that are one element thick are done where these are read."""
+"""Inlining on GPUs: readers compute cheap values, and read stacks of thin blocks once."""
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ def x(array=A, chunks=(24, 64)):
 
 
 def kernels(scheduler, *collections):
-    """How many steps compute something."""
+    """Return how many steps compute something."""
     steps = scheduler.plan(*collections).steps
     return sum(not isinstance(s.task, DataNode) for s in steps)
 
@@ -87,11 +86,11 @@ def test_values_with_several_readers(devices, form, limit):
 
 
 def stored(scheduler, y):
-    """How many steps keep what they make for each element of a block, or of several."""
+    """Return how many steps store a value as large as a block."""
     return sum(s.nbytes >= 24 * 64 * 8 for s in scheduler.plan(y).steps if not s.fixed)
 
 
-def test_what_is_little_work_is_not_stored():
+def test_cheap_values_are_inlined_into_several_readers():
     with gpuscheduler.Scheduler("cuda:0") as s:
         a, b = x().persist(), x(B).persist()
         c = a * 2 + b
@@ -120,7 +119,7 @@ KINDS += [(name, dtype) for dtype in ("f2", "i1", "u8", "?", "c8") for name in (
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
-def test_stacks_of_blocks_one_thick(name, dtype):
+def test_reductions_of_stacks_of_thin_blocks(name, dtype):
     made = S if dtype in ("f8", "f4", "f2") else np.nan_to_num(S, posinf=3, neginf=-3) * 30
     array = made.astype("c16") * (1 + 1j) if dtype == "c8" else abs(made) if dtype == "u8" else made
     array = array.astype(dtype)
@@ -143,14 +142,14 @@ def test_stacks_of_blocks_one_thick(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "any"])
-def test_such_a_stack_is_read_once(name):
+def test_stack_of_thin_blocks_is_read_once(name):
     with gpuscheduler.Scheduler("cuda:0") as s:
         z = x(S, (1, 32, 48)).persist()
         assert kernels(s, REDUCED[name](z)) == 1
 
 
 @pytest.mark.gpus(2)
-def test_each_gpu_reduces_what_it_has():
+def test_each_gpu_reduces_its_own_blocks():
     with gpuscheduler.Scheduler("cuda:0,1") as s:
         z = x(S, (1, 32, 48)).persist()
         y = z.sum(axis=0)

@@ -607,7 +607,7 @@ FUSION = {
         "if False:",
     ),
     "a value of another layout is read all the same": (
-        "if _laid_out(value, foreseen):",
+        "if _is_laid_out(value, foreseen):",
         "if True:",
     ),
     "a value of another shape is read all the same": (
@@ -639,32 +639,35 @@ FUSION = {
         "if False:",
     ),
     "the seed is forgotten": (
-        "self.seeds[id(where.seed)] = random.key_of(where.seed)",
-        "self.seeds[id(where.seed)] = 7",
+        "self._philox_keys[id(where.seed)] = random.key_of(where.seed)",
+        "self._philox_keys[id(where.seed)] = 7",
     ),
     "odd positions are even": (
         "name, shape, View(position % 2, strides)",
         "name, shape, View(0, strides)",
     ),
     "wanted values are swallowed": (
-        "if found.offer is not None and key not in graph.pins and key not in self.outputs:",
-        "if found.offer is not None and key not in graph.pins:",
+        "return key not in self.graph.pins and key not in self.outputs",
+        "return key not in self.graph.pins",
     ),
     "impure functions are followed": (
-        "            self.reason = self._fuser.why_impure(function)\n",
+        "            self.reason = self._reads.why_impure(function)\n",
         "            pass\n",
     ),
-    "least is not heeded": ("constants) >= self.least\n", "constants) >= 0\n"),
+    "least is not heeded": (
+        "self._count_bytes(task) >= self.least\n",
+        "self._count_bytes(task) >= 0\n",
+    ),
     "borrowed arrays keep their numbers": ("    if not borrowed:\n", "    if True:\n"),
     "original of a fused pair is the reader alone": (
-        "            original = self._with_sources(task, recipe, inlined, targets)\n",
+        "            original = self.inliner.add_producers(task)\n",
         "",
     ),
     "siblings on different pins merge": (
         "groups.setdefault((read, graph.pins.get(key)), [])",
         "groups.setdefault((read, None), [])",
     ),
-    "large siblings merge": ("or not _small(task):", "or False:"),
+    "large siblings merge": ("or not _is_small(task):", "or False:"),
     "wanted siblings merge": ("key in kept or task.positions", "task.positions"),
     "all reductions of a pass are its first": (
         "reductions.setdefault(r, len(reductions))",

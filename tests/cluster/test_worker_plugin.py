@@ -292,7 +292,7 @@ def test_priorities_go_to_the_stages(client, attached, monkeypatch):
 
 def test_options_for_single_tasks_go_to_the_client_s_own(client, attached, monkeypatch):
     """Stages would take no notice of them."""
-    monkeypatch.setattr(attached, "_tasks", None)
+    monkeypatch.setattr(attached, "_make_tasks", None)
     there = {"workers": [min(attached.workers)]}
     x = da.arange(8, chunks=4).sum()
     assert int(x.compute(**there)) == 28

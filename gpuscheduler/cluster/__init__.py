@@ -1,4 +1,4 @@
-"""The same on a Dask cluster: stages, transport, worker plug-in, simulation.
+"""Computing on a Dask cluster: stages, transport, worker plug-in, simulation.
 
 stages         Partition a graph into stages, each of which one worker can run alone.
 wire           Values on their way between workers, as they travel.

@@ -1,9 +1,7 @@
 """The command line: commands, their options and their help.
 
-Look at the devices, run a workload, print its plan, measure it.
-
-What may be said, and its help. What the commands do is in `commands`, which is imported when one
-runs: Dask and NumPy take a second to load, and `--help` needs neither.
+The work of the commands is in `commands`, which is imported when a command runs: Dask and NumPy
+take a second to load, and `--help` needs neither.
 """
 
 from __future__ import annotations

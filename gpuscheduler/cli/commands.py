@@ -1,11 +1,9 @@
 """The commands: show devices, run a workload, print its plan, measure it.
 
-Run a workload, print its plan, measure it.
-
-A workload is a module with a function `build(size, chunks, xp)` that gives a lazy Dask collection:
-one of the reference workloads by its name, or a file of the user's by its path. What else it may
-offer (`reference`, `bytes_moved`, `flops`, `SMALL`, ...) is written in graphs/__init__.py, and is
-used where it is there. Nothing here schedules. What may be said is in `cli`.
+A workload is a module with a function `build(size, chunks, xp)` that returns a lazy Dask
+collection. It is a reference workload, given by its name, or a user's file, given by its path.
+graphs/__init__.py lists the optional parts of a workload (`reference`, `bytes_moved`, `flops`,
+`SMALL`, ...). The options of the commands are in `command_line`.
 """
 
 from __future__ import annotations
@@ -45,32 +43,33 @@ from .report import (
     device_tables,
     draw,
     figure_class,
+    kernel_tables,
     kernels,
     label,
     prediction_table,
-    programs,
     rates,
     timing_line,
     versions,
     workload_table,
 )
 from .workload import (
-    Refused,
+    CommandError,
     compute_and_hold,
-    devices_said,
-    in_turns,
+    format_devices,
+    format_seconds,
     is_lazy_array,
     load,
-    seconds_said,
+    time_alternately,
     workload_names,
 )
 
-H200 = 141 * 10**9  # bytes of memory on the device that `plan --pretend` pretends
+#: Bytes of memory of each device that `plan --pretend` simulates.
+H200 = 141 * 10**9
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """What the scheduler refuses to do is one line."""
+def errors_as_one_line() -> Iterator[None]:
+    """Print errors of memory and planning as one line, without a traceback."""
     try:
         yield
     except (OutOfMemory, PlanError) as error:
@@ -94,14 +93,14 @@ def scheduler(devices: str | None, memory_limit: str | None) -> Scheduler:
     try:
         return Scheduler(devices=devices, memory_limit=limit_of(memory_limit))
     except (ValueError, RuntimeError, ImportError) as error:
-        raise Refused(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def read_options() -> Options:
     try:
         return Options.read()
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 class ProgressBar(Callback):
@@ -129,9 +128,9 @@ class ProgressBar(Callback):
 # ---- info
 
 
-@refusing()
+@errors_as_one_line()
 def info(devices: str | None, memory_limit: str | None) -> None:
-    """What `gpuscheduler info` does."""
+    """Print the devices, their links and the versions: `gpuscheduler info`."""
     console = Console()
     with scheduler(devices, memory_limit) as s:
         for part in device_tables(s.hardware):
@@ -148,7 +147,7 @@ def info(devices: str | None, memory_limit: str | None) -> None:
 # ---- run
 
 
-@refusing()
+@errors_as_one_line()
 def run(
     name: str,
     size: Any,
@@ -160,7 +159,7 @@ def run(
     repeat: int,
     progress: bool | None,
 ) -> None:
-    """What `gpuscheduler run` does."""
+    """Run a workload, and print times and memory: `gpuscheduler run`."""
     work = load(name)
     figure = figure_class() if png else None
     size = work.size(size)
@@ -181,7 +180,7 @@ def run(
                 times.append(time.perf_counter() - begin)
         took = s.last
         correct, verdict = check_value(work, size, value, check)
-        where = devices_said(s.hardware)
+        where = format_devices(s.hardware)
         what = f"{work.name} {label(size, x)}"
         facts = [timing_line(*times), *rates(work, size, x, min(times)), verdict]
         click.echo(f"{what} on {where}: {', '.join(filter(None, facts))}")
@@ -194,8 +193,10 @@ def run(
 
 
 def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
-    """What computing x should take, and how sure that is. The scheduler knows no more of x than
-    before."""
+    """Predict a run of x, with how sure that is.
+
+    The scheduler learns nothing of x.
+    """
     hardware = s.hardware
     planned = plan_of(x, hardware.machine, hardware, s.options)
     return planned.surely, predict(planned, s.options.window, s.options.deep_window)
@@ -204,7 +205,7 @@ def predicted_run(x: Any, s: Scheduler) -> tuple[str, Footprint]:
 # ---- plan
 
 
-@refusing()
+@errors_as_one_line()
 def plan(
     name: str,
     size: Any,
@@ -214,7 +215,7 @@ def plan(
     pretend: int | None,
     source: bool,
 ) -> None:
-    """What `gpuscheduler plan` does."""
+    """Print the plan of a workload: `gpuscheduler plan`."""
     work = load(name)
     size = work.size(size)
     console, options = Console(), read_options()
@@ -229,14 +230,14 @@ def plan(
             x = work.build(size, chunks, "cupy" if s.hardware.kind == "cuda" else "numpy")
             hardware = s.hardware
             planned = plan_of(x, hardware.machine, hardware, s.options)
-            where = devices_said(s.hardware)
+            where = format_devices(s.hardware)
     foreseen = predict(planned, options.window, options.deep_window)
     unknown = f" ({planned.unknown:,} of unknown size)" if planned.unknown else ""
     click.echo(
         f"{work.name} {label(size, x)} on {where}: {len(planned.steps):,} steps{unknown}, "
-        f"predicted {planned.surely}{seconds_said(foreseen.seconds)}"
+        f"predicted {planned.surely}{format_seconds(foreseen.seconds)}"
     )
-    for table in (*prediction_table(planned, foreseen), *programs(planned)):
+    for table in (*prediction_table(planned, foreseen), *kernel_tables(planned)):
         console.print(table)
     if source:
         for text in sorted({cuda_source(k) for k in kernels(planned)}):
@@ -276,7 +277,7 @@ def plan_of(
 # ---- bench
 
 
-@refusing()
+@errors_as_one_line()
 def bench(
     names: tuple[str, ...],
     size: Any,
@@ -286,7 +287,7 @@ def bench(
     repeat: int,
     count: int,
 ) -> None:
-    """What `gpuscheduler bench` does."""
+    """Measure a workload, or the scheduler itself: `gpuscheduler bench`."""
     console = Console()
     works = [load(name) for name in names or workload_names() if name != "tasks"]
     sizes = [work.size(size) for work in works]
@@ -300,9 +301,9 @@ def bench(
 def task_table(count: int, s: Scheduler, repeat: int) -> Table:
     n = len(s.hardware.machine.devices)
     table = Table("shape", "gpuscheduler", "Dask's threads", "ratio")
-    table.title = f"µs per task, of {count:,} that do nothing, on {devices_said(s.hardware)}"
+    table.title = f"µs per task, of {count:,} that do nothing, on {format_devices(s.hardware)}"
     for shape, (dsk, keys) in idle_tasks(count).items():
-        a, b = in_turns(
+        a, b = time_alternately(
             partial(s.get, dsk, keys),
             partial(dask.threaded.get, dsk, keys, num_workers=n),
             repeat,
@@ -313,7 +314,7 @@ def task_table(count: int, s: Scheduler, repeat: int) -> Table:
 
 
 def idle_tasks(n: int) -> dict[str, tuple[dict[Any, Task], list[Any]]]:
-    """Graphs of n tasks that do nothing, and what to ask of them.
+    """Graphs of n tasks that do nothing, by shape, each with the keys to compute.
 
     >>> {shape: (len(dsk), len(keys)) for shape, (dsk, keys) in idle_tasks(7).items()}
     {'independent': (7, 7), 'chain': (7, 1), 'tree': (7, 1)}

@@ -32,13 +32,13 @@ from .workload import (
     Size,
     Workload,
     compute_and_hold,
-    devices_said,
-    in_turns,
+    format_devices,
+    format_rate,
+    format_seconds,
     is_lazy_array,
     on_host,
-    rate_said,
-    seconds_said,
     size_text,
+    time_alternately,
 )
 
 
@@ -59,11 +59,11 @@ def device_tables(hardware: Any) -> Iterable[Table | str]:
     if machine.shared:
         yield "The devices share the host's memory: copies between them cost nothing."
     elif hasattr(hardware, "links"):
-        yield from links_described(hardware.links())
+        yield from format_links(hardware.links())
 
 
-def links_described(links: Any) -> Iterable[Table | str]:
-    """What was measured between each two devices, and between each and the host."""
+def format_links(links: Any) -> Iterable[Table | str]:
+    """The measured bandwidths between devices, and between each device and the host."""
     count = len(links.gbs)
     table = Table("from \\ to", *map(str, range(count)), "host", title="links, GB/s")
     for a in range(count):
@@ -101,7 +101,7 @@ def versions(kind: str) -> dict[str, str]:
 def compare_footprints(
     took: Footprint, foreseen: Footprint | None, machine: Machine, surely: str = ""
 ) -> str:
-    """Memory and spilling as they were, beside what was predicted."""
+    """A text of memory and spilling, measured beside predicted."""
 
     def with_prediction(what: str, real: int, predicted: int | None) -> str:
         said = "" if predicted is None else f" (predicted {surely}{format_bytes(predicted)})"
@@ -109,18 +109,18 @@ def compare_footprints(
 
     peaks = foreseen.peak if foreseen else {}
     facts = [
-        with_prediction(memory_said(m, machine), took.peak[m], peaks.get(m))
+        with_prediction(memory_label(m, machine), took.peak[m], peaks.get(m))
         for m in machine.memories
     ]
     for place in (HOST, DISK):
         expected = foreseen.spilled[place] if foreseen else 0
         if took.spilled[place] or expected:
-            what = f"spilled to the {place_said(place)}"
+            what = f"spilled to the {format_place(place)}"
             facts.append(with_prediction(what, took.spilled[place], expected))
     return ", ".join(facts)
 
 
-def memory_said(memory: int, machine: Machine) -> str:
+def memory_label(memory: int, machine: Machine) -> str:
     return "peak" if len(machine.memories) == 1 else f"peak of device {memory}"
 
 
@@ -132,20 +132,20 @@ def label(size: Size, x: Any) -> str:
 
 def timing_line(first: float, *others: float) -> str:
     if not others:
-        return f"{seconds_said(first)} (one run, planning included)"
-    return f"{seconds_said(min(others))} (first run {seconds_said(first)})"
+        return f"{format_seconds(first)} (one run, planning included)"
+    return f"{format_seconds(min(others))} (first run {format_seconds(first)})"
 
 
 def rates(work: Workload, size: Size, x: Any, seconds: float) -> Iterable[str]:
     if is_lazy_array(x) and x.ndim and not math.isnan(x.size):
-        yield rate_said(x.size / seconds, " points/s")
+        yield format_rate(x.size / seconds, " points/s")
     for name, unit in (("bytes_moved", "B/s"), ("flops", "FLOP/s")):
         if count := work.has(name):
-            yield rate_said(count(size) / seconds, unit)
+            yield format_rate(count(size) / seconds, unit)
 
 
 def check_value(work: Workload, size: Size, value: Any, check: bool | None) -> tuple[bool, str]:
-    """Whether `value` is what NumPy gives, and that in words."""
+    """Whether a value equals NumPy's, and a text that says so."""
     reference = work.has("reference")
     if check is False or (reference is None and check is None):
         return True, ""
@@ -159,23 +159,23 @@ def check_value(work: Workload, size: Size, value: Any, check: bool | None) -> t
             return True, "not checked (--check does, and takes a while)"
     pairs = [
         (on_host(value[w]).compute() if chunked else value[w], reference(size, w)) for w in windows
-    ] or [(held_whole(value), reference(size))]
+    ] or [(fetch_whole(value), reference(size))]
     rtol, atol = work.tolerance(size)
     correct = all(
         np.allclose(got, expected, rtol=rtol, atol=atol, equal_nan=True) for got, expected in pairs
     )
-    verdict = f"{'equals' if correct else 'DIFFERS from'} NumPy {closeness(pairs)}"
+    verdict = f"{'equals' if correct else 'DIFFERS from'} NumPy {precision_text(pairs)}"
     return correct, verdict + (f" at {len(windows)} places" if windows else "")
 
 
-def held_whole(value: Any) -> Any:
+def fetch_whole(value: Any) -> Any:
     return on_host(value).compute() if is_lazy_array(value) else value
 
 
-def closeness(pairs: Iterable[tuple[Any, Any]]) -> str:
-    """How far results are from what was expected, relative to the largest number.
+def precision_text(pairs: Iterable[tuple[Any, Any]]) -> str:
+    """The largest difference of results from expected ones, relative to the largest.
 
-    >>> closeness([(np.array([1.0, 2.0001]), np.array([1.0, 2.0]))])
+    >>> precision_text([(np.array([1.0, 2.0001]), np.array([1.0, 2.0]))])
     'to 1e-04'
     """
     worst = 0.0
@@ -205,7 +205,7 @@ def draw(work: Workload, value: Any, png: str, title: str, figure: Any) -> None:
     drawing = figure(figsize=(7, 6), layout="constrained")
     plot = drawing.add_subplot(xlabel=x, ylabel=y, title=title)
     image = plot.imshow(
-        held_whole(value[::step, ::step]),
+        fetch_whole(value[::step, ::step]),
         origin="lower" if work.has("AXES") else "upper",
         extent=(left, right, bottom, top) if work.has("AXES") else (left, right, top, bottom),
         aspect="auto",
@@ -226,7 +226,7 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
         table.add_row(
             str(d),
             f"{len(mine):,}",
-            seconds_said(sum(mine)),
+            format_seconds(sum(mine)),
             planned.surely + format_bytes(foreseen.peak[memory]) if memory == d else "the same",
             format_bytes(machine.limit(memory)) if memory == d else "the same",
         )
@@ -234,7 +234,7 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
         if nbytes := foreseen.spilled[place]:
             limit = format_bytes(machine.limit(place)) if machine.limit(place) < ENDLESS else ""
             what = f"{format_bytes(nbytes)} spilled"
-            table.add_row(place_said(place), "", what, format_bytes(foreseen.peak[place]), limit)
+            table.add_row(format_place(place), "", what, format_bytes(foreseen.peak[place]), limit)
     yield table
     moved = {
         link: n for link, n in foreseen.moved.items() if n and not (machine.shared and HOST in link)
@@ -242,12 +242,12 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
     if moved:
         links = Table("from", "to", "bytes", title="links")
         for (src, dst), nbytes in sorted(moved.items()):
-            links.add_row(place_said(src), place_said(dst), format_bytes(nbytes))
+            links.add_row(format_place(src), format_place(dst), format_bytes(nbytes))
         yield links
 
 
-def members(planned: Plan) -> Iterator[KernelTask]:
-    """The fused tasks of a plan, those of a batch one by one."""
+def kernel_tasks(planned: Plan) -> Iterator[KernelTask]:
+    """The kernel tasks of a plan, those of batches one by one."""
     for step in planned.steps:
         if isinstance(step.task, Batch):
             yield from step.task.members
@@ -257,7 +257,7 @@ def members(planned: Plan) -> Iterator[KernelTask]:
 
 def kernels(planned: Plan) -> Iterator[Kernel]:
     """The distinct kernels of a plan."""
-    programs = {id(f.program): f.program for f in members(planned)}
+    programs = {id(f.program): f.program for f in kernel_tasks(planned)}
     return (k for p in programs.values() for k in p.kernels)
 
 
@@ -268,14 +268,14 @@ def cuda_source(kernel: Kernel) -> str:
         return f"// none: {error}"
 
 
-def programs(planned: Plan) -> Iterator[Table]:
-    """The fused kernels, what each launch does, and why other tasks are none."""
-    counts = Counter(k for f in members(planned) for k in f.program.kernels)
+def kernel_tables(planned: Plan) -> Iterator[Table]:
+    """Tables of the fused kernels, their launches, and why other tasks are no kernels."""
+    counts = Counter(k for f in kernel_tasks(planned) for k in f.program.kernels)
     if counts:
         table = Table("kernel", "times", "bytes", "operations", title="fused kernels")
         rows: dict[str, list[int]] = {}
         for kernel, times in counts.items():
-            row = rows.setdefault(kernel_said(kernel), [0, 0, 0])
+            row = rows.setdefault(kernel_label(kernel), [0, 0, 0])
             row[0] += times
             row[1] += times * bytes_touched(kernel)
             row[2] += times * kernel.operations()
@@ -290,14 +290,14 @@ def programs(planned: Plan) -> Iterator[Table]:
         yield table
 
 
-def kernel_said(kernel: Kernel) -> str:
+def kernel_label(kernel: Kernel) -> str:
     try:
         return generate(kernel).name
     except NotGenerated as error:
         return f"none on a GPU: {error}"
 
 
-def place_said(place: int) -> str:
+def format_place(place: int) -> str:
     return {HOST: "host", DISK: "disk"}.get(place, str(place))
 
 
@@ -306,14 +306,16 @@ def workload_table(
 ) -> Table:
     n = len(s.hardware.machine.devices)
     table = Table("workload", "size", "gpuscheduler", "Dask's threads", "ratio")
-    table.title = f"median of {repeat} runs on {devices_said(s.hardware)}"
+    table.title = f"median of {repeat} runs on {format_devices(s.hardware)}"
     for work, size in zip(works, sizes, strict=True):
         theirs = work.build(size, chunks, "numpy")
         ours = work.build(size, chunks, "cupy") if s.hardware.kind == "cuda" else theirs
-        a, b = in_turns(
+        a, b = time_alternately(
             partial(compute_and_hold, ours, scheduler=s.get),
             partial(compute_and_hold, theirs, scheduler="threads", num_workers=n),
             repeat,
         )
-        table.add_row(work.name, size_text(size), seconds_said(a), seconds_said(b), f"{a / b:.2f}")
+        table.add_row(
+            work.name, size_text(size), format_seconds(a), format_seconds(b), f"{a / b:.2f}"
+        )
     return table

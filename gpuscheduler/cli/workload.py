@@ -25,19 +25,23 @@ from ..runtime.protocol import Hardware
 from ..scheduler import current
 
 Size = int | tuple[int, ...]
-HELD = 2**30  # bytes; a larger result stays in its chunks, where they were made
-AFFORDABLE = (2**28, 2**33)  # bytes moved, flops: so much NumPy may do to check a result unasked
-CORNER = 64  # elements along each axis of the windows at which larger results are checked
-PIXELS = 2000  # along each side of a drawing; larger fields are thinned out
+#: Bytes of a result above which it stays in its chunks, where they were made.
+HELD = 2**30
+#: Bytes moved and operations that NumPy may spend to check a result without `--check`.
+AFFORDABLE = (2**28, 2**33)
+#: Elements along each axis of the windows in which larger results are checked.
+CORNER = 64
+#: Pixels along each side of a drawing; larger fields are thinned out.
+PIXELS = 2000
 
 
-class Refused(click.ClickException):
-    """What was asked for cannot be: one line, and exit status 2."""
+class CommandError(click.ClickException):
+    """A request that is not possible: printed as one line, with exit status 2."""
 
     exit_code = 2
 
 
-def devices_said(hardware: Hardware) -> str:
+def format_devices(hardware: Hardware) -> str:
     n = len(hardware.machine.devices)
     return f"{n} {hardware.kind} device{'s'[: n != 1]}"
 
@@ -82,7 +86,9 @@ class Workload:
         x = function(size, **{name: v for name, v in options.items() if name in takes})
         if not dask.is_dask_collection(x):
             kind = type(x).__name__
-            raise Refused(f"{self.name}: build gives no Dask collection, but an object of {kind}")
+            raise CommandError(
+                f"{self.name}: build gives no Dask collection, but an object of {kind}"
+            )
         return x
 
     def affordable(self, size: Size) -> bool:
@@ -151,7 +157,7 @@ def load(name: str) -> Workload:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise Refused(f"there is no file {path}")
+        raise CommandError(f"there is no file {path}")
     name = f"workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -161,14 +167,14 @@ def _from_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise Refused(_why_not_loaded(path, error)) from error
+        raise CommandError(_why_not_loaded(path, error)) from error
     if not callable(getattr(module, "build", None)):
-        raise Refused(f"{path} has no function build(size), which gives a Dask collection")
+        raise CommandError(f"{path} has no function build(size), which gives a Dask collection")
     return module
 
 
 def _why_not_loaded(path: Path, error: Exception) -> str:
-    """What is wrong with a file of the user's, and where, in one line."""
+    """One line that says what is wrong with a user's file, and where."""
     if isinstance(error, SyntaxError):
         file, line, what = error.filename or path, error.lineno, f"syntax error: {error.msg}"
     else:
@@ -193,8 +199,8 @@ def is_lazy_array(x: Any) -> bool:
     return hasattr(type(x), "chunks")  # of the type: a Delayed has any attribute
 
 
-def too_large(x: Any) -> bool:
-    """Whether a result stays in its chunks on the devices, rather than become one host array."""
+def is_too_large(x: Any) -> bool:
+    """Whether a result stays in its chunks, too large for one host array."""
     return is_lazy_array(x) and bool(x.nbytes > HELD)
 
 
@@ -205,8 +211,8 @@ def on_host(x: Any) -> Any:
 
 
 def compute_and_hold(x: Any, **options: Any) -> Any:
-    """x computed: one NumPy value, or, when that is too large, chunks where they were made."""
-    if too_large(x):
+    """Compute x: one NumPy value, or chunks on their devices if it is too large."""
+    if is_too_large(x):
         chunks = dask.persist(x, **options)[0]
         current().hardware.synchronize()
         return chunks
@@ -223,22 +229,16 @@ def time_call(function: Callable[[], Any]) -> float:
     return seconds
 
 
-def seconds_said(seconds: float) -> str:
-    """
-    >>> [seconds_said(s) for s in (1234.5, 0.01234, 1.2e-6)]
-    ['1234 s', '12.3 ms', '1.2 µs']
-    """
+def format_seconds(seconds: float) -> str:
+    """Format a time with three digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{three_digits(seconds / scale)} {unit}"
     return f"{three_digits(seconds / 1e-6)} µs"
 
 
-def rate_said(rate: float, unit: str) -> str:
-    """
-    >>> rate_said(8.12e8, " points/s"), rate_said(1.5e12, "FLOP/s"), rate_said(12, "B/s")
-    ('812 M points/s', '1.5 TFLOP/s', '12 B/s')
-    """
+def format_rate(rate: float, unit: str) -> str:
+    """Format a rate with three digits and a prefix."""
     power = max(0, min(4, int(math.log10(max(rate, 1)) // 3)))
     prefix = ("", "k", "M", "G", "T")[power]
     return f"{three_digits(rate / 1000**power)} {f'{prefix}{unit}'.strip()}"
@@ -248,10 +248,13 @@ def three_digits(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def in_turns(
+def time_alternately(
     ours: Callable[[], Any], theirs: Callable[[], Any], repeat: int
 ) -> tuple[float, float]:
-    """Medians; each runs once unmeasured, and who comes first changes."""
+    """Median seconds of two functions that run in turn, `repeat` times each.
+
+    Each first runs once unmeasured. The order changes every time.
+    """
     ours(), theirs()
     times: dict[Any, list[float]] = {ours: [], theirs: []}
     for turn in range(repeat):

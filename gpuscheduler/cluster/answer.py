@@ -1,4 +1,4 @@
-"""What a computation on a cluster gives its caller."""
+"""How the result of a computation on a cluster is made of the values of its workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RemoteBlock(GraphNode):  # type: ignore[misc]
         return True
 
     def substitute(self, subs: dict[Key, Any], key: Key | None = None) -> RemoteBlock:
-        """The same under another key. Its future has no other one."""
+        """The same block under another key, with the same future."""
         key = self.key if key is None else key
         return RemoteBlock(key, self.inner, self.future, self.worker, self.nbytes)
 
@@ -67,7 +67,7 @@ class RemoteBlock(GraphNode):  # type: ignore[misc]
 
 @dataclass(repr=False)
 class ClusterResult:
-    """How what was asked for is made of values."""
+    """How the result is made of the values that the stages give."""
 
     wanted: tuple[Key, ...]
     alias: dict[Key, Key]
@@ -113,19 +113,22 @@ def _to_device(array: Any) -> Any:
 
 
 def pick(cargo: Bundle, key: Key) -> Any:
-    """The task that makes one value of a cargo one of the cluster, for who knows of no cargos."""
+    """Task of the cluster: take one value out of a bundle.
+
+    It serves clients that are not attached, which know nothing of bundles.
+    """
     return put_back(cargo.values[key], _to_device if cuda_devices() else _return_same)
 
 
 def finish(answer: ClusterResult, cargos: list[Bundle]) -> Any:
-    """The task that makes one result of what the stages made, for `client.compute`."""
+    """Task of the cluster: make one result of the stages' values, for `client.compute`."""
     (value,) = answer.values(cargos, on_device=bool(cuda_devices()))
     return value
 
 
 @dataclass(repr=False)
 class PickledWork:
-    """A computation, cut and pickled: what is sent each time that it is asked for."""
+    """A computation, cut into stages and pickled: what is sent for each of its runs."""
 
     cut: StageGraph
     payloads: list[StagePayload]  # by stage

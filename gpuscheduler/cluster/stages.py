@@ -79,7 +79,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Parcel:
-    """What a source gives to one or several readers, as one value of the cluster."""
+    """Values that a source gives to one or several readers, as one value of the cluster."""
 
     source: int  # the number of a stage; -1 - h for what is held by h
     keys: tuple[Key, ...]
@@ -122,7 +122,7 @@ class StageGraph:
         return self.stages[source].worker if source >= 0 else self.where_held[-1 - source]
 
     def parcels_of(self, stage: Stage) -> list[int]:
-        """What a stage is given, by number."""
+        """The numbers of the parcels that a stage reads."""
         return list(dict.fromkeys(self.readers[s, stage.worker] for s in stage.reads))
 
     def traffic(self) -> dict[tuple[int, int], int]:
@@ -171,8 +171,10 @@ class StageGraph:
         return peak
 
     def portion(self, stage: Stage, pins: Mapping[Key, int] | None = None) -> Graph:
-        """The part of the graph that a stage is, without the values that it is given. `pins` are
-        devices of its worker."""
+        """The part of the graph that a stage runs, without the values that it reads.
+
+        `pins` are devices of its worker.
+        """
         g = self.graph
         mine, own = stage.tasks, {*stage.tasks}
         seen = [*mine, *(k for keys in stage.reads.values() for k in keys)]
@@ -214,7 +216,10 @@ class StageGraph:
 
 
 def _draws_of(graph: Graph, mine: Sequence[Key]) -> set[Key]:
-    """Draws go by the key of the random task, which may be the first of a chain."""
+    """The keys of the random draws that these tasks make.
+
+    A draw has the key of its random task, which may be the first task of a chain.
+    """
     found = set(mine).intersection(graph.draws)
     for key in mine:
         tasks = getattr(graph.tasks[key], "tasks", None)
@@ -324,8 +329,10 @@ class _StagePartitioner:
         return level
 
     def _move_to_readers(self) -> None:
-        """Tasks that are read on one other worker only go there, where that moves fewer bytes and
-        leaves the work even."""
+        """Move tasks to the only other worker that reads them.
+
+        Only where that moves fewer bytes, and the work stays even.
+        """
         place, nbytes, inputs = self.place, self.nbytes, self.inputs
         load = [0.0] * len(self.machine.devices)
         for i, seconds in enumerate(self.seconds):
@@ -352,8 +359,11 @@ class _StagePartitioner:
                 load[q] += self.seconds[i]
 
     def _move_to_inputs(self) -> None:
-        """Tasks that read of another worker go there, where fewer bytes cross then and the work
-        stays even: of two that each read what the other one has, both are done in one place."""
+        """Move tasks that read from another worker to that worker.
+
+        Only where fewer bytes cross then, and the work stays even. Of two tasks that each read what
+        the other one reads, too, both move to one worker.
+        """
         place, nbytes, inputs = self.place, self.nbytes, self.inputs
         some = [i for i, reads in enumerate(inputs) if any(place[j] != place[i] for j in reads)]
         wanted = {self.numbers[k] for k in self.graph.outputs if k in self.numbers}
@@ -376,7 +386,7 @@ class _StagePartitioner:
                 count[j, p] += 1
 
         def more(i: int, p: int, q: int) -> int:
-            """Bytes that cross if a task is on worker q, less those that do if it is on p."""
+            """Bytes that cross with a task on worker q, less those with it on p."""
             out = nbytes[i] * (bool(count[i, p]) - bool(count[i, q]))
             for j in inputs[i]:
                 out += nbytes[j] * (place[j] != q and not count[j, q])
@@ -401,8 +411,11 @@ class _StagePartitioner:
                 return
 
     def _join_tail(self, level: list[int]) -> bool:
-        """Let one worker do all from some level on, where going from worker to worker would take
-        longer than the work does, or would never end. Changes the places; says whether it did."""
+        """Let one worker run everything from some level on; whether it did.
+
+        This happens where transfers between workers would take longer than the work, or there would
+        be too many levels.
+        """
         top = max(level, default=0)
         workers = len(self.machine.devices)
         if top < 1:
@@ -522,8 +535,11 @@ class _StagePartitioner:
         return out
 
     def _parts(self, level: list[int]) -> bytearray:
-        """What others wait for comes before the rest of its worker's tasks of its level, and what
-        waits for others behind it: where it takes long to send that, and the rest is some work."""
+        """The part of each task: `BEFORE`, `BESIDE` or `BEHIND`.
+
+        Tasks that other workers wait for come before the rest of their level, and tasks that wait
+        for others come behind it. Only where the transfer takes long, and the rest is enough work.
+        """
         part = bytearray([BESIDE]) * len(self.place)
         if len(self.machine.devices) > 1:
             work: dict[tuple[int, int], float] = defaultdict(float)
@@ -540,8 +556,10 @@ class _StagePartitioner:
         work: Mapping[tuple[int, int], float],
         which: int,
     ) -> None:
-        """Mark what is `BEFORE`, or `BEHIND`: that itself, and all of its level and worker that it
-        needs, or that needs it."""
+        """Mark tasks as `BEFORE` or `BEHIND`.
+
+        With each goes every task of its level and worker that it needs, or that needs it.
+        """
         place, held, before = self.place, self.held, which == BEFORE
         beyond = self.readers if before else self.inputs
         own = [i for i in range(len(place)) if not held[i] and part[i] == BESIDE]
@@ -586,8 +604,10 @@ class _StagePartitioner:
         return 0.0 if self.held[i] else self.seconds[i] + (0.0 if known else UNKNOWN_SECONDS)
 
     def _send_ahead(self, out: StageGraph) -> None:
-        """Decide which parcels are sent as soon as they are there. What their workers do meanwhile
-        begins when they have been taken out, for a worker may do one thing at a time."""
+        """Decide which parcels are sent as soon as they exist.
+
+        A worker may run one task at a time: its stages begin after such parcels are taken out.
+        """
         for (source, worker), n in sorted(out.readers.items()):
             home = out.worker_of(source)
             nbytes = sum(out.nbytes[k] for k in out.parcels[n].keys)
@@ -608,8 +628,11 @@ class _StagePartitioner:
 def _parcels(
     asked: Mapping[tuple[int, int], Iterable[Key]], stages: list[Stage], where_held: list[int]
 ) -> tuple[list[Parcel], dict[tuple[int, int], int]]:
-    """The parcels, and who reads which. Readers of the same keys share one; what is little, or is
-    read where it is, goes as a whole."""
+    """The parcels, and which of them each reader reads.
+
+    Readers of the same keys share a parcel. A source goes as a whole if it is small, or is read on
+    its own worker.
+    """
     numbers: dict[tuple[int, tuple[Key, ...] | None], int] = {}
     parcels: list[Parcel] = []
     readers: dict[tuple[int, int], int] = {}

@@ -68,7 +68,7 @@ def version() -> str:
 
 @dataclass(frozen=True)
 class SharedSample:
-    """A small array that a worker lends, for others to try whether they can read it."""
+    """A small array that a worker lends: others try whether they can read it."""
 
     machine: str
     pattern: bytes
@@ -89,7 +89,7 @@ class SharedSample:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker tells of itself."""
+    """The devices of a worker, as it reports them."""
 
     kind: str  # "cpu" or "cuda"
     memory: tuple[int, ...]  # bytes that values may take, per device
@@ -99,7 +99,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True)
 class StagePayload:
-    """What a stage's worker is sent."""
+    """The work of a stage, as its worker receives it."""
 
     token: str  # the same for the same stage of the same collection
     reads: dict[Key, Key]  # values that it is given -> their names in what it is given
@@ -108,7 +108,7 @@ class StagePayload:
 
 
 def unpickled(name: str, settings: dict[str, Any], expected: str) -> Any:
-    """Make the plug-in of a worker: a `WorkerNode`, or one that says why there is none.
+    """Make the plug-in of a worker: a `WorkerNode`, or one that reports an error.
 
     It stands by itself, for the worker may have another version of this package, or none.
     """
@@ -180,7 +180,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
                 await self._report(worker)
 
     async def _report(self, worker: Worker) -> None:
-        """Tell the cluster's scheduler what this worker has, or why nothing."""
+        """Tell the cluster's scheduler this worker's devices, or why it cannot take part."""
         failed = self.scheduler is None
         told = _why_not(worker, self.failure) if failed else dumps(self.facts())
         tell = getattr(worker.scheduler, self.name)
@@ -245,11 +245,11 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         return [row.later(self.worker.scheduler_delay) for row in self.scheduler.rows()]
 
     def readable(self, samples: dict[str, SharedSample]) -> set[str]:
-        """Which of other workers' samples this one can read."""
+        """The addresses of the workers whose samples this one can read."""
         return {address for address, sample in samples.items() if sample.is_read()}
 
     def answer(self, method: str, args: bytes) -> Any:
-        """Answer what `ask` asks."""
+        """Call the method that `ask` names, and return its pickled result."""
         return dumps(getattr(self, method)(*loads(args)))
 
     def run(self, key: Key, payload: StagePayload, cargos: Iterable[Bundle]) -> Bundle:
@@ -300,11 +300,11 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
             del self.running[key]
 
     def tell(self, key: Key, done: float) -> None:
-        """Tell the client how much of a stage is done, by way of the cluster's scheduler."""
+        """Report to the client, through the scheduler, how much of a stage is done."""
         self.worker.log_event(self.name, {"stage": list(key), "done": done})
 
     def arrived(self, cargo: Bundle) -> Bundle:
-        """What has come from another worker, on devices of this one if there is room for it."""
+        """A parcel of another worker, on devices of this one if they have room for it."""
         with self.lock, suppress(MemoryError):  # it stays on the host until its stage begins
             return Bundle(self._brought(dict(cargo.values)))
         return cargo
@@ -341,9 +341,11 @@ inside: ContextVar[Scheduler | None] = ContextVar("inside", default=None)
 
 
 class _DefaultScheduler:
-    """Dask's default scheduler in a process with nodes, one for all of them, for Dask's
-    configuration is the whole process's. In a stage it is the node's own; what others compute goes
-    where it would have gone."""
+    """Dask's default scheduler in a process that has nodes.
+
+    There is one for all nodes, since Dask's configuration is the whole process's. Inside a stage it
+    is the node's own scheduler. Any other computation goes where it would have gone without it.
+    """
 
     def __init__(self) -> None:
         self.nodes: set[WorkerNode] = set()
@@ -407,7 +409,7 @@ def _next(arrays: Iterator[Any], _: Any) -> Any:
 
 
 class StepCounter(StepWatcher):
-    """Counts the steps of a stage that are done, and tells of it now and then."""
+    """Counts the steps of a stage that are done, and reports the count now and then."""
 
     def __init__(self, tell: Callable[[Key, float], None], key: Key, steps: int):
         self.tell, self.key = tell, key
@@ -422,7 +424,7 @@ class StepCounter(StepWatcher):
 
 
 class _StageRun:
-    """A stage that is running: it can be interrupted from another thread, at any time.
+    """A running stage, which another thread can interrupt at any time.
 
     While it is planned nothing looks whether somebody has done so: an exception is raised in its
     thread, as Ctrl-C raises one in the main thread. Whoever takes the number of the thread decides
@@ -487,7 +489,9 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
 
 
 class Attachment(SchedulerPlugin):  # type: ignore[misc]
-    """What the cluster's scheduler has of an attached client: who takes part.
+    """The plug-in of an attached client in the cluster's scheduler.
+
+    It knows which workers take part.
 
     Workers tell it what they have when they are ready, so that nobody waits for one that is not.
     When the client is gone, however that came about, it has all workers remove what they have of
@@ -523,14 +527,14 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
         scheduler.remove_plugin(name)
 
     def hear(self, address: str, told: bytes | str) -> bool:
-        """A worker tells what it has."""
+        """Note the report of a worker."""
         address = self.scheduler.coerce_address(address)
         if address in self.scheduler.workers:
             self.told[address] = told
         return True
 
     def members(self, known: list[str]) -> dict[str, bytes | str | None]:
-        """The workers that are running, and what each that is not `known` has told."""
+        """The running workers, and the reports of those that are not `known`."""
         running = [a for a, w in self.scheduler.workers.items() if w.status == Status.running]
         return {a: None if a in known else self.told.get(a) for a in running}
 
@@ -552,8 +556,10 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
         return {address: answer[address] for address, answer in there.items()}
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
-        """What waits for workers that have all left goes to this one, if it may: `distributed`
-        sends it elsewhere only where others are there when it becomes ready.
+        """Let stages for workers that have all left run on this one, if it may run them.
+
+        `distributed` sends them elsewhere only where other workers are there when they become
+        ready. This comes before `distributed` looks for tasks that the new worker can run.
 
         Comes before what waits is looked through for what this worker can run.
         """
@@ -568,13 +574,15 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
                 answer.cancel()
 
     def add_client(self, scheduler: Any, client: str) -> None:
-        """It may come back, when its connection was lost."""
+        """Go on for a client that comes back after its connection was lost."""
         if client == self.client:
             self.wanted = None
 
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """It ends with its client, when all has been done that others want of it, as by
-        `distributed.fire_and_forget`."""
+        """End with the client, once everything is done that other clients want.
+
+        For example after `distributed.fire_and_forget`.
+        """
         if client == self.client and scheduler.status == Status.running:
             self.wanted = self.unfinished()
             self._end_if_done()
@@ -589,7 +597,7 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
             self.scheduler.loop.add_callback(self.end)
 
     def unfinished(self) -> set[Key]:
-        """Stages that somebody wants, and what goes between them."""
+        """The keys of stages that a client wants, and of the parcels between them."""
         done = "memory", "erred", "released", "forgotten"
         tasks = self.scheduler.tasks.values()
         return {t.key for t in tasks if is_of(self.name, t.key) and t.state not in done}
@@ -610,15 +618,18 @@ async def end(name: str, dask_scheduler: Any) -> None:
 
 
 async def leave(name: str, dask_scheduler: Any) -> None:
-    """Detach a client that is about to close, unless something is still to be done. Then that ends
-    with the client, or, where others want it, by itself."""
+    """Detach a client that is about to close, unless stages are still wanted.
+
+    Then the attachment ends with the client, or, where other clients want the stages, when these
+    are done.
+    """
     attachment = dask_scheduler.plugins.get(name)
     if attachment is not None and not attachment.unfinished():
         await attachment.end()
 
 
 def members_of(name: str) -> str:
-    """What the cluster's scheduler is asked for the members of an attachment by."""
+    """The name of the scheduler's handler that returns the members of an attachment."""
     return f"{name}-members"
 
 
@@ -637,23 +648,25 @@ async def ask(
 
 
 def run_stage(name: str, key: Key, payload: StagePayload, cargos: list[Bundle]) -> Bundle:
-    """The task that a stage is for the cluster."""
+    """Task of the cluster: run a stage."""
     return _node(get_worker(), name).run(key, payload, cargos)
 
 
 def arrive(name: str, cargo: Bundle) -> Bundle:
-    """The task that has a parcel on its reader's worker before the stage that reads it begins."""
+    """Task of the cluster: put a parcel on its reader's worker, before the stage begins."""
     return _node(get_worker(), name).arrived(cargo)
 
 
 def take(cargo: Bundle, keys: tuple[Key, ...], near: bool) -> Bundle:
-    """The task that takes out of a stage's outputs what one reader gets; a reader that is `near`
-    copies it from this worker's devices."""
+    """Task of the cluster: take one reader's values out of a stage's outputs.
+
+    A reader that is `near` copies them from this worker's devices.
+    """
     return cargo.take(keys, near)
 
 
 def _sample(hardware: Any) -> tuple[SharedSample | None, Any]:
-    """What a worker on GPUs lends for a trial, and its array."""
+    """A small array that a worker with GPUs lends for a trial, and its original."""
     if hardware.kind != "cuda":
         return None, None
     try:

@@ -1,11 +1,9 @@
 """Admission control: which runs may be under way at the same time.
 
-Those that fit the memory together.
-
-A run that may take more than the others leave waits until they end, in the order of asking. What is
-small goes at once, and so does a run inside a task of another, which waits for it. Nobody waits for
-good: where nothing happens for a while in the runs that are under way, the first that waits begins.
-Knows no device; what a run may take at most is asked when a second one comes.
+Runs go together when the memory is large enough for all of them. Other runs wait, in the order of
+asking, until those under way end. Two kinds of run never wait: small ones, and a run inside a task
+of another run, which waits for it. When nothing happens in the runs under way for `PATIENCE`
+seconds, the first waiting run begins. A run's need of memory is computed when a second run comes.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ from time import monotonic
 
 from ..forks import new_rlock
 
-#: What part of each memory runs may take together that do not wait for others.
+#: The part of each memory that small runs, which never wait, may take together.
 SMALL = 1 / 20
-#: Seconds without any news of the runs that are under way after which nobody waits for them.
+#: Seconds without an event in the runs under way after which the first waiting run begins.
 PATIENCE = 10.0
 
 Bytes = Mapping[int, int]  # by memory
 
 
 class AdmittedRun:
-    """A run's part of the memory. `beats` counts what happens in it."""
+    """A run and the memory that it needs; `beats` counts the events in it."""
 
     __slots__ = ("_ask", "_need", "beats", "small")
 
@@ -64,8 +62,11 @@ def fits(limit: Bytes, turns: list[AdmittedRun], part: float = 1.0) -> bool:
 
 
 class Admission:
-    """The runs of one scheduler, whose memories have these limits. What is `held` of each is asked
-    when one waits: persisted chunks, which no run can count on."""
+    """The runs of one scheduler, and the limits of its memories.
+
+    `held` gives the bytes of persisted chunks in each, which no run can count on. It is called when
+    a run waits.
+    """
 
     def __init__(
         self,
@@ -81,8 +82,11 @@ class Admission:
 
     @contextmanager
     def turn(self, ask: Callable[[], Bytes]) -> Iterator[AdmittedRun]:
-        """Wait until a run may begin; it ends with the context. Tasks of the run inherit the
-        caller's context variables, by which it is known that a run is inside one."""
+        """Wait until a run may begin; it ends with the context.
+
+        Tasks of the run inherit the caller's context variables. By these a run inside of another is
+        known.
+        """
         mine, outer = AdmittedRun(ask), _inside.get()
         token = _inside.set((*outer, mine))
         try:
@@ -114,7 +118,7 @@ class Admission:
             self._changed.notify_all()
 
     def may_begin(self, turn: AdmittedRun) -> bool:
-        """Whether one that waits may begin beside those that are under way."""
+        """Whether a waiting run may begin beside the running ones."""
         if self.waiting[0] is turn:
             held = self.held()
             left = {m: n - held.get(m, 0) for m, n in self.limit.items()}

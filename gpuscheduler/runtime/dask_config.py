@@ -71,7 +71,7 @@ class ConfigOverride:
             _current.append(self)
 
     def end(self) -> None:
-        """Put back what there was. Again, it does nothing."""
+        """Restore the values from before; a second call does nothing."""
         with _lock:
             if self not in _current:
                 return
@@ -92,14 +92,16 @@ class ConfigOverride:
                 del self.values[name]
 
     def before(self, name: str) -> Any:
-        """What the configuration said, None if nothing."""
+        """The configuration's value from before, None if there was none."""
         value = self._before[name]
         return None if value is _ABSENT else value
 
     def instead(self) -> Any:
-        """What computes in place of the scheduler of a setting that has ended, where the
-        configuration says it all the same: a client of `distributed` that was made meanwhile has
-        put it back when it was closed. None where that is not so."""
+        """The scheduler that runs graphs where Dask's configuration names one that has ended.
+
+        That happens when a client of `distributed`, made meanwhile, restored it on closing. None in
+        any other case.
+        """
         with _lock:
             if self in _current or config.get("scheduler", None) != self.values["scheduler"]:
                 return None
@@ -107,7 +109,7 @@ class ConfigOverride:
         return get_scheduler() or dask.threaded.get
 
     def _take_back(self, name: str) -> None:
-        """Where the place says what this has set, it says again what it did before."""
+        """Restore a value from before, where the place still has the one set here."""
         if self.place.get(name, _ABSENT) != self.values[name]:
             return
         value = self._before[name]

@@ -1,4 +1,7 @@
-"""Instructions that `State` gives and events that it is told."""
+"""The instructions that `State` gives, and the events that it handles.
+
+Steps are numbers in the plan. A place is a device, HOST or DISK.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Launch:
+    """Run a step on a device."""
+
     step: int
     place: int
 
 
 @dataclass(slots=True)
 class Copy:
+    """Copy the value of a step from one place to another."""
+
     step: int
     src: int
     dst: int
@@ -21,31 +28,34 @@ class Copy:
 
 @dataclass(slots=True)
 class Free:
+    """Free the value of a step in one place."""
+
     step: int
     place: int
 
 
 @dataclass(slots=True)
 class Issued:
-    """The step is queued on its device, and its value has `nbytes`: readers may follow.
-
-    While it was made it took `extra` bytes beside that; None where nobody has looked.
-    """
+    """A step is queued on its device: readers may follow."""
 
     step: int
+    #: Bytes of its value.
     nbytes: int
+    #: Bytes of its working memory; None where nobody has measured.
     extra: int | None = 0
 
 
 @dataclass(slots=True)
 class Done:
-    """The step no longer needs its inputs."""
+    """A step no longer needs its inputs."""
 
     step: int
 
 
 @dataclass(slots=True)
 class Copied:
+    """A copy of the value of a step has come."""
+
     step: int
     src: int
     dst: int
@@ -53,26 +63,31 @@ class Copied:
 
 @dataclass(slots=True)
 class NoRoom:
-    """The allocator refused: a launch of `step`, or a copy of it into `place`, needs `nbytes`.
+    """The allocator refused memory for a launch of a step, or for a copy of its value.
 
-    A launch is also refused, with 0 bytes, where one that it reads was refused before it. A copy
-    to the disk is refused where the value cannot be written: it stays where it is.
+    A launch is also refused, with 0 bytes, when a step that it reads was refused before. A copy to
+    the disk is refused when the value cannot be written; then the value stays where it is.
     """
 
     step: int
+    #: The device of the launch, or the destination of the copy.
     place: int
+    #: Bytes that were asked for.
     nbytes: int
-    said: str = ""  # by the error, where a task raised it
+    #: The message of the error, where a task raised one.
+    said: str = ""
 
 
 @dataclass(slots=True)
 class Failed:
-    """A task raised, or a device did. The run ends: `State` never sees this one."""
+    """A task or a device raised an error, which ends the run: `State` never gets this event."""
 
+    #: The step, or -1 where the error belongs to no step.
     step: int
     error: BaseException
 
 
+#: The places of a value that no place holds.
 NOWHERE: Set[int] = frozenset()
 
 Instruction = Launch | Copy | Free

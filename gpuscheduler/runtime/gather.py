@@ -195,8 +195,10 @@ def strips(
 def boxes(
     shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
 ) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """The same in three-dimensional copies: behind what `strips` gives, how many planes of such
-    rows there are, and the bytes from plane to plane in the part.
+    """Three-dimensional copies of a block into its part of the array.
+
+    Each is as of `strips`, with the number of planes of such rows, and the bytes from plane to
+    plane in the part.
 
     >>> list(boxes((5, 2, 3), (400, 80, 8), 8))
     [(0, 0, 24, 2, 80, 5, 400)]

@@ -70,9 +70,10 @@ give_back = _malloc()
 
 
 class MemoryTrimmer:
-    """Has the process give back what it does not use, where it takes more than a limit on top of
-    what it took when this was made, or is about to. What it cannot give back is no reason to try
-    again, but that it has grown since is.
+    """Makes the process give memory back that it does not use, above a limit.
+
+    The limit is on top of the memory that the process had when this was made. Memory that cannot be
+    given back does not cause another attempt; growth since the last one does.
 
     >>> taken = iter([100, 150, 205, 190, 206, 206, 206, 207, 206])
     >>> slack = MemoryTrimmer(100, lambda: next(taken), lambda: print("given back"), least=1)
@@ -103,11 +104,11 @@ class MemoryTrimmer:
         self.turned = 0  # bytes since it was asked last
 
     def let_go(self, nbytes: int) -> None:
-        """So many more bytes of values are used no more."""
+        """Note that so many more bytes of values are no longer used."""
         self._look(nbytes, 0)
 
     def take(self, nbytes: int) -> None:
-        """So many more bytes are about to be taken: what others keep may have to go for them."""
+        """Note that so many bytes are about to be allocated: caches may be freed for them."""
         self._look(nbytes, nbytes)
 
     def _look(self, nbytes: int, more: int) -> None:
@@ -124,9 +125,12 @@ class MemoryTrimmer:
         self.full = max(self.limit, min(self.full, taken + self.pace))
 
     def look(self, call: Callable[[], T]) -> tuple[T, int | None, bool]:
-        """What a call returns, and by how many bytes the process grew while it ran: so many at most
-        where it has been larger before, and None where nobody can say. The last tells whether it
-        has become larger than it ever was, and so many they are."""
+        """Call a function, and measure by how many bytes the process grew meanwhile.
+
+        Returns the value, the bytes, and whether the process became larger than ever before. Only
+        then the bytes are exact; else they are an upper bound. They are None where the system does
+        not tell.
+        """
         self.give_back()  # or the call would use what is free
         before, most = self.taken(), self.most()
         value = call()

@@ -1,9 +1,7 @@
 """The run loop: instructions go to devices, their events to `State`.
 
-Hand instructions to devices, hand their events to `State`.
-
-`Devices` is everything that the loop needs of hardware. One contract suite runs on every
-implementation (tests/devices/test_devices.py).
+`Devices`, in `protocol`, is all that the loop needs of hardware. The same tests run on every
+implementation of it (tests/devices/test_devices.py).
 """
 
 from __future__ import annotations
@@ -26,9 +24,25 @@ def run(
     rerun: bool = False,
     turn: AdmittedRun | None = None,
 ) -> State:
-    """Run every step of the plan; a task's own exception comes out as it is, with a note.
+    """Run every step of a plan on devices; returns the final state.
 
-    With `rerun`, a task that failed runs once more in the calling thread, for a debugger.
+    Parameters
+    ----------
+    plan, devices
+        The plan, and what runs it.
+    watch
+        Hears of each step that is launched or done.
+    window, deep_window, ahead, check
+        As for `State`.
+    rerun
+        Run a task that failed once more in the calling thread, for a debugger.
+    turn
+        The run as `Admission` knows it: each wait counts as a sign of life.
+
+    Raises
+    ------
+    BaseException
+        The exception of a task that failed, of its own type, with a note that names the task.
     """
     state = State(plan, window, deep_window, ahead, check)
     instructions = state.start()
@@ -45,7 +59,7 @@ def run(
                     copy(ins.step, ins.src, ins.dst)  # type: ignore[union-attr]
                 else:
                     free(ins.step, ins.place)  # type: ignore[union-attr]
-            except Exception as failure:  # of the verb itself
+            except Exception as failure:  # the device's method itself failed
                 explain_error(failure, plan.steps[ins.step])
                 raise
         if state.finished:
@@ -71,12 +85,12 @@ def run(
 
 
 def explain_error(error: BaseException, step: Step) -> BaseException:
-    """The same exception, with a note that says which task raised it and where."""
+    """Add a note to an exception that names the task and its device; returns the exception."""
     return add_note(error, f"while running {step.key!r} on device {step.place}")
 
 
 def add_note(error: BaseException, note: str) -> BaseException:
-    """The same exception with a note."""
+    """Add a note to an exception, on Python 3.10 too; returns the exception."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10

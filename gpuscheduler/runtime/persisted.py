@@ -106,8 +106,9 @@ class PersistedChunks:
     def beside(
         self, some: Iterable[Chunk], theirs: Mapping[int, int] | None = None
     ) -> dict[int, int]:
-        """Bytes in each place of all but some of them, with replicas; `theirs`, where that is known
-        already.
+        """Bytes in each place of all chunks but some, replicas included.
+
+        `theirs` are the bytes of `some` by place, where the caller knows them.
 
         >>> chunks = [Chunk(k, 0, 8, {0: "value"}, None) for k in "xy"]
         >>> persisted = PersistedChunks()
@@ -135,8 +136,10 @@ class PersistedChunks:
         return held
 
     def nbytes(self) -> dict[int, int]:
-        """Bytes on each device, on the host and on the disk; what is in several places counts where
-        it is fastest."""
+        """Bytes on each device, on the host and on the disk.
+
+        A chunk in several places counts in the fastest.
+        """
         out: dict[int, int] = {}
         for chunk in self.every():
             place = max(chunk.places, default=chunk.place)

@@ -1,4 +1,8 @@
-"""What the loop asks of devices and of hardware."""
+"""The interfaces of devices and hardware that the run loop and the scheduler need.
+
+`Devices` live for one run and carry out its instructions. `Hardware` lives as long as a scheduler
+and makes them. `threads`, `simulated` and the room `devices` implement these interfaces.
+"""
 
 from __future__ import annotations
 
@@ -19,79 +23,95 @@ from .tape import LaunchTape
 
 
 class StepListener(Enum):
-    """What somebody wants to hear of the steps of a run."""
+    """Which events of a run devices must report."""
 
-    NOTHING = 0  #: arrays on devices may be in the making when it ends, as CuPy's own are
-    DONE = 1  #: when they are done: then it ends
-    EACH = 2  #: ... and each before its readers begin
+    #: None: device arrays may still be in the making when the run ends, as CuPy's own are.
+    NOTHING = 0
+    #: That all steps are done: only then the run ends.
+    DONE = 1
+    #: That each step is done, before its readers begin.
+    EACH = 2
 
 
 class Devices(Protocol):
-    """What hardware does. Verbs return at once; what became of them comes out of `wait`."""
+    """The devices of one run. Methods return at once; `wait` returns the events that follow."""
 
     def launch(self, step: int, place: int) -> None:
-        """Run a step whose inputs are all on `place`: then `Issued` and `Done`, or `Failed`.
+        """Run a step whose inputs are all on `place`.
 
-        Launches on one place, and copies to it, take effect in order. Where memory is refused:
-        `NoRoom`, and the step has left nothing behind; launches behind it that read it are refused,
-        too (`NoRoom` of 0 bytes). Fixed steps are never launched: their values are there.
+        The events are `Issued` and `Done`, or `Failed`. Launches on one place, and copies to it,
+        take effect in order. Where memory is refused, the event is `NoRoom`, and nothing is left of
+        the step; later launches that read it are refused, too (`NoRoom` of 0 bytes). Fixed steps
+        are never launched: their values exist.
         """
 
     def copy(self, step: int, src: int, dst: int) -> None:
-        """Put a value on `dst` as well: then `Copied`; `NoRoom` where memory is refused, or where
-        the value cannot be written to the disk. Where devices share a memory, that has the number
-        of the first of them. What comes from the disk comes in no order."""
+        """Copy a value to `dst`.
+
+        The event is `Copied`, or `NoRoom` where memory is refused or the value cannot be written to
+        the disk. A memory that devices share has the number of the first of them. Copies from the
+        disk come in no order.
+        """
 
     def free(self, step: int, place: int) -> None:
-        """Let go of a value on one place, once nothing queued there needs it. No event."""
+        """Free a value in one place, once nothing queued there needs it. There is no event."""
 
     def follow(self, tape: LaunchTape) -> bool:
-        """Do all that a tape says, instead of what these verbs are for: nothing is reported. False
-        where it cannot be done so: then these devices are good for nothing any more."""
+        """Replay a launch tape instead of single instructions, without events.
+
+        Returns False where that is not possible: then these devices cannot be used any more.
+        """
 
     def wait(self) -> list[Event]:
-        """At least one event; blocks until there is one."""
+        """Block until there is an event; returns all that there are."""
 
     def interrupt(self) -> None:
-        """From any thread: `wait` gives a `Failed` of step -1 with `Interrupted`, at once."""
+        """Make `wait` return `Failed(-1, Interrupted)` at once; any thread may call this."""
 
     def value(self, step: int) -> Any:
-        """An output of the run, where the caller can use it."""
+        """The value of an output, where the caller can use it."""
 
     def keep(self, step: int) -> dict[int, Any]:
-        """An output of the run, handed over as it is: what there is of it, by place."""
+        """Hand over an output without a copy: its replicas by place."""
 
     def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
-        """The same of a part of its value, wherever that is, and the bytes of the part."""
+        """Hand over a part of an output: its replicas by place, and the bytes of the part."""
 
     def close(self) -> None:
-        """Let go of everything that this run holds; what is still running is abandoned. Chunks that
-        were there before it stay where they are now."""
+        """Free everything that this run holds, and abandon steps that are still running.
+
+        Persisted chunks that existed before the run stay where they are now.
+        """
 
 
 @dataclass
 class Lease:
     """The part of a machine's hardware that one run has to itself."""
 
+    #: The devices that the run may use, and their memory.
     machine: Machine
-    #: ... which will follow a tape, where that is given.
+    #: Makes the run's devices; with a tape, these will replay it.
     devices: Callable[[Plan, ResultAssembly, StepListener, LaunchTape | None], Devices]
-    threads: int | None = None  # of a borrowed pool, which runs as many steps at once, in any order
+    #: Threads of a borrowed pool, which runs as many steps at once, in any order; None without one.
+    threads: int | None = None
 
 
 class Hardware(ChunkKeeper, Protocol):
-    """What lives longer than a run: threads, streams, links that have been tried."""
+    """The devices of a scheduler between runs: threads, streams, measured links."""
 
-    kind: str  # "cpu" or "cuda"
-    names: tuple[str, ...]  # of each device, for people
+    #: "cpu" or "cuda".
+    kind: str
+    #: The name of each device, for people.
+    names: tuple[str, ...]
+    #: The devices, their memory and their links, for the planner.
     machine: Machine
 
     @property
     def trouble(self) -> str:
-        """Which of its devices are lost, for people; "" where none is."""
+        """Names the lost devices, for people; "" where there are none."""
 
     def follows(self, plan: Plan) -> bool:
-        """Whether its devices can follow a tape of this plan."""
+        """Whether its devices can replay a launch tape of this plan."""
 
     def home(self, value: Any) -> int | None:
         """The device that holds a value of the graph; None where every device can read it."""
@@ -100,49 +120,54 @@ class Hardware(ChunkKeeper, Protocol):
         """Dask's configuration while this hardware is the default."""
 
     def front(self) -> int | None:
-        """Where the calling thread expects small results; None where every device will do."""
+        """The device on which the calling thread expects small results; None for any."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A host array for results, made so that devices write it fast."""
 
     def rooms(self, plan: Plan, gathering: ResultAssembly) -> Any:
-        """Which parts of a result its run can write where they belong in it, as they are made, see
-        `replay.Rooms`; None where there are no such."""
+        """The parts of a result that steps can write directly into it; None where there are none.
+
+        See `devices/cuda/result_rooms.py`.
+        """
 
     def join(self, blocks: Any) -> Any:
         """One array from nested lists of blocks, wherever they live."""
 
     @property
     def bring(self) -> Callable[..., Any] | None:
-        """What does as `join`, and copies that to the host; None where it is there."""
+        """Like `join`, with the array on the host; None where `join` gives one there."""
 
     @property
     def send(self) -> Callable[[Any], Any] | None:
-        """What makes an array of the host one of the caller's device; None where there is none."""
+        """Copies a host array to the caller's device; None where there is no such device."""
 
     def synchronize(self) -> None:
-        """Wait for all that runs have queued."""
+        """Wait for everything that runs have queued."""
 
     def lost(self, error: BaseException) -> DeviceLost | None:
-        """What to say for an error that came of a device which does not answer any more: no run
-        gets that again. None for other errors."""
+        """The `DeviceLost` for an error of a device that no longer answers; None for other errors.
+
+        No later run gets such a device.
+        """
 
     def lease(
         self, num_workers: int | None, pool: CallersPool | None
     ) -> AbstractContextManager[Lease]:
-        """Threads for one run: so many, or the caller's own, which share this process's memory."""
+        """Lend devices to one run: `num_workers` threads, or those of the caller's own pool."""
 
     def when_short(self, shed: Callable[[], object]) -> None:
-        """Call this where the host's memory is found to be short: it lets go of what can be had
-        again."""
+        """Register a function that frees caches; it is called when the host's memory is short."""
 
     def close(self) -> None:
-        """Join every thread and give back all memory."""
+        """Join every thread and free all memory."""
 
 
 class StepWatcher:
-    """What a run tells about its steps while it goes on. Does nothing; see `Callbacks`."""
+    """Hears of the steps of a run while it goes on. This one does nothing; see `DaskCallbacks`."""
 
-    def launched(self, step: int) -> None: ...
+    def launched(self, step: int) -> None:
+        """A step is handed to its device."""
 
-    def done(self, step: int) -> None: ...
+    def done(self, step: int) -> None:
+        """A step is done."""

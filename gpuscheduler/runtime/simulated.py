@@ -161,8 +161,11 @@ class ShuffledDevices(InOrderDevices):
         return [self.events.pop(0)]  # Issued and Done may be far apart too
 
     def _possible(self) -> list[int]:
-        """What may land next: the first thing on its way to each device, any copy to the host, any
-        to or from the disk, and any step that runs aside."""
+        """The numbers of the things on their way that may arrive next.
+
+        These are the first on its way to each device, any copy to the host, any to or from the
+        disk, and any step that runs aside.
+        """
         seen: set[int] = set()
         out = []
         for n, (_, args) in enumerate(self.flying):
@@ -300,7 +303,9 @@ class ClockDevices:
 
 
 class LateClock(ClockDevices):
-    """The same, but one device is ahead of all others, which only go on when it has nothing to do.
+    """Like its base, but one device is ahead of all others.
+
+    The others go on only when that one has nothing to do.
 
     Without `first` none is ahead, and what is queued ends only when nothing else can happen.
     """
@@ -324,7 +329,7 @@ class LateClock(ClockDevices):
 def predict(
     plan: Plan, window: int = WINDOW, deep_window: int = DEEP_WINDOW, ahead: bool = True
 ) -> Footprint:
-    """What a run of the plan will take. Raises `OutOfMemory` where it cannot work.
+    """Predict the footprint of a run of the plan; raises `OutOfMemory` where it cannot work.
 
     Time and traffic are the clock's. Memory is the most that any of several orders takes in which
     work may end, and one window more, for there are more orders than these, and what a task on each
@@ -348,8 +353,9 @@ def predict(
 
 
 def _largest(plan: Plan) -> dict[int, int]:
-    """Bytes that any one step needs by itself, by memory, of those that take something while they
-    run. That may go beyond the limit: no step is refused for it.
+    """The most working memory that any one step needs, with its values, by memory.
+
+    This may go beyond the limit: no step is refused for it.
     """
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
     steps, shared, takes = plan.steps, plan.machine.shared, plan.takes

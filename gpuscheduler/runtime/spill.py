@@ -214,8 +214,10 @@ class SpillStore:
             self.close()
 
     def retire(self) -> None:
-        """Close as soon as there is no file any more: those of persisted collections stay as long
-        as these do, and at most until the process ends."""
+        """Close as soon as the last file is gone.
+
+        Files of persisted collections stay as long as these do, at most until the process ends.
+        """
         with self._lock:
             self._retired = True
             last = not self.nbytes
@@ -223,7 +225,7 @@ class SpillStore:
             self.close()
 
     def close(self) -> None:
-        """Remove the folder and all that is in it. The next write makes a new one."""
+        """Remove the folder with everything in it; the next write makes a new one."""
         with self._lock:
             end, self._folder, self._end = self._end, None, None
         if end is not None:

@@ -1,21 +1,27 @@
 """Decide what to do next: events in, instructions out.
 
-Events in, instructions out; no device, no thread and no clock.
+`State` knows no device, no thread and no clock.
 
-A step is *waiting* for its inputs, then *ready*, then *reserved* (its room is set aside and its
-inputs are on their way), then *launched*, then *issued* (queued: readers elsewhere may follow),
-then *done*. A value is a set of places. Values never change, so a copy is a replica and coherence
-is a set.
+A step goes through these states:
 
-A device obeys in order, so a reader is launched right behind what it reads on the same device, and
-behind the copies that it needs: neither waits for the way to the host and back, and a device works
-through its part of the plan in the plan's own order, which is what keeps its memory small.
+waiting    for its inputs
+ready      in the heap of its device
+reserved   its room is set aside, and its inputs are on their way
+launched   handed to its device
+issued     queued on its device: readers on other devices may follow
+done       it no longer needs its inputs
 
-Some steps are in no queue: those that read a file or write one. They run aside, when all that they
-read is there, and what reads them waits until they are issued.
+Values never change. So the state of a value is the set of places that hold a replica of it.
 
-What does not fit for now leaves: from a device to the host, from there to the disk, that first
-which is needed last. Where all devices share the host's memory there is only the disk to go to.
+A device obeys in order. So a reader is launched right behind the steps and copies that it reads on
+the same device, without waiting for the way to the host and back. A device follows the plan's
+order, which keeps its memory small.
+
+Steps that read or write a file are in no queue. They run aside, when all their inputs are there,
+and their readers wait until they are issued.
+
+When a memory is full, values leave it: from a device to the host, from the host to the disk. The
+value that is needed last leaves first. Devices that share the host's memory have only the disk.
 """
 
 from __future__ import annotations
@@ -32,31 +38,33 @@ from .events import NOWHERE, Copied, Copy, Done, Event, Free, Instruction, Issue
 
 #: Steps that may be under way on one device: few, so that values are used soon after they are made.
 WINDOW = 4
-#: ... and how many when all that they make and fetch is small beside the device's memory: enough
-#: to hide the way to the device and back.
+#: Steps that may be under way on one device when all that they make and fetch is small beside its
+#: memory: enough to hide the way to the device and back.
 DEEP_WINDOW = 64
-#: What "small beside the memory" is.
+#: The part of a device's memory that counts as small for `DEEP_WINDOW`.
 SHARE = 1 / 20
-#: ... and at most so many bytes where the devices are threads: their values should still be in the
-#: processor's caches, and their memory be given to the next ones, when they are read.
+#: Bytes that count as small at most where devices are threads: values should still be in the
+#: processor's caches when they are read, and later values reuse their memory.
 DEEP_BYTES = 2**24
-#: What part of a memory may be full when more is read ahead: what was read needs room for work.
+#: The part of a memory that files read ahead may fill: the rest is room to work on their values.
 AHEAD = 3 / 4
-#: What part of a device's memory all that is under way may make and fetch where values have to
-#: leave for it: what is under way cannot leave, and the less it is, the better the choice.
+#: The part of a device's memory that steps under way may make and fetch where values have to leave
+#: for them: values in use cannot leave, and fewer of them leave a better choice.
 TIGHT = 1 / 4
-#: Refusals that a step may have because of others before it is given the device to itself.
+#: Refusals because of other steps after which a step gets the device to itself.
 PATIENCE = 100
 
 
 def deep_bytes(machine: Machine, device: int) -> int:
-    """What steps that are under way on a device may make and fetch, beyond the first few."""
+    """Bytes that steps under way on a device may make and fetch, beyond the first few."""
     share = int(SHARE * machine.memory[device])
     return min(share, DEEP_BYTES) if machine.shared else share
 
 
 class State:
-    """Everything known about a run. `check=True` validates the invariants after each event.
+    """The state of a run: events change it, and it answers with instructions.
+
+    `check=True` validates the invariants after each event.
 
     >>> from gpuscheduler.frontend.lowering import from_dask
     >>> from gpuscheduler.plan.machine import Machine
@@ -81,89 +89,150 @@ class State:
     ):
         steps, n = plan.steps, len(plan.steps)
         devices = plan.machine.devices
-        self.plan, self.check = plan, check
-        self.window, self.deep_window = window, max(window, deep_window)
-        self.ahead = ahead  # devices run in order: readers may be launched behind what they read
-        self.place = [s.place for s in steps]
-        self.aside = bytearray(s.aside for s in steps)  # whether it is in no device's queue
-        self.again = bytearray(s.again for s in steps)  # whether it can be read again
         machine = plan.machine
-        self.shared = machine.shared
-        self.memory = [machine.memory_of(d) for d in devices]  # where each device has its values
         places = (DISK, HOST, *machine.memories)
+
+        # ---- what does not change during the run
+        self.plan, self.check = plan, check
+        #: Steps that may be under way on one device, of any size, and in all.
+        self.window, self.deep_window = window, max(window, deep_window)
+        #: Whether devices run in order: then readers may be launched behind what they read.
+        self.ahead = ahead
+        #: The device of each step.
+        self.place = [s.place for s in steps]
+        #: Whether a step runs aside: it is in no device's queue.
+        self.aside = bytearray(s.aside for s in steps)
+        #: Whether a step's value can be read again from its file.
+        self.again = bytearray(s.again for s in steps)
+        #: Whether all devices share the host's memory.
+        self.shared = machine.shared
+        #: The memory in which each device has its values.
+        self.memory = [machine.memory_of(d) for d in devices]
+        #: Bytes that each place may hold.
         self.limit = {p: machine.limit(p) for p in places}
+        #: The kind of each step; steps of one kind need alike memory.
         self.kind = [s.kind for s in steps]
+        #: The steps that read each step's value, in the plan's order.
         self.readers = plan.readers
-        self.missing = [len(s.inputs) for s in steps]  # inputs that a launch would not find yet
-        self.unread = [len(r) for r in plan.readers]  # readers that are not done yet
-        self.given = {i for i, s in enumerate(steps) if s.fixed}  # there before the run
-        self.fixed = self.given.difference(plan.there)  # ... and it may not move them
+        #: Steps whose values exist before the run.
+        self.given = {i for i, s in enumerate(steps) if s.fixed}
+        #: Given steps whose values the run may not move: all but persisted chunks.
+        self.fixed = self.given.difference(plan.there)
+        #: Steps whose values outlive the run.
+        self.keep = self.given.union(plan.outputs)
+        #: Bytes that steps under way beyond the first few may make and fetch, by device.
+        self.share = {d: deep_bytes(plan.machine, d) for d in devices}
+        #: Bytes that all steps under way may make and fetch when values must leave, by device.
+        self.tight = {d: int(TIGHT * plan.machine.memory[d]) for d in devices}
+
+        # ---- values and where they are
+        #: Bytes of each step's value: an estimate until it is issued.
         self.nbytes = [s.nbytes for s in steps]
         if self.shared:  # the caller's own values take none of the memory
             for i in self.fixed:
                 self.nbytes[i] = 0
-        self.rooted = {m: plan.others.get(m, 0) for m in machine.memories}  # bytes of what stays
+        #: Bytes in each memory that never leave it during the run.
+        self.rooted = {m: plan.others.get(m, 0) for m in machine.memories}
         for i in self.fixed:
             self.rooted[self.memory[self.place[i]]] += self.nbytes[i]
-        self.guess = bytearray(not s.known for s in steps)  # whether nbytes is only a guess
-        self.where: list[Set[int]] = [NOWHERE] * n  # places that hold the value
-        self.pins = {p: [0] * n for p in places}  # uses under way, per place
-        self.used = {p: plan.others.get(p, 0) for p in places}  # bytes held, reserved or coming
-        self.unmade = dict(plan.whole)  # ... but nobody has asked for these yet
-        self.peak = {p: n - self.unmade.get(p, 0) for p, n in self.used.items()}
-        self.spilled = {HOST: 0, DISK: 0}  # bytes sent there because they had to leave
-        self.moved: dict[tuple[int, int], int] = {}  # bytes of copies, by (src, dst)
+        #: Whether `nbytes` of a step is only a guess.
+        self.guess = bytearray(not s.known for s in steps)
+        #: The places that hold each step's value.
+        self.where: list[Set[int]] = [NOWHERE] * n
+        #: The steps whose values each place holds: `where`, the other way round.
         self.resident: dict[int, set[int]] = {p: set() for p in places}
-        #: Where something had to leave: heaps of what may be next to, see `_idle`.
+        #: How many uses of each step's value are under way, by place.
+        self.pins = {p: [0] * n for p in places}
+        #: Bytes held, reserved or coming, by place.
+        self.used = {p: plan.others.get(p, 0) for p in places}
+        #: Bytes in `used` of a result's array that nobody has allocated yet, by place.
+        self.unmade = dict(plan.whole)
+        #: The most that `used` without `unmade` has been, by place.
+        self.peak = {p: n - self.unmade.get(p, 0) for p, n in self.used.items()}
+        #: Bytes of values that had to leave, by the place that took them.
+        self.spilled = {HOST: 0, DISK: 0}
+        #: Bytes of copies so far, by (src, dst).
+        self.moved: dict[tuple[int, int], int] = {}
+        #: The order of leaving, as heaps, of places that were full once; see `_evictable`.
         self.order: dict[int, list[tuple[float, float, int]]] = {}
-        self.stays: set[int] = set()  # steps whose values cannot be written to the disk
-        self.coming: dict[tuple[int, int], int] = {}  # copies under way: (step, dst) -> src
-        self.awaited: dict[tuple[int, int], list[int]] = {}  # ... and the steps that wait for them
-        self.absent: dict[int, int] = {}  # reserved step -> inputs still on their way
-        self.ready: dict[int, list[int]] = {d: [] for d in devices}  # heaps, by order in the plan
-        self.waits = bytearray(n)  # whether a step is in its device's heap
-        self.busy = dict.fromkeys(devices, 0)  # steps reserved or launched, not done
-        self.flight = dict.fromkeys(devices, 0)  # ... the bytes that those make and fetch
-        self.bytes = [0] * n  # ... by step
-        self.share = {d: deep_bytes(plan.machine, d) for d in devices}
-        self.tight = {d: int(TIGHT * plan.machine.memory[d]) for d in devices}
-        self.refused: dict[tuple[int, bool], int] = {}  # (step, itself) -> how often: it or others
-        self.alone: dict[int, list[int]] = {}  # memory -> steps that get it to themselves, in turn
-        self.seen: dict[int, int] = {}  # kind of step -> bytes of the largest value it has made
-        self.extra = plan.takes  # kind -> bytes at most that it takes while it runs
-        #: Whether steps get room for that, or for what it may be.
-        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short
-        self.work: dict[int, dict[int, int]] = {}  # ... by step under way, by device
-        self.bare = False  # whether the next step begins without room for that
-        self.keep = self.given.union(plan.outputs)
-        self.cursor = [0] * n  # readers[i][:cursor[i]] are done
-        self.next: dict[int, dict[int, float]] = {p: {} for p in places}  # the last `_next_use`
+        #: Steps whose values cannot be written to the disk.
+        self.stays: set[int] = set()
+        #: Copies under way: (step, dst) -> src.
+        self.coming: dict[tuple[int, int], int] = {}
+        #: The reserved steps that wait for each copy: (step, dst) -> steps.
+        self.awaited: dict[tuple[int, int], list[int]] = {}
+        #: How many inputs of each reserved step are still on their way.
+        self.absent: dict[int, int] = {}
+        #: How many readers of each step's value, from the first on, are known to be done.
+        self.cursor = [0] * n
+        #: The last known `_next_use` of values, by memory.
+        self.next: dict[int, dict[int, float]] = {p: {} for p in places}
+
+        # ---- steps
+        #: How many inputs of each step a launch would not find yet.
+        self.missing = [len(s.inputs) for s in steps]
+        #: How many readers of each step's value are not done yet.
+        self.unread = [len(r) for r in plan.readers]
+        #: Heaps of the ready steps of each device, by order in the plan.
+        self.ready: dict[int, list[int]] = {d: [] for d in devices}
+        #: Whether a step is in its device's heap `ready`.
+        self.waits = bytearray(n)
+        #: How many steps of each device are reserved or launched, and not done.
+        self.busy = dict.fromkeys(devices, 0)
+        #: Bytes that the steps in `busy` make and fetch, by device.
+        self.flight = dict.fromkeys(devices, 0)
+        #: The part of each step in `flight`.
+        self.bytes = [0] * n
+        #: Whether each step is launched; a refused launch takes that back.
         self.launched = bytearray(n)
+        #: Whether each step is queued on its device.
         self.issued = bytearray(n)
+        #: Whether each step no longer needs its inputs.
         self.done = bytearray(n)
+        #: How many steps are not done.
         self.left = n
-        self.touched: set[int] = set(devices)  # devices on which something may now be possible
-        self.thirsty: set[int] = set()  # devices whose next step waits for room
+        #: Devices on which something may now be possible.
+        self.touched: set[int] = set(devices)
+        #: Devices whose next step waits for room.
+        self.thirsty: set[int] = set()
+
+        # ---- refusals and working memory
+        #: How often steps were refused memory: for what they asked (True), or for others (False).
+        self.refused: dict[tuple[int, bool], int] = {}
+        #: The steps that get a memory to themselves, in turn, by memory.
+        self.alone: dict[int, list[int]] = {}
+        #: Bytes of the largest value that each kind of step has made.
+        self.seen: dict[int, int] = {}
+        #: Bytes of working memory that each kind of step takes at most, as far as known.
+        self.extra = plan.takes
+        #: Whether steps get room for their working memory, known or guessed.
+        self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short
+        #: Bytes of working memory of the steps under way: device -> step -> bytes.
+        self.work: dict[int, dict[int, int]] = {}
+        #: Whether the next step begins without room for its working memory.
+        self.bare = False
 
     @property
     def finished(self) -> bool:
+        """Whether all steps are done and no copy is under way."""
         return self.left == 0 and not self.coming
 
     @property
     def quiet(self) -> bool:
-        """Nothing is under way, so nothing will ever happen by itself."""
+        """Whether nothing is under way, so that no event will come."""
         return not self.coming and not any(self.busy.values())
 
     def start(self) -> list[Instruction]:
+        """The first instructions of the run."""
         for i in sorted(self.given):
-            self._exists(i)
+            self._enter_given(i)
         for i, n in enumerate(self.missing):
             if not n and i not in self.given:
-                self._is_ready(i)
+                self._make_ready(i)
         return self.handle()
 
-    def _exists(self, i: int) -> None:
-        """A value of the graph, on its device before the run begins; a chunk, wherever it is."""
+    def _enter_given(self, i: int) -> None:
+        """Enter a value that exists before the run: on its device, or wherever a chunk is."""
         self.launched[i] = self.issued[i] = self.done[i] = 1
         self.left -= 1
         self.where[i] = self.plan.there.get(i) or {self.memory[self.place[i]]}
@@ -174,17 +243,18 @@ class State:
             self.missing[r] -= 1
 
     def handle(self, *events: Event) -> list[Instruction]:
+        """Note events of the devices; returns the instructions that follow."""
         out: list[Instruction] = []
         for event in events:
             kind = type(event)
             if kind is Issued:
-                self._issued(event)  # type: ignore[arg-type]
+                self._handle_issued(event)  # type: ignore[arg-type]
             elif kind is Done:
-                self._done(event.step, out)
+                self._handle_done(event.step, out)
             elif kind is Copied:
-                self._copied(event, out)  # type: ignore[arg-type]
+                self._handle_copied(event, out)  # type: ignore[arg-type]
             elif kind is runtime_events.NoRoom:
-                self._no_room(event, out)  # type: ignore[arg-type]
+                self._handle_no_room(event, out)  # type: ignore[arg-type]
             else:
                 raise TypeError(f"not an event for State: {event!r}")
         self._advance(out)
@@ -196,7 +266,8 @@ class State:
 
     # ---- events
 
-    def _issued(self, event: Issued) -> None:
+    def _handle_issued(self, event: Issued) -> None:
+        """Note that a step is queued, with the true size of its value: readers may follow."""
         i, nbytes = event.step, event.nbytes
         place = self.place[i]
         memory = self.memory[place]
@@ -216,7 +287,7 @@ class State:
             self.where[i] = {memory, DISK}
             self.resident[DISK].add(i)
         if self.order:
-            self._in_order(i)
+            self._update_order(i)
         kind = self.kind[i]
         if nbytes > self.seen.get(kind, -1):
             self.seen[kind] = nbytes
@@ -228,22 +299,24 @@ class State:
         ahead = self.ahead and not aside[i]
         for r in self.readers[i]:
             if not ahead or where[r] != place or aside[r]:
-                self._found(r)
+                self._input_arrives(r)
 
-    def _found(self, r: int) -> None:
-        """One more input of r is where a launch would find it, or can be copied from there."""
+    def _input_arrives(self, r: int) -> None:
+        """Note that one more input of r can be read or copied."""
         self.missing[r] -= 1
         # one that was launched already will come back: an input of it was refused, so it will be
         if not self.missing[r] and not self.launched[r]:
-            self._is_ready(r)
+            self._make_ready(r)
 
-    def _is_ready(self, i: int) -> None:
+    def _make_ready(self, i: int) -> None:
+        """Put a step into the heap of its device."""
         if not self.waits[i]:  # it may be in the heap still, from before an input was refused
             self.waits[i] = 1
             heappush(self.ready[self.place[i]], i)
         self.touched.add(self.place[i])
 
     def _launch(self, i: int, out: list[Instruction]) -> None:
+        """Launch a step; readers in the same queue may follow at once."""
         d = self.place[i]
         self.launched[i] = 1
         out.append(Launch(i, d))
@@ -253,15 +326,16 @@ class State:
         if self.ahead and not self.aside[i]:
             for r in self.readers[i]:
                 if self.place[r] == d and not self.aside[r]:
-                    self._found(r)
+                    self._input_arrives(r)
 
-    def _done(self, i: int, out: list[Instruction]) -> None:
+    def _handle_done(self, i: int, out: list[Instruction]) -> None:
+        """Note that a step no longer needs its inputs; free those that nobody needs any more."""
         place = self.place[i]
         self.left -= 1
         self.busy[place] -= 1
         self.flight[place] -= self.bytes[i]
         if self.work:
-            self._stops_working(i, place)
+            self._forget_working_memory(i, place)
         self.done[i] = 1
         self.touched.add(place)
         memory = self.memory[place]
@@ -276,7 +350,7 @@ class State:
             if left or j in keep:
                 self._unpin(j, memory, out)
                 if self.order:
-                    self._in_order(j)
+                    self._update_order(j)
                 continue
             pins[j] -= 1
             if not pins[j]:
@@ -285,13 +359,14 @@ class State:
         if i in self.plan.deliver and HOST not in self.where[i] and (i, HOST) not in self.coming:
             self._send(i, memory, HOST, out)
 
-    def _copied(self, event: Copied, out: list[Instruction]) -> None:
+    def _handle_copied(self, event: Copied, out: list[Instruction]) -> None:
+        """Note that a copy has come; launch the steps that waited for this one only."""
         i, src, dst = event.step, event.src, event.dst
         del self.coming[i, dst]
         self.where[i] = self.where[i] | {dst}
         self.resident[dst].add(i)
         if self.order:
-            self._in_order(i)
+            self._update_order(i)
         self.touched.update(p for p in (src, dst) if p >= 0)
         self.touched |= self.thirsty
         for r in self.awaited.pop((i, dst), ()):
@@ -308,8 +383,8 @@ class State:
         if not self.pins[dst][i] and not self.unread[i] and i not in self.keep:
             self._free(i, dst, out)
 
-    def _no_room(self, event: NoRoom, out: list[Instruction]) -> None:
-        """An estimate was wrong. Learn the true size; the steps it held up are ready again."""
+    def _handle_no_room(self, event: NoRoom, out: list[Instruction]) -> None:
+        """Learn the true size from a refusal of memory, make its steps ready again."""
         i, place = event.step, event.place
         if place >= 0:
             self.touched.add(place)
@@ -333,11 +408,11 @@ class State:
         self._insist(i, event.nbytes, event.said)
 
     def _least_of_others(self, i: int) -> float:
-        """From so many bytes on, what a step asks for is not its own."""
+        """The bytes from which on a refused request is for a whole result, not for one step."""
         return self.plan.whole[self.memory[self.place[i]]] if i in self.plan.into else inf
 
     def _insist(self, i: int, nbytes: int, said: str = "") -> None:
-        """What is refused again although it should fit gets the device to itself; then it fails."""
+        """Give a step that is refused too often its device alone; later raise `OutOfMemory`."""
         patience = 1 if nbytes else PATIENCE
         refused = self.refused[i, nbytes > 0] = self.refused.get((i, nbytes > 0), 0) + 1
         if refused <= patience:
@@ -361,7 +436,7 @@ class State:
         self.alone.setdefault(memory, []).append(i)
 
     def _recall(self, i: int, out: list[Instruction]) -> None:
-        """A launch was refused: steps queued behind it that read it will be refused, too."""
+        """Take a refused launch back: steps queued behind it that read it are refused, too."""
         self.launched[i] = 0
         if not self.ahead or self.aside[i]:
             return
@@ -372,6 +447,7 @@ class State:
                     self._unreserve(r, out)
 
     def _unreserve(self, i: int, out: list[Instruction]) -> None:
+        """Give back what was set aside for a step; it is ready again if its inputs are there."""
         d = self.place[i]
         memory = self.memory[d]
         if self.absent.pop(i, None) is not None:
@@ -382,16 +458,17 @@ class State:
         self.busy[d] -= 1
         self.flight[d] -= self.bytes[i]
         if self.work:
-            self._stops_working(i, d)
+            self._forget_working_memory(i, d)
         self.pins[memory][i] -= 1
         if not self.missing[i]:
-            self._is_ready(i)
+            self._make_ready(i)
         for j in self.plan.steps[i].inputs:
             self._unpin(j, memory, out)
 
     # ---- memory
 
     def _use(self, place: int, nbytes: int) -> None:
+        """Count bytes of a place as used, and note the peak."""
         self.used[place] = used = self.used[place] + nbytes
         if self.unmade:
             used -= self.unmade.get(place, 0)
@@ -399,6 +476,7 @@ class State:
             self.peak[place] = used
 
     def _unpin(self, i: int, place: int, out: list[Instruction]) -> None:
+        """End one use of a value; free it where nobody needs it any more."""
         pins = self.pins[place]
         pins[i] -= 1
         if pins[i] or self.unread[i]:
@@ -410,13 +488,14 @@ class State:
         self._drop(i, out)
 
     def _drop(self, i: int, out: list[Instruction]) -> None:
-        """Nobody needs the value any more: let go of it wherever it is not in use."""
+        """Free a value that nobody needs any more, wherever it is not in use."""
         places = self.where[i]
         for p in sorted(places) if len(places) > 1 else tuple(places):
             if not self.pins[p][i]:
                 self._free(i, p, out)
 
     def _free(self, i: int, place: int, out: list[Instruction]) -> None:
+        """Free a value in one place, if that holds it."""
         where = self.where[i]
         if place not in where:
             return
@@ -432,6 +511,7 @@ class State:
         out.append(Free(i, place))
 
     def _send(self, i: int, src: int, dst: int, out: list[Instruction]) -> None:
+        """Start a copy, and count its room."""
         self.pins[src][i] += 1
         self.coming[i, dst] = src
         self._use(dst, self._counted(i, dst))
@@ -439,22 +519,25 @@ class State:
         out.append(Copy(i, src, dst))
 
     def _counted(self, i: int, place: int) -> int:
-        """Bytes of i that count in a place: results that go to the host are the caller's, and so
-        are the files from which values are read."""
+        """Bytes of i that count in a place.
+
+        Results on the host, and files from which values can be read again, are the caller's and
+        count nothing.
+        """
         if place == DISK and self.again[i]:
             return 0
         return 0 if place == HOST and i in self.plan.deliver else self.nbytes[i]
 
     def _next_use(self, i: int, memory: int) -> float:
-        """The next step that reads i here: exact, since the plan says what comes next."""
+        """The next step that reads i in a memory, by the plan's order; infinity for none."""
         known = self.next[memory].get(i)
         if known is not None and (known == inf or not self.done[int(known)]):
             return known
-        self.next[memory][i] = known = self._found_next(i, memory)
+        self.next[memory][i] = known = self._find_next_use(i, memory)
         return known
 
-    def _found_next(self, i: int, memory: int) -> float:
-        """The same, looked up anew: it changes only when that step is done."""
+    def _find_next_use(self, i: int, memory: int) -> float:
+        """Look the next use up anew: it changes only when its step is done."""
         readers, c = self.readers[i], self.cursor[i]
         while c < len(readers) and self.done[readers[c]]:
             c += 1
@@ -465,17 +548,17 @@ class State:
 
     def _make_room(self, memory: int, need: int, out: list[Instruction], after: float = -1) -> None:
         """Evict what is needed latest, and behind `after`, until `need` more bytes would fit."""
-        room = self.limit[memory] - self.used[memory] + self._leaving(memory)
+        room = self.limit[memory] - self.used[memory] + self._bytes_leaving(memory)
         if room >= need:
             return
-        for i in self._idle(memory):
+        for i in self._evictable(memory):
             if self._next_use(i, memory) <= after:
                 return
             room += self._evict(i, memory, out)
             if room >= need:
                 return
 
-    def _leaving(self, memory: int) -> int:
+    def _bytes_leaving(self, memory: int) -> int:
         """Bytes that will be free when the copies down that are under way have come."""
         pins = self.pins[memory]
         return sum(
@@ -484,17 +567,17 @@ class State:
             if dst < 0 and src == memory and pins[i] == 1
         )
 
-    def _idle(self, memory: int) -> Iterator[int]:
-        """What nothing under way needs in a memory; first what the host holds for nothing, then
-        what is needed last.
+    def _evictable(self, memory: int) -> Iterator[int]:
+        """Yield the values in a memory that nothing under way needs, in the order of leaving.
 
-        It comes from a heap. What is needed later now than an entry says, or is in more places, has
-        a newer entry; one that says too much is put right here.
+        Replicas on the host come first, then values by their next use, the last use first. They
+        come from a heap. A value that is needed later now, or is in more places, has a newer entry;
+        an entry that is out of date the other way is mended here.
         """
         there, pins = self.resident[memory], self.pins[memory]
         heap = self.order.get(memory)
         if heap is None:
-            heap = self.order[memory] = self._ordered(memory)
+            heap = self.order[memory] = self._make_heap(memory)
         found: dict[int, tuple[float, float, int]] = {}
         try:
             while heap:
@@ -514,33 +597,34 @@ class State:
                 if i in there:
                     heappush(heap, entry)
 
-    def _ordered(self, memory: int) -> list[tuple[float, float, int]]:
+    def _make_heap(self, memory: int) -> list[tuple[float, float, int]]:
+        """A new heap of the values in a memory, for `_evictable`."""
         heap = [self._rank(i, memory) for i in self.resident[memory] if self._may_leave(i, memory)]
         heapify(heap)
         return heap
 
     def _rank(self, i: int, memory: int) -> tuple[float, float, int]:
-        """The least leaves first."""
+        """The rank of a value in the order of leaving: the least leaves first."""
         use, places = self._next_use(i, memory), len(self.where[i])
         if memory == HOST:  # what is on its device, too, can go without a copy
             return -places, -use, -i
         return -use, -places, -i
 
     def _may_leave(self, i: int, memory: int) -> bool:
-        """Whether there is any use in that, and it is not the graph's own value."""
+        """Whether a value can leave a memory, and frees bytes there."""
         own = i in self.fixed and self.memory[self.place[i]] == memory
         return not own and self._counted(i, memory) > 0
 
-    def _in_order(self, i: int) -> None:
-        """A step is in more places now, or its next use is another one."""
+    def _update_order(self, i: int) -> None:
+        """Note in the heaps that a value is in more places, or has another next use."""
         for memory, heap in self.order.items():
             if len(heap) > 4 * len(self.resident[memory]) + 64:  # most of it is out of date
-                heap[:] = self._ordered(memory)
+                heap[:] = self._make_heap(memory)
             elif memory in self.where[i] and self._may_leave(i, memory):
                 heappush(heap, self._rank(i, memory))
 
     def _evict(self, i: int, memory: int, out: list[Instruction]) -> int:
-        """Let i leave a memory. The bytes that this frees, now or soon."""
+        """Let i leave a memory; returns the bytes that this frees, now or soon."""
         where = self.where[i]
         if len(where) > 1 and not (self.shared and DISK not in where):  # a result is no replica
             self._free(i, memory, out)
@@ -548,28 +632,31 @@ class State:
         if memory == HOST or self.shared:
             refuge = DISK if i not in self.stays else None
         else:
-            refuge = self._refuge(i, out)
+            refuge = self._find_refuge(i, out)
         if refuge is None:
             return 0
-        if refuge != HOST or self._short(i) <= 0:  # else there will be room for it
+        if refuge != HOST or self._host_deficit(i) <= 0:  # else there will be room for it
             self._send(i, memory, refuge, out)
             self.spilled[refuge] += self.nbytes[i]
         return self.nbytes[i]
 
-    def _short(self, i: int) -> int:
+    def _host_deficit(self, i: int) -> int:
         """Bytes that are missing on the host to take in i."""
         return self.used[HOST] + self.nbytes[i] - self.limit[HOST]
 
-    def _refuge(self, i: int, out: list[Instruction]) -> int | None:
-        """Where a value leaves a device for: the disk, if it is needed after all that would have to
-        leave the host for it. Lets those leave; None where neither can take it in."""
-        short = self._short(i) - self._leaving(HOST)
+    def _find_refuge(self, i: int, out: list[Instruction]) -> int | None:
+        """The place to which a value leaves a device, HOST or DISK; None where neither has room.
+
+        For HOST, evicts values from the host that are needed after this one. Where this one is
+        needed last, the answer is DISK.
+        """
+        short = self._host_deficit(i) - self._bytes_leaving(HOST)
         if short <= 0:
             return HOST
         bound = i in self.stays
         mine = self._next_use(i, HOST)
         leave = []
-        for j in self._idle(HOST):
+        for j in self._evictable(HOST):
             if short <= 0:
                 break
             if len(self.where[j]) == 1:
@@ -586,14 +673,15 @@ class State:
         return HOST
 
     def _immovable(self, memory: int) -> set[int]:
-        """What will not leave a memory: the graph's own values, and those no disk can hold."""
+        """Steps whose values cannot leave a memory: the graph's own, and those no disk can hold."""
         there = self.resident[memory]
         home = {i for i in self.fixed & there if self.memory[self.place[i]] == memory}
-        return home | {i for i in self.stays & there if self.shared or self._short(i) > 0}
+        return home | {i for i in self.stays & there if self.shared or self._host_deficit(i) > 0}
 
     # ---- steps
 
     def _advance(self, out: list[Instruction]) -> None:
+        """Reserve and launch all steps that have room now, device by device."""
         while self.touched:
             touched = sorted(self.touched)
             self.touched.clear()
@@ -611,16 +699,16 @@ class State:
                         break
                     self.waits[heappop(ready)] = 0
                     if not self._reserve(i, d, out):
-                        self._is_ready(i)
+                        self._make_ready(i)
                         self.thirsty.add(d)
                         break
                 # what this device just freed or sent away concerns no other one
                 self.touched.discard(d)
 
     def _may_go_on(self, d: int, out: list[Instruction]) -> bool:
-        """Whether d may take its next step: not beside one that has d's memory to itself.
+        """Whether d may take its next step: not beside a step that has d's memory to itself.
 
-        That one starts here, when all others have ended.
+        Such a step starts here, when all others have ended.
         """
         memory = self.memory[d]
         turns = self.alone.get(memory)
@@ -636,17 +724,17 @@ class State:
             heapify(self.ready[d])
             self.waits[i] = 0
             if not self._reserve(i, d, out):
-                self._is_ready(i)
+                self._make_ready(i)
                 self.thirsty.add(d)
         return False
 
     def _next(self, d: int) -> int:
-        """The step that d takes next, of those that are ready."""
+        """The ready step that d takes next."""
         turns = self.alone.get(self.memory[d])
         return turns[0] if turns and turns[0] in self.ready[d] else self.ready[d][0]
 
     def _fits_deep(self, i: int, d: int) -> bool:
-        """Whether one more step may be under way than the window says."""
+        """Whether i may be under way beyond `window`, because it is small."""
         if self.busy[d] >= self.deep_window:
             return False
         seen = self.seen.get(self.kind[i])
@@ -663,7 +751,10 @@ class State:
         return bool(self.launched[j]) and self.place[j] == d and not self.issued[j]
 
     def _reserve(self, i: int, d: int, out: list[Instruction]) -> bool:
-        """Set aside room for a step's value and its absent inputs: all of it, or none."""
+        """Set aside room for a step's value and its absent inputs; False where there is none.
+
+        Evicts other values where that helps. Then launches the step, or fetches its inputs first.
+        """
         inputs, where, coming = self.plan.steps[i].inputs, self.where, self.coming
         memory = self.memory[d]
         pins = self.pins[memory]
@@ -676,8 +767,8 @@ class State:
             pins[j] += 1  # or making room could take them away
         extra, limit = 0, self.limit[memory]
         if self.short and not self.bare:
-            extra = self._extra(i)
-            limit -= self._working(d, extra)
+            extra = self._working_memory(i)
+            limit -= self._working_memory_with(d, extra)
         full = self.used[memory] + need > limit
         early = self.aside[i] and self._is_early(i)
         if early and self.busy[d] and self.used[memory] + need > int(AHEAD * limit):
@@ -719,9 +810,8 @@ class State:
                 self.awaited.setdefault((j, memory), []).append(i)
         return True
 
-    def _extra(self, i: int) -> int:
-        """Bytes that a step takes while it runs, beside what it reads and makes: no more than it
-        could ever have."""
+    def _working_memory(self, i: int) -> int:
+        """Bytes of working memory of a step, known or guessed; at most what its device has."""
         known = self.extra.get(self.kind[i])
         if known == 0 or self.aside[i]:
             return 0
@@ -735,14 +825,18 @@ class State:
                 room -= nbytes[j]
         return known if known <= room else max(room, 0)
 
-    def _working(self, d: int, extra: int) -> int:
-        """Bytes that steps take while they run, with one more on d: a device runs one at a time."""
+    def _working_memory_with(self, d: int, extra: int) -> int:
+        """Bytes of working memory in d's memory, with one more step of `extra` bytes on d.
+
+        A device runs one step at a time, so its largest step counts.
+        """
         here = self.work.get(d)
         most = max(here.values()) if here else 0
         there = [w for e, w in self.work.items() if e != d] if self.shared else ()
         return max(extra, most) + sum([max(w.values()) for w in there])
 
-    def _stops_working(self, i: int, d: int) -> None:
+    def _forget_working_memory(self, i: int, d: int) -> None:
+        """Forget the working memory of a step."""
         here = self.work.get(d)
         if here is not None and here.pop(i, None) is not None and not here:
             del self.work[d]
@@ -752,7 +846,11 @@ class State:
         return not self.plan.steps[i].inputs and not self.quiet
 
     def _force(self, out: list[Instruction]) -> None:
-        """Nothing is under way and nothing fits: believe no guess, or give up."""
+        """Start a step although nothing fits and nothing is under way, or raise `OutOfMemory`.
+
+        First guesses of sizes are lowered to what fits; then a step starts without room for its
+        working memory.
+        """
         for d in self.plan.machine.devices:
             if not self.ready[d]:
                 continue
@@ -796,12 +894,13 @@ class State:
         return error
 
     def footprint(self, seconds: float) -> Footprint:
-        """What the run took."""
+        """The time, memory and traffic of the run."""
         return Footprint(seconds, dict(self.peak), dict(self.moved), dict(self.spilled))
 
     # ---- invariants
 
     def validate(self) -> None:
+        """Assert the invariants that hold after each event."""
         for place, held in self.resident.items():
             assert all(place in self.where[i] for i in held)
             total = sum(self._counted(i, place) for i in held)
@@ -819,14 +918,16 @@ class State:
             there, pins = self.resident[memory], self.pins[memory]
             idle = [i for i in there if not pins[i] and self._may_leave(i, memory)]
             idle.sort(key=lambda i: self._rank(i, memory))
-            assert list(self._idle(memory)) == idle, f"what leaves place {memory} is out of order"
+            assert list(self._evictable(memory)) == idle, (
+                f"what leaves place {memory} is out of order"
+            )
         self.order = kept  # not what looking has put right
         assert all(n >= 0 for pins in self.pins.values() for n in pins)
         assert all(b >= 0 for b in self.busy.values())
         assert all(b >= 0 for b in self.flight.values())
 
     def validate_end(self) -> None:
-        """After the run: nothing is held but the outputs, and every byte is accounted for."""
+        """Assert that only outputs are held after the run, and every byte is accounted for."""
         for place, used in self.used.items():
             held = sum(self._counted(i, place) for i in self.resident[place])
             held += self.plan.others.get(place, 0)

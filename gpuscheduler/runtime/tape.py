@@ -25,8 +25,10 @@ Order = tuple[str, int, int]  # a verb, a step, and where else it is or goes
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LaunchTape:
-    """Orders to devices, in the order in which one thread gives them: those in one entry go to one
-    device. A launch has what it waits for, replicas that no launch before it has waited for.
+    """The launches and copies of a run, written down to be replayed by one thread.
+
+    The orders of one entry go to one device. A launch also has the replicas that it waits for and
+    no launch before it has waited for.
 
     It holds no plan: that has arrays.
     """
@@ -44,16 +46,19 @@ class LaunchTape:
     def footprint(
         self, seconds: float, others: dict[int, int], need: dict[int, int] | None = None
     ) -> Footprint:
-        """What the run took, beside bytes of others on each device; `need` where that was not what
-        is said here."""
+        """The footprint of a replay, beside bytes of others on each device.
+
+        `need` replaces the bytes on devices that the tape itself says.
+        """
         peak = {**self.took.peak, **self.need, **(need or {})}
         peak = {p: n + others.get(p, 0) for p, n in peak.items()}
         return replace(self.took, seconds=seconds, peak=peak)
 
 
 def rehearse(plan: Plan) -> LaunchTape | None:
-    """What a run does, of which everything happens at once; None where something has to leave a
-    device, or goes to the host.
+    """Write down a run in which everything happens at once.
+
+    None where a value has to leave a device, or goes to the host.
 
     >>> from gpuscheduler.frontend.lowering import from_dask
     >>> from gpuscheduler.plan.machine import Machine
@@ -142,8 +147,10 @@ def _with_waits(
 
 
 def interleave_orders(plan: Plan, todo: list[list[Order]]) -> Iterator[tuple[int, list[Order]]]:
-    """Orders to several devices from one thread: one to each, so that all of them have work soon,
-    then more."""
+    """Mix the orders to several devices, so that each soon has work.
+
+    Each device gets one order, then two, then four.
+    """
     turns = [_turns(plan, place, mine) for place, mine in enumerate(todo)]
     for turn in sorted(set().union(*turns)):
         left = [mine.get(turn, []) for mine in turns]
@@ -157,15 +164,17 @@ def interleave_orders(plan: Plan, todo: list[list[Order]]) -> Iterator[tuple[int
 
 
 def by_turns(plan: Plan, place: int, todo: list[Order]) -> list[Order]:
-    """Orders to one device, in their turns."""
+    """Orders to one device, sorted by turn."""
     turns = _turns(plan, place, todo)
     return [order for turn in sorted(turns) for order in turns[turn]]
 
 
 def _turns(plan: Plan, place: int, todo: list[Order]) -> dict[int, list[Order]]:
-    """Orders in turns: copies from the next device come first, then those from the one behind it,
-    and so on. If all devices began with the same one, they would share what it can send; a device
-    sends in the order in which copies from it are queued.
+    """Group the orders to one device by turn: copies from the next device come first.
+
+    Then come the copies from the device behind it, and so on. If all devices began with the same
+    one, they would share its bandwidth. A device sends in the order in which copies from it are
+    queued.
 
     What a launch reads still comes before it, and what needs no copy does not wait for one.
     """

@@ -66,8 +66,10 @@ class Worker:
         return self.sent != self._desk.finished
 
     def send(self, context: Context, job: Job, argument: Any, raised: Raised | None = None) -> None:
-        """Have it run a job, which reports its own errors: what it raises is a bug, and goes to
-        `raised`, or is printed where nobody waits for the job."""
+        """Run a job on the thread; the job reports its own errors.
+
+        An error that it raises is a bug: `raised` gets it, or it is printed where nobody waits.
+        """
         self.sent += 1
         self._desk.inbox.put((context, job, argument, raised))
 
@@ -77,7 +79,7 @@ class Worker:
 
 
 class _WorkerContext:
-    """What a worker's thread knows."""
+    """The state that a worker's thread needs."""
 
     def __init__(
         self,
@@ -181,15 +183,18 @@ class Team:
         self.workers[place].send(self.contexts[place], job, argument, self.raised)
 
     def send_last(self, place: int, job: Job, argument: Any) -> None:
-        """The same for a job that no run waits for."""
+        """Run a job that no run waits for."""
         self.workers[place].send(self.contexts[place], job, argument)
 
     def wake(self, place: int) -> None:
-        """Have a worker see whether there is anything to wait for."""
+        """Make a worker look whether there is anything to wait for."""
         self.workers[place].send(Context(), _do_nothing, None)
 
     def send_aside(self, name: str, job: Job, argument: Any) -> None:
-        """To a thread of that name, started when it is first needed. Only the run's thread may."""
+        """Run a job on a thread of this name, which is started when first needed.
+
+        Only the run's thread may call this.
+        """
         self._beside(name).send(Context(), job, argument, self.raised)
 
     def send_to_any(
@@ -200,8 +205,12 @@ class Team:
         most: int | None = None,
         kind: str = "files",
     ) -> None:
-        """To one of a few threads of a kind, of one device or of all, `most` for each: to one with
-        nothing to do, or a new one, or the one with least to do. Only the run's thread may."""
+        """Run a job on one of a few threads of a kind.
+
+        There are `most` threads for each device, or for all together where `place` is None. An idle
+        thread gets the job, else a new one, else the one with least to do. Only the run's thread
+        may call this.
+        """
         count = self.files if most is None else most
         if place is None:
             names = [f"{kind}-{n}" for n in range(count * len(self.workers))]

@@ -338,9 +338,9 @@ def test_bench_counts_microseconds_per_task(call):
         assert re.search(rf"{shape} (.*\d\.\d\d){{3}}", out)
 
 
-def test_in_turns_changes_who_comes_first():
+def test_time_alternately_changes_who_comes_first():
     calls = []
-    workload.in_turns(lambda: calls.append("ours"), lambda: calls.append("theirs"), 2)
+    workload.time_alternately(lambda: calls.append("ours"), lambda: calls.append("theirs"), 2)
     assert calls == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
 
 
@@ -488,4 +488,4 @@ def test_ctrl_c_ends_quietly_with_130(tmp_path):
 def test_python_m_gpuscheduler_is_the_command_line(tmp_path):
     command = [sys.executable, "-W", "error", "-m", "gpuscheduler", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("gpuscheduler, version 0.1")
+    assert done.stdout.startswith(f"gpuscheduler, version {gpuscheduler.__version__}")

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 
 import gpuscheduler
 from gpuscheduler import PlanError
-from gpuscheduler.cluster.attach import RunProgress
+from gpuscheduler.cluster.progress import RunProgress
 from gpuscheduler.cluster.stages import BEFORE, BEHIND, BESIDE
 from gpuscheduler.cluster.wire import Unreachable
 from gpuscheduler.pipeline.cache import PlanCache
@@ -297,7 +297,7 @@ def test_devices_of_all_workers_are_numbered(attached):
 def kept(client):
     """Values that the workers hold for the client, and their bytes."""
     held = client.run(lambda dask_worker: [v for v in dask_worker.data.values()
-                                           if type(v).__name__ == "Cargo"])  # fmt: skip
+                                           if type(v).__name__ == "Bundle"])  # fmt: skip
     return sum(len(v) for v in held.values())
 
 
@@ -502,6 +502,7 @@ def test_a_worker_that_joins_later_takes_part_and_one_that_leaves_does_not(attac
 def test_another_version_on_a_worker_is_named(client, attached, monkeypatch):
     ours = gpuscheduler.__version__
     monkeypatch.setattr(gpuscheduler, "__version__", "99.0")
+    monkeypatch.setattr("gpuscheduler._version.__version__", "99.0")
     with pytest.raises(RuntimeError) as caught:
         gpuscheduler.attach(client, devices="cpu:1")
     text = str(caught.value)
@@ -550,13 +551,16 @@ def test_closing_gives_everything_back(client, attached):
 
     before = found()
     attached = gpuscheduler.attach(client, devices="cpu:1", memory_limit="100 MiB")
-    assert repr(attached) == f"<Attached to {client.scheduler.address}: 2 workers of 1 cpu device>"
+    assert (
+        repr(attached)
+        == f"<AttachedCluster at {client.scheduler.address}: 2 workers of 1 cpu device>"
+    )
     assert client.compute == attached.compute
     assert int(da.arange(4, chunks=2).sum().compute()) == 6
     attached.close()
     attached.close()
     assert found() == before
-    assert repr(attached) == "<Attached, closed>"
+    assert repr(attached) == "<AttachedCluster, closed>"
     name = attached.name
     plugins = client.run(lambda dask_worker: name in dask_worker.plugins)
     assert not any(plugins.values())
@@ -585,7 +589,7 @@ def test_steps_that_are_done_are_told_to_the_client(attached):
     n = len(attached.plan((x + 1).sum()).graph.tasks)
     assert seen == [(0, n), (n, 0, False)]
     progress = RunProgress({("a", 0): 10, ("b", 1): 30})
-    progress.tell(0.5, ("b", 1))
+    progress.update(0.5, ("b", 1))
     assert (len(progress.state["finished"]), len(progress.state["ready"])) == (15, 25)
 
 
@@ -646,13 +650,15 @@ def test_what_cannot_be_copied_from_another_worker_is_sent(shared, monkeypatch):
     gather = shared.client.gather
 
     def failing(futures, direct=None):
-        asked.append(set(shared._near))
+        asked.append(set(shared.membership.near))
         if len(asked) == 1:
             raise Unreachable("it is on another machine")
         return gather(futures, direct=direct)
 
-    monkeypatch.setattr(shared, "_near", {("a", "b")})
-    monkeypatch.setattr(shared, "_introduce", lambda: None)  # should a worker be new by now
+    monkeypatch.setattr(shared.membership, "near", {("a", "b")})
+    monkeypatch.setattr(
+        shared.membership, "find_near", lambda: None
+    )  # should a worker be new by now
     monkeypatch.setattr(shared.client, "gather", failing)
     x = da.ones((100, 100), chunks=50)
     assert float((x + x.T).sum().compute()) == 20_000

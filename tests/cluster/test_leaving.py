@@ -114,7 +114,7 @@ def test_closing_a_client_closes_what_is_attached_to_it(how):
     else:
         getattr(client, how)()
     assert client.status == "closed"
-    assert repr(attached) == "<Attached, closed>"
+    assert repr(attached) == "<AttachedCluster, closed>"
     assert said() == before
     assert int(total().compute()) == 64
     until(lambda: not ours())
@@ -171,7 +171,7 @@ def test_client_whose_connection_was_lost_is_attached_again(cluster):
         assert lost.wait(PATIENCE)
         until(lambda: first not in cluster.scheduler.plugins)
         until(lambda: cluster.client.status == "running")
-        attached._met = 0.0
+        attached.membership.asked_at = 0.0
         assert int(total().compute()) == 64
         assert attached.name != first
         assert [n for n in cluster.scheduler.plugins if n.startswith("gpusch")] == [attached.name]
@@ -226,7 +226,7 @@ def test_nobody_waits_for_a_worker_that_is_not_ready(cluster, monkeypatch):
         with slow(monkeypatch) as (begun, _):
             cluster.cluster.scale(2)
             assert begun.wait(PATIENCE)
-            attached._met = 0.0
+            attached.membership.asked_at = 0.0
             assert int(total().compute()) == 64
             assert attached.plan(total()).workers == 1
         until(lambda: attached.plan(total()).workers == 2)
@@ -238,14 +238,14 @@ def test_worker_that_leaves_before_it_is_ready_is_no_concern_of_anybody(cluster,
         with slow(monkeypatch) as (begun, go):
             cluster.cluster.scale(2)
             assert begun.wait(PATIENCE)
-            attached._met = 0.0
+            attached.membership.asked_at = 0.0
             assert int(total().compute()) == 64
             go.set()
             cluster.cluster.scale(1)
             until(lambda: len(cluster.scheduler.workers) == 1)
-        attached._met = 0.0
+        attached.membership.asked_at = 0.0
         assert int(total().compute()) == 64
-        assert attached._left_out == set()
+        assert attached.membership.left_out == set()
     until(lambda: not ours())
 
 

@@ -292,7 +292,7 @@ def test_priorities_go_to_the_stages(client, attached, monkeypatch):
 
 def test_options_for_single_tasks_go_to_the_client_s_own(client, attached, monkeypatch):
     """Stages would take no notice of them."""
-    monkeypatch.setattr(attached, "_tasks", None)
+    monkeypatch.setattr(attached, "_make_tasks", None)
     there = {"workers": [min(attached.workers)]}
     x = da.arange(8, chunks=4).sum()
     assert int(x.compute(**there)) == 28
@@ -329,7 +329,7 @@ def deserted():
 def desert(attached):
     """Wait until nobody is there, and have that noticed."""
     until(lambda: not attached.client.scheduler_info()["workers"])
-    attached._met = 0.0
+    attached.membership.asked_at = 0.0
 
 
 def test_where_no_worker_is_at_the_moment_an_adaptive_cluster_starts_one(deserted):
@@ -348,8 +348,8 @@ def test_where_no_worker_is_at_the_moment_an_adaptive_cluster_starts_one(deserte
 def test_stages_for_workers_that_have_all_left_run_on_one_that_comes(deserted, way):
     """Nobody has noticed that they left."""
     client, tasks = deserted.client, deserted.client.cluster.scheduler.tasks
-    deserted.workers = {"inproc://gone": worker_plugin.WorkerFacts("cpu", (10**9,), 1e9)}
-    deserted._met = time.monotonic() + 10 * PATIENCE
+    deserted.membership.workers = {"inproc://gone": worker_plugin.WorkerFacts("cpu", (10**9,), 1e9)}
+    deserted.membership.asked_at = time.monotonic() + 10 * PATIENCE
     x = da.arange(8, chunks=4).sum()
 
     def come():
@@ -475,6 +475,7 @@ def test_a_worker_without_the_package_gets_a_plug_in_that_says_so(monkeypatch):
     worker = SimpleNamespace(contact_address="tcp://a", scheduler=SimpleNamespace(name=hear))
     ours = gpuscheduler.__version__
     monkeypatch.setattr(gpuscheduler, "__version__", "99.0")
+    monkeypatch.setattr("gpuscheduler._version.__version__", "99.0")
     asyncio.run(pickle.loads(pickled).setup(worker))
     monkeypatch.setitem(sys.modules, "gpuscheduler", None)
     asyncio.run(pickle.loads(pickled).setup(worker))
@@ -593,7 +594,7 @@ def test_callback_that_has_started_is_told_of_the_end_when_another_one_fails(att
         raise ValueError("it cannot start")
 
     first = Callback(finish=lambda dsk, state, failed: ends.append(failed))
-    work = attached._work(*received_by_scheduler(delayed(abs)(-1)))
+    work = attached._prepare(*received_by_scheduler(delayed(abs)(-1)))
     with (
         pytest.raises(ValueError, match="it cannot start"),
         attached._progress(work, [first._callback, Callback(start=fail)._callback]),

@@ -108,19 +108,17 @@ def test_large_parcels_are_copied_from_the_other_workers_devices(attached):
     wait(x)
     y = (x + x.T) @ x
     assert sum(attached.plan(y).traffic().values()) >= 2 * 2**20
-    assert len(attached._near) == 2
+    assert len(attached.membership.near) == 2
 
     def opened():
-        from gpuscheduler.cluster import cuda_ipc  # in a worker
-
-        return len(cuda_ipc._opened)
+        return len(__import__("gpuscheduler.cluster.cuda_ipc").cluster.cuda_ipc._opened)
 
     for _ in range(3):
         np.testing.assert_allclose(y.to_backend("numpy").compute(), (a + a.T) @ a)
     assert all(attached.client.run(opened).values())
-    near, attached._near = attached._near, set()
+    near, attached.membership.near = attached.membership.near, set()
     np.testing.assert_allclose(y.to_backend("numpy").compute(), (a + a.T) @ a)
-    attached._near = near
+    attached.membership.near = near
 
 
 @pytest.mark.parametrize("last", [False, True])

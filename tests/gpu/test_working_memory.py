@@ -199,8 +199,8 @@ def test_it_is_looked_at_once(numbers, monkeypatch):
 
 def test_steps_wait_for_room_only_where_memory_is_short(monkeypatch):
     asked = []
-    extra = State._extra
-    monkeypatch.setattr(State, "_extra", lambda self, i: asked.append(i) or extra(self, i))
+    extra = State._working_memory
+    monkeypatch.setattr(State, "_working_memory", lambda self, i: asked.append(i) or extra(self, i))
     with gpuscheduler.Scheduler("cuda:0"):
         lazy = build("read again", made())
         for _ in range(2):

@@ -67,7 +67,7 @@ REDUCTIONS = {
 
 def grown(monkeypatch, run):
     """What steps have that made more than was known of them while it ran."""
-    out, issued = [], State._issued
+    out, issued = [], State._handle_issued
 
     def looked_at(state, event):
         step = state.plan.steps[event.step]
@@ -76,7 +76,7 @@ def grown(monkeypatch, run):
         issued(state, event)
 
     with monkeypatch.context() as patch:
-        patch.setattr(State, "_issued", looked_at)
+        patch.setattr(State, "_handle_issued", looked_at)
         run()
     return out
 

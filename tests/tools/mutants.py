@@ -352,11 +352,11 @@ MUTANTS = {
         "return -use, -places, -i",
     ),
     "room that the host will have is not counted": (
-        "short = self._short(i) - self._leaving(HOST)",
-        "short = self._short(i)",
+        "short = self._host_deficit(i) - self._bytes_leaving(HOST)",
+        "short = self._host_deficit(i)",
     ),
     "a value is sent to the host before there is room": (
-        "if refuge != HOST or self._short(i) <= 0:",
+        "if refuge != HOST or self._host_deficit(i) <= 0:",
         "if True:",
     ),
     "what waits for the host is not told": (
@@ -376,7 +376,7 @@ MUTANTS = {
         "",
     ),
     "what cannot leave is not known in the end": (
-        "home | {i for i in self.stays & there if self.shared or self._short(i) > 0}",
+        "home | {i for i in self.stays & there if self.shared or self._host_deficit(i) > 0}",
         "home",
     ),
     "results take room on the host": (
@@ -438,7 +438,7 @@ MUTANTS = {
         "",
     ),
     "what steps take while they run is counted for good": (
-        "        if self.work:\n            self._stops_working(i, place)\n",
+        "        if self.work:\n            self._forget_working_memory(i, place)\n",
         "",
     ),
     "what steps take while they run has no bound": (

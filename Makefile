@@ -1,4 +1,6 @@
 # make         set up .venv and run the main job: it writes haversine_mesh.png
+# make check   lint, types, and the tests that need little time: three minutes on two cores
+# make docs    the documents by Sphinx, with warnings as errors: build/docs/index.html
 # make test    all tests that need no GPU (those that do run where there is one)
 # make lint    formatting and style
 # make types   mypy, strict
@@ -25,7 +27,7 @@ EXTRA ?= $(if $(CUDA),$(if $(filter 1 2 3 4 5 6 7 8 9 10 11 12,$(CUDA)),cuda12,c
 comma := ,
 PLUS := $(if $(EXTRA),$(comma)$(EXTRA))
 
-.PHONY: run test lint types usual versions clean
+.PHONY: run check docs test lint types usual versions clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run
@@ -37,6 +39,17 @@ test: $(VENV)/.test
 	  $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/gpu
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 	$(if $(CUDA),$(BIN)/python tests/conformance/run.py array --gpu -n $(JOBS))
+
+# Rooms whose tests decide with numbers, the order of the rooms, and the documents' texts.
+FAST := tests/ir tests/codegen tests/frontend tests/plan tests/runtime tests/cli \
+  tests/test_structure.py tests/test_options.py tests/test_mesh.py
+
+check: lint types
+	GPUSCHEDULER_EXAMPLES=$${GPUSCHEDULER_EXAMPLES:-10} $(BIN)/python -m pytest -q -n $(JOBS) \
+	  --dist loadgroup $(FAST)
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -60,6 +73,10 @@ $(VENV)/.run: pyproject.toml $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[test,$(or $(EXTRA),nvrtc)]"
+	touch $@
+
+$(VENV)/.docs: pyproject.toml $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[docs$(PLUS)]"
 	touch $@
 
 $(VENV)/bin/python:

@@ -1,8 +1,9 @@
-"""What can go false is run: the README's code, commands and tables, the examples."""
+"""Run what documents can get wrong: code, commands, tables, links, the picture of the rooms."""
 
 from __future__ import annotations
 
 import ast
+import csv
 import doctest
 import os
 import re
@@ -20,31 +21,38 @@ import yaml
 
 import gpuscheduler
 from gpuscheduler.cli.command_line import main
-from tests.test_structure import ORDER
+from tests.test_structure import MODULES, ROOMS, imports_of
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "gpuscheduler"
-MODULES = sorted(p.stem for p in PACKAGE.glob("*.py") if not p.stem.startswith("__"))
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+README, GUIDE = DOCUMENTS["README.md"], DOCUMENTS["docs/guide.md"]
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
+#: The rooms in the picture of docs/how-it-works.md, top to bottom.
+PICTURED = [room for room in ROOMS if (PACKAGE / room).is_dir() or room == "scheduler"]
 
 
-def blocks(language):
-    """The README's fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(language, text):
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def rows(header):
-    """The rows of the README's table whose header begins like this, each a list of cells."""
-    table = README.split(f"\n| {header} |", 1)[1].split("\n\n", 1)[0]
+def rows(header, text):
+    """The rows of the table whose header begins with `header`, each a list of cells."""
+    table = text.split(f"\n| {header} |", 1)[1].split("\n\n", 1)[0]
     lines = table.splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
 def commands():
-    lines = [line for block in blocks("console") for line in block.splitlines()]
+    """Every command that a document shows, once each."""
+    consoles = [block for text in DOCUMENTS.values() for block in blocks("console", text)]
+    lines = [line for block in consoles for line in block.splitlines()]
     assert all(line.startswith("$ ") for line in lines)
-    return [line.removeprefix("$ ") for line in lines]
+    return list(dict.fromkeys(line.removeprefix("$ ") for line in lines))
 
 
 def environment(**more):
@@ -66,28 +74,37 @@ def python(*arguments, cwd, **env):
     return done.stdout
 
 
-# ---- the README
+# ---- the documents
 
 
-def test_python_blocks_of_the_readme_run_in_order(capsys):
-    """Blocks with prompts are doctests, the others are just run; all share their names."""
+@pytest.mark.parametrize("name", [n for n, text in DOCUMENTS.items() if blocks("python", text)])
+def test_python_blocks_of_a_document_run_in_order(name, capsys):
+    """Blocks with prompts are doctests, the others are just run; all of a document share names."""
     names = {}
     runner = doctest.DocTestRunner()
     with dask.config.set({"gpuscheduler.devices": "cpu:2"}):
-        for number, block in enumerate(blocks("python")):
+        for number, block in enumerate(blocks("python", DOCUMENTS[name])):
             if ">>>" not in block:
-                exec(compile(block, f"README block {number}", "exec"), names)
+                exec(compile(block, f"{name} block {number}", "exec"), names)
                 continue
-            test = doctest.DocTestParser().get_doctest(block, names, "README", "README.md", 0)
+            test = doctest.DocTestParser().get_doctest(block, names, name, name, 0)
             failed, tried = runner.run(test, clear_globs=False)
             names |= test.globs
             assert tried
             assert not failed, capsys.readouterr().out
-    assert len(blocks("python")) > 5
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if "gpuscheduler" in c])
-def test_commands_of_the_readme_run(command, tmp_path):
+def test_the_readme_and_the_guide_have_code():
+    assert len(blocks("python", README)) > 3
+    assert len(blocks("python", GUIDE)) > 7
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "gpuscheduler " in c])
+def test_commands_of_the_documents_run(command, tmp_path):
     words = shlex.split(command)
     settings = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     program, *arguments = words[len(settings) :]
@@ -99,21 +116,30 @@ def test_commands_of_the_readme_run(command, tmp_path):
         assert (tmp_path / "haversine_mesh.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_make_targets_of_the_readme_exist():
+def test_make_targets_of_the_documents_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE)
-    others = [c for c in commands() if "gpuscheduler" not in c]
-    assert others
-    for command in others:
-        program, *wanted = command.split()
-        assert program == "make"
+    made = [c.split()[1:] for c in commands() if c.split()[0] == "make"]
+    made += [
+        words.split() for t in DOCUMENTS.values() for words in re.findall(r"`make ([a-z ]+)`", t)
+    ]
+    assert made
+    for wanted in made:
         assert set(wanted) <= set(targets)
     assert ".DEFAULT_GOAL := run" in makefile
     assert "gpuscheduler run haversine_mesh --png haversine_mesh.png" in makefile
 
 
-def test_the_configuration_file_of_the_readme_is_understood():
-    (block,) = blocks("yaml")
+def test_extras_of_the_readme_exist():
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = re.findall(r"pip install '\.\[(\w+)\]'", README)
+    assert {"cuda12", "cuda13"} <= set(extras)
+    for extra in extras:
+        assert re.search(rf"^{extra} = \[", metadata, flags=re.MULTILINE)
+
+
+def test_the_configuration_file_of_the_guide_is_understood():
+    (block,) = blocks("yaml", GUIDE)
     settings = yaml.safe_load(block)["gpuscheduler"]
     with dask.config.set({"gpuscheduler": settings}):
         options = gpuscheduler.Options.read()
@@ -121,7 +147,7 @@ def test_the_configuration_file_of_the_readme_is_understood():
 
 
 def test_the_table_of_options_is_the_options():
-    table = {name.strip("`"): default.strip("`") for name, _, default in rows("option")}
+    table = {name.strip("`"): default.strip("`") for name, _, default in rows("option", GUIDE)}
     assert list(table) == [f.name for f in fields(gpuscheduler.Options)]
     defaults = {name: ast.literal_eval(default) for name, default in table.items()}
     assert defaults.pop("memory_limit") == 0.9  # of what is free: known when the devices are
@@ -129,8 +155,9 @@ def test_the_table_of_options_is_the_options():
         assert getattr(gpuscheduler.Options(), name) == default
 
 
-def test_the_device_strings_are_understood():
-    for string, _ in rows("string"):
+@pytest.mark.parametrize("text", [README, GUIDE], ids=["README", "guide"])
+def test_the_device_strings_are_understood(text):
+    for string, _ in rows("string", text):
         devices = ast.literal_eval(string.strip("`"))
         if "cuda" not in devices:
             gpuscheduler.Scheduler(devices).close()
@@ -138,39 +165,91 @@ def test_the_device_strings_are_understood():
             assert re.fullmatch(r"cuda(:\d+(,\d+)*)?", devices)
 
 
-def test_the_table_of_commands_is_the_help():
-    table = {name.strip("`"): text for name, text in rows("command")}
+@pytest.mark.parametrize("text", [README, GUIDE], ids=["README", "guide"])
+def test_the_table_of_commands_is_the_help(text):
+    table = {name.strip("`"): cell for name, cell in rows("command", text)}
     assert table.keys() == main.commands.keys()
-    for name, text in table.items():
-        assert " ".join(main.commands[name].help.split()).startswith(text)
+    for name, cell in table.items():
+        assert " ".join(main.commands[name].help.split()).startswith(cell)
 
 
-def first_sentence(module):
-    text = ast.get_docstring(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8")))
-    return re.split(r"(?<=[.?!])(?= |$)", " ".join(text.split()))[0]
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_files_that_a_document_names_exist(name):
+    """Paths in backticks, from the root, the package or a room, and scripts of commands."""
+    rooms = [p for p in PACKAGE.rglob("*") if p.is_dir()]
+    folders = [ROOT, PACKAGE, ROOT / "examples", *rooms]
+    text = DOCUMENTS[name]
+    names = set(re.findall(r"`((?:[\w.-]+/)*[\w.-]+(?:\.py|\.md|\.csv|\.cuh|/))`", text))
+    names |= set(re.findall(r"python ((?:graphs|examples|tests)/[\w/.]+\.py)", text))
+    for named in names - {".venv/", "mine.py"}:
+        assert any((folder / named).exists() for folder in folders), named
 
 
-def module_table():
-    """A row for each module, in the order in which they may import each other."""
-    ordered = sorted(MODULES, key=ORDER.index)
-    return [[f"`{module}`", first_sentence(module)] for module in ordered]
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_of_a_document_lead_somewhere(name):
+    text = re.sub(r"```.*?```|`[^`]*`", "", DOCUMENTS[name], flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in link:
+            assert ((ROOT / name).parent / link).exists(), link
 
 
-def test_the_table_of_modules_is_what_the_modules_say():
+def room_picture():
+    """The rooms from first to last (squares); each dot on a row is a room that this one imports."""
+    imports = {room: set() for room in PICTURED}
+    for file in MODULES:
+        room = file.split("/")[0]
+        if room in imports:
+            imports[room] |= {i.name.split("/")[0] for i in imports_of(file) if i.ours} - {room}
+    width = max(map(len, PICTURED))
+    lines = []
+    for row, room in enumerate(PICTURED):
+        used = [k for k in range(row) if PICTURED[k] in imports[room]]
+        marks = ""
+        for k, other in enumerate(PICTURED[:row]):
+            later = any(other in imports[r] for r in PICTURED[row:])
+            line = "┼" if later else "─"
+            begun = bool(used) and k >= used[0]
+            here = line if begun else "│" if later else " "
+            marks += ("●" if k in used else here) + ("─" if begun else " ")
+        lines.append(f"{room:{width}}  {marks + '■':{2 * len(PICTURED)}} {first_line(room)}")
+    return "\n".join(lines) + "\n"
+
+
+def first_line(room):
+    """The first line of a room's docstring."""
+    path = PACKAGE / room / "__init__.py"
+    path = path if path.exists() else PACKAGE / f"{room}.py"
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).splitlines()[0]
+
+
+def test_the_picture_of_the_rooms_is_the_import_graph():
     """`PYTHONPATH=. python tests/test_docs.py` writes it."""
-    assert rows("module") == module_table()
+    assert room_picture() in DOCUMENTS["docs/how-it-works.md"]
 
 
-def test_files_that_the_readme_names_exist():
-    names = set(re.findall(r"`([\w.]+/?[\w]*\.py|[\w.]+/|\.ci/run)`", README))
-    assert {"graphs/", "examples/", ".ci/run", "scheduler.py"} <= names
-    for name in names - {".venv"}:
-        assert any((folder / name).exists() for folder in (ROOT, PACKAGE, ROOT / "examples")), name
+def test_the_glossary_defines_each_term_once():
+    terms = [row[0] for row in rows("term", DOCUMENTS["docs/how-it-works.md"])]
+    assert len(terms) >= 20
+    assert len(set(terms)) == len(terms)
 
 
-def test_the_changelog_has_an_unreleased_part():
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.search(r"^## Unreleased\n\n### \w+\n\n- ", text, flags=re.MULTILINE)
+def test_the_changelog_has_this_version():
+    assert f"## {gpuscheduler.__version__}" in DOCUMENTS["CHANGELOG.md"]
+    long = [line for line in DOCUMENTS["CHANGELOG.md"].splitlines() if len(line) > 100]
+    assert not long
+
+
+def test_results_are_short_and_have_their_history():
+    """Each row of the history has a date, a workload, a metric and a value."""
+    results = (ROOT / "graphs" / "RESULTS.md").read_text(encoding="utf-8")
+    assert len(results.splitlines()) <= 250
+    with (ROOT / "graphs" / "results.csv").open(encoding="utf-8", newline="") as file:
+        history = list(csv.DictReader(file))
+    columns = "date,machine,commit,command,workload,gpus,metric,value,note"
+    assert ",".join(history[0]) == columns
+    for row in history:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]), row
+        assert all(row[column] for column in ("workload", "metric", "value")), row
 
 
 # ---- the examples
@@ -219,9 +298,8 @@ def test_the_potential_example_agrees_with_itself(tmp_path):
 
 
 if __name__ == "__main__":
-    before, rest = README.split("\n| module |", 1)
-    header, _, rest = rest.split("\n", 2)
-    after = rest.split("\n\n", 1)[1]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in module_table())
-    text = f"{before}\n| module |{header}\n|---|---|\n{table}\n{after}"
-    (ROOT / "README.md").write_text(text, encoding="utf-8")
+    path = ROOT / "docs" / "how-it-works.md"
+    before, rest = path.read_text(encoding="utf-8").split("<!-- rooms -->\n", 1)
+    after = rest.split("<!-- end of rooms -->", 1)[1]
+    picture = f"<!-- rooms -->\n```text\n{room_picture()}```\n<!-- end of rooms -->"
+    path.write_text(f"{before}{picture}{after}", encoding="utf-8")

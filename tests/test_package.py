@@ -1,15 +1,21 @@
-"""What is shipped: a source distribution that its own tests can run from, a wheel with its data."""
+"""Check what is shipped: a source distribution to test, a wheel that works alone."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+import gpuscheduler
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = "gpuscheduler", "graphs", "tests", "examples", "docs"
@@ -20,9 +26,15 @@ FILES = [
 LEFT = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache", ".hypothesis")
 
 
+class Shipped(NamedTuple):
+    tree: set[str]  # files of the source tree
+    source: set[str]  # files of the source distribution
+    wheel: Path
+
+
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory):
-    """The source tree, and what is built of it: names in the distribution, and in the wheel."""
+    """The source tree, and what is built of it: the wheel from the source distribution."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, tree / folder, ignore=LEFT)
@@ -30,26 +42,62 @@ def shipped(tmp_path_factory):
     for file in FILES:
         shutil.copy(ROOT / file, tree / file)
     before = {str(p.relative_to(tree)) for p in tree.rglob("*") if p.is_file()}
-    code = (
-        "import sys; from setuptools import build_meta as b; out = sys.argv[1];"
-        "b.build_sdist(out); b.build_wheel(out)"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code, str(out)]
-    subprocess.run(command, cwd=tree, capture_output=True, check=True)
+    build("sdist", tree, out)
     with tarfile.open(next(out.glob("*.tar.gz"))) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
-    with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
-        return before, inside, set(wheel.namelist())
+        unpacked = tmp_path_factory.mktemp("unpacked")
+        source.extractall(unpacked, filter="data")
+    build("wheel", next(unpacked.iterdir()), out)
+    return Shipped(before, inside, next(out.glob("*.whl")))
+
+
+def build(kind, tree, out):
+    """Build a distribution without the network, by the setuptools of this environment."""
+    code = "import sys; from setuptools import build_meta as b; b.build_KIND(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore", "-c", code.replace("KIND", kind), str(out)]
+    subprocess.run(command, cwd=tree, capture_output=True, check=True)
 
 
 def test_source_distribution_has_all_that_its_tests_read(shipped):
-    tree, source, _ = shipped
-    assert tree <= source, sorted(tree - source)
+    assert shipped.tree <= shipped.source, sorted(shipped.tree - shipped.source)
 
 
 def test_wheel_has_the_package_its_data_and_the_workloads(shipped):
-    tree, _, wheel = shipped
+    tree, wheel = shipped.tree, set(zipfile.ZipFile(shipped.wheel).namelist())
     assert {f for f in tree if f.startswith("gpuscheduler/")} <= wheel
     workloads = {f for f in tree if f.startswith("graphs/") and f.endswith(".py")}
     assert {f"gpuscheduler/{f}" for f in workloads} <= wheel
-    assert not [f for f in wheel if f.startswith(("tests/", "examples/", "graphs/"))]
+    assert not [f for f in wheel if f.startswith(("tests/", "examples/", "graphs/", "docs/"))]
+
+
+def test_metadata_of_the_wheel_says_who_and_what(shipped):
+    with zipfile.ZipFile(shipped.wheel) as wheel:
+        (name,) = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = message_from_bytes(wheel.read(name))
+    assert metadata["Version"] == gpuscheduler.__version__
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Author"] == "gpuscheduler developers"
+    assert {"cuda12", "cuda13", "plot", "docs", "test"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_wheel_in_an_empty_environment_runs_a_workload(shipped, tmp_path):
+    """Its dependencies are those of this environment; the package itself comes from the wheel."""
+    empty = tmp_path / "empty"
+    venv.create(empty)
+    python = empty / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, shipped.wheel], capture_output=True, check=True, cwd=tmp_path)
+    (packages,) = empty.glob("lib/python*/site-packages")
+    # a .pth file in these folders, as editable installs have one, is not read from here
+    folders = [path for path in sys.path if Path(path).name.endswith("-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(folders))
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    env["DASK_GPUSCHEDULER__DEVICES"] = "cpu:2"
+    where = [python, "-c", "import gpuscheduler; print(gpuscheduler.__file__)"]
+    run = [empty / "bin" / "gpuscheduler", "run", "gauss_sum", "--size", "100,100"]
+    for command, expected in ((where, str(empty)), (run, "equals NumPy")):
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env=env, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert expected in done.stdout, done.stdout

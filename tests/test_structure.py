@@ -240,7 +240,6 @@ LONG_FILES = {
     "cluster/worker_plugin": "to be carved",
     "codegen/cpu/region": "to be carved",
     "codegen/cuda/body": "to be carved",
-    "codegen/cuda/device_library": "CUDA text, to become .cuh files",
     "codegen/cuda/reduction": "to be carved",
     "codegen/cuda/schedule": "to be carved",
     "devices/cuda/executor": "to be carved",

@@ -44,6 +44,7 @@ from gpuscheduler.ir.hoist import split_kernels
 from gpuscheduler.ir.regions import simplify_in_box
 from gpuscheduler.ir.split_scans import split_scan
 from gpuscheduler.tracing.abstract import AbstractArray
+from gpuscheduler.tracing.numba_cuda import DECIDES_DEVICE_CODE
 from gpuscheduler.tracing.trace import trace_function
 from gpuscheduler.values import leaves
 from graphs import black_scholes
@@ -917,8 +918,23 @@ def test_the_first_factor_is_left_as_it_is(host, shape, axis):
     k.same(host.run([kernel], [[aligned(x)]], processors=2)[0], want, kernel)
 
 
-def test_what_copies_rows_compiles():
+def test_kernel_that_copies_rows_compiles():
     compiled(device_library.ROWS_COPIED)
+
+
+def test_every_file_of_the_device_library_is_read():
+    """And decides about code that Numba keeps on disk."""
+    files = set(device_library.LIBRARY.glob("*"))
+    assert {file.stem for file in files} == {*device_library.FILES, "copy"}
+    assert files <= set(DECIDES_DEVICE_CODE)
+
+
+@pytest.mark.parametrize("name", device_library.PIECES)
+def test_pieces_of_the_device_library_define_their_names(name):
+    text = device_library.PIECES[name]
+    assert re.search(rf"(struct |constexpr.* |^.*[ *]){name}\b *[({{=]", text, re.MULTILINE), text
+    assert "~(" not in text
+    assert "Real" not in text or "template<class Real>" in text
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -1,7 +1,7 @@
 """Kernels as CUDA C++ text.
 
 call_cost         Which device functions are long enough to be called and not inlined.
-device_library    Functions of CUDA C++ that kernels call, and which of them a text needs.
+device_library    The CUDA C++ functions that kernels call, and which of them a text needs.
 window_tiles      Choose the tile of window results that a block of threads makes.
 operations        CUDA C++ text of each operation, with NumPy's meaning.
 nodes             A kernel's expressions as numbered nodes, and their costs.

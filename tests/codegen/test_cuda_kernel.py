@@ -23,8 +23,8 @@ from gpuscheduler import Scheduler
 from gpuscheduler.codegen.cpu import evaluate
 from gpuscheduler.codegen.cuda import device_library
 from gpuscheduler.codegen.cuda.kernel import ONLY, generate, unwritten
+from gpuscheduler.codegen.cuda.loop_space import LoopAxis, collapse_axes
 from gpuscheduler.codegen.cuda.nodes import NodeTree, fewest
-from gpuscheduler.codegen.cuda.schedule import LoopAxis, collapse_axes
 from gpuscheduler.errors import NotGenerated
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir.expr import (
@@ -550,7 +550,7 @@ def test_a_block_among_its_neighbours(host, case, over, vectors, monkeypatch):
     """Away from the edges a kernel knows which block it reads, and asks no more."""
     if vectors:
         for name, value in WAYS["vectors are read one by one"].items():
-            monkeypatch.setattr(f"gpuscheduler.layout.{name}", value)
+            monkeypatch.setattr(f"gpuscheduler.{name}", value)
     function, lengths = NEIGHBOURS[case]
     kernel = among(function, lengths, "f8", OVER[over])
     rng = np.random.default_rng(0)
@@ -605,8 +605,9 @@ def test_any_block_among_its_neighbours(host, case):
     )
     arrays = [aligned(a) for a in leaves(given_)]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (WAYS["vectors are read one by one"] | {"MANY_STEPS": 0}).items():
-            patch.setattr(f"gpuscheduler.layout.{name}", value)
+        way = WAYS["vectors are read one by one"] | {"codegen.cuda.vectorize.MANY_STEPS": 0}
+        for name, value in way.items():
+            patch.setattr(f"gpuscheduler.{name}", value)
         kernel = among(function, [[n for n in axis if n] for axis in lengths], dtype)
         want = evaluate.evaluate(kernel, arrays)
         for processors in (1, 132):
@@ -671,8 +672,16 @@ def test_more_inputs_than_there_are_registers_are_loaded_one_by_one(host):
 
 #: What makes small kernels go the ways of large ones.
 WAYS = {
-    "inputs are loaded late": {"LATE_BYTES": 0, "KEPT_BYTES": 16, "LEAST_COLUMNS": 2},
-    "vectors are read one by one": {"LOOSE_LEAST": 1, "CLOSE": 0, "MANY_STEPS": 1024},
+    "inputs are loaded late": {
+        "codegen.cuda.vectorize.LATE_BYTES": 0,
+        "codegen.cuda.schedule.KEPT_BYTES": 16,
+        "codegen.cuda.schedule.LEAST_COLUMNS": 2,
+    },
+    "vectors are read one by one": {
+        "codegen.cuda.vectorize.LOOSE_LEAST": 1,
+        "ir.limits.CLOSE": 0,
+        "codegen.cuda.vectorize.MANY_STEPS": 1024,
+    },
 }
 
 
@@ -684,7 +693,7 @@ def test_any_kernel_computes_the_same_where(host, way, case):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         for name, value in WAYS[way].items():
-            patch.setattr(f"gpuscheduler.layout.{name}", value)
+            patch.setattr(f"gpuscheduler.{name}", value)
         want = evaluate.evaluate(kernel, arrays)
         arrays = [aligned(a) for a in arrays]
         for processors in (1, 2):
@@ -736,7 +745,7 @@ def around(u):
 @pytest.mark.parametrize("columns", [64, 71])
 def test_many_places_of_one_array(host, over, dtype, columns, monkeypatch):
     for name, value in WAYS["vectors are read one by one"].items():
-        monkeypatch.setattr(f"gpuscheduler.layout.{name}", value)
+        monkeypatch.setattr(f"gpuscheduler.{name}", value)
     known = [AbstractArray((30, columns + 3), np.dtype(dtype))]
     reduced = OVER[over]
     kernel = trace_function(lambda u: reduced(around(u)), known).kernels[0]

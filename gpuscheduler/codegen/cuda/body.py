@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import NotGenerated
 from ...ir.bins import Bins
 from ...ir.expr import RANDOM, Kernel
+from . import vectorize
 from .nodes import DeviceCall, IrNode, NodeTree, dtype_of, size_of
 from .operations import STORED, TYPES, cast, load_value, operation, results, usual
 from .schedule import LoopSite, PointRange, Schedule
@@ -37,9 +38,9 @@ class KernelBody(Schedule):
     def _inside(self, site: LoopSite, groups: str = "kr") -> str:
         """Whether a point, or a vector that begins there, lies in the core along these axes."""
         checks = []
-        for k, low, length in [x for group in groups for x in self._within(group)]:
+        for k, low, length in [x for group in groups for x in self.core_bounds(group)]:
             layout, width = self.axis_layout[k], self.width
-            begins = max(length - self._fast(layout) * (width - 1), 0)
+            begins = max(length - self.fast_stride(layout) * (width - 1), 0)
             checks.append(
                 f"({self.count})({self._offset(layout, site)} - ({self.int})"
                 f"{self.slot(('first', k), low)}) < {self.number(('within', k, width), begins)}"
@@ -277,22 +278,26 @@ class KernelBody(Schedule):
             if k in gone:
                 continue
             place = place_of(either.get(k, k))
-            kind = self._kind(tree, k)
+            kind = self.type_of_load(tree, k)
             guard = None if k in either else tree.guards[k]
             check = f"if ({tree.letter}{guard}) " if guard is not None else ""
             name = target.replace("#", str(k))
-            if self.loose and self._vector(tree, k) and not self._begins_evenly(tree, k):
+            if (
+                self.loose
+                and self.is_vector(tree, k)
+                and not vectorize.begins_aligned(self, tree, k)
+            ):
                 anyhow.append(k)
             else:
                 lines.append(f"{check}{name} = *(const {kind}*)({place});")
-        vectors = [k for k in chosen if anyhow and self._vector(tree, k)]
+        vectors = [k for k in chosen if anyhow and self.is_vector(tree, k)]
         known: dict[tuple[int, int], str] = {}  # elements that are there, by who has them and where
         for k in sorted(vectors, key=anyhow.__contains__):  # those that are whole come first
             layout, name = self.layout_of[tree.letter, k], target.replace("#", str(k))
             first, away = self._beside(tree, k) if tree is self.bodies[-1] else (k, 0)
             guard, mine = tree.guards[k], []
             for e in range(self.width):
-                at = e if self._fast(layout) > 0 else -e
+                at = e if self.fast_stride(layout) > 0 else -e
                 found = known.setdefault((first, away + at), f"{name}.x[{e}]")
                 if found == f"{name}.x[{e}]":
                     found = f"(p{tree.letter}{k} + {offsets[layout]})[{at}]"
@@ -324,7 +329,7 @@ class KernelBody(Schedule):
                 text = self._position(tree, k, site)
                 if element:
                     layout = self.layout_of[tree.letter, k]
-                    step = self._fast(layout)
+                    step = self.fast_stride(layout)
                     name = "stride", layout, self.along, len(self.axes[self.along]) - 1
                     text += f" + {self._times(element, step, name, True)}" if step else ""
             elif node.op == "constant":
@@ -369,9 +374,9 @@ class KernelBody(Schedule):
         node = tree.nodes[k]
         if node.op == "index":
             layout = self.layout_of[tree.letter, k]
-            step = self._fast(layout)
+            step = self.fast_stride(layout)
             odd: int | None = node.data.offset % 2
-            strides = self._strides(layout, "k") + self._strides(layout, "r")
+            strides = self.strides(layout, "k") + self.strides(layout, "r")
             if step % 2 and self.width == 1:
                 odd = None
             own = self.axes[self.along]
@@ -460,7 +465,7 @@ class KernelBody(Schedule):
         for tree in bodies or self.bodies:
             inner, x = set(self._inner(tree)), self._register(tree)
             outer = [k for k in tree.inputs if k not in inner]
-            lines += [f"{self._kind(tree, k)} {x}{k};" for k in outer]
+            lines += [f"{self.type_of_load(tree, k)} {x}{k};" for k in outer]
             lines += self._scoped(self._loads(tree, outer, site, f"{x}#"), bool(outer))
         return lines
 
@@ -479,10 +484,10 @@ class KernelBody(Schedule):
         for k in tree.inputs:
             if k in inner and self.late and tree is self.tree:
                 offset = f"o{self.layout_of[tree.letter, k]}"
-                out[k] = f"*(const {self._kind(tree, k)}*)(p{tree.letter}{k} + {offset})"
+                out[k] = f"*(const {self.type_of_load(tree, k)}*)(p{tree.letter}{k} + {offset})"
                 continue
             name = f"{x}{k}[{which}]" if k in inner and which else f"{x}{k}"
-            out[k] = f"{name}.x[{element}]" if self._vector(tree, k) else name
+            out[k] = f"{name}.x[{element}]" if self.is_vector(tree, k) else name
         return out
 
     def _declared(self, tree: NodeTree, times: int) -> list[str]:
@@ -491,7 +496,7 @@ class KernelBody(Schedule):
         for k in self._inner(tree):
             clear = " = {}" if tree.guards[k] is not None else ""
             if tree is not self.tree or k not in self.gone:
-                out.append(f"{self._kind(tree, k)} {x}{k}[{times}]{clear};")
+                out.append(f"{self.type_of_load(tree, k)} {x}{k}[{times}]{clear};")
         return out
 
     def _passes(
@@ -663,7 +668,7 @@ class KernelBody(Schedule):
             return self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
 
         edge = self.partly.get(group)
-        if by_row := self._by_row():
+        if by_row := vectorize.begin_with_rows(self):
             rows, number = [*lengths[:-1], -(-lengths[-1] // width)], ""
             coords, names = self._coordinates(group, rows, "i", group, width, "rows")
         else:
@@ -671,10 +676,10 @@ class KernelBody(Schedule):
             coords, names = self._coordinates(group, lengths, "j", group, 1, "whole")
             coords.insert(0, f"const {self.count} j = i * {width}u;")
         here = site(names, number)
-        bounded = bool(self._within(group))
+        bounded = bool(self.core_bounds(group))
         whole = [self._inside(here, group)] if bounded else []
-        even = self._even_vectors()
-        if lengths[-1] % width and self._fast_axis() < 0:
+        even = vectorize.lie_in_rows(self)
+        if lengths[-1] % width and vectorize.core_axis_of_vectors(self) < 0:
             most = self.number("whole", max(lengths[-1] - width + 1, 0))
             whole.append(f"({self.count}){names[-1]} < {most}")
         lines = point(here, number, main, edge)
@@ -731,8 +736,8 @@ class KernelBody(Schedule):
         the last one it has whole vectors of a `unit`."""
         cuts: dict[int, tuple[int, int]] = {}
         last = len(self.axes[group]) - 1
-        for k, low, length in self._within(group):
-            (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], group)) if s]
+        for k, low, length in self.core_bounds(group):
+            (a,) = [a for a, s in enumerate(self.strides(self.axis_layout[k], group)) if s]
             high = low + length
             if a == last:
                 low, high = -(-low // unit) * unit, high // unit * unit

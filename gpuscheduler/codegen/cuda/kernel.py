@@ -51,9 +51,10 @@ from ...errors import NotGenerated
 from ...ir.expr import LEAVES, RANDOM, SCANS, Expr, Kernel, constant, nodes, substitute
 from .call_cost import mark_called_functions
 from .device_library import pieces
+from .loop_space import power_above
 from .nodes import DeviceCall, code_of
 from .operations import NOT_A_NUMBER, STORED, TYPES, accumulator, code, load_value, operation
-from .schedule import WAVES, LoopSite, power_above, too_many
+from .schedule import WAVES, LoopSite, too_many
 from .window_reduction import WindowReductionKernel
 from .window_tiles import THREADS
 
@@ -228,7 +229,7 @@ class _KernelEmitter(WindowReductionKernel):
         for tree in self.bodies:
             inner, x = set(self._inner(tree)), self._register(tree)
             outer = [k for k in tree.inputs if k not in inner]
-            lines += [f"{self._kind(tree, k)} {x}{k} = {{}};" for k in outer]
+            lines += [f"{self.type_of_load(tree, k)} {x}{k} = {{}};" for k in outer]
             loads = self._loads(tree, outer, place, f"{x}#")
             lines += ["if (live) {", *loads, "}"] if outer else []
         return lines

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import NotGenerated
 from .elementwise import ElementwiseKernel
+from .loop_space import power_above, power_below
 from .nodes import NodeTree, part_size
 from .operations import STORED, TYPES, store_value
 from .schedule import (
@@ -21,8 +22,6 @@ from .schedule import (
     WAVES,
     LoopSite,
     ResultLoop,
-    power_above,
-    power_below,
 )
 from .window_tiles import THREADS
 
@@ -106,7 +105,7 @@ class ReductionKernel(ElementwiseKernel):
         total, before = "groups * share" if shared else "groups", []
         work = [f"for (unsigned w = blockIdx.x; w < {total}; w += blocks) {{", *every.work, "}"]
         units = every.units
-        if self.loose and not self.rows and self._within("k"):
+        if self.loose and not self.rows and self.core_bounds("k"):
             # those that are beyond the core come before, by themselves
             width = self.width
             self.held = self.width = 1
@@ -426,7 +425,7 @@ class ReductionKernel(ElementwiseKernel):
         else:
             inside, outside = self.bodies[-1], self.partly.get("k", self.tree)
         main = point(inside, names, "j")
-        if not self._within("r"):
+        if not self.core_bounds("r"):
             return steps(main)
         slab = self._slabs("r", self._cuts("r"))
         uses = point(outside, slab.names, slab.number)
@@ -434,7 +433,7 @@ class ReductionKernel(ElementwiseKernel):
         if len(lengths) > 1:
             place = LoopSite({("r", a): x for a, x in enumerate(names)}, {"r": "j"})
             return [*last, *steps([f"if ({self._inside(place, 'r')}) {{", *main, "}"])]
-        ((k, low, length),) = self._within("r")
+        ((k, low, length),) = self.core_bounds("r")
         below, above = (
             self.number(("core", n), value) for n, value in enumerate((low, low + length))
         )
@@ -457,7 +456,7 @@ class ReductionKernel(ElementwiseKernel):
             value = f"{tree.letter}{root}"
             extra = ""
             if op in ("argmin", "argmax"):
-                step = self._fast(self.position) if self.rows else 0
+                step = self.fast_stride(self.position) if self.rows else 0
                 name = "stride", self.position, self.along, len(self.axes[self.along]) - 1
                 extra = ", at, " + (self._times("1", step, name, True) if step else "0")
             elif op == "moment" and self.across < 0 and not self.loose:
@@ -577,7 +576,7 @@ class ReductionKernel(ElementwiseKernel):
         wanted = tree.below(tree.roots)
         body += self._statements(tree, wanted, place, values)
         offset = self._offset(self.out_layout, place)
-        vector = held > 1 and self._fast(self.out_layout) == 1
+        vector = held > 1 and self.fast_stride(self.out_layout) == 1
         before, after = [], []
         for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
             value = store_value(short, f"{tree.letter}{root}")

@@ -317,7 +317,7 @@ class WindowReductionKernel(ReductionKernel):
         assert isinstance(box, ColumnTile)
         size, arrays = box.rows * box.pitch, []
         for j, kind in enumerate(self.kinds):
-            own = [(_array(j, x), "double", size * 8) for x in self._members(j)]
+            own = [(_array(j, x), "double", size * 8) for x in self.moment_members(j)]
             arrays += own or [(f"columns{j}", f"Part{j}", size * part_size(*kind))]
         fill = self._columns(self.tree, names, inside=True)
         if self.core is not None:
@@ -350,7 +350,7 @@ class WindowReductionKernel(ReductionKernel):
         place = f"(up + t) * {self._pitch()} + column + column / {box.some}"
         leave = []
         for j in range(len(self.kinds)):
-            own = [f"{_array(j, x)}[{place}] = part{j}[0].{x};" for x in self._members(j)]
+            own = [f"{_array(j, x)}[{place}] = part{j}[0].{x};" for x in self.moment_members(j)]
             leave += own or [f"columns{j}[{place}] = part{j}[0];"]
         if not direct:
             loads, takes = [], []
@@ -402,7 +402,7 @@ class WindowReductionKernel(ReductionKernel):
 
         def read(j: int, to: str, at: str) -> list[str]:
             """What lies in a column."""
-            own = [f"{to}.{x} = {_array(j, x)}[{at}];" for x in self._members(j)]
+            own = [f"{to}.{x} = {_array(j, x)}[{at}];" for x in self.moment_members(j)]
             return [*own, f"{to}.of({held});"] if own else [f"{to} = columns{j}[{at}];"]
 
         if box.window > MOST_AT_ONCE:

@@ -24,7 +24,7 @@ from gpuscheduler.codegen.cpu import evaluate
 from gpuscheduler.codegen.cuda import device_library
 from gpuscheduler.codegen.cuda.kernel import ONLY, generate, unwritten
 from gpuscheduler.codegen.cuda.loop_space import LoopAxis, collapse_axes
-from gpuscheduler.codegen.cuda.nodes import NodeTree, fewest
+from gpuscheduler.codegen.cuda.nodes import NodeTree, simplify_cases
 from gpuscheduler.errors import NotGenerated
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir.expr import (
@@ -1211,7 +1211,7 @@ def test_what_a_condition_depends_on_is_read_before_it():
 def test_cases():
     a, b, not_a = (1, True), (2, True), (1, False)
     of = lambda *cases: {frozenset(c) for c in cases}  # noqa: E731
-    assert fewest(of([a], [a, b])) == of([a])
-    assert fewest(of([a, b], [not_a, b])) == of([b])
-    assert fewest(of([a], [not_a])) == of([])
-    assert fewest(of([a, b], [not_a])) == of([a, b], [not_a])
+    assert simplify_cases(of([a], [a, b])) == of([a])
+    assert simplify_cases(of([a, b], [not_a, b])) == of([b])
+    assert simplify_cases(of([a], [not_a])) == of([])
+    assert simplify_cases(of([a, b], [not_a])) == of([a, b], [not_a])

@@ -104,10 +104,10 @@ def generate(
     (True, 1, 256)
     """
     writes = aligned if writes is None else writes
-    return _KernelEmitter(_without_sums(kernel), aligned, processors, writes).generated()
+    return _KernelEmitter(_derive_sums(kernel), aligned, processors, writes).write()
 
 
-def _without_sums(kernel: Kernel) -> Kernel:
+def _derive_sums(kernel: Kernel) -> Kernel:
     """The same kernel, with sums of float32 made from the means of the same values, which are
     float64 until then: a mean and a variance, as they are often wanted together."""
     single, double = np.dtype(np.float32), np.dtype(np.float64)
@@ -214,7 +214,7 @@ class _KernelEmitter(WindowReductionKernel):
             f"const {c} o = ({c})w * side + x;",
             "const bool live = o < results;",
             *kept,
-            *self._still(site),
+            *self._load_line_invariants(site),
             *self._scan_parts(),
             f"for ({c} r = 0; r < steps; r += lanes * {self.times}u) {{",
             *self._scan_steps(along, site),
@@ -222,7 +222,7 @@ class _KernelEmitter(WindowReductionKernel):
             "}",
         ]
 
-    def _still(self, site: LoopSite) -> list[str]:
+    def _load_line_invariants(self, site: LoopSite) -> list[str]:
         """Loads of what is the same along a line."""
         place = LoopSite(site.coords, site.linear | {"r": "0"})
         lines = []
@@ -240,7 +240,7 @@ class _KernelEmitter(WindowReductionKernel):
         lines = []
         for j in range(len(self.kinds)):
             lines.append(f"Part{j} {name}{j}[{self.held}];")
-            lines += self._over_held([f"{name}{j}[e].clear();"])
+            lines += self._loop_results([f"{name}{j}[e].clear();"])
         return lines
 
     def _scan_steps(self, along: list[str], site: LoopSite) -> list[str]:
@@ -249,9 +249,9 @@ class _KernelEmitter(WindowReductionKernel):
         declared, loads = [], []
         for tree in self.bodies:
             inner = self._inner(tree)
-            declared += self._declared(tree, self.times)
+            declared += self._declare_registers(tree, self.times)
             target = f"{self._register(tree)}#[u]"
-            loads += self._scoped(self._loads(tree, inner, site, target), bool(inner))
+            loads += self._enclose(self._loads(tree, inner, site, target), bool(inner))
         values, whole, takes = [], [], []
         for j, root in enumerate(self.tree.roots):
             e = "e" if width > 1 else "0"
@@ -269,7 +269,7 @@ class _KernelEmitter(WindowReductionKernel):
         place = self._offset(self.out_layout, site)
         return [
             *declared,
-            *(self._each(condition, at, [*along, *loads]) if loads else []),
+            *(self._loop_vectors(condition, at, [*along, *loads]) if loads else []),
             "#pragma unroll",
             f"for (int u = 0; u < {self.times}; ++u) {{",
             f"const {self.count} {at};",
@@ -277,7 +277,7 @@ class _KernelEmitter(WindowReductionKernel):
             *along,
             *room,
             "if (here) {",
-            *self._elements(self.tree, site, "u", values),
+            *self._compute_elements(self.tree, site, "u", values),
             "}",
             *whole,
             "if (here) {",
@@ -289,23 +289,25 @@ class _KernelEmitter(WindowReductionKernel):
 
     # ---- the whole text
 
-    def generated(self) -> KernelSource:
+    def write(self) -> KernelSource:
         if self.kernel.counts:
-            body = self._weighing() if self.kernel.weighs else self._counting()
+            body = (
+                self._write_weighted_histogram() if self.kernel.weighs else self._write_histogram()
+            )
         elif self.scanning:
             body = self._scan()
         elif self.pane is not None:
-            body = self._paned()
+            body = self._write_tiled_windows()
         elif self.sliding:
-            body = self._windows()
+            body = self._write_windows()
         elif self.reducing:
-            body = self._reducing()
+            body = self._write_reduction()
         elif self.kernel.picks:
-            body = self._picking()
+            body = self._write_selection()
         elif self.across >= 0:
-            body = self._tiled()
+            body = self._write_tiled()
         else:
-            body = self._elementwise()
+            body = self._write_elementwise()
         count = len(self.slots.words)
         if count * 8 > MOST_BYTES:
             raise NotGenerated(f"a kernel of {count} arguments")

@@ -29,9 +29,9 @@ def collapse_axes(axes: Iterable[LoopAxis]) -> list[LoopAxis]:
     where all layouts go evenly from one to the next.
 
     >>> collapse_axes([LoopAxis(4, (6,)), LoopAxis(1, (5,)), LoopAxis(3, (2,))])
-    [Axis(length=12, strides=(2,))]
+    [LoopAxis(length=12, strides=(2,))]
     >>> collapse_axes([LoopAxis(4, (3, 0)), LoopAxis(3, (1, 1))])
-    [Axis(length=4, strides=(3, 0)), Axis(length=3, strides=(1, 1))]
+    [LoopAxis(length=4, strides=(3, 0)), LoopAxis(length=3, strides=(1, 1))]
     """
     out: list[LoopAxis] = []
     for axis in axes:

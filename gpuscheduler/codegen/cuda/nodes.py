@@ -49,7 +49,7 @@ def code_of(expr: Expr) -> str:
     return short
 
 
-def fewest(cases: set[Case]) -> set[Case]:
+def simplify_cases(cases: set[Case]) -> set[Case]:
     """The same cases without those inside others, and with one for two that differ in whether one
     condition holds."""
     found = set(cases)
@@ -154,7 +154,7 @@ class NodeTree:
             node = self.nodes[k]
             if not needs[k] or not self.reads[k]:
                 continue
-            mine = needs[k] = fewest(needs[k])
+            mine = needs[k] = simplify_cases(needs[k])
             if node.op != "where" or not known(node.args[0]) or node.args[1] == node.args[2]:
                 for a in node.args:
                     needs[a] |= mine

@@ -233,11 +233,11 @@ def _float(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
     return f"half_round({text})" if gives == "f2" and op not in _EXACT else text
 
 
-def usual(op: str, short: str, args: Sequence[str]) -> str | None:
+def approximate(op: str, short: str, args: Sequence[str]) -> str | None:
     """What computes a quotient, inverse, root or logarithm of `args`, unless ``rare`` is true after
     it; None of what there is nothing faster than `operation`.
 
-    >>> usual("true_divide", "f4", ("x", "y")), usual("sqrt", "f8", ("x",))
+    >>> approximate("true_divide", "f4", ("x", "y")), approximate("sqrt", "f8", ("x",))
     ('usual_quotient(x, y, rare)', None)
     """
     name = _USUAL.get(_ALIASES.get(op, op))

@@ -82,7 +82,7 @@ class ReductionKernel(ElementwiseKernel):
             lanes = THREADS // side
         groups = max(1, -(-results_ // side))
         slots = self.processors * COLUMN_WAVES
-        room = slots // groups or _evenly(groups, slots)
+        room = slots // groups or _divide_evenly(groups, slots)
         share = max(1, min(room, -(-steps // (lanes * 8))))
         long = -(-max(steps, 1) // share)
         return side, lanes, max(1, -(-steps // long)), long
@@ -94,7 +94,7 @@ class ReductionKernel(ElementwiseKernel):
             steps > 256 and -(-self.points // 8) < self.processors * 8
         )  # fmt: skip
 
-    def _reducing(self) -> list[str]:
+    def _write_reduction(self) -> list[str]:
         self.wide = self.rows and self._is_wide()
         if self.wide and self.deeper and self.times == 4:
             self.times = 8
@@ -140,7 +140,7 @@ class ReductionKernel(ElementwiseKernel):
         c, shared = self.count, self.wide or not self.rows
         live = ["const bool live = o < results;"]
         if name:
-            slab = self._slabs("k", self._cuts("k", unit))
+            slab = self._slabs("k", self._find_core_ends("k", unit))
             results_ = slab.points
             number = slab.number
             site = LoopSite({("k", a): x for a, x in enumerate(slab.names)}, {"k": number})
@@ -154,7 +154,7 @@ class ReductionKernel(ElementwiseKernel):
             bodies, number = self.bodies, "o"
             if self.loose and not self.rows:
                 bodies = [*filter(None, [self.partly.get("k")]), self.bodies[-1]]
-                if inside := self._inside(site, "k"):
+                if inside := self._check_core(site, "k"):
                     live = [*kept, f"const bool live = o < results && {inside};"]
         side, lanes, share, long = self._shares(results_)
         groups = -(-results_ // side)
@@ -197,23 +197,23 @@ class ReductionKernel(ElementwiseKernel):
         ]
         for j in range(len(self.kinds)):
             work.append(f"Part{j} part{j}[{self.held}];")
-            work += self._over_held([f"part{j}[e].clear();"])
+            work += self._loop_results([f"part{j}[e].clear();"])
         work += [
             "if (live && steps) {",
             *kept,
-            *self._before(LoopSite({**site.coords}, {**site.linear, "r": "0"}), bodies),
-            *self._accumulated(site, shared, bool(name)),
+            *self._load_invariants(LoopSite({**site.coords}, {**site.linear, "r": "0"}), bodies),
+            *self._loop_reduced(site, shared, bool(name)),
             "}",
-            *self._gathered(),
-            *(self._combined() if shared else []),
+            *self._merge_block(),
+            *(self._merge_shares() if shared else []),
             "if (y == 0 && live) {",
             *kept,
-            *self._finished(site, number),
+            *self._finish_results(site, number),
             "}",
         ]
         return ResultLoop(declared, work, units)
 
-    def _counting(self) -> list[str]:
+    def _write_histogram(self) -> list[str]:
         """A histogram. Each block counts in shared memory, in as many copies as there is room for,
         so that few lanes of a warp want the same counter, and adds what it has to the totals. The
         last block leaves these zero. Integers add up to the same in any order."""
@@ -222,7 +222,7 @@ class ReductionKernel(ElementwiseKernel):
         most = COUNTERS if bins <= COUNTERS else MOST_BINS
         counters = self.slots.at("counters")
         self.counters = counters, 2 + 2 * bins
-        divided = self._divided()
+        divided = self._divide_points()
         if self.reach // self.blocks >= 2**31:
             raise NotGenerated(f"a histogram of {self.reach:,} points")
         site = LoopSite({("k", 0): "(int)o"} if self.axes["k"] else {})
@@ -239,8 +239,8 @@ class ReductionKernel(ElementwiseKernel):
             *self._pointers(),
             f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
             "if (steps) {",
-            *self._before(LoopSite({}, {"r": "0"})),
-            *self._accumulated(LoopSite({}), True, False),
+            *self._load_invariants(LoopSite({}, {"r": "0"})),
+            *self._loop_reduced(LoopSite({}), True, False),
             "}",
             "__syncthreads();",
             f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
@@ -250,14 +250,14 @@ class ReductionKernel(ElementwiseKernel):
             "if (n) atomicAdd(totals + k, (unsigned long long)n);",
             "}",
             "__threadfence();",
-            *_last_of("blocks", "return"),
+            *_choose_last_block("blocks", "return"),
             f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
             "const long long part0[1] = {(long long)atomicExch(totals + o, 0ull)};",
-            *self._finished(site),
+            *self._finish_results(site),
             "}",
         ]
 
-    def _divided(self, most: int = 2**31) -> list[str]:
+    def _divide_points(self, most: int = 2**31) -> list[str]:
         """How the points of a histogram are divided among blocks, of which there are so many at
         most: the arguments that say so."""
         steps = self.reach // self.width
@@ -273,7 +273,7 @@ class ReductionKernel(ElementwiseKernel):
             f"const unsigned bins = (unsigned){self.slot('bins', self.kernel.shape[0])};",
         ]
 
-    def _weighing(self) -> list[str]:
+    def _write_weighted_histogram(self) -> list[str]:
         """A histogram of weights. Lanes of a warp that have the same bin add up what they have, and
         the first of them adds that to a table; each warp has one of its own, or takes turns with
         others. Blocks leave their sums in memory, and the last one adds these up: always in the
@@ -282,7 +282,7 @@ class ReductionKernel(ElementwiseKernel):
         most = FEW_WEIGHTS if bins * warps <= FEW_WEIGHTS else MOST_WEIGHTS
         tables = min(warps, most // bins)
         counters, sums = self.slots.at("counters"), self.slots.at("scratch")
-        divided = self._divided(max(self.processors, SUMS // bins))
+        divided = self._divide_points(max(self.processors, SUMS // bins))
         self.counters, self.scratch = (counters, 2), (sums, self.blocks * bins * 8)
         side = min(THREADS, power_above(bins))
         site = LoopSite({("k", 0): "(int)o"} if self.axes["k"] else {})
@@ -300,8 +300,8 @@ class ReductionKernel(ElementwiseKernel):
             f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
             "const unsigned warp = threadIdx.x / 32;",
             "if (steps) {",
-            *self._before(LoopSite({}, {"r": "0"})),
-            *self._held_and_weighed(),
+            *self._load_invariants(LoopSite({}, {"r": "0"})),
+            *self._loop_weights(),
             "}",
             "__syncthreads();",
             f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
@@ -310,7 +310,7 @@ class ReductionKernel(ElementwiseKernel):
             "sums[part * bins + k] = sum;",
             "}",
             "__threadfence();",
-            *_last_of("blocks", "return"),
+            *_choose_last_block("blocks", "return"),
             f"const unsigned side = (unsigned){self.slot('side', side)};",
             f"const unsigned every = {THREADS}u / side, group = threadIdx.x / side;",
             "for (unsigned k = threadIdx.x % side; k < bins; k += side) {",
@@ -323,11 +323,11 @@ class ReductionKernel(ElementwiseKernel):
             f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
             "double part0[1] = {table[o]};",
             "for (unsigned n = 1; n < every; ++n) part0[0] += table[n * bins + o];",
-            *self._finished(site),
+            *self._finish_results(site),
             "}",
         ]
 
-    def _held_and_weighed(self) -> list[str]:
+    def _loop_weights(self) -> list[str]:
         """The loop along the reduced axes. All threads of a block go through it as often, whether
         they have points or not: they put together what they have."""
         items, c = self.times * self.width, self.count
@@ -348,34 +348,34 @@ class ReductionKernel(ElementwiseKernel):
             "}",
         ]
 
-    def _over_held(self, lines: list[str]) -> list[str]:
+    def _loop_results(self, lines: list[str]) -> list[str]:
         """The same for all results of a thread, each with its number e."""
         if self.held == 1:
             return [x.replace("[e]", "[0]").replace(" + e)", ")") for x in lines]
         return ["#pragma unroll", f"for (int e = 0; e < {self.held}; ++e) {{", *lines, "}"]
 
-    def _accumulated(self, site: LoopSite, shared: bool, beyond: bool) -> list[str]:
+    def _loop_reduced(self, site: LoopSite, shared: bool, beyond: bool) -> list[str]:
         """The loop along the reduced axes, of results `beyond` the core perhaps."""
         width = self.width if self.rows else 1
         bounds = self._bounds(shared)
         others = ("part * lanes + y", "share * lanes") if shared else ("y", "lanes")
         if self.loose and self.rows:
-            central = self._inside(site, "k") if self.partly else ""
+            central = self._check_core(site, "k") if self.partly else ""
             return [
                 *bounds, f"const {self.count} n = {self.number('n', self.reach)};",
                 *([f"const bool central = {central};"] if central else []),
-                *self._anyhow(
-                    "r", site, lambda tree, place, _: self._taken(tree, place, "0"),
+                *self._loop_unaligned(
+                    "r", site, lambda tree, place, _: self._take_values(tree, place, "0"),
                     ("begin + y", "end", "lanes"), others,
                 ),
             ]  # fmt: skip
         if self.loose:
-            return [*bounds, *self._down(site, beyond, others)]
+            return [*bounds, *self._loop_columns(site, beyond, others)]
         if self.across >= 0:
             self.times = 4
 
             def use(place: LoopSite) -> list[str]:
-                return self._taken(self.tree, place, "u")
+                return self._take_values(self.tree, place, "u")
 
             tiles = f"const {self.count} tiles = steps;"
             return [tiles, *self._tile("r", "part", "share", use)]
@@ -401,10 +401,10 @@ class ReductionKernel(ElementwiseKernel):
         )
         return self._passes(
             "j < end", "j = r + u * lanes", coords, place,
-            lambda tree, u: self._taken(tree, place, u),
+            lambda tree, u: self._take_values(tree, place, u),
         )  # fmt: skip
 
-    def _down(self, site: LoopSite, beyond: bool, others: tuple[str, str]) -> list[str]:
+    def _loop_columns(self, site: LoopSite, beyond: bool, others: tuple[str, str]) -> list[str]:
         """The loop of threads that have results side by side, where what they read lies anyhow:
         vectors of the core, and by themselves points that are beyond it along the reduced axes, or
         all points of one result beyond it."""
@@ -413,7 +413,7 @@ class ReductionKernel(ElementwiseKernel):
         def point(tree: NodeTree, names: Sequence[str], number: str) -> list[str]:
             coords = {("r", a): x for a, x in enumerate(names)}
             place = LoopSite(site.coords | coords, site.linear | {"r": number})
-            return self._point(tree, place, self._taken(tree, place, "0"))
+            return self._point(tree, place, self._take_values(tree, place, "0"))
 
         def steps(lines: list[str], start: str = "begin", end: str = "end") -> list[str]:
             head = f"for ({self.count} j = {start} + y; j < {end}; j += lanes) {{"
@@ -427,12 +427,12 @@ class ReductionKernel(ElementwiseKernel):
         main = point(inside, names, "j")
         if not self.core_bounds("r"):
             return steps(main)
-        slab = self._slabs("r", self._cuts("r"))
+        slab = self._slabs("r", self._find_core_ends("r"))
         uses = point(outside, slab.names, slab.number)
         last = self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
         if len(lengths) > 1:
             place = LoopSite({("r", a): x for a, x in enumerate(names)}, {"r": "j"})
-            return [*last, *steps([f"if ({self._inside(place, 'r')}) {{", *main, "}"])]
+            return [*last, *steps([f"if ({self._check_core(place, 'r')}) {{", *main, "}"])]
         ((k, low, length),) = self.core_bounds("r")
         below, above = (
             self.number(("core", n), value) for n, value in enumerate((low, low + length))
@@ -444,7 +444,7 @@ class ReductionKernel(ElementwiseKernel):
             *steps(main, "from", "past"),
         ]
 
-    def _taken(self, tree: NodeTree, site: LoopSite, which: str) -> list[str]:
+    def _take_values(self, tree: NodeTree, site: LoopSite, which: str) -> list[str]:
         """Compute the values of a vector of points and put them into the accumulators."""
         width = self.width
         together = width if self.rows else 1
@@ -476,16 +476,16 @@ class ReductionKernel(ElementwiseKernel):
                 target = "e" if self.held > 1 else "0"
                 after.append(f"const {kind} g{j}[1] = {{{value}}};")
                 after.append(f"part{j}[{target}].take(g{j}{extra});")
-        return [*declared, *self._elements(tree, site, which, after), *takes]
+        return [*declared, *self._compute_elements(tree, site, which, after), *takes]
 
-    def _gathered(self) -> list[str]:
+    def _merge_block(self) -> list[str]:
         """Put the parts of a block's threads together."""
         lines = []
         for j in range(len(self.kinds)):
-            lines += self._over_held([self._gather(f"part{j}[e]", j)])
+            lines += self._loop_results([self._merge_threads(f"part{j}[e]", j)])
         return lines
 
-    def _gather(self, part: str, j: int) -> str:
+    def _merge_threads(self, part: str, j: int) -> str:
         if self.wide:
             what, others = "block", "kept"
         elif self.rows:
@@ -520,7 +520,7 @@ class ReductionKernel(ElementwiseKernel):
             before += size
         return lines
 
-    def _combined(self) -> list[str]:
+    def _merge_shares(self) -> list[str]:
         """The last of the blocks that share results goes on with what all of them have left."""
         own = f"(((unsigned long long)w * side + x) * {self.held} + e)"
         theirs = f"((((unsigned long long)group * share + p) * side + x) * {self.held} + e)"
@@ -529,7 +529,7 @@ class ReductionKernel(ElementwiseKernel):
         leave, take = [], []
         for j in range(len(self.kinds)):
             settle = [f"part{j}[e].settle();"] if self.kinds[j][0] == "moment" else []
-            leave += self._over_held([*settle, f"left{j}[{own}] = part{j}[e];"])
+            leave += self._loop_results([*settle, f"left{j}[{own}] = part{j}[e];"])
             # one of a thread's results after the other: all at once would take all its registers
             take += [
                 "#pragma unroll 1",
@@ -539,10 +539,10 @@ class ReductionKernel(ElementwiseKernel):
                 "if (live) for (unsigned p = y; p < share; p += lanes) {",
                 f"whole.merge(from_memory(left{j} + {theirs}));",
                 "}",
-                self._gather("whole", j),
+                self._merge_threads("whole", j),
                 f"if (y == 0 && live) left{j}[{own}] = whole;",
                 "}",
-                *self._over_held([f"if (y == 0 && live) part{j}[e] = left{j}[{own}];"]),
+                *self._loop_results([f"if (y == 0 && live) part{j}[e] = left{j}[{own}];"]),
             ]
         return [
             "if (share > 1) {",
@@ -550,12 +550,12 @@ class ReductionKernel(ElementwiseKernel):
             *leave,
             "__threadfence();",
             "}",
-            *_last_of("share", "continue", "group"),
+            *_choose_last_block("share", "continue", "group"),
             *take,
             "}",
         ]
 
-    def _finished(self, site: LoopSite, number: str = "o") -> list[str]:
+    def _finish_results(self, site: LoopSite, number: str = "o") -> list[str]:
         """The outputs, of results that are complete; `number` says which result a point has, where
         they are in order."""
         tree = self.final
@@ -571,7 +571,7 @@ class ReductionKernel(ElementwiseKernel):
             clear = " = {}" if tree.guards[k] is not None else ""
             declared.append(f"{STORED[tree.nodes[k].code]} z{k}{clear};")
         body = [*declared]
-        body += self._scoped(self._loads(tree, tree.inputs, place, "z#"), bool(tree.inputs))
+        body += self._enclose(self._loads(tree, tree.inputs, place, "z#"), bool(tree.inputs))
         values = {k: f"z{k}" for k in tree.inputs}
         wanted = tree.below(tree.roots)
         body += self._statements(tree, wanted, place, values)
@@ -594,7 +594,7 @@ class ReductionKernel(ElementwiseKernel):
                 *after]  # fmt: skip
 
 
-def _last_of(count: str, otherwise: str, group: str = "") -> list[str]:
+def _choose_last_block(count: str, otherwise: str, group: str = "") -> list[str]:
     """The last of so many blocks goes on, behind what the others have left."""
     counter = f"counters + {group}" if group else "counters"
     return [
@@ -607,7 +607,7 @@ def _last_of(count: str, otherwise: str, group: str = "") -> list[str]:
     ]
 
 
-def _evenly(groups: int, slots: int) -> int:
+def _divide_evenly(groups: int, slots: int) -> int:
     """In how many parts to do each group so that, of `slots` at a time, the last ones are no small
     rest."""
     waste = {n: -groups * n % slots / (groups * n) for n in range(1, 5)}

@@ -26,7 +26,7 @@ STAGED = 2
 
 
 class KernelBody(Schedule):
-    """What is loaded and computed at a point, wherever the loop is that comes to it."""
+    """The statements that load and compute a point, for all kinds of loops."""
 
     blocks: int  # of a launch, for each item
     held: int  # results, or lines, of one thread at a time
@@ -36,7 +36,7 @@ class KernelBody(Schedule):
         self._check()
 
     def _check_core(self, site: LoopSite, groups: str = "kr") -> str:
-        """Whether a point, or a vector that begins there, lies in the core along these axes."""
+        """The condition that a point, or a vector that begins there, lies in the core."""
         checks = []
         for k, low, length in [x for group in groups for x in self.core_bounds(group)]:
             layout, width = self.axis_layout[k], self.width
@@ -237,8 +237,10 @@ class KernelBody(Schedule):
         )
 
     def _find_neighbour(self, tree: NodeTree, k: int) -> tuple[int, int]:
-        """The first input that reads an array in the same steps as another one does, near to it,
-        and how many elements that is behind it: what both read is then loaded once."""
+        """Find the first input that reads the same array in the same steps nearby.
+
+        Returns it and how many elements lie between: what both read is loaded once.
+        """
         (n, view), layout = tree.nodes[k].data, self.layout_of[tree.letter, k]
         others = [
             (i, view.offset - other.offset)
@@ -420,7 +422,7 @@ class KernelBody(Schedule):
         return [*lines, let(node.code, name, text)]
 
     def _draw_pairs(self, tree: NodeTree, site: LoopSite) -> tuple[list[str], dict[int, str]]:
-        """Random numbers of a whole vector where they come in pairs, and what they are called."""
+        """Draw random numbers of a whole vector in pairs: statements, and their names."""
         lines: list[str] = []
         drawn: dict[int, str] = {}
         if self.width == 1:
@@ -548,7 +550,7 @@ class KernelBody(Schedule):
         after: list[str],
         before: Sequence[str] = (),
     ) -> list[str]:
-        """What is computed of each element of a vector, and what is done before and after that."""
+        """Compute each element of a vector, with statements before and after."""
         pairs, drawn = self._draw_pairs(tree, site)
         wanted = tree.below(tree.roots, drawn)
         element = "e" if self.width > 1 else ""
@@ -574,9 +576,11 @@ class KernelBody(Schedule):
     def _plan_stages(
         self, tree: NodeTree, wanted: Sequence[int], drawn: Container[int]
     ) -> dict[int, int]:
-        """When each node is computed that is no leaf, nor `drawn`, where a vector is computed in
-        stages: behind each, what its quotients and roots are of rare numbers is computed again.
-        Nothing where that is not worth it."""
+        """The stage in which each node is computed, or nothing where stages do not pay.
+
+        After each stage, its quotients and roots of rare numbers are computed again. Leaves and
+        `drawn` nodes have no stage.
+        """
         slow = {k for k in wanted if self._approximate(tree, k)}
         if self.width == 1 or len(slow) < STAGED or tree.calls or tree.taken:
             return {}
@@ -642,12 +646,14 @@ class KernelBody(Schedule):
         self, group: str, base: LoopSite, use: Callable[[NodeTree, LoopSite, str], list[str]],
         vectors: tuple[str, str, str], others: tuple[str, str],
     ) -> list[str]:  # fmt: skip
-        """Loops over the vectors of the `n` points of a group of axes, `vectors` being a thread's
-        first one, past its last one, and from one to the next. What they read lies anyhow. A vector
-        that does not lie in one row, or in the core, is taken apart. Points beyond the core come
-        before, by themselves, so that lanes of a warp do the same: `others` are a thread's first
-        one of these, and from one to the next. Where there is a body for threads that are not in
-        the core along the other axes, ``central`` says which are."""
+        """Write the loops over vectors of unaligned inputs, along a group of axes.
+
+        The group has `n` points. `vectors` are a thread's first vector, the end, and the step. A
+        vector that leaves its row or the core is taken apart. Points beyond the core come
+        before, so that lanes of a warp do the same: `others` are a thread's first such point and
+        the step. Threads beyond the core along the other axes may have a body of their own:
+        ``central`` tells them apart.
+        """
         width, main = self.width, self.bodies[-1]
         lengths = self._lengths(group, 1)
 
@@ -732,8 +738,10 @@ class KernelBody(Schedule):
         return [head, *lines, "}"]
 
     def _find_core_ends(self, group: str, unit: int = 1) -> dict[int, tuple[int, int]]:
-        """Where the core begins and ends along each of a group's axes where it is not all. Along
-        the last one it has whole vectors of a `unit`."""
+        """Where the core begins and ends along the axes that it does not fill.
+
+        Along the last axis of the group it has whole vectors of a `unit`.
+        """
         cuts: dict[int, tuple[int, int]] = {}
         last = len(self.axes[group]) - 1
         for k, low, length in self.core_bounds(group):

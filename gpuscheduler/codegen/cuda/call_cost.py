@@ -56,9 +56,10 @@ def length_of(text: str) -> int:
 
 
 def mark_called_functions(text: str, copies: int) -> tuple[str, str]:
-    """A text that is compiled `copies` times over, with functions in it that are called where they
-    would be too long in their places, the longest first; and these functions. Where the compiler
-    is told to be fast they are short, and stay.
+    """Mark the functions that are called instead of inlined, the longest first.
+
+    `text` is compiled `copies` times over. Returns it, and the marked functions. With the
+    compiler's fast mathematics functions are short and stay inlined.
 
     >>> mark_called_functions("double y = sin(x);", 4)
     ('double y = sin(x);', '')

@@ -55,7 +55,7 @@ ROWS_COPIED = "\n" + _read_file("copy")["copy_rows"] + "\n"
 
 
 def pieces(text: str) -> str:
-    """The pieces that a text calls and those they call, each after the pieces it needs."""
+    """The pieces that a text needs, each after the pieces that it needs itself."""
     found: dict[str, None] = {}
     entered: set[str] = set()
 

@@ -1,39 +1,38 @@
 """Generate a kernel's CUDA source and its arguments.
 
-Source text, and the arguments that go with it. No device here.
-
 The text depends on the structure of a kernel only: its operations and types, which leaves are
-equal, how many axes are left when those that lie evenly are merged, and along which of them a
-leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbers are arguments,
-64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
-carry several.
+equal, how many loops are left when axes are merged, and along which loops a leaf's stride is 0
+or 1. Shapes, strides, constants and the keys of random numbers are arguments: 64-bit words in
+slots. So one compilation serves all blocks of an array, and one launch may carry several.
 
-Each launch reads and writes memory once. Which way it goes through that is decided in `layout`, and
-what is done at a point is written in `statements`, from the numbered nodes of `tree`. There are six
-ways, in `elementwise`, `reducing` (two), `sliding` (two) and, with the whole text, here (scans):
+Each launch reads and writes memory once. `schedule` decides the order, and `body` writes what is
+done at a point, from the numbered nodes of `nodes`. There are six kinds of kernels. They are in
+`elementwise`, `reduction` (two), `window_reduction` (two) and, with the whole text, here
+(scans):
 
-- element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
-  in tiles that are turned around in shared memory.
-- reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
-- other reductions: threads lie along the fastest kept axis and go along the reduced ones.
-- reductions of windows that slide along another axis: each thread makes several results along it,
-  which share most of what they read.
-- reductions of windows that slide along the fastest axis: a block has what they slide over in
-  shared memory, or, where they slide down columns as well, what lies in these (`panes`).
-- scans: lanes of a warp go along a line and put together what they have, or each thread goes along
-  a line of its own where neighbouring lines lie side by side.
+- element-wise: threads go along the innermost axis, some elements each. Where an input is
+  transposed, tiles are turned in shared memory.
+- reductions along the fastest axis: lanes of a warp, or whole blocks, go along it.
+- other reductions: threads lie along the fastest kept axis and go along the reduced axes.
+- windows that slide along another axis: each thread makes several results, which share most
+  reads.
+- windows that slide along the fastest axis: a block loads the points into shared memory. Where
+  windows slide down columns as well, it loads the reduced columns.
+- scans: lanes of a warp go along a line and merge. Where neighbouring lines are contiguous, each
+  thread goes along a line of its own.
 
-Where there are few results, several blocks share one: each leaves its part in scratch memory, and
-the last one to finish puts the parts together, in order. The same bits come out on every run.
+Where there are few results, several blocks share one. Each leaves its part in scratch memory,
+and the last block to finish merges the parts in order. The same bits come out on every run.
 
-A view below a `where` may reach outside its array only where the condition is made of indices and
-constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
-Where such conditions are settled for most points at once (a block between the edges of its
-neighbours), these points have a body of their own, and the others come before them: most of these
-with a body that knows where they lie along some axes. Results that lie beyond that core are made
-by threads of their own. Vectors are written also where what they are made of begins anywhere
-(edges, shifts, odd rows): each element of that is then read by itself, once, or with others that
-lie evenly.
+A view below a `where` may reach outside its array only where the condition is made of indices
+and constants. It is then loaded if the condition selects it. A condition on values guards
+nothing.
+
+Where such conditions are known for most points at once (the core: a block between the edges of
+its neighbours), these points have a body of their own. The others come first, most of them with
+a body that knows their place along some axes. Threads of their own make results beyond the core.
+Vectors are also written of unaligned inputs (edges, shifts, odd rows): each of their elements is
+then read once, alone or with aligned neighbours.
 """
 
 from __future__ import annotations
@@ -92,8 +91,10 @@ class KernelSource:
 def generate(
     kernel: Kernel, aligned: bool = True, processors: int = 132, writes: bool | None = None
 ) -> KernelSource:
-    """The CUDA reading of a kernel, for arrays of which each begins at a multiple of 16 bytes
-    (`aligned`), or at least those that it makes (`writes`), on a device with so many processors.
+    """Generate the CUDA source of a kernel, for a device with so many processors.
+
+    `aligned` says that every array begins at a multiple of 16 bytes, `writes` that the outputs
+    do.
 
     >>> from gpuscheduler.ir.expr import constant, source
     >>> def add(x, y):
@@ -108,8 +109,10 @@ def generate(
 
 
 def _derive_sums(kernel: Kernel) -> Kernel:
-    """The same kernel, with sums of float32 made from the means of the same values, which are
-    float64 until then: a mean and a variance, as they are often wanted together."""
+    """Replace sums of float32 by the means of the same values, which are float64.
+
+    A mean and a variance are often wanted together.
+    """
     single, double = np.dtype(np.float32), np.dtype(np.float64)
     every = kernel.reductions
     moments = {r.arg: j for j, r in enumerate(every) if r.op == "moment"}

@@ -25,8 +25,9 @@ class LoopAxis:
 
 
 def collapse_axes(axes: Iterable[LoopAxis]) -> list[LoopAxis]:
-    """Fewer axes for the same points in the same order: none of length 1, and neighbours are one
-    where all layouts go evenly from one to the next.
+    """Merge neighbouring axes where all layouts go on evenly; drop axes of length 1.
+
+    The points and their order stay the same.
 
     >>> collapse_axes([LoopAxis(4, (6,)), LoopAxis(1, (5,)), LoopAxis(3, (2,))])
     [LoopAxis(length=12, strides=(2,))]
@@ -131,7 +132,7 @@ class LoopSpace:
 
     @property
     def bodies(self) -> list[NodeTree]:
-        """What is evaluated at each point."""
+        """What is evaluated at points: everywhere, in the core, and beside it."""
         if self.scanning:
             return [self.tree, self.final]
         core = [self.core] if self.core is not None else []
@@ -139,14 +140,15 @@ class LoopSpace:
 
     @property
     def trees(self) -> list[NodeTree]:
+        """All bodies, and what is made of a reduction's results."""
         return list(dict.fromkeys([*self.bodies, self.final]))
 
     def core_bounds(self, group: str) -> list[tuple[int, int, int]]:
-        """Where the core lies along some axes: the number of one, its first point and length."""
+        """The axes of a group along which the core ends: axis, first point, length."""
         return [x for x in self.within if x[0] in self.groups[group]]
 
     def simplify_within(self, within: Iterable[tuple[int, int, int]], letter: str) -> NodeTree:
-        """What is evaluated where points are known to be in the core along some axes."""
+        """Simplify what is evaluated at points that lie in the core along some axes."""
         box = [(0, n) for n in self.kernel.shape]
         for k, low, length in within:
             box[k] = low, low + length
@@ -156,7 +158,10 @@ class LoopSpace:
         return tree
 
     def leaf_strides(self, tree: NodeTree, k: int, kept: Sequence[int]) -> tuple[int, ...]:
-        """The strides of a leaf along all axes, of which the outputs of a reduction have `kept`."""
+        """The strides of a leaf along all axes.
+
+        Outputs of a reduction have the `kept` axes only.
+        """
         node, shape = tree.nodes[k], self.kernel.shape
         view: View = node.data[1] if node.op == "input" else node.data
         strides = list(view.strides)
@@ -169,6 +174,7 @@ class LoopSpace:
         return tuple([0 if n == 1 else s for n, s in zip(shape, strides, strict=True)])
 
     def strides(self, layout: int, group: str) -> list[int]:
+        """The strides of a layout along the loops of a group."""
         return [a.strides[layout] for a in self.axes[group]]
 
     def fast_stride(self, layout: int) -> int:
@@ -184,6 +190,7 @@ class LoopSpace:
         )
 
     def is_vector(self, tree: NodeTree, k: int) -> bool:
+        """Whether an input is loaded as a vector."""
         return (
             self.width > 1
             and tree in self.bodies
@@ -191,12 +198,15 @@ class LoopSpace:
         )
 
     def type_of_load(self, tree: NodeTree, k: int) -> str:
+        """The C++ type that an input is loaded as."""
         stored_as = STORED[tree.nodes[k].code]
         return f"Vec<{stored_as}, {self.width}>" if self.is_vector(tree, k) else stored_as
 
     def moment_members(self, j: int) -> list[str]:
-        """What a moment consists of but for its count, which is known. Each lies in an array of its
-        own: threads read from different banks then."""
+        """The members of a moment without its count, which is known.
+
+        Each has an array of its own, so that threads read from different banks of shared memory.
+        """
         op, short, _ = self.kinds[j]
         if op != "moment":
             return []
@@ -219,9 +229,10 @@ def counting_strides(shape: Sequence[int], axes: Iterable[int]) -> list[int]:
 
 
 def power_above(n: int) -> int:
-    """The least power of two that is no less."""
+    """The least power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def power_below(n: int) -> int:
+    """The greatest power of two that is at most n."""
     return 1 << (max(n, 1).bit_length() - 1)

@@ -50,8 +50,7 @@ def code_of(expr: Expr) -> str:
 
 
 def simplify_cases(cases: set[Case]) -> set[Case]:
-    """The same cases without those inside others, and with one for two that differ in whether one
-    condition holds."""
+    """Drop cases inside others, and merge two that differ in one condition only."""
     found = set(cases)
     while 1 < len(found) <= MOST_CASES:
         both = next(

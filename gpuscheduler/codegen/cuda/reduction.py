@@ -1,6 +1,7 @@
 """Kernels that reduce: threads and blocks along the reduced axes, or beside them.
 
-Lanes and blocks along them, or threads beside them.
+Rows: lanes of a warp or a whole block go along the reduced axes. Columns: each thread has
+results of its own and goes down the reduced axes.
 """
 
 from __future__ import annotations
@@ -258,8 +259,7 @@ class ReductionKernel(ElementwiseKernel):
         ]
 
     def _divide_points(self, most: int = 2**31) -> list[str]:
-        """How the points of a histogram are divided among blocks, of which there are so many at
-        most: the arguments that say so."""
+        """Divide the points of a histogram among at most `most` blocks, as arguments."""
         steps = self.reach // self.width
         self.wide, self.held = True, 1
         blocks = min(-(-steps // (THREADS * self.times)), self.processors * FEWER_WAVES, most)
@@ -405,9 +405,11 @@ class ReductionKernel(ElementwiseKernel):
         )  # fmt: skip
 
     def _loop_columns(self, site: LoopSite, beyond: bool, others: tuple[str, str]) -> list[str]:
-        """The loop of threads that have results side by side, where what they read lies anyhow:
-        vectors of the core, and by themselves points that are beyond it along the reduced axes, or
-        all points of one result beyond it."""
+        """The loop of threads that have neighbouring results, of unaligned inputs.
+
+        Vectors of the core come together. Points beyond it along the reduced axes come alone, as
+        do all points of a result beyond the core.
+        """
         lengths = self._lengths("r", 1)
 
         def point(tree: NodeTree, names: Sequence[str], number: str) -> list[str]:
@@ -521,7 +523,7 @@ class ReductionKernel(ElementwiseKernel):
         return lines
 
     def _merge_shares(self) -> list[str]:
-        """The last of the blocks that share results goes on with what all of them have left."""
+        """Let the last block that shares results merge the parts of all blocks."""
         own = f"(((unsigned long long)w * side + x) * {self.held} + e)"
         theirs = f"((((unsigned long long)group * share + p) * side + x) * {self.held} + e)"
         if self.held == 1:
@@ -608,7 +610,6 @@ def _choose_last_block(count: str, otherwise: str, group: str = "") -> list[str]
 
 
 def _divide_evenly(groups: int, slots: int) -> int:
-    """In how many parts to do each group so that, of `slots` at a time, the last ones are no small
-    rest."""
+    """Choose parts of each group: of `slots` at a time, the last are no small rest."""
     waste = {n: -groups * n % slots / (groups * n) for n in range(1, 5)}
     return min(waste, key=lambda n: (waste[n] > 0.05, waste[n] if waste[n] > 0.05 else n))

@@ -1,6 +1,7 @@
 """The schedule of a kernel: loop order, vector width, tiles and windows.
 
-Along which axes, how many at a time, in tiles or panes.
+`Schedule` decides before any text is written. It sorts and merges the axes; `vectorize` chooses
+the vector width and `window_schedule` how windows slide.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SMALL = 2**31 - 2**27
 
 
 class ArgumentSlots:
-    """The arguments of one item, by what they are."""
+    """The 64-bit arguments of one item of a launch, by name."""
 
     def __init__(self) -> None:
         self.words: list[int] = []
@@ -65,37 +66,44 @@ class ArgumentSlots:
 
 @dataclass(slots=True)
 class LoopSite:
-    """Where in the iteration space a piece of code is: what its coordinates are called."""
+    """Where a piece of code lies in the loops: the names of its coordinates."""
 
-    coords: dict[tuple[str, int], str]  # group of axes and number in it
-    linear: dict[str, str] = field(default_factory=dict)  # number of the point within its group
+    #: Name of the coordinate along a loop, by the loop's group and its number there.
+    coords: dict[tuple[str, int], str]
+    #: Name of a point's number within a group, by group.
+    linear: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class PointRange:
-    """Points, or vectors, that are found by their number i: how many, the argument that says so,
-    statements that find the point's coordinates and its number among all, and what these are
-    called."""
+    """Points, or vectors, that code finds by their number i."""
 
+    #: How many there are.
     points: int
+    #: The argument that holds this number.
     total: str
+    #: Statements that find a point's coordinates and its number among all points.
     found: list[str]
+    #: Names of the coordinates.
     names: list[str]
+    #: Name of the number among all points.
     number: str
 
 
 @dataclass(slots=True)
 class ResultLoop:
-    """How results of a reduction are made: what is declared first, a loop's body, and how often
-    that is to run."""
+    """How a reduction's results are made: declarations, the body of a loop, and its length."""
 
+    #: Statements before the loop.
     declared: list[str]
+    #: The loop's body.
     work: list[str]
+    #: How often the body runs.
     units: int
 
 
 class Schedule(LoopSpace):
-    """What is decided of a kernel before its text is written."""
+    """All that is decided of a kernel before its text is written."""
 
     def __init__(self, kernel: Kernel, aligned: bool, processors: int, writes: bool):
         super().__init__(kernel, aligned, processors, writes)
@@ -154,8 +162,10 @@ class Schedule(LoopSpace):
         self.tree = NodeTree(roots, "v")
 
     def _interior(self) -> None:
-        """Where conditions on indices guard loads, most points may lie where it is known which of
-        them hold: there less is to be done."""
+        """Find the core: a box of points where conditions on indices that guard loads are known.
+
+        Most points lie there, and less is to be computed for them.
+        """
         self.core, self.partly, self.apart, self.within = None, {}, {}, []
         if self.scanning or all(g is None for g in self.tree.guards.values()):
             return
@@ -173,8 +183,10 @@ class Schedule(LoopSpace):
     # ---- axes
 
     def _space(self) -> None:
-        """Sort the axes into those that are kept and those that are reduced, the fastest one of
-        all last in its group, and merge what can be merged."""
+        """Order and merge the axes, and decide on tiles, windows and vectors.
+
+        Axes are kept or reduced. The fastest axis of all is the last in its group.
+        """
         kernel, rank = self.kernel, len(self.kernel.shape)
         axes = set(kernel.axes) if self.reducing else set()
         kept = [k for k in range(rank) if k not in axes]
@@ -278,7 +290,7 @@ class Schedule(LoopSpace):
         return last, over
 
     def _strides_beside(self, k: int) -> tuple[int, ...]:
-        """The strides of an element that is taken, but for what its number is computed of."""
+        """The strides of an element taken by a computed index, without the computed part."""
         place = self.tree.nodes[self.tree.nodes[k].args[0]]
         first = place.args[0] if place.op == "add" else self.tree.nodes[k].args[0]
         if self.tree.nodes[first].op != "index":
@@ -286,7 +298,7 @@ class Schedule(LoopSpace):
         return list(self.layouts)[self.layout_of[self.tree.letter, first]]
 
     def _tiles(self) -> None:
-        """Whether to go in tiles: a leaf lies along another axis than its readers."""
+        """Decide whether to go in tiles: inputs lie along another axis than the outputs."""
         self.turned: set[int] = set()  # layouts that are read turned around
         group = "r" if self.reducing else "k"
         axes = self.axes[group]
@@ -311,8 +323,10 @@ class Schedule(LoopSpace):
             self.core, self.within = None, []
 
     def _panels(self) -> None:
-        """Go through all rows of a part of the columns, then of the next part, where each row reads
-        what is the same in all: of so many columns that this stays in a multiprocessor's cache."""
+        """Split long columns so that what all rows read stays in a multiprocessor's cache.
+
+        The kernel goes through all rows of one part of the columns, then of the next part.
+        """
         axes, tree = self.axes["r"], self.tree
         whole = self.reducing and self.points == 1 and not (self.scanning or self.kernel.counts)
         if not whole or self.across >= 0 or len(axes) < 2 or axes[0].length == 0 or self.loose:
@@ -337,7 +351,7 @@ class Schedule(LoopSpace):
                 return
 
     def _small(self) -> None:
-        """Whether 32 bits are enough to count points and elements."""
+        """Decide whether 32 bits are enough to count points and elements."""
         furthest = max(self.points, self.reach)
         for n in self.moved:
             span = sum(
@@ -351,10 +365,11 @@ class Schedule(LoopSpace):
     # ---- values
 
     def slot(self, name: Any, value: int = 0) -> str:
+        """The text of an argument."""
         return f"S({self.slots.at(name, value)})"
 
     def number(self, name: Any, value: int) -> str:
-        """An argument that counts."""
+        """The text of an argument that counts points or elements."""
         return f"({self.count}){self.slot(name, value)}"
 
     def _hoisted(self, tree: NodeTree, k: int, groups: Iterable[str]) -> bool:
@@ -365,7 +380,7 @@ class Schedule(LoopSpace):
 
 
 def too_many(kernel: Kernel) -> str | None:
-    """Why a kernel has no room for a histogram, if so."""
+    """Why a histogram does not fit in shared memory, or None."""
     bins, most = kernel.shape[0], MOST_WEIGHTS if kernel.weighs else MOST_BINS
     what = "histogram of weights" if kernel.weighs else "histogram"
     return f"a {what} of {bins:,} bins, more than {most:,}" if bins > most else None

@@ -34,7 +34,11 @@ MANY_STEPS = 2**14
 
 
 def choose_vector_width(space: LoopSpace) -> None:
-    """How many elements a thread takes side by side, and how many times over."""
+    """Choose the elements of a vector, and the vectors of a thread at a time.
+
+    Sets `width`, `times`, `at_once`, `deeper`, `heavy`, `late` and `loose` of the space, and the
+    bodies for points beyond the core.
+    """
     tree = space.tree
     every = [(body, k) for body in space.bodies for k in body.inputs]
     axes = space.axes[space.along]
@@ -118,7 +122,7 @@ def choose_vector_width(space: LoopSpace) -> None:
 
 
 def count_instructions(tree: NodeTree) -> int:
-    """The instructions of the long functions of a point."""
+    """Count the instructions of a point's long functions."""
     total = 0
     for node in tree.nodes:
         if node.args and cost_of(node) > 1 and node.op != "call":
@@ -129,9 +133,10 @@ def count_instructions(tree: NodeTree) -> int:
 
 
 def can_read_unaligned(space: LoopSpace, cost: int) -> bool:
-    """Whether threads take neighbours side by side although what they read does not begin at
-    multiples of a vector, or ends within one: edges and shifts. They read it one by one then,
-    each element once, and write vectors."""
+    """Whether threads write vectors of inputs that do not begin at multiples of a vector.
+
+    Edges and shifts are such inputs. Threads then read each of their elements once, one by one.
+    """
     if space.across >= 0 or cost > LOOSE_COST or space.scanning:
         return False
     if space.kernel.counts or space.kernel.picks:
@@ -161,8 +166,11 @@ def can_read_unaligned(space: LoopSpace, cost: int) -> bool:
 
 
 def can_leave_core(space: LoopSpace) -> bool:
-    """Whether a reduction's results, or what is reduced, may lie beyond the core along some
-    axes while vectors lie in it along the others: with the bodies `partly`."""
+    """Whether a reduction may leave the core along some axes, while vectors stay in it.
+
+    Vectors lie in the core along the other axes. The bodies for this become `partly` of the
+    space.
+    """
     along, across = ("r", "k") if space.rows else ("k", "r")  # vectors lie along the first
     for group in (along, across) if space.core_bounds(across) else ():
         if group != along and not space.core_bounds(along):
@@ -175,7 +183,7 @@ def can_leave_core(space: LoopSpace) -> bool:
 
 
 def can_read_vectors(space: LoopSpace, tree: NodeTree) -> bool:
-    """Whether a tree's inputs can be read for the points of a vector at once."""
+    """Whether a tree's inputs can be read for all points of a vector at once."""
     return all(
         abs(space.fast_stride(space.layout_of[tree.letter, k])) <= 1
         and not space.varies(tree, tree.guards[k])
@@ -184,9 +192,11 @@ def can_read_vectors(space: LoopSpace, tree: NodeTree) -> bool:
 
 
 def split_boundary(space: LoopSpace) -> None:
-    """Points beyond the core are of three kinds, where vectors lie in rows: those that are in
-    it along the last axis, and come as vectors; those that are in it along all others; and the
-    few that are left."""
+    """Choose bodies for points beyond the core, where vectors lie in rows.
+
+    Such points are of three kinds: points in the core along the last axis, which come as
+    vectors; points in the core along all other axes; and the few that are left.
+    """
     down = space.reducing and not space.rows
     if space.core is None or space.partly or down or not lie_in_rows(space):
         return
@@ -206,16 +216,17 @@ def core_axis_of_vectors(space: LoopSpace) -> int:
 
 
 def begin_with_rows(space: LoopSpace) -> bool:
-    """Whether vectors that are read anyhow begin with each row of the output."""
+    """Whether unaligned vectors begin with each row of the output."""
     return space.along == "k" and space.out_layout >= 0 and not space.reducing
 
 
 def lie_in_rows(space: LoopSpace) -> bool:
-    """Whether vectors that are read anyhow lie in rows, of which the last may not be whole."""
+    """Whether each unaligned vector lies in one row. The last one of a row may be shorter."""
     return begin_with_rows(space) or space.axes[space.along][-1].length % space.width == 0
 
 
 def unaligned_width(space: LoopSpace) -> int:
+    """The width of vectors whose elements are read one by one."""
     main, columns = space.bodies[-1], space.reducing and not space.rows
     sizes = [size_of(main.nodes[k].code) for k in main.inputs]
     sizes += [size_of(c) for c in space.outs if columns or not space.reducing]
@@ -231,7 +242,7 @@ def unaligned_width(space: LoopSpace) -> int:
 
 
 def are_aligned(space: LoopSpace, width: int) -> bool:
-    """Whether such vectors begin at multiples of what is loaded at a time."""
+    """Whether vectors of this width begin at multiples of a load in all arrays."""
     every = [(body, k) for body in space.bodies for k in body.inputs]
     even = all(
         space.fast_stride(space.layout_of[tree.letter, k]) != 1
@@ -242,8 +253,11 @@ def are_aligned(space: LoopSpace, width: int) -> bool:
 
 
 def is_input_aligned(space: LoopSpace, tree: NodeTree, k: int, width: int) -> bool:
-    """Whether vectors that begin at multiples along the fastest axis do so in an input, where
-    elements lie one behind the other along that axis."""
+    """Whether vectors of this width begin at multiples of a load in an input.
+
+    The input's elements are contiguous along the fastest axis, and vectors begin at multiples of
+    their width along it.
+    """
     layout, node = space.layout_of[tree.letter, k], tree.nodes[k]
     size = size_of(node.code)
     others = space.strides(layout, "k") + space.strides(layout, "r")
@@ -253,7 +267,7 @@ def is_input_aligned(space: LoopSpace, tree: NodeTree, k: int, width: int) -> bo
 
 
 def begins_aligned(space: LoopSpace, tree: NodeTree, k: int) -> bool:
-    """The same of one of those inputs that are read anyhow."""
+    """Whether unaligned vectors are aligned in this one input."""
     if not space.aligned or space.fast_stride(space.layout_of[tree.letter, k]) != 1:
         return False
     axes = space.axes[space.along]
@@ -262,7 +276,7 @@ def begins_aligned(space: LoopSpace, tree: NodeTree, k: int) -> bool:
 
 
 def are_rows_aligned(space: LoopSpace, width: int) -> bool:
-    """Whether each row of the outputs begins at a multiple of such a vector."""
+    """Whether each row of the outputs begins at a multiple of a vector."""
     others = space.strides(space.out_layout, "k") + space.strides(space.out_layout, "r")
     if space.fast_stride(space.out_layout) != 1:
         return False

@@ -141,8 +141,7 @@ class WindowReductionKernel(ReductionKernel):
         ]  # fmt: skip
 
     def _write_tiled_windows(self) -> list[str]:
-        """A block makes a pane of results at a time, and leaves them in shared memory, so that they
-        are written one beside the other."""
+        """Let a block make a tile of results in shared memory, then write it."""
         pane, c, axes = self.pane, self.count, self.axes["k"]
         assert pane is not None
         self.held = 1
@@ -249,9 +248,11 @@ class WindowReductionKernel(ReductionKernel):
         ]
 
     def _fill_tile(self, names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]], list[str]]:
-        """Compute what is reduced of each point of a pane once, and leave that in shared memory, of
-        which each thread makes some results. What threads are called, arrays in shared memory
-        (name, type, bytes), and what is done."""
+        """Compute each point of a tile once into shared memory; make a thread's results.
+
+        Returns the name of a thread, the arrays in shared memory (name, type, bytes), and the
+        statements.
+        """
         pane, c, tree, some = self.pane, self.count, self.tree, self.sliding
         assert pane is not None
         site = self._site_in_tile(names, "row")
@@ -313,8 +314,10 @@ class WindowReductionKernel(ReductionKernel):
     def _reduce_columns(
         self, names: Sequence[str]
     ) -> tuple[str, list[tuple[str, str, int]], list[str]]:
-        """Each thread puts together what lies in its column, of results one below the other, and
-        leaves that in shared memory; then of that what lies along a row. As `_fill_tile`."""
+        """Let each thread reduce its column into shared memory, then reduce along rows.
+
+        Returns the same as `_fill_tile`.
+        """
         box = self.pane
         assert isinstance(box, ColumnTile)
         size, arrays = box.rows * box.pitch, []

@@ -24,7 +24,10 @@ LEAST_IN_PANES = 2**14
 
 
 def find_layouts(space: LoopSpace) -> list[tuple[int, ...]] | None:
-    """The layouts of all that is reduced, where it may be put together in parts."""
+    """The layouts of all that is reduced.
+
+    None where a reduction cannot be merged from parts.
+    """
     orders = any(r.op in ("argmin", "argmax", "histogram") for r in space.kernel.reductions)
     tree = space.tree
     if not space.reducing or space.scanning or orders or tree.taken or tree.calls:
@@ -38,9 +41,11 @@ def find_layouts(space: LoopSpace) -> list[tuple[int, ...]] | None:
 def find_tile_axes(
     space: LoopSpace, kept: list[int], over: list[int]
 ) -> list[tuple[int, int]] | None:
-    """The axes along which windows slide and reach, where one of them, the last, is that along
-    which elements lie one behind the other, and that before it that down which columns lie, if
-    there are any: what is reduced goes to shared memory."""
+    """Find the axes along which windows slide and reach, and choose a tile for them.
+
+    Returns pairs of axes. The last pair lies along contiguous elements. The pair before it, if
+    any, lies down the columns of the tile. None where there is no such tile.
+    """
     layouts, shape = find_layouts(space), space.kernel.shape
     over = [r for r in over if shape[r] > 1]
     if layouts is None or not over or space.points < LEAST_IN_PANES:
@@ -68,8 +73,11 @@ def find_tile_axes(
 def choose_tile(
     space: LoopSpace, kept: list[int], pairs: list[tuple[int, int]], rest: list[int]
 ) -> None:
-    """A box where windows slide down columns, too, if there is room, or a pane where there is
-    nothing else."""
+    """Choose the tile of windows: by columns where windows slide along two axes, else by rows.
+
+    Sets `pane` and `down_axis` of the space. A tile by rows serves windows that slide along two
+    axes if no tile by columns has room.
+    """
     shape, (a, r) = space.kernel.shape, pairs[-1]
     if len(pairs) > 1:
         rows, down = pairs[-2][0], shape[pairs[-2][1]]
@@ -102,7 +110,7 @@ def choose_tile(
 
 
 def order_axes_by_tile(space: LoopSpace, pairs: list[tuple[int, int]]) -> None:
-    """Put the axes that panes lie along last."""
+    """Put the axes that tiles lie along last."""
     assert space.pane is not None
     (a, r), rows, layouts = pairs[-1], space.down_axis, list(space.layouts)
 
@@ -130,9 +138,10 @@ def order_axes_by_tile(space: LoopSpace, pairs: list[tuple[int, int]]) -> None:
 def find_tile_core(
     space: LoopSpace, pairs: list[tuple[int, int]]
 ) -> dict[int, tuple[int, int, int]]:
-    """Where it is known of all points of a pane what is chosen there by position: that and
-    whether there are such points is not asked of each then. By axis the first one and the end
-    of these points, and how many of them a pane has."""
+    """Find points where choices by position are known: tiles of them need no checks.
+
+    Returns the first point, the end, and how many points a tile has, by the number of the axis.
+    """
     assert space.pane is not None
     shape = list(space.kernel.shape)
     for a, r in pairs:
@@ -153,10 +162,11 @@ def find_tile_core(
 
 
 def merge_selected_loads(space: LoopSpace) -> None:
-    """Values that are one of several inputs, by what is known from the index: such a one is a
-    single load, from a place that is chosen. `either` has the conditions and inputs of each
-    (condition, one, other), by the first of the inputs and by the node, which has then what
-    that input has; `gone` are the other nodes that nobody wants any longer."""
+    """Load one of several inputs, which a condition on indices selects, by one load.
+
+    `either` of the space becomes (condition, one, other) by the first input and by the node that
+    selects. `gone` becomes the nodes that are no longer needed.
+    """
     tree = space.tree
     uses = [0] * len(tree.nodes)
     for n in tree.nodes:
@@ -198,9 +208,11 @@ def merge_selected_loads(space: LoopSpace) -> None:
 def find_sliding_axes(
     space: LoopSpace, kept: list[int], over: list[int], last: int
 ) -> tuple[int, int] | None:
-    """The axes along which windows slide and reach, where there are any, and how many results
-    a thread makes along the first (`sliding`): those along which all that is reduced goes
-    alike."""
+    """Find the axes along which windows slide and reach, without a tile.
+
+    All that is reduced moves alike along both. Sets `sliding` of the space: how many results a
+    thread makes along the first.
+    """
     layouts, shape = find_layouts(space), space.kernel.shape
     if layouts is None or last not in kept:
         return None
@@ -220,13 +232,16 @@ def find_sliding_axes(
 
 
 def most_results(space: LoopSpace) -> int:
-    """Results that a thread may have, so that there are enough threads."""
+    """Most results of a thread that leave enough threads."""
     return space.points // (SLIDING_THREADS * space.processors)
 
 
 def order_axes_for_sliding(space: LoopSpace, slides: tuple[int, int]) -> None:
-    """Put the axis along which windows slide before the last one, of which a part goes in a
-    tile, so that threads which read the same do so at the same time."""
+    """Put the axis along which windows slide before the last one.
+
+    A part of the last axis goes in a tile, so that threads which read the same elements do so at
+    the same time.
+    """
     a, r = slides
     layouts, shape = list(space.layouts), space.kernel.shape
     words = 0  # that each part has of its own

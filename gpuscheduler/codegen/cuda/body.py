@@ -17,9 +17,9 @@ from .nodes import DeviceCall, IrNode, NodeTree, dtype_of, size_of
 from .operations import STORED, TYPES, approximate, cast, load_value, operation, results
 from .schedule import LoopSite, PointRange, Schedule
 
-#: Constants that are arguments, at most.
+#: Most constants that are arguments.
 MOST_CONSTANTS = 128
-#: Elements from one view to another of the same array, at most, whose common part is read once.
+#: Most elements between two views of an array whose common part is read once.
 BESIDE = 8
 #: Quotients, roots and logarithms of float32 from which on a vector is computed in stages.
 STAGED = 2

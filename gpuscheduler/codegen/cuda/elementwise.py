@@ -15,11 +15,13 @@ from .operations import STORED, store_value
 from .schedule import TILES, WAVES, LoopSite
 from .window_tiles import THREADS
 
-#: Of kernels that compute for longer than they read and write: blocks per processor, at most, where
-#: threads have fewer vectors than these one after the other. On an H200 black_scholes takes 2.32 ms
-#: so in 16 blocks of an array, 2.40 in 64; 2.38 and 2.54 with as many as others have.
-HEAVY_WAVES, VECTORS = 8, 8
-#: Points of which a warp picks out what a mask selects, before it goes on to others.
+#: Most blocks per processor of kernels that compute for longer than they read and write, where
+#: threads have fewer than VECTORS vectors. On an H200 black_scholes takes 2.32 ms so for 16 blocks
+#: of an array and 2.40 ms for 64. With as many as other kernels have, it takes 2.38 and 2.54 ms.
+HEAVY_WAVES = 8
+#: Vectors of a thread, one after the other, from which on HEAVY_WAVES does not apply.
+VECTORS = 8
+#: Points from which a warp picks those that a mask selects, before it goes on to others.
 PICKED = 1024
 
 

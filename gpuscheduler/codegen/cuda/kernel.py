@@ -57,11 +57,13 @@ from .schedule import WAVES, LoopSite, too_many
 from .window_reduction import WindowReductionKernel
 from .window_tiles import THREADS
 
-#: Bytes of arguments that a kernel can have, and items of a launch.
-MOST_BYTES, MOST_ITEMS = 4000, 32
-#: What the compiler is told, by whether a kernel takes a single item.
+#: Most bytes of a kernel's arguments.
+MOST_BYTES = 4000
+#: Most items of a launch.
+MOST_ITEMS = 32
+#: The compiler's option, by whether a kernel takes a single item.
 ONLY = {True: "-DONLY_ONE", False: "-DONLY_MANY"}
-#: Of what `_operation` gives the text for any types.
+#: Operations that `_operation` writes for any types.
 ANY_TYPE = frozenset(
     {"cast", "where", "taken", "real", "imag", "complex", "call", "bin", *LEAVES, *RANDOM}
 )

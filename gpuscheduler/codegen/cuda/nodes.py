@@ -13,9 +13,9 @@ from ...ir.cost import CHEAP, COSTS
 from ...ir.expr import ANYWHERE, RANDOM, Expr, View, nodes
 from .operations import code
 
-#: Statements that a kernel may have: more take the compiler minutes.
+#: Most statements of a kernel: more take the compiler minutes.
 MOST_STATEMENTS = 20_000
-#: So many of these are looked at for two that are one.
+#: Most cases that are compared in pairs, to merge them.
 MOST_CASES = 64
 #: Conditions, and whether each holds.
 Case = frozenset[tuple[int, bool]]

@@ -26,18 +26,21 @@ from .schedule import (
 )
 from .window_tiles import THREADS
 
-#: Blocks per processor that share results: rows, and columns, and lanes of a block for each column.
-#: Those of rows are so many that the last ones to finish are short; but parts that are long to put
-#: together are left by fewer (the variance of 256 MiB on an H100: 190 us by 64, 136 by 8), as are
-#: counts in bins.
-ROW_WAVES, COLUMN_WAVES, LANES = 64, 3, 8
+#: Blocks per processor that share the results of rows: so many that the last to finish is short.
+ROW_WAVES = 64
+#: Blocks per processor that share the results of columns.
+COLUMN_WAVES = 3
+#: Lanes of a block for each column.
+LANES = 8
+#: Blocks per processor that share results whose parts are long to merge, or counts in bins. The
+#: variance of 256 MiB on an H100 takes 190 us with 64 and 136 us with 8.
 FEWER_WAVES = 8
-#: Sums of weights that blocks leave for the last one to add up.
+#: Most sums of weights that blocks leave for the last one to add up.
 SUMS = 2**18
-#: Places in a kernel where parts of a block's threads are put together, from which on the code for
-#: it is called: where it is each time, it takes long to compile (eight variances: 1 s).
+#: Places in a kernel that merge the parts of a block's threads, from which on they call a function.
+#: Inlined each time, it takes long to compile (eight variances: 1 s).
 MOST_INLINED = 8
-#: ... and bytes of a part: to go over what is small is less code than what a call has around it.
+#: Bytes of a part from which on a function merges it: for less, a call is more code than merging.
 LEAST_CALLED = 32
 
 

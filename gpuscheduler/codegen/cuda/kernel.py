@@ -71,23 +71,37 @@ ANY_TYPE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A kernel's source, and how it is launched: on `blocks` x items blocks of `threads`, with one
-    argument, the slots of all items one after the other. The entry `name` takes `most` items (its
-    argument has that size, whatever comes in it), `name + "_one"` a single one. The source has both
-    but for what `ONLY` defines: each takes as long to compile as the other."""
+    """A kernel's CUDA source, and how it is launched.
+
+    A launch has `blocks` x items blocks of `threads`. Its one argument is the slots of all
+    items, one after the other. The entry `name` takes up to `most` items (its argument has that
+    size for any number of them), `name + "_one"` takes one item. The source has both entries,
+    unless `ONLY` selects one: each takes as long to compile as the other.
+    """
 
     source: str
+    #: The entry that takes several items.
     name: str
-    slots: np.ndarray[Any, Any]  # uint64, of one item; pointers are still to be filled in
-    inputs: tuple[tuple[int, int, int], ...]  # slot, array number, bytes to add to its pointer
-    outputs: tuple[int, ...]  # slot of each output's pointer
-    scratch: tuple[int, int] | None  # slot, bytes of memory that is the item's own
-    counters: tuple[int, int] | None  # slot, number of uint32 that are zero, and are left so
+    #: Arguments of one item, uint64; its pointers are still to be filled in.
+    slots: np.ndarray[Any, Any]
+    #: Of each input: slot, array number, bytes to add to its pointer.
+    inputs: tuple[tuple[int, int, int], ...]
+    #: Slot of each output's pointer.
+    outputs: tuple[int, ...]
+    #: Slot and bytes of the item's own scratch memory.
+    scratch: tuple[int, int] | None
+    #: Slot and number of uint32 counters, which are zero before and after a launch.
+    counters: tuple[int, int] | None
+    #: Blocks of each item.
     blocks: int
+    #: Threads of a block.
     threads: int
+    #: Most items of a launch.
     most: int
-    calls: tuple[DeviceCall, ...] = ()  # what the source needs beside itself
-    units: int = 0  # warps' work, of which each counts what a mask selects
+    #: Functions that the source calls and does not define.
+    calls: tuple[DeviceCall, ...] = ()
+    #: Parts of a mask whose selected points warps count.
+    units: int = 0
 
 
 def generate(
@@ -149,7 +163,7 @@ def _derive_sums(kernel: Kernel) -> Kernel:
 
 
 def unwritten(kernel: Kernel) -> str | None:
-    """What of a kernel there is no CUDA for; None where there is all.
+    """Why there is no CUDA for a kernel: the operation and its types, or None.
 
     >>> from gpuscheduler.ir.expr import constant
     >>> unwritten(Kernel((), (Expr("nextafter", (constant(1, "f2"),) * 2, "f2"),)))

@@ -1,7 +1,7 @@
 """The bins of a histogram, as NumPy defines them.
 
-Bin k holds what is no less than edge k and less than edge k + 1; the last one holds its upper edge,
-too (`numpy.histogram`).
+Bin k holds values from edge k on that are less than edge k + 1. The last bin also holds its
+upper edge (`numpy.histogram`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Rewrite complex numbers by their parts, where that is less work on a grid.
 
-Waves that are products of what depends on one axis each.
+The typical case is a wave: a product of factors that depend on one axis each.
 
-`exp(a + b i)` is `exp(a)` times the cosine and the sine of b. Where a depends on other axes than b,
-each of these is computed once per row or column. A real number times a complex one takes two
-products, and not four and two sums. Both need numbers that are known to be finite: what the ends of
-axes say about them.
+`exp(a + b i)` is `exp(a)` times the cosine and the sine of b. Where a depends on other axes than
+b, each factor is computed once per row or column. A real number times a complex one takes two
+products, instead of four products and two sums. Both rules need numbers that are known to be
+finite: the bounds of axes tell.
 
-What changes is the sign of a zero in the result, as between C and NumPy. Where it could become
-another value (the root or the logarithm of a negative number, a quotient), nothing changes.
+The sign of a zero in the result may change, as between C and NumPy. Where this could become
+another value (the root or the logarithm of a negative number, a quotient), nothing is rewritten.
 """
 
 from __future__ import annotations

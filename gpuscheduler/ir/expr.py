@@ -1,10 +1,8 @@
 """The IR: expressions, kernels and programs.
 
-The place where fusion, mesh and random generation meet.
-
 An `Expr` says what one element is, over an iteration space whose shape is kept beside it. It knows
-no array, device or language; it is read as NumPy values (`blocks`), as CUDA source (`kernel`), and
-as bytes and operations (`Kernel.bytes_moved`, `Kernel.operations`).
+no array, device or language. It becomes NumPy values or LLVM loops (`codegen/cpu`), CUDA source
+(`codegen/cuda`), and bytes and operations (`Kernel.bytes_moved`, `Kernel.operations`).
 
 Nodes (`op`; `args`; `data`):
 
@@ -16,16 +14,16 @@ Nodes (`op`; `args`; `data`):
 - ``cast``: `args[0]` converted to `dtype`, as `ndarray.astype` converts.
 - ``where``: `args[1]` where `args[0]` (bool) holds, else `args[2]`; only the chosen one may be
   read.
-- ``taken``: an element of the array that `args[0]`, an ``input``, reads: the one that lies
-  `args[1]` (int64) elements behind. Whoever makes it knows that there is one, where it is chosen;
-  if `data` is ANYWHERE, there is one at any point, whatever else is read is like.
+- ``taken``: an element of the array that `args[0]`, an ``input``, reads: the one `args[1]` (int64)
+  elements further on. It exists wherever it is chosen; if `data` is ANYWHERE, it exists at any
+  point.
 - ``real``, ``imag``, ``complex``: parts of a complex number, and one made of two parts.
-- ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `philox`), counter-based: `data`
+- ``bits``, ``uniform``, ``normal``: random numbers of Philox (see `random`), counter-based: `data`
   is the key, an int below 2**64; `args[0]` is the element's number in its array: an ``index``,
   or one to which an even constant is added.
-- ``bin``: the number of the bin that `args[0]` lies in, int64. `data` are the `Bins`; their count
-  where it lies in none.
-- ``call``: a Python function of numbers. `data` is the function (a `scalar.ScalarFunction`) and
+- ``bin``: the number of the bin that `args[0]` lies in, int64, or the number of bins where it lies
+  in none. `data` are the `Bins`.
+- ``call``: a Python function of numbers. `data` is the function (a `ScalarFunction`) and
   None, or k for item k of the tuple that it returns.
 - the name of any NumPy ufunc (``add``, ``exp``, …): its loop for exactly these argument types,
   which gives `dtype`. Arguments have been cast: no node converts silently. Beyond NumPy's own, the
@@ -44,33 +42,33 @@ import numpy as np
 
 DType = np.dtype[Any]
 
-#: Stand for the positions of blocks in their arrays, in programs that serve many blocks: the n-th
-#: is `PLACEHOLDER + 2 * n`. No constant of a user's is likely to be one of them.
+#: Placeholders for the positions of blocks in their arrays, in programs that serve many blocks: the
+#: n-th is `PLACEHOLDER + 2 * n`. No constant of a user is likely to be one of them.
 PLACEHOLDER = 0x3B9A_C9FF_5A5A_0000
 #: Operations that read nothing from other nodes.
 LEAVES = frozenset({"input", "index", "constant", "reduced"})
-#: What is ``taken`` can be read also where nobody needs it.
+#: `data` of a ``taken`` node that may also be read where nobody needs it.
 ANYWHERE = "anywhere"
-#: Random numbers.
+#: Operations that draw random numbers.
 RANDOM = frozenset({"bits", "uniform", "normal"})
 #: Reductions, and how many results each has. The second result of argmin and argmax is the value
-#: itself; `moment` gives the mean and the sum of squared deviations from it. `histogram` counts
-#: points by their value, a ``bin``, which does not depend on the first axis: this is kept, with a
-#: point for each bin. Where the value is complex, its real part is the bin, and the imaginary parts
-#: of each bin's points are added up. Such a kernel has no other reduction.
+#: itself. `moment` gives the mean and the sum of squared deviations from it. `histogram` counts
+#: points by their value, a ``bin``. The first axis of its kernel is kept and has a point for each
+#: bin; the value does not depend on it. Where the value is complex, its real part is the bin, and
+#: the imaginary parts of each bin's points are added. Such a kernel has no other reduction.
 REDUCTIONS = {
     "sum": 1, "prod": 1, "min": 1, "max": 1, "fmin": 1, "fmax": 1, "any": 1, "all": 1,
     "argmin": 2, "argmax": 2, "moment": 2, "histogram": 1,
     "cumsum": 1, "cumprod": 1, "cummin": 1, "cummax": 1, "cumfmin": 1, "cumfmax": 1,
 }  # fmt: skip
-#: Those that keep what has come together up to each point, the point included, and what that is at
-#: the last one. Kernels of scans have no other reductions, and one axis along which they go.
+#: Scans, and the reduction that each keeps up to every point, the point included. Kernels of scans
+#: have no other reductions, and one reduced axis.
 SCANS = {name: name.removeprefix("cum") for name in REDUCTIONS if name.startswith("cum")}
 
 
-#: Levels of a tree that pickle may go down one inside the other.
+#: Levels of a tree that pickle may recurse into.
 DEEP = 50
-#: Characters of an expression's text, of which more is left out.
+#: Most characters of an expression's text; the rest is left out.
 LONG = 10_000
 
 
@@ -267,7 +265,7 @@ def nodes(
 
 
 def substitute(roots: Iterable[Expr], new: Mapping[int, Expr]) -> list[Expr]:
-    """The same trees with `new[id(x)]` in place of some nodes, shared nodes shared still."""
+    """Replace some nodes by `new[id(node)]`; nodes that are shared stay shared."""
     roots = list(roots)
     done = dict(new)
     for node in nodes(roots, below=lambda n: () if id(n) in new else n.args):
@@ -279,17 +277,17 @@ def substitute(roots: Iterable[Expr], new: Mapping[int, Expr]) -> list[Expr]:
 
 
 def rebuilt(roots: Iterable[Expr], change: Callable[[Expr], Expr]) -> list[Expr]:
-    """The same trees with each leaf `x` replaced by `change(x)`."""
+    """Replace each leaf `x` by `change(x)`."""
     roots = list(roots)
     return substitute(roots, {id(n): change(n) for n in nodes(roots) if n.op in LEAVES})
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """`op` (of REDUCTIONS) over the reduced axes of a kernel, of one value for each point.
+    """A reduction `op` (of REDUCTIONS) over the reduced axes of a kernel.
 
-    argmin and argmax count the reduced axes in C order. The accumulator is the kernel's business;
-    the results have these dtypes.
+    argmin and argmax count the reduced axes in C order. The kernel chooses the accumulator; the
+    results have these dtypes.
     """
 
     op: str
@@ -316,8 +314,8 @@ class Kernel:
     reductions: tuple[Reduction, ...] = ()
     axes: tuple[int, ...] = ()
     strides: tuple[int, ...] | None = None
-    #: Whether the first output is a mask, and the others are written where that holds: one behind
-    #: the other, as columns of one array. Without others, how many points it selects is counted.
+    #: Whether the first output is a mask. The others are written where it holds, contiguously, as
+    #: columns of one array. Without others, the selected points are counted.
     picks: bool = False
 
     def __reduce__(self) -> Any:  # what its trees share is there once
@@ -327,35 +325,35 @@ class Kernel:
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """Shape of each output."""
+        """The shape of each output."""
         if self.scans:
             return self.shape
         return tuple(n for k, n in enumerate(self.shape) if k not in self.axes)
 
     @cached_property
     def made(self) -> tuple[int, ...]:
-        """Bytes of each output; of what a mask selects, as if that were everything."""
+        """Bytes of each output; for a mask's selection, as if it selected every point."""
         outputs = self.outputs[1:] if self.picks else self.outputs
         return tuple(math.prod(self.kept) * o.dtype.itemsize for o in outputs)
 
     @property
     def counts(self) -> bool:
-        """Whether it makes a histogram."""
+        """Whether the kernel makes a histogram."""
         return bool(self.reductions) and self.reductions[0].op == "histogram"
 
     @property
     def weighs(self) -> bool:
-        """Whether it makes a histogram of weights."""
+        """Whether the kernel makes a histogram of weights."""
         return self.counts and self.reductions[0].arg.dtype.kind == "c"
 
     @property
     def scans(self) -> bool:
-        """Whether it keeps what comes together along an axis."""
+        """Whether the kernel is a scan along an axis."""
         return bool(self.reductions) and self.reductions[0].op in SCANS
 
     @property
     def points(self) -> int:
-        """At how many points something is computed."""
+        """The number of points at which something is computed."""
         return math.prod(self.shape[1:] if self.counts else self.shape)
 
     @property
@@ -375,14 +373,16 @@ class Kernel:
         return tuple(sorted({n.data[0] for n in nodes(self.roots) if n.op == "input"}))
 
     def bytes_moved(self) -> int:
-        """Bytes that its loads and stores have, each leaf's by itself; `regions.bytes_touched` says
-        how many of these are others."""
+        """Bytes of all loads and stores, each leaf's by itself.
+
+        `regions.bytes_touched` says how many of these are distinct.
+        """
         inner = read_by_leaves([r.arg for r in self.reductions], self.shape)
         outer = read_by_leaves(self.outputs, self.kept)
         return sum(self.made) + sum([nbytes for _, nbytes in (*inner, *outer)])
 
     def operations(self) -> int:
-        """Arithmetic operations; a function counts as one."""
+        """The number of arithmetic operations; a function counts as one."""
         free = LEAVES | {"cast", "taken", "real", "imag", "complex"}
 
         def count(roots: Iterable[Expr]) -> int:
@@ -396,7 +396,7 @@ class Kernel:
 def read_by_leaves(
     roots: Iterable[Expr], lengths: Sequence[int]
 ) -> Iterator[tuple[Expr, int]]:  # fmt: skip
-    """Each leaf that reads an array, and how many bytes it reads in a space of these lengths."""
+    """Each leaf that reads an array, and the bytes it reads over these lengths."""
     every = set(nodes(roots))
     of_lists = [n for n in every if n.op == "taken"]
     for leaf in every:

@@ -1,6 +1,7 @@
 """Loop-invariant code motion: what depends on one axis moves to a small kernel of its own.
 
-A small kernel in front of the large one. For GPUs; `blocks` does the same within a block.
+The small kernel runs in front of the large one. This is for GPUs; on the CPU,
+`codegen/cpu/region` does the same within a block.
 """
 
 from __future__ import annotations
@@ -16,30 +17,33 @@ from .cost import CHEAP, COSTS
 from .expr import Expr, Kernel, Out, Program, View, nodes, rebuilt, substitute, view_of, with_view
 from .rewrite import renumber_arrays
 
-#: What an expression must cost at one point, in additions, to be worth a kernel of its own ...
+#: Least cost of an expression at one point, in additions, to be worth a kernel of its own.
 LEAST_COST = 10
-#: ... in kernels of so many points, for which a launch takes no time ...
+#: Least points of a kernel whose invariants move: the launch of another takes no time beside it.
 LEAST_POINTS = 2**18
-#: ... by how many times fewer its own must be ...
+#: How many times fewer points an invariant must have.
 FEWER = 16
-#: ... and what all may take that are in front of a kernel: nobody has planned for this memory.
+#: Most bytes of all invariants of a kernel: no plan knows of this memory.
 MOST_BYTES = 2**24
-#: How many arrays that may be: each is an argument, of which a kernel may have some 500.
+#: Most arrays of invariants: each is an argument, of which a kernel may have some 500.
 MOST_ARRAYS = 256
-#: Of one kernel so many: several are compiled at a time.
+#: Most outputs of one small kernel: several kernels compile at the same time.
 MOST_OUTPUTS = 16
 
 
 def hoist_invariants(program: Program) -> Program:
-    """The same program, with kernels in front of those that compute the same many times over."""
+    """Move loop-invariant expressions of a program to kernels of their own."""
     return split_kernels(program, _split)
 
 
 def split_kernels(
     program: Program, split: Callable[[Kernel, int], tuple[list[Kernel], Kernel]]
 ) -> Program:
-    """The same program, in which each kernel is what `split` makes of it: kernels whose outputs
-    have the numbers from its second argument on, and what reads them."""
+    """Replace each kernel by the kernels that `split` makes of it.
+
+    `split` gets a kernel and the number of its first new array. It returns kernels that come
+    before, whose outputs have the numbers from there on, and the kernel that reads them.
+    """
     number = {n: n for n in range(program.inputs)}
     count = program.inputs
     kernels: list[Kernel] = []
@@ -58,7 +62,7 @@ def split_kernels(
 
 
 def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
-    """Kernels whose outputs have the numbers from `count` on, and what reads them."""
+    """Split the invariants off a kernel; their outputs have the numbers from `count` on."""
     roots = [r.arg for r in kernel.reductions] or list(kernel.outputs)
     shape = kernel.shape
     long = frozenset(k for k, n in enumerate(shape) if n > 1)
@@ -107,7 +111,7 @@ def _along(roots: list[Expr], long: frozenset[int]) -> dict[int, frozenset[int]]
 def _outermost(
     roots: list[Expr], along: dict[int, frozenset[int]], shape: tuple[int, ...]
 ) -> Iterable[Expr]:
-    """What is worth a kernel of its own, and inside nothing else that is."""
+    """The expressions worth a kernel of their own that lie inside no other such one."""
     points = math.prod(shape)
     free: dict[int, bool] = {}  # it reads no array and calls nothing: it is harmless anywhere
     for node in nodes(roots):
@@ -135,7 +139,7 @@ def _outermost(
 def _affordable(
     found: list[Expr], along: dict[int, frozenset[int]], shape: tuple[int, ...]
 ) -> list[Expr]:
-    """Of these those that there is room for, the most work first."""
+    """Choose the expressions that there is memory for, the most work first."""
     arrays, room = MOST_ARRAYS, MOST_BYTES
     chosen: set[Expr] = set()
     distinct = {node: along[id(node)] for node in found}
@@ -148,7 +152,7 @@ def _affordable(
 
 
 def _cost(root: Expr) -> int:
-    """About how many additions it takes as long as."""
+    """The cost of an expression at a point, in additions."""
     total = 0
     for node in nodes((root,)):
         if node.op in CHEAP or not node.args:

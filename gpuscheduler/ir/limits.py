@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-#: Bytes of a result that lies directly behind those of other items of a launch, at most.
+#: Most bytes of a result that lies directly behind results of other items of a launch.
 CLOSE = 2**16
-#: Results along an axis that a thread makes at a time of windows that slide along it, at least and
-#: at most, and the points of a tile in which threads follow such windows: their rows stay in the
-#: cache. Measured.
-LEAST_SLIDING, MOST_SLIDING, SLIDING_TILE = 4, 16, 2**8
+#: Least results of sliding windows that a thread makes at a time. Measured.
+LEAST_SLIDING = 4
+#: Most results of sliding windows that a thread makes at a time. Measured.
+MOST_SLIDING = 16
+#: Most points of a tile in which threads follow sliding windows: its rows stay in the cache.
+SLIDING_TILE = 2**8

@@ -1,8 +1,8 @@
 """Loop tiling for stencils along a slow axis (2.5-D blocking).
 
-In C order a plane of many megabytes lies between two uses of what such a kernel reads, and a GPU's
-cache has lost it by then. In columns of tiles, which are walked along that axis, it has not: "2.5-D
-blocking" (Nguyen et al., SC 2010, doi:10.1109/SC.2010.2), left to the cache.
+In C order, a plane of many megabytes lies between two uses of an element. A GPU's cache has lost
+the element by then. Columns of tiles, walked along the slow axis, keep it: "2.5-D blocking"
+(Nguyen et al., SC 2010, doi:10.1109/SC.2010.2), left to the cache.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from dataclasses import replace
 from .expr import Expr, Kernel, Program, View, nodes, view_of, with_view
 from .rewrite import change_leaves
 
-#: Bytes between two uses of an element from which on they are brought together. Measured on H100:
-#: with 5.6 MB a seventh is gained, with 32 MB a third (graphs/RESULTS.md).
+#: Bytes between two uses of an element from which on a kernel is tiled. Measured on H100: with
+#: 5.6 MB a seventh of the time is gained, with 32 MB a third (graphs/RESULTS.md).
 FAR = 2**22
-#: Points of a tile at most: rows of memory that are long enough, planes that are small enough.
+#: Most points of a tile: rows of memory are long enough, and planes small enough.
 TILE = 2**14
-#: ... and at least.
+#: Least points of a tile.
 LEAST = 2**8
 
 
 def brought_together(program: Program) -> Program:
-    """The program with its kernels in the order in which they reuse what they read."""
+    """Tile the kernels of a program that read far neighbours."""
     kernels = tuple([columns(k) for k in program.kernels])
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))
     return program if same else replace(program, kernels=kernels)
 
 
 def columns(kernel: Kernel) -> Kernel:
-    """The kernel with its axes in another order, one of them cut in two; itself where there is
-    nothing to be gained.
+    """Tile a kernel: cut one axis in two and reorder; itself where nothing is gained.
 
     >>> shape = 64, 1024, 1024
     >>> one, two = [Expr("input", (), "f4", (0, View(n * 2**20, (2**20, 1024, 1)))) for n in (0, 1)]
@@ -70,8 +69,11 @@ def columns(kernel: Kernel) -> Kernel:
 
 
 def _tiled_axis(kernel: Kernel) -> int | None:
-    """The axis along which it reads neighbours that are far apart, if it reads any along that axis
-    alone: tiles have edges, and what lies beyond these would be read twice."""
+    """The one axis along which a kernel reads far neighbours, or None.
+
+    None also where it reads far neighbours along several axes: tiles have edges, and points
+    beyond them would be read twice.
+    """
     reads: dict[tuple[int, tuple[int, ...], int], list[int]] = {}
     for node in nodes(kernel.roots):
         if node.op == "input":

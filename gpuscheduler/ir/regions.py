@@ -1,6 +1,6 @@
 """Boxes of the iteration space in which choices by position are known.
 
-A concatenation is such a choice, and so is a block with the edges of its neighbours around it.
+Such choices are concatenations, and blocks with the edges of their neighbours around them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _sides(node: Expr, axes: int) -> tuple[View, View] | None:
 
 
 def _difference(node: Expr, box: Box) -> tuple[int, int | None, int] | None:
-    """A comparison as `start + stride * i <op> 0` for i along an axis, None for no axis."""
+    """A comparison as `start + stride * i <op> 0` along an axis (None: no axis)."""
     sides = _sides(node, len(box))
     if sides is None:
         return None
@@ -139,8 +139,11 @@ def _short_axis(node: Expr, box: Box) -> int | None:
 
 
 def cut_for(condition: Expr, box: Box) -> tuple[int, list[int]] | None:
-    """An axis and the places where to cut it so that more is known of the condition: where that
-    turns, or, where it turns along several axes at once, each place of a short one of these."""
+    """An axis, and where to cut it so that more is known of a condition.
+
+    Cuts lie where the condition changes. Where it changes along several axes at once, they are
+    all places of a short one of them.
+    """
     for node in nodes((condition,)):
         difference = _difference(node, box)
         if difference is None:
@@ -159,8 +162,9 @@ def cut_for(condition: Expr, box: Box) -> tuple[int, list[int]] | None:
 
 
 def interior(roots: Sequence[Expr], shape: tuple[int, ...]) -> tuple[Box, list[Expr]] | None:
-    """A box of at least half of all points in which more is known of what is chosen than anywhere,
-    and what is left of the roots there. None where there is none.
+    """A box of at least half of all points in which the most choices are known, or None.
+
+    Returns the box and the roots, simplified there.
 
     >>> from gpuscheduler.ir.expr import constant, index, source
     >>> row = index(View(0, (1, 0)))
@@ -182,7 +186,7 @@ def interior(roots: Sequence[Expr], shape: tuple[int, ...]) -> tuple[Box, list[E
 
 
 def count_boxes(roots: Sequence[Expr], shape: tuple[int, ...]) -> int:
-    """How many boxes there are in which all is known of what is chosen by position.
+    """Count the boxes that are needed to know all choices by position.
 
     >>> from gpuscheduler.ir.expr import constant, index, source
     >>> edge = Expr("less", (index(View(0, (1, 0))), constant(1, "i8")), "?")
@@ -194,7 +198,7 @@ def count_boxes(roots: Sequence[Expr], shape: tuple[int, ...]) -> int:
 
 
 def _ends_along(roots: Sequence[Expr], shape: tuple[int, ...]) -> list[list[int]]:
-    """Along each axis its ends, and where what is chosen by position may change in between."""
+    """The ends of each axis, and where choices by position may change in between."""
     whole = tuple([(0, n) for n in shape])
     cuts: list[set[int]] = [set() for _ in shape]
     chosen = [n.args[0] for n in nodes(roots) if n.op == "where"]

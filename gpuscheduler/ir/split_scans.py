@@ -1,12 +1,9 @@
 """Split scans of few long lines into parts that run in parallel.
 
-Each line is cut into parts that can be gone through at the same time.
-
-A scan goes along a line one step after the other, which is work for one warp, or for one thread. So
-there are three kernels in place of one: what comes together in each part, what that makes up to
-before each part, and the scan of each part, to which that is added (G. Blelloch: "Prefix sums and
-their applications", 1990). That reads the array twice. The parts are the same on every run, and so
-are the bits.
+A scan goes along a line step by step, which is work for one warp or one thread. So three kernels
+replace it: the total of each part, the totals before each part, and the scan of each part, to
+which these are added (G. Blelloch, "Prefix sums and their applications", 1990). They read the
+array twice. The parts, and so the bits, are the same on every run.
 """
 
 from __future__ import annotations
@@ -31,10 +28,14 @@ from .expr import (
     with_view,
 )
 
-#: Lines that there should be: each is a warp's that goes along the fastest axis, or a thread's.
-ROWS, COLUMNS = 1024, 2**15
-#: Elements of a part, at least; and of an array, for which any number of lines will do.
-LEAST, LITTLE = 64, 2**16
+#: Lines along the fastest axis that are enough: each is the work of a warp.
+ROWS = 1024
+#: Lines along other axes that are enough: each is the work of a thread.
+COLUMNS = 2**15
+#: Least elements of a part.
+LEAST = 64
+#: Elements of an array for which any number of lines is enough.
+LITTLE = 2**16
 #: Operations of two values that do what a reduction does.
 BOTH = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
         "fmax": "fmax"}  # fmt: skip
@@ -42,8 +43,9 @@ BOTH = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "f
 
 @lru_cache(1024)
 def parts(shape: tuple[int, ...], axis: int) -> int | None:
-    """Into how many parts to cut lines along an axis; None where there is no good number of them,
-    as parts are of one length.
+    """The number of parts to cut lines into along an axis, or None.
+
+    Parts have one length. None where no good number divides the lines so.
 
     >>> parts((8192, 8192), 1), parts((2**20,), 0), parts((1_000_003,), 0)
     (1, 1024, None)
@@ -61,8 +63,11 @@ def parts(shape: tuple[int, ...], axis: int) -> int | None:
 
 
 def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
-    """Kernels in front of a scan, whose outputs have the numbers from `count` on, and what is left
-    of it to do; of other kernels, and where lines need not be cut, that is the kernel itself."""
+    """Split a scan: kernels in front of it, and the scan that is left.
+
+    The outputs of the kernels have the numbers from `count` on. Other kernels, and scans of
+    short lines, are returned alone.
+    """
     if not kernel.scans:
         return [], kernel
     (axis,) = kernel.axes

@@ -148,6 +148,7 @@ DECIDES_DEVICE_CODE = (
     *DECIDES_CODE,
     Path(__file__),
     *sorted((Path(__file__).parents[1] / "codegen" / "cuda").glob("*.*")),
+    *sorted((Path(__file__).parents[1] / "codegen" / "cuda" / "library").glob("*.cuh")),
 )
 
 

@@ -23,8 +23,8 @@ from gpuscheduler import Scheduler
 from gpuscheduler.codegen.cpu import evaluate
 from gpuscheduler.codegen.cuda import device_library
 from gpuscheduler.codegen.cuda.kernel import ONLY, generate, unwritten
-from gpuscheduler.codegen.cuda.nodes import NodeTree, fewest
-from gpuscheduler.codegen.cuda.schedule import LoopAxis, collapse_axes
+from gpuscheduler.codegen.cuda.loop_space import LoopAxis, collapse_axes
+from gpuscheduler.codegen.cuda.nodes import NodeTree, simplify_cases
 from gpuscheduler.errors import NotGenerated
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir.expr import (
@@ -44,6 +44,7 @@ from gpuscheduler.ir.hoist import split_kernels
 from gpuscheduler.ir.regions import simplify_in_box
 from gpuscheduler.ir.split_scans import split_scan
 from gpuscheduler.tracing.abstract import AbstractArray
+from gpuscheduler.tracing.numba_cuda import DECIDES_DEVICE_CODE
 from gpuscheduler.tracing.trace import trace_function
 from gpuscheduler.values import leaves
 from graphs import black_scholes
@@ -549,7 +550,7 @@ def test_a_block_among_its_neighbours(host, case, over, vectors, monkeypatch):
     """Away from the edges a kernel knows which block it reads, and asks no more."""
     if vectors:
         for name, value in WAYS["vectors are read one by one"].items():
-            monkeypatch.setattr(f"gpuscheduler.layout.{name}", value)
+            monkeypatch.setattr(f"gpuscheduler.{name}", value)
     function, lengths = NEIGHBOURS[case]
     kernel = among(function, lengths, "f8", OVER[over])
     rng = np.random.default_rng(0)
@@ -604,8 +605,9 @@ def test_any_block_among_its_neighbours(host, case):
     )
     arrays = [aligned(a) for a in leaves(given_)]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (WAYS["vectors are read one by one"] | {"MANY_STEPS": 0}).items():
-            patch.setattr(f"gpuscheduler.layout.{name}", value)
+        way = WAYS["vectors are read one by one"] | {"codegen.cuda.vectorize.MANY_STEPS": 0}
+        for name, value in way.items():
+            patch.setattr(f"gpuscheduler.{name}", value)
         kernel = among(function, [[n for n in axis if n] for axis in lengths], dtype)
         want = evaluate.evaluate(kernel, arrays)
         for processors in (1, 132):
@@ -670,8 +672,16 @@ def test_more_inputs_than_there_are_registers_are_loaded_one_by_one(host):
 
 #: What makes small kernels go the ways of large ones.
 WAYS = {
-    "inputs are loaded late": {"LATE_BYTES": 0, "KEPT_BYTES": 16, "LEAST_COLUMNS": 2},
-    "vectors are read one by one": {"LOOSE_LEAST": 1, "CLOSE": 0, "MANY_STEPS": 1024},
+    "inputs are loaded late": {
+        "codegen.cuda.vectorize.LATE_BYTES": 0,
+        "codegen.cuda.schedule.KEPT_BYTES": 16,
+        "codegen.cuda.schedule.LEAST_COLUMNS": 2,
+    },
+    "vectors are read one by one": {
+        "codegen.cuda.vectorize.LOOSE_LEAST": 1,
+        "ir.limits.CLOSE": 0,
+        "codegen.cuda.vectorize.MANY_STEPS": 1024,
+    },
 }
 
 
@@ -683,7 +693,7 @@ def test_any_kernel_computes_the_same_where(host, way, case):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         for name, value in WAYS[way].items():
-            patch.setattr(f"gpuscheduler.layout.{name}", value)
+            patch.setattr(f"gpuscheduler.{name}", value)
         want = evaluate.evaluate(kernel, arrays)
         arrays = [aligned(a) for a in arrays]
         for processors in (1, 2):
@@ -735,7 +745,7 @@ def around(u):
 @pytest.mark.parametrize("columns", [64, 71])
 def test_many_places_of_one_array(host, over, dtype, columns, monkeypatch):
     for name, value in WAYS["vectors are read one by one"].items():
-        monkeypatch.setattr(f"gpuscheduler.layout.{name}", value)
+        monkeypatch.setattr(f"gpuscheduler.{name}", value)
     known = [AbstractArray((30, columns + 3), np.dtype(dtype))]
     reduced = OVER[over]
     kernel = trace_function(lambda u: reduced(around(u)), known).kernels[0]
@@ -917,8 +927,23 @@ def test_the_first_factor_is_left_as_it_is(host, shape, axis):
     k.same(host.run([kernel], [[aligned(x)]], processors=2)[0], want, kernel)
 
 
-def test_what_copies_rows_compiles():
+def test_kernel_that_copies_rows_compiles():
     compiled(device_library.ROWS_COPIED)
+
+
+def test_every_file_of_the_device_library_is_read():
+    """And decides about code that Numba keeps on disk."""
+    files = set(device_library.LIBRARY.glob("*"))
+    assert {file.stem for file in files} == {*device_library.FILES, "copy"}
+    assert files <= set(DECIDES_DEVICE_CODE)
+
+
+@pytest.mark.parametrize("name", device_library.PIECES)
+def test_pieces_of_the_device_library_define_their_names(name):
+    text = device_library.PIECES[name]
+    assert re.search(rf"(struct |constexpr.* |^.*[ *]){name}\b *[({{=]", text, re.MULTILINE), text
+    assert "~(" not in text
+    assert "Real" not in text or "template<class Real>" in text
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -1186,7 +1211,7 @@ def test_what_a_condition_depends_on_is_read_before_it():
 def test_cases():
     a, b, not_a = (1, True), (2, True), (1, False)
     of = lambda *cases: {frozenset(c) for c in cases}  # noqa: E731
-    assert fewest(of([a], [a, b])) == of([a])
-    assert fewest(of([a, b], [not_a, b])) == of([b])
-    assert fewest(of([a], [not_a])) == of([])
-    assert fewest(of([a, b], [not_a])) == of([a, b], [not_a])
+    assert simplify_cases(of([a], [a, b])) == of([a])
+    assert simplify_cases(of([a, b], [not_a, b])) == of([b])
+    assert simplify_cases(of([a], [not_a])) == of([])
+    assert simplify_cases(of([a, b], [not_a])) == of([a, b], [not_a])

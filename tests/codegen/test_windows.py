@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuscheduler import Scheduler
 from gpuscheduler.codegen.cpu import evaluate
-from gpuscheduler.codegen.cuda import kernel, schedule
+from gpuscheduler.codegen.cuda import kernel, schedule, window_schedule
 from gpuscheduler.codegen.cuda.kernel import generate
 from gpuscheduler.codegen.cuda.window_tiles import ColumnTile
 from gpuscheduler.fusion.legality import has_windows_over_edges
@@ -202,8 +202,8 @@ def test_any_windows(host, case, shift, one, tile):
     kernel_, arrays = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "SLIDING_TILE", tile)
-        patch.setattr(schedule, "SLIDING_THREADS", 16)
-        patch.setattr(schedule, "LEAST_IN_PANES", 1)
+        patch.setattr(window_schedule, "SLIDING_THREADS", 16)
+        patch.setattr(window_schedule, "LEAST_IN_PANES", 1)
         arrays = [aligned(a, shift * a.itemsize) for a in arrays]
         with np.errstate(all="ignore"):
             want = evaluate.evaluate(kernel_, arrays)
@@ -243,7 +243,7 @@ def test_many_panes(host, shape, lengths, ops):
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_windows_of_random_numbers(host, shape, lengths, dtype, monkeypatch):
     """Which are drawn where they are wanted, and added to what is read."""
-    monkeypatch.setattr(schedule, "SLIDING_THREADS", 16)
+    monkeypatch.setattr(window_schedule, "SLIDING_THREADS", 16)
     x, whole = k.windows(shape, lengths, dtype)
     drawn = Expr("uniform", (index(x.data[1]),), dtype, 1234)
     axes = tuple(range(len(shape), len(whole)))

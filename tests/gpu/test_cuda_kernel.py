@@ -165,7 +165,7 @@ def test_any_kernel_computes_what_numpy_does(_, case, processors, shift):
 def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(case, processors):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuscheduler.codegen.cuda.schedule.LATE_BYTES", 0)
+        patch.setattr("gpuscheduler.codegen.cuda.vectorize.LATE_BYTES", 0)
         patch.setattr("gpuscheduler.codegen.cuda.schedule.KEPT_BYTES", 16)
         patch.setattr("gpuscheduler.codegen.cuda.schedule.LEAST_COLUMNS", 2)
         check(kernel, arrays, processors=processors)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gpuscheduler import Scheduler
-from gpuscheduler.codegen.cuda import kernel, schedule, window_tiles
+from gpuscheduler.codegen.cuda import vectorize, window_schedule, window_tiles
 from gpuscheduler.fusion.task import KernelTask
-from gpuscheduler.ir import loop_tiling
+from gpuscheduler.ir import limits, loop_tiling
 from tests.fusion.test_fuser import smooth
 
 cupy = pytest.importorskip("cupy")
@@ -74,11 +74,14 @@ SOLID = {
 @pytest.fixture(params=["vectors", "as chosen"])
 def chosen(request, monkeypatch):
     if request.param == "vectors":
-        for name, value in (("LOOSE_LEAST", 1), ("CLOSE", 2**10), ("MANY_STEPS", 1024)):
-            monkeypatch.setattr(schedule, name, value)
-        monkeypatch.setattr("gpuscheduler.plan.batching.SMALL", 2**10)
-        for file in ("kernels", "recorder", "replay"):
-            monkeypatch.setattr(f"gpuscheduler.devices.cuda.{file}.SMALL", 2**10)
+        monkeypatch.setattr(vectorize, "LOOSE_LEAST", 1)
+        monkeypatch.setattr(vectorize, "MANY_STEPS", 1024)
+        monkeypatch.setattr(limits, "CLOSE", 2**10)
+        for file in (
+            "plan.batching",
+            *(f"devices.cuda.{f}" for f in ("kernels", "recorder", "replay")),
+        ):
+            monkeypatch.setattr(f"gpuscheduler.{file}.SMALL", 2**10)
         monkeypatch.setattr("gpuscheduler.devices.cuda.result_rooms.LEAST_WHOLE", 0)
 
 
@@ -233,13 +236,13 @@ def test_windows_that_slide(devices, program, chunks, monkeypatch):
     """Several results of each thread, also where there are few, with edges and without."""
     found = []
     owner, place = (
-        (kernel._KernelEmitter, "_slides") if program in SLIDING else (window_tiles, "pane")
+        (window_schedule, "find_sliding_axes") if program in SLIDING else (window_tiles, "pane")
     )
     if program in BOXES:
         place = "box"
     chooses = getattr(owner, place)
-    monkeypatch.setattr(schedule, "LEAST_IN_PANES", 1)
-    monkeypatch.setattr(kernel._KernelEmitter, "_sliding_room", lambda self: 64)
+    monkeypatch.setattr(window_schedule, "LEAST_IN_PANES", 1)
+    monkeypatch.setattr(window_schedule, "most_results", lambda space: 64)
     monkeypatch.setattr(window_tiles, "too_few", lambda tiles, processors: False)
     monkeypatch.setattr(owner, place, lambda *args: found.append(chooses(*args)) or found[-1])
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")

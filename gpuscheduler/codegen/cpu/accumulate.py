@@ -47,8 +47,10 @@ def drop_first_axis(leaf: Expr) -> Expr:
 
 
 class PairwiseMerger:
-    """Partial results, merged in pairs like a binary counter, so that rounding errors stay small
-    however many there are, and their order is always the same."""
+    """Merge partial results in pairs, like a binary counter.
+
+    Rounding errors stay small for any number of parts, and the order is always the same.
+    """
 
     def __init__(self, op: str):
         self.op = op

@@ -1,13 +1,12 @@
 """Evaluate kernels with NumPy, in blocks that fit the cache, or with compiled LLVM loops.
 
-Its tree is evaluated in blocks that stay in the cache, or, where it is large, by machine code
-(`host_code`).
+A block is a box of the iteration space, and each node is one call of a ufunc on it. So no array
+of the size of an operand is made, except the outputs. Large regions are evaluated by machine
+code instead (`llvm_map`, `llvm_reduce`).
 
-No array of the size of an operand is made but the outputs. A block is a box of the iteration space;
-each node is one call of a ufunc on it. Where views reach outside their arrays for points that a
-`where` does not choose, the space is cut into regions in which it is known what is chosen; where
-that is not possible, only the chosen points are read. The same cuts keep calls to the points that
-are meant for them.
+Where views reach outside their arrays for points that a `where` does not choose, the space is
+cut into regions in which the choice is known. Where such cuts are not possible, only the chosen
+points are read. The same cuts limit calls of Python functions to the points that need them.
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ from .region import (
 )
 
 #: Bytes of one temporary: a few of them fit the cache that cores share. Smaller ones, which fit a
-#: core's own, are no faster where one thread computes, and take up to four times where two do: each
-#: of NumPy's calls takes the interpreter's lock again. Measured with 2 cores and with 16.
+#: core's own cache, are no faster in one thread. In two threads they take up to four times as long,
+#: for each NumPy call takes the interpreter's lock. Measured with 2 cores and with 16.
 BLOCK_BYTES = 4 * 1024 * 1024
-#: Points that are added up one after the other, as NumPy does it along all axes but the last. Rows
-#: of no more are reduced beside each other: measured, longer ones are faster one by one.
+#: Most points that are added one after the other, as NumPy does along all axes but the last. Rows
+#: of no more points are reduced side by side. Measured: longer rows are faster one by one.
 FEW_POINTS = 16
-#: A region of fewer than one in so many of a kernel's points is not worth code of its own.
+#: A region with fewer than one in this many of a kernel's points is not compiled.
 SMALL_PART = 64
 
 
@@ -137,7 +136,10 @@ def _evaluate_scans(
 
 @lru_cache(1024)
 def _around_scans(kernel: Kernel) -> tuple[Kernel, Kernel, int]:
-    """What is scanned, what is made of that, which is behind all arrays, and its first number."""
+    """Split a scan into its arguments and what its results become.
+
+    Returns both as kernels, and the number of the first array of results.
+    """
     first = max(kernel.inputs, default=-1) + 1
     whole = View.contiguous(kernel.shape)
 
@@ -276,8 +278,10 @@ class _EvaluationPlan:
         self, shape: tuple[int, ...], exprs: Sequence[Expr], target: View, region: Region,
         count: int,
     ) -> tuple[llvm_code.CompiledLoop | None, Sequence[int]]:  # fmt: skip
-        """Machine code that reduces a box of a region of this shape to `count` states, numbered by
-        `target`; and the order in which that has the axes."""
+        """Machine code that reduces a box of a region, and the order of its axes.
+
+        It reduces to `count` states, numbered by `target`.
+        """
         position, order = region.views[-1], list(range(len(shape)))
         along = len(shape) - 1 in region.reduced
         if along and shape[-1] <= FEW_POINTS and region.stays:  # many results beside each other
@@ -294,8 +298,7 @@ class _EvaluationPlan:
 
     @cached_property
     def few(self) -> bool:
-        """Whether so few points become one that what is lost to rounding is no more than in
-        NumPy's sums."""
+        """Whether so few points are reduced that rounding errors are those of NumPy's sums."""
         return math.prod([self.kernel.shape[k] for k in self.kernel.axes]) <= FEW_POINTS
 
     @cached_property

@@ -25,7 +25,7 @@ def count(bins: Bins, x: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> 
 def weigh(
     bins: Bins, x: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], sums: np.ndarray[Any, Any]
 ) -> None:
-    """Adds to each bin's sum, float64, the weights of those of these values that lie in it.
+    """Add the weights of values to the sums (float64) of their bins.
 
     >>> bins, sums = Bins.of(np.array([0.0, 1.0, 2.0])), np.zeros(2)
     >>> weigh(bins, np.array([0.5, 1.5, 1.0, 9.0]), np.array([1.0, 2.0, 4.0, 8.0]), sums)

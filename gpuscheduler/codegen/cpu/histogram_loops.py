@@ -1,8 +1,8 @@
 """Numba loops that find, count and weigh values in bins.
 
-A search with branches waits, for each value, for the processor to have guessed wrongly. Here a grid
-of even cells says how many edges lie before a value's cell, and a search without branches does the
-rest, of many values beside each other. That is faster than NumPy's way, which sorts the values.
+A search with branches waits whenever the processor guesses one wrongly. Here a grid of even
+cells tells how many edges lie before a value's cell. A search without branches does the rest,
+for many values at a time. This is faster than NumPy's way, which sorts the values.
 """
 
 from __future__ import annotations

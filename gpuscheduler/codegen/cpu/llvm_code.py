@@ -20,7 +20,8 @@ class LoopFunction(NamedTuple):
     ints: tuple[tuple[str, Any], ...]  # numbers that it is given
 
 
-#: By what the text is made of: to write it takes longer than many a region. None: there is none.
+#: The text of a loop by its structure, or None where there is none. Writing takes longer than many
+#: regions take to run.
 _written: dict[Any, Any] = {}
 _UNKNOWN = object()
 MOST_WRITTEN = 4096
@@ -134,9 +135,9 @@ def address(array: Array) -> int:
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
-#: What says where an extreme is, and the reduction that says which it is.
+#: Reductions that give the place of an extreme, and those that give its value.
 EXTREMES = {"argmin": "min", "argmax": "max"}
-#: Behind every position.
+#: A position behind every other.
 NOWHERE = 2**63 - 1
 
 

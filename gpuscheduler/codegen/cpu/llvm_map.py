@@ -1,16 +1,14 @@
 """LLVM loops that write the elements of a region in one pass.
 
-What a region of a kernel computes, in one pass and in one call.
+NumPy takes the interpreter's lock at each call, so threads that evaluate small blocks wait for
+each other. With sixteen threads, whole arrays op by op are several times as fast. A region whose
+operations are all known here becomes one LLVM function (Numba brings LLVM along). It runs
+without the lock and reads each element once. NumPy evaluates small regions and unknown
+operations.
 
-NumPy takes the interpreter's lock again at each call. Many threads that evaluate small blocks stand
-in each other's way: with sixteen, op by op on whole arrays is several times as fast. A region whose
-operations are all known here is written as a function for LLVM (Numba brings it along), which runs
-without that lock and reads each element once. What is not known, and what is small, is NumPy's.
-
-Operations give the same bits as NumPy's, but for functions of the C library (`exp`, `sin`, …): the
-last bit of these may be another. Sums are at least as accurate: pieces of a row are added in 32
-lanes and then in pairs, and double precision sums of pieces with what was lost to rounding (Knuth's
-TwoSum).
+Operations give the same bits as NumPy's. Only functions of the C library (`exp`, `sin`, …) may
+differ in the last bit. Sums are at least as accurate: pieces of a row are added in 32 lanes and
+then in pairs. Sums of pieces in double precision keep their rounding errors (Knuth's TwoSum).
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from .llvm_code import CompiledLoop, LoopFunction, find_or_write
 from .llvm_jit import compile_function
 from .llvm_text import LlvmText, NotWritten, RegionLoop, memory_type, total
 
-#: Points of a region from which on it is worth code of its own: to compile it takes 50 ms, once
-#: for each kernel on a machine.
+#: Points of a region from which on it is compiled: this takes 50 ms, once for each kernel on a
+#: machine.
 LEAST_POINTS = 2**17
 
 

@@ -36,7 +36,7 @@ from .llvm_text import (
 #: Reductions, and the ufunc by which two values become one.
 PAIRWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "fmin": "fmin",
          "fmax": "fmax", "any": "logical_or", "all": "logical_and"}  # fmt: skip
-#: What there is code for.
+#: Reductions that can be compiled.
 REDUCED = frozenset({*PAIRWISE, *EXTREMES, "moment"})
 
 
@@ -51,10 +51,12 @@ def reduction_loop(
     count: int,
     few: bool,
 ) -> CompiledLoop | None:
-    """Code that reduces the roots' values into states of these types, that are there already, and
-    are numbered by `target`, `count` of them; points by `position`, among those of their state;
-    `along` says whether rows are reduced, and `few` that each state is of few points. See `states`.
-    None where there is no code."""
+    """The compiled loops that reduce values of the roots into states, or None.
+
+    The `count` states have these types and exist already; see `states`. `target` numbers the
+    state of a point, and `position` the point among those of its state. `along` says whether
+    rows are reduced, `few` that each state has few points.
+    """
     try:
         if any(r.op not in REDUCED for r in reductions):
             raise NotWritten("reductions")

@@ -13,20 +13,21 @@ import numpy as np
 from ...ir.expr import DType, Expr, nodes
 
 Array = np.ndarray[Any, Any]
-#: Elements of a row that are computed before they are added up, and columns that are added up
-#: beside each other: their states are in the fastest cache.
-PIECE, COLUMNS = 1024, 512
-#: Bytes from one element of a row to the next, at most. Beyond two lines of the cache NumPy, which
-#: goes along the shorter steps, is faster, up to five times for columns of 2**k rows.
+#: Elements of a row that are computed before they are added up: they stay in the fastest cache.
+PIECE = 1024
+#: Columns that are added up side by side: their states stay in the fastest cache.
+COLUMNS = 512
+#: Most bytes from one element of a row to the next. Beyond two lines of the cache NumPy is faster,
+#: up to five times for columns of 2**k rows: it goes along the shorter steps.
 APART = 128
-#: Numbers that are added up beside each other.
+#: Numbers that are added up side by side.
 LANES = 32
-#: Cores from which on functions of the C library are called: NumPy's own take a half to a quarter
-#: of their time in one thread, and as many threads have to wait for each other at each call.
+#: Cores from which on functions of the C library are called. NumPy's take a half to a quarter of
+#: the time in one thread, but many threads wait for each other at each call.
 MANY = 8
-#: Arrays, constants and results of one function, at most.
+#: Most arrays, constants and results of one function.
 MOST_POINTERS = 60
-#: A constant that each call of `blocks.evaluate` gives; in no kernel but there and here.
+#: A constant that each call of `evaluate` gives. Only kernels made there have it.
 OPEN = "open"
 
 _TYPES = {
@@ -45,7 +46,7 @@ _COMPARE = {"equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", 
             "greater_equal": "ge"}  # fmt: skip
 _ROUND = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "rint": "nearbyint",
           "sqrt": "sqrt", "absolute": "fabs", "fabs": "fabs"}  # fmt: skip
-#: NumPy's names of what the C library has.
+#: NumPy's names of the C library's functions.
 _LIBRARY = {
     "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
     "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan", "arcsin": "asin",
@@ -252,8 +253,10 @@ class LlvmText:
         raise NotWritten(op)
 
     def _shifted(self, op: str, dtype: DType, a: str, b: str) -> str:
-        """Shifts by no less than a number has bits, or by less than none, leave nothing, or the
-        sign: as NumPy has it, where the processor does as it likes."""
+        """Shift as NumPy does: by too many or negative bits, nothing or the sign is left.
+
+        Processors leave these cases open.
+        """
         kind, bits = value_type(dtype), 8 * dtype.itemsize
         how = "shl" if op == "left_shift" else "ashr" if dtype.kind == "i" else "lshr"
         inside = self(f"icmp ult {kind} {b}, {bits}")

@@ -64,7 +64,7 @@ def _spread(start, step, even, odd, out):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _part(start, step, n):  # type: ignore[no-untyped-def]
-    """How many of n elements to do next, the step from pair to pair, and how many pairs."""
+    """The next elements of n, the step between pairs, and the number of pairs."""
     if step == 1:
         first = start & 1
         m = min(n, 2 * PAIRS - first)
@@ -125,8 +125,10 @@ def _log(x):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _turn(v):  # type: ignore[no-untyped-def]
-    """Cosine and sine of 2πv, for v from 0 to 1, with the polynomials of FreeBSD's k_cos.c and
-    k_sin.c."""
+    """Cosine and sine of 2πv, for v from 0 to 1.
+
+    The polynomials are those of FreeBSD's k_cos.c and k_sin.c.
+    """
     t = 4.0 * v
     quarter = np.int64(t + 0.5)
     x = (t - quarter) * (math.pi / 2)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
-#: Functions of numbers that have a bug in NumPy; see `_call_packed`.
+#: Ufuncs that have a bug in NumPy; see `_call_packed`.
 _PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit", "negative"})
-#: Bytes of numbers that are drawn for machine code at once: they stay in a core's own cache.
+#: Bytes of random numbers that are drawn for machine code at once: they stay in a core's cache.
 DRAWN_BYTES = 2**20
 #: Number of the first buffer of such numbers, among arrays; the others come before.
 BUFFERS = -1_000_000
-#: What no ufunc computes.
+#: Operations that no ufunc computes.
 STRUCTURAL = frozenset({"taken", "cast", "where", "real", "imag", "complex", "bin"})
 #: A `where` of which only the chosen points may be read; only inside this module.
 GUARDED = "guarded"
@@ -105,7 +105,7 @@ def buffer_memory(array: Array) -> BufferMemory:
 
 
 def view_bounds(view: View, box: Box) -> tuple[int, int]:
-    """The least and the greatest number that a view gives in a box that is not empty."""
+    """The least and the greatest number of a view in a box that is not empty."""
     low = high = view.offset
     for stride, (start, stop) in zip(view.strides, box, strict=True):
         a, b = stride * start, stride * (stop - 1)
@@ -416,7 +416,7 @@ class DrawnNumbers:
         self, memory: Mapping[int, BufferMemory], given: Sequence[Array], room: list[Array],
         origin: tuple[int, ...], lengths: tuple[int, ...],
     ) -> dict[int, BufferMemory]:  # fmt: skip
-        """The arrays, and what is drawn for a block, each as if it began at the region's origin."""
+        """The arrays and a block's random numbers, as if each began at the region's origin."""
         out = dict(memory)
         box = make_box(origin, lengths)
         for n, draw in enumerate(self.draws):
@@ -631,7 +631,7 @@ def block_boxes(
 
 
 def _find_clips(roots: list[Expr]) -> list[Expr]:
-    """Choices between values and two bounds as one call of NumPy's, which takes a tenth as long."""
+    """Replace choices between a value and two bounds by `clip`, ten times as fast."""
     new: dict[int, Expr] = {}
     for node in _reachable(roots):
         args = tuple([new.get(id(a), a) for a in node.args])
@@ -656,7 +656,10 @@ def _beyond(node: Expr, compare: str) -> tuple[Expr, Expr] | None:
 
 
 def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., Any]:
-    """`along` is which arguments vary along the last axis, where some do and some do not."""
+    """The function that computes a node from its arguments.
+
+    `along` tells which arguments vary along the last axis, where only some do.
+    """
     if node.op == "cast":
         return partial(_cast, node.dtype)
     if node.op == "where":
@@ -683,8 +686,11 @@ def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., An
 
 
 def _call_packed(function: np.ufunc, a: Any, out: Array | None = None) -> Any:
-    """NumPy (to 2.4) writes these past an `out` with strides on CPUs with AVX-512, not into it; and
-    negatives of each fourth number of four bytes, or eighth of eight, are those of others there."""
+    """Call one of the ufuncs that have a bug in NumPy (to 2.4) on CPUs with AVX-512.
+
+    With an `out` that has strides they write past it. Every fourth negative of four bytes, or
+    eighth of eight, is that of another number.
+    """
     if out is None or out.flags.c_contiguous:
         return function(a, out=out)
     out[...] = function(a)

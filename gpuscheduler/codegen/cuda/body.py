@@ -12,20 +12,21 @@ import numpy as np
 from ...errors import NotGenerated
 from ...ir.bins import Bins
 from ...ir.expr import RANDOM, Kernel
+from . import vectorize
 from .nodes import DeviceCall, IrNode, NodeTree, dtype_of, size_of
-from .operations import STORED, TYPES, cast, load_value, operation, results, usual
+from .operations import STORED, TYPES, approximate, cast, load_value, operation, results
 from .schedule import LoopSite, PointRange, Schedule
 
-#: Constants that are arguments, at most.
+#: Most constants that are arguments.
 MOST_CONSTANTS = 128
-#: Elements from one view to another of the same array, at most, whose common part is read once.
+#: Most elements between two views of an array whose common part is read once.
 BESIDE = 8
 #: Quotients, roots and logarithms of float32 from which on a vector is computed in stages.
 STAGED = 2
 
 
 class KernelBody(Schedule):
-    """What is loaded and computed at a point, wherever the loop is that comes to it."""
+    """The statements that load and compute a point, for all kinds of loops."""
 
     blocks: int  # of a launch, for each item
     held: int  # results, or lines, of one thread at a time
@@ -34,12 +35,12 @@ class KernelBody(Schedule):
         super().__init__(kernel, aligned, processors, writes)
         self._check()
 
-    def _inside(self, site: LoopSite, groups: str = "kr") -> str:
-        """Whether a point, or a vector that begins there, lies in the core along these axes."""
+    def _check_core(self, site: LoopSite, groups: str = "kr") -> str:
+        """The condition that a point, or a vector that begins there, lies in the core."""
         checks = []
-        for k, low, length in [x for group in groups for x in self._within(group)]:
+        for k, low, length in [x for group in groups for x in self.core_bounds(group)]:
             layout, width = self.axis_layout[k], self.width
-            begins = max(length - self._fast(layout) * (width - 1), 0)
+            begins = max(length - self.fast_stride(layout) * (width - 1), 0)
             checks.append(
                 f"({self.count})({self._offset(layout, site)} - ({self.int})"
                 f"{self.slot(('first', k), low)}) < {self.number(('within', k, width), begins)}"
@@ -64,7 +65,7 @@ class KernelBody(Schedule):
         if node.code == "b1":
             return f"{self.slot(name, int(value[0]))} != 0"
         if node.code[0] in "iu":
-            return f"({TYPES[node.code]}){self._whole(name, int(value[0]))}"
+            return f"({TYPES[node.code]}){self._integer(name, int(value[0]))}"
         if node.code in ("f2", "f4"):
             return self._float(name, value.astype("f4"))
         if node.code == "f8":
@@ -73,7 +74,7 @@ class KernelBody(Schedule):
         words = [self._float((name, n), part) for n, part in parts]
         return f"{TYPES[node.code]}{{{', '.join(words)}}}"
 
-    def _whole(self, name: Any, value: int) -> str:
+    def _integer(self, name: Any, value: int) -> str:
         """The same; places that are filled in later are large and stay arguments."""
         if name in self.slots or self.constants < MOST_CONSTANTS or abs(value) >= 2**31:
             self.constants += name not in self.slots
@@ -225,7 +226,7 @@ class KernelBody(Schedule):
         node = tree.nodes[k]
         n, view = node.data
         if self.loose and tree is self.bodies[-1]:
-            first, away = self._beside(tree, k)
+            first, away = self._find_neighbour(tree, k)
             if away:
                 name = f"p{tree.letter}{k}"
                 return f"const {STORED[node.code]}* const {name} = p{tree.letter}{first} + {away};"
@@ -235,9 +236,11 @@ class KernelBody(Schedule):
             f"(const {STORED[node.code]}*)S({slot});"
         )
 
-    def _beside(self, tree: NodeTree, k: int) -> tuple[int, int]:
-        """The first input that reads an array in the same steps as another one does, near to it,
-        and how many elements that is behind it: what both read is then loaded once."""
+    def _find_neighbour(self, tree: NodeTree, k: int) -> tuple[int, int]:
+        """Find the first input that reads the same array in the same steps nearby.
+
+        Returns it and how many elements lie between: what both read is loaded once.
+        """
         (n, view), layout = tree.nodes[k].data, self.layout_of[tree.letter, k]
         others = [
             (i, view.offset - other.offset)
@@ -277,22 +280,26 @@ class KernelBody(Schedule):
             if k in gone:
                 continue
             place = place_of(either.get(k, k))
-            kind = self._kind(tree, k)
+            kind = self.type_of_load(tree, k)
             guard = None if k in either else tree.guards[k]
             check = f"if ({tree.letter}{guard}) " if guard is not None else ""
             name = target.replace("#", str(k))
-            if self.loose and self._vector(tree, k) and not self._begins_evenly(tree, k):
+            if (
+                self.loose
+                and self.is_vector(tree, k)
+                and not vectorize.begins_aligned(self, tree, k)
+            ):
                 anyhow.append(k)
             else:
                 lines.append(f"{check}{name} = *(const {kind}*)({place});")
-        vectors = [k for k in chosen if anyhow and self._vector(tree, k)]
+        vectors = [k for k in chosen if anyhow and self.is_vector(tree, k)]
         known: dict[tuple[int, int], str] = {}  # elements that are there, by who has them and where
         for k in sorted(vectors, key=anyhow.__contains__):  # those that are whole come first
             layout, name = self.layout_of[tree.letter, k], target.replace("#", str(k))
-            first, away = self._beside(tree, k) if tree is self.bodies[-1] else (k, 0)
+            first, away = self._find_neighbour(tree, k) if tree is self.bodies[-1] else (k, 0)
             guard, mine = tree.guards[k], []
             for e in range(self.width):
-                at = e if self._fast(layout) > 0 else -e
+                at = e if self.fast_stride(layout) > 0 else -e
                 found = known.setdefault((first, away + at), f"{name}.x[{e}]")
                 if found == f"{name}.x[{e}]":
                     found = f"(p{tree.letter}{k} + {offsets[layout]})[{at}]"
@@ -324,7 +331,7 @@ class KernelBody(Schedule):
                 text = self._position(tree, k, site)
                 if element:
                     layout = self.layout_of[tree.letter, k]
-                    step = self._fast(layout)
+                    step = self.fast_stride(layout)
                     name = "stride", layout, self.along, len(self.axes[self.along]) - 1
                     text += f" + {self._times(element, step, name, True)}" if step else ""
             elif node.op == "constant":
@@ -341,7 +348,7 @@ class KernelBody(Schedule):
                 if drawn and k in drawn:
                     text = f"{drawn[k]}[{element}]"
                 else:
-                    lines += self._drawing(tree, k, element)
+                    lines += self._draw_element(tree, k, element)
                     continue
             else:
                 text = self._operation(tree, k)
@@ -369,9 +376,9 @@ class KernelBody(Schedule):
         node = tree.nodes[k]
         if node.op == "index":
             layout = self.layout_of[tree.letter, k]
-            step = self._fast(layout)
+            step = self.fast_stride(layout)
             odd: int | None = node.data.offset % 2
-            strides = self._strides(layout, "k") + self._strides(layout, "r")
+            strides = self.strides(layout, "k") + self.strides(layout, "r")
             if step % 2 and self.width == 1:
                 odd = None
             own = self.axes[self.along]
@@ -400,7 +407,7 @@ class KernelBody(Schedule):
     def _key(self, node: IrNode) -> str:
         return self.slot(("key", node.data), node.data)
 
-    def _drawing(self, tree: NodeTree, k: int, element: str) -> list[str]:
+    def _draw_element(self, tree: NodeTree, k: int, element: str) -> list[str]:
         node, letter = tree.nodes[k], tree.letter
         odd = self._oddness(tree, k, element)
         name = f"{letter}{k}"
@@ -414,8 +421,8 @@ class KernelBody(Schedule):
             text = f"{self._draw(node)}({odd} ? {name}y : {name}x)"
         return [*lines, let(node.code, name, text)]
 
-    def _pairs(self, tree: NodeTree, site: LoopSite) -> tuple[list[str], dict[int, str]]:
-        """Random numbers of a whole vector where they come in pairs, and what they are called."""
+    def _draw_pairs(self, tree: NodeTree, site: LoopSite) -> tuple[list[str], dict[int, str]]:
+        """Draw random numbers of a whole vector in pairs: statements, and their names."""
         lines: list[str] = []
         drawn: dict[int, str] = {}
         if self.width == 1:
@@ -454,14 +461,14 @@ class KernelBody(Schedule):
         groups = ("r",) if self.reducing else ("k", "r")
         return [k for k in tree.inputs if not self._hoisted(tree, k, groups)]
 
-    def _before(self, site: LoopSite, bodies: Sequence[NodeTree] = ()) -> list[str]:
+    def _load_invariants(self, site: LoopSite, bodies: Sequence[NodeTree] = ()) -> list[str]:
         """Loads of what is the same in all of the loop."""
         lines = []
         for tree in bodies or self.bodies:
             inner, x = set(self._inner(tree)), self._register(tree)
             outer = [k for k in tree.inputs if k not in inner]
-            lines += [f"{self._kind(tree, k)} {x}{k};" for k in outer]
-            lines += self._scoped(self._loads(tree, outer, site, f"{x}#"), bool(outer))
+            lines += [f"{self.type_of_load(tree, k)} {x}{k};" for k in outer]
+            lines += self._enclose(self._loads(tree, outer, site, f"{x}#"), bool(outer))
         return lines
 
     def _register(self, tree: NodeTree) -> str:
@@ -469,7 +476,7 @@ class KernelBody(Schedule):
         return {"v": "x", "a": "t", "b": "w"}.get(tree.letter, "y")
 
     @staticmethod
-    def _scoped(lines: list[str], wanted: bool = True) -> list[str]:
+    def _enclose(lines: list[str], wanted: bool = True) -> list[str]:
         return ["{", *lines, "}"] if wanted and lines else []
 
     def _values(self, tree: NodeTree, element: str, which: str) -> dict[int, str]:
@@ -479,19 +486,19 @@ class KernelBody(Schedule):
         for k in tree.inputs:
             if k in inner and self.late and tree is self.tree:
                 offset = f"o{self.layout_of[tree.letter, k]}"
-                out[k] = f"*(const {self._kind(tree, k)}*)(p{tree.letter}{k} + {offset})"
+                out[k] = f"*(const {self.type_of_load(tree, k)}*)(p{tree.letter}{k} + {offset})"
                 continue
             name = f"{x}{k}[{which}]" if k in inner and which else f"{x}{k}"
-            out[k] = f"{name}.x[{element}]" if self._vector(tree, k) else name
+            out[k] = f"{name}.x[{element}]" if self.is_vector(tree, k) else name
         return out
 
-    def _declared(self, tree: NodeTree, times: int) -> list[str]:
+    def _declare_registers(self, tree: NodeTree, times: int) -> list[str]:
         """Room for what the loop loads. What is loaded under a condition is zero otherwise."""
         out, x = [], self._register(tree)
         for k in self._inner(tree):
             clear = " = {}" if tree.guards[k] is not None else ""
             if tree is not self.tree or k not in self.gone:
-                out.append(f"{self._kind(tree, k)} {x}{k}[{times}]{clear};")
+                out.append(f"{self.type_of_load(tree, k)} {x}{k}[{times}]{clear};")
         return out
 
     def _passes(
@@ -505,25 +512,25 @@ class KernelBody(Schedule):
         if self.late and inner:
             layouts = dict.fromkeys(self.layout_of[tree.letter, k] for k in inner)
             offsets = [f"const {self.int} o{n} = {self._offset(n, site)};" for n in layouts]
-            return self._each(condition, at, [*coords, *offsets, *uses])
+            return self._loop_vectors(condition, at, [*coords, *offsets, *uses])
         if inner:
             loads = self._loads(tree, inner, site, f"{self._register(tree)}#[u]")
         if self.core is not None:
-            holds = f"if ({self._inside(site)}) {{"
+            holds = f"if ({self._check_core(site)}) {{"
             edge = self._inner(self.tree)
             uses = [
-                holds, *uses, "} else {", *self._declared(self.tree, 1),
-                *self._scoped(self._loads(self.tree, edge, site, "x#[0]")), *use(self.tree, "0"),
+                holds, *uses, "} else {", *self._declare_registers(self.tree, 1),
+                *self._enclose(self._loads(self.tree, edge, site, "x#[0]")), *use(self.tree, "0"),
                 "}",
             ]  # fmt: skip
             loads = [holds, *loads, "}"] if inner else []
         return [
-            *self._declared(tree, self.times),
-            *(self._each(condition, at, [*coords, *loads]) if inner else []),
-            *self._each(condition, at, [*coords, *uses]),
+            *self._declare_registers(tree, self.times),
+            *(self._loop_vectors(condition, at, [*coords, *loads]) if inner else []),
+            *self._loop_vectors(condition, at, [*coords, *uses]),
         ]
 
-    def _each(self, condition: str, at: str, lines: list[str]) -> list[str]:
+    def _loop_vectors(self, condition: str, at: str, lines: list[str]) -> list[str]:
         """Statements for each of the vectors that a thread has at a time."""
         return [
             "#pragma unroll",
@@ -535,7 +542,7 @@ class KernelBody(Schedule):
             "}",
         ]
 
-    def _elements(
+    def _compute_elements(
         self,
         tree: NodeTree,
         site: LoopSite,
@@ -543,8 +550,8 @@ class KernelBody(Schedule):
         after: list[str],
         before: Sequence[str] = (),
     ) -> list[str]:
-        """What is computed of each element of a vector, and what is done before and after that."""
-        pairs, drawn = self._pairs(tree, site)
+        """Compute each element of a vector, with statements before and after."""
+        pairs, drawn = self._draw_pairs(tree, site)
         wanted = tree.below(tree.roots, drawn)
         element = "e" if self.width > 1 else ""
         values = self._values(tree, "e", which)
@@ -552,27 +559,29 @@ class KernelBody(Schedule):
         def statements(chosen: Iterable[int]) -> list[str]:
             return self._statements(tree, chosen, site, values, element, drawn)
 
-        stages = self._stages(tree, wanted, drawn) if not before else {}
+        stages = self._plan_stages(tree, wanted, drawn) if not before else {}
         if stages:
-            return [*pairs, *self._staged(tree, stages, statements, after)]
+            return [*pairs, *self._compute_in_stages(tree, stages, statements, after)]
         lines = [*before, *statements(wanted)]
         if self.width == 1:
             return [*pairs, *lines, *after]
-        return [*pairs, *self._over_elements([*lines, *after])]
+        return [*pairs, *self._loop_elements([*lines, *after])]
 
-    def _over_elements(self, lines: Iterable[str]) -> list[str]:
+    def _loop_elements(self, lines: Iterable[str]) -> list[str]:
         """Statements for each element of a vector."""
         return ["#pragma unroll", f"for (int e = 0; e < {self.width}; ++e) {{", *lines, "}"]
 
     # ---- in stages
 
-    def _stages(
+    def _plan_stages(
         self, tree: NodeTree, wanted: Sequence[int], drawn: Container[int]
     ) -> dict[int, int]:
-        """When each node is computed that is no leaf, nor `drawn`, where a vector is computed in
-        stages: behind each, what its quotients and roots are of rare numbers is computed again.
-        Nothing where that is not worth it."""
-        slow = {k for k in wanted if self._usual(tree, k)}
+        """The stage in which each node is computed, or nothing where stages do not pay.
+
+        After each stage, its quotients and roots of rare numbers are computed again. Leaves and
+        `drawn` nodes have no stage.
+        """
+        slow = {k for k in wanted if self._approximate(tree, k)}
         if self.width == 1 or len(slow) < STAGED or tree.calls or tree.taken:
             return {}
         if tree is self.tree and self.either:
@@ -585,16 +594,16 @@ class KernelBody(Schedule):
         return stages
 
     @staticmethod
-    def _usual(tree: NodeTree, k: int) -> str | None:
+    def _approximate(tree: NodeTree, k: int) -> str | None:
         node = tree.nodes[k]
-        return usual(node.op, node.code, [f"{tree.letter}{a}" for a in node.args])
+        return approximate(node.op, node.code, [f"{tree.letter}{a}" for a in node.args])
 
-    def _staged(
+    def _compute_in_stages(
         self, tree: NodeTree, stages: dict[int, int],
         statements: Callable[[Iterable[int]], list[str]], after: list[str],
     ) -> list[str]:  # fmt: skip
-        """The same as `_elements`, in `stages`. What later ones need is held until then."""
-        v, slow = tree.letter, {k for k in stages if self._usual(tree, k)}
+        """The same as `_compute_elements`, in `stages`. What later ones need is held until then."""
+        v, slow = tree.letter, {k for k in stages if self._approximate(tree, k)}
         last = max(stages[k] + (k in slow) for k in stages)
         needed = {a for k in slow for a in tree.nodes[k].args} | slow | {*tree.roots}
         for k, stage in stages.items():
@@ -619,30 +628,32 @@ class KernelBody(Schedule):
             ends = after if stage == last else []
             body = given((below | {*(tree.roots if ends else ())}) - {*own})
             for k in own:
-                text = self._usual(tree, k)
+                text = self._approximate(tree, k)
                 body += [let(tree.nodes[k].code, f"{v}{k}", text)] if text else statements([k])
                 body += [f"held{k}[e] = {v}{k};"] if k in held else []
             if not again:
-                lines += self._over_elements([*body, *ends])
+                lines += self._loop_elements([*body, *ends])
                 continue
             exact = given(a for k in again for a in tree.nodes[k].args)
             exact += [f"held{k}[e] = {self._operation(tree, k)};" for k in again]
-            lines += ["{", "bool rare = false;", *self._over_elements([*body, *ends])]
-            lines += ["if (rare) {", *self._over_elements(exact), "}", "}"]
+            lines += ["{", "bool rare = false;", *self._loop_elements([*body, *ends])]
+            lines += ["if (rare) {", *self._loop_elements(exact), "}", "}"]
         return ["{", *lines, "}"]
 
     # ---- points anyhow
 
-    def _anyhow(
+    def _loop_unaligned(
         self, group: str, base: LoopSite, use: Callable[[NodeTree, LoopSite, str], list[str]],
         vectors: tuple[str, str, str], others: tuple[str, str],
     ) -> list[str]:  # fmt: skip
-        """Loops over the vectors of the `n` points of a group of axes, `vectors` being a thread's
-        first one, past its last one, and from one to the next. What they read lies anyhow. A vector
-        that does not lie in one row, or in the core, is taken apart. Points beyond the core come
-        before, by themselves, so that lanes of a warp do the same: `others` are a thread's first
-        one of these, and from one to the next. Where there is a body for threads that are not in
-        the core along the other axes, ``central`` says which are."""
+        """Write the loops over vectors of unaligned inputs, along a group of axes.
+
+        The group has `n` points. `vectors` are a thread's first vector, the end, and the step. A
+        vector that leaves its row or the core is taken apart. Points beyond the core come
+        before, so that lanes of a warp do the same: `others` are a thread's first such point and
+        the step. Threads beyond the core along the other axes may have a body of their own:
+        ``central`` tells them apart.
+        """
         width, main = self.width, self.bodies[-1]
         lengths = self._lengths(group, 1)
 
@@ -663,7 +674,7 @@ class KernelBody(Schedule):
             return self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
 
         edge = self.partly.get(group)
-        if by_row := self._by_row():
+        if by_row := vectorize.begin_with_rows(self):
             rows, number = [*lengths[:-1], -(-lengths[-1] // width)], ""
             coords, names = self._coordinates(group, rows, "i", group, width, "rows")
         else:
@@ -671,14 +682,14 @@ class KernelBody(Schedule):
             coords, names = self._coordinates(group, lengths, "j", group, 1, "whole")
             coords.insert(0, f"const {self.count} j = i * {width}u;")
         here = site(names, number)
-        bounded = bool(self._within(group))
-        whole = [self._inside(here, group)] if bounded else []
-        even = self._even_vectors()
-        if lengths[-1] % width and self._fast_axis() < 0:
+        bounded = bool(self.core_bounds(group))
+        whole = [self._check_core(here, group)] if bounded else []
+        even = vectorize.lie_in_rows(self)
+        if lengths[-1] % width and vectorize.core_axis_of_vectors(self) < 0:
             most = self.number("whole", max(lengths[-1] - width + 1, 0))
             whole.append(f"({self.count}){names[-1]} < {most}")
         lines = point(here, number, main, edge)
-        cuts = self._cuts(group, width if even else 1)
+        cuts = self._find_core_ends(group, width if even else 1)
         beyond = slabs("core", self.apart["last"]) if self.apart else []
         self.width = 1
         if whole and even and bounded:  # what is in no whole vector of the core is beyond it
@@ -694,7 +705,7 @@ class KernelBody(Schedule):
                 inner, others_ = self._coordinates(group, lengths, "je", f"{group}e", 1, "whole")
                 inner[:0] = [f"const {self.count} je = j + one;", "if (je >= n) break;"]
                 place = site(others_, "je")
-            check = [f"if (!({self._inside(place, group)})) continue;"] if bounded else []
+            check = [f"if (!({self._check_core(place, group)})) continue;"] if bounded else []
             lines = [
                 f"if ({' && '.join(whole)}) {{", *lines, "} else {", "#pragma unroll 1",
                 f"for (int one = 0; one < {width}; ++one) {{",
@@ -720,19 +731,21 @@ class KernelBody(Schedule):
     def _point(self, tree: NodeTree, site: LoopSite, uses: list[str]) -> list[str]:
         """Load what a point, or a vector, reads, then use it."""
         loads = self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[0]")
-        return [*self._declared(tree, 1), *self._scoped(loads), *uses]
+        return [*self._declare_registers(tree, 1), *self._enclose(loads), *uses]
 
     def _loop(self, start: str, end: str, step: str, lines: list[str]) -> list[str]:
         head = f"for ({self.count} i = {start}; i < {end}; i += {step}) {{"
         return [head, *lines, "}"]
 
-    def _cuts(self, group: str, unit: int = 1) -> dict[int, tuple[int, int]]:
-        """Where the core begins and ends along each of a group's axes where it is not all. Along
-        the last one it has whole vectors of a `unit`."""
+    def _find_core_ends(self, group: str, unit: int = 1) -> dict[int, tuple[int, int]]:
+        """Where the core begins and ends along the axes that it does not fill.
+
+        Along the last axis of the group it has whole vectors of a `unit`.
+        """
         cuts: dict[int, tuple[int, int]] = {}
         last = len(self.axes[group]) - 1
-        for k, low, length in self._within(group):
-            (a,) = [a for a, s in enumerate(self._strides(self.axis_layout[k], group)) if s]
+        for k, low, length in self.core_bounds(group):
+            (a,) = [a for a, s in enumerate(self.strides(self.axis_layout[k], group)) if s]
             high = low + length
             if a == last:
                 low, high = -(-low // unit) * unit, high // unit * unit

@@ -6,11 +6,11 @@ import re
 
 # ---- functions that are called
 
-#: Instructions that a kernel has of long functions, about, from which on they are called: where
-#: each is there as often as it is used, the kernel takes long to compile (10,000: a second).
+#: Instructions of long functions in a kernel from which on these are called. Inlined at each use,
+#: they take long to compile (10,000 instructions: a second).
 MOST_INSTRUCTIONS = 3000
-#: Long functions: how many numbers they take, and their instructions for float and for double, as
-#: compiled for compute capability 9.0; 0 where they are short.
+#: Long functions: their arguments, and their instructions for float and for double, as compiled for
+#: compute capability 9.0; 0 where they are short.
 LONG = {
     "acos": (1, 0, 134), "acosh": (1, 82, 255), "asin": (1, 0, 71), "asinh": (1, 80, 275),
     "atan2": (2, 66, 140), "atanh": (1, 0, 177), "cos": (1, 92, 68), "cosh": (1, 0, 65),
@@ -56,9 +56,10 @@ def length_of(text: str) -> int:
 
 
 def mark_called_functions(text: str, copies: int) -> tuple[str, str]:
-    """A text that is compiled `copies` times over, with functions in it that are called where they
-    would be too long in their places, the longest first; and these functions. Where the compiler
-    is told to be fast they are short, and stay.
+    """Mark the functions that are called instead of inlined, the longest first.
+
+    `text` is compiled `copies` times over. Returns it, and the marked functions. With the
+    compiler's fast mathematics functions are short and stay inlined.
 
     >>> mark_called_functions("double y = sin(x);", 4)
     ('double y = sin(x);', '')

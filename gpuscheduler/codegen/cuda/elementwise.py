@@ -15,20 +15,22 @@ from .operations import STORED, store_value
 from .schedule import TILES, WAVES, LoopSite
 from .window_tiles import THREADS
 
-#: Of kernels that compute for longer than they read and write: blocks per processor, at most, where
-#: threads have fewer vectors than these one after the other. On an H200 black_scholes takes 2.32 ms
-#: so in 16 blocks of an array, 2.40 in 64; 2.38 and 2.54 with as many as others have.
-HEAVY_WAVES, VECTORS = 8, 8
-#: Points of which a warp picks out what a mask selects, before it goes on to others.
+#: Most blocks per processor of kernels that compute for longer than they read and write, where
+#: threads have fewer than VECTORS vectors. On an H200 black_scholes takes 2.32 ms so for 16 blocks
+#: of an array and 2.40 ms for 64. With as many as other kernels have, it takes 2.38 and 2.54 ms.
+HEAVY_WAVES = 8
+#: Vectors of a thread, one after the other, from which on HEAVY_WAVES does not apply.
+VECTORS = 8
+#: Points from which a warp picks those that a mask selects, before it goes on to others.
 PICKED = 1024
 
 
 class ElementwiseKernel(KernelBody):
     """The loops of an element-wise kernel, and the tiles that reductions go through as well."""
 
-    def _elementwise(self) -> list[str]:
+    def _write_elementwise(self) -> list[str]:
         if self.loose:
-            return self._loosely()
+            return self._write_unaligned()
         width = self.width
         n = self.points // width
         step = f"(({self.count})blocks * {THREADS}u)"
@@ -64,14 +66,14 @@ class ElementwiseKernel(KernelBody):
         return [
             *lines,
             *self._pointers(),
-            *self._before(LoopSite({}, {"k": "0"})),
+            *self._load_invariants(LoopSite({}, {"k": "0"})),
             f"for ({self.count} i = blockIdx.x * {THREADS}u + threadIdx.x; i < n; "
             f"i += {step} * {self.times}u) {{",
             *body,
             "}",
         ]
 
-    def _loosely(self) -> list[str]:
+    def _write_unaligned(self) -> list[str]:
         """Vectors of the output, in which what is read lies anyhow."""
         m = -(-self.points // self.width)
         if self.out_layout >= 0:  # vectors of a row, which begins at a multiple of one
@@ -91,11 +93,11 @@ class ElementwiseKernel(KernelBody):
             f"const {self.count} n = {self.number('n', self.points)}, m = {self.number('m', m)};",
             "if (n == 0 || blockIdx.x >= blocks) return;",
             *self._pointers(),
-            *self._before(LoopSite({}, {"k": "0"})),
-            *self._anyhow("k", LoopSite({}), use, (first, "m", step), (first, step)),
+            *self._load_invariants(LoopSite({}, {"k": "0"})),
+            *self._loop_unaligned("k", LoopSite({}), use, (first, "m", step), (first, step)),
         ]  # fmt: skip
 
-    def _picking(self) -> list[str]:
+    def _write_selection(self) -> list[str]:
         """What a mask selects, in order. A warp goes through so many points; without values it
         counts those at which the mask holds. With these, it is told how many there are up to the
         end of what each warp goes through."""
@@ -114,7 +116,7 @@ class ElementwiseKernel(KernelBody):
             after = [f"here[{at}] = {mask};"]
             for m, (short, value) in enumerate(zip(columns, values, strict=True)):
                 after.append(f"value{m}[{at}] = {store_value(short, value)};")
-            return self._elements(tree, site, which, after)
+            return self._compute_elements(tree, site, which, after)
 
         body = self._passes("j < n", "j = first + u * 32u + lane", coords, site, use)
         begin, end = "unsigned total = 0;", ["if (lane == 0) ((unsigned*)q0)[w] = total;"]
@@ -150,7 +152,7 @@ class ElementwiseKernel(KernelBody):
             f"const {c} n = {self.number('n', n)}, units = {self.number('units', units)};",
             "if (n == 0 || blockIdx.x >= blocks) return;",
             *self._pointers(),
-            *self._before(LoopSite({}, {"k": "0"})),
+            *self._load_invariants(LoopSite({}, {"k": "0"})),
             "const unsigned lane = threadIdx.x & 31;",
             f"for ({c} w = (blockIdx.x * {THREADS}u + threadIdx.x) / 32; w < units; "
             f"w += blocks * {THREADS // 32}u) {{",
@@ -181,7 +183,7 @@ class ElementwiseKernel(KernelBody):
             declared.append(f"{kind} out{n};")
             after.append(f"out{n}.x[e] = {value};")
             writes.append(f"*({kind}*)(q{n} + {place}) = out{n};")
-        return [*declared, *self._elements(tree, site, which, after, before), *writes]
+        return [*declared, *self._compute_elements(tree, site, which, after, before), *writes]
 
     def _pointers(self) -> list[str]:
         """What is read and written, by name."""
@@ -264,7 +266,7 @@ class ElementwiseKernel(KernelBody):
             count *= -(-axis.length // 32) if tiled else axis.length
         return count
 
-    def _tiled(self) -> list[str]:
+    def _write_tiled(self) -> list[str]:
         tiles = self._tile_count("k")
         self.blocks = max(1, min(tiles, self.processors * WAVES))
         self.times = 4
@@ -286,6 +288,6 @@ class ElementwiseKernel(KernelBody):
             f"const {self.count} tiles = {self.number('tiles', tiles)};",
             "if (blockIdx.x >= blocks || tiles == 0) return;",
             *self._pointers(),
-            *self._before(LoopSite({}, {})),
+            *self._load_invariants(LoopSite({}, {})),
             *self._tile("k", "blockIdx.x", "blocks", use),
         ]

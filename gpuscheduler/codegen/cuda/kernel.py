@@ -1,39 +1,38 @@
 """Generate a kernel's CUDA source and its arguments.
 
-Source text, and the arguments that go with it. No device here.
-
 The text depends on the structure of a kernel only: its operations and types, which leaves are
-equal, how many axes are left when those that lie evenly are merged, and along which of them a
-leaf's stride is 0 or 1. Shapes, strides, constants and the keys of random numbers are arguments,
-64-bit words in slots, so that one compilation serves all blocks of an array, and one launch may
-carry several.
+equal, how many loops are left when axes are merged, and along which loops a leaf's stride is 0
+or 1. Shapes, strides, constants and the keys of random numbers are arguments: 64-bit words in
+slots. So one compilation serves all blocks of an array, and one launch may carry several.
 
-Each launch reads and writes memory once. Which way it goes through that is decided in `layout`, and
-what is done at a point is written in `statements`, from the numbered nodes of `tree`. There are six
-ways, in `elementwise`, `reducing` (two), `sliding` (two) and, with the whole text, here (scans):
+Each launch reads and writes memory once. `schedule` decides the order, and `body` writes what is
+done at a point, from the numbered nodes of `nodes`. There are six kinds of kernels. They are in
+`elementwise`, `reduction` (two), `window_reduction` (two) and, with the whole text, here
+(scans):
 
-- element-wise: threads go along the innermost axis, some elements each; where a leaf is transposed,
-  in tiles that are turned around in shared memory.
-- reductions that take in the fastest axis: lanes of a warp, or whole blocks, go along it.
-- other reductions: threads lie along the fastest kept axis and go along the reduced ones.
-- reductions of windows that slide along another axis: each thread makes several results along it,
-  which share most of what they read.
-- reductions of windows that slide along the fastest axis: a block has what they slide over in
-  shared memory, or, where they slide down columns as well, what lies in these (`panes`).
-- scans: lanes of a warp go along a line and put together what they have, or each thread goes along
-  a line of its own where neighbouring lines lie side by side.
+- element-wise: threads go along the innermost axis, some elements each. Where an input is
+  transposed, tiles are turned in shared memory.
+- reductions along the fastest axis: lanes of a warp, or whole blocks, go along it.
+- other reductions: threads lie along the fastest kept axis and go along the reduced axes.
+- windows that slide along another axis: each thread makes several results, which share most
+  reads.
+- windows that slide along the fastest axis: a block loads the points into shared memory. Where
+  windows slide down columns as well, it loads the reduced columns.
+- scans: lanes of a warp go along a line and merge. Where neighbouring lines are contiguous, each
+  thread goes along a line of its own.
 
-Where there are few results, several blocks share one: each leaves its part in scratch memory, and
-the last one to finish puts the parts together, in order. The same bits come out on every run.
+Where there are few results, several blocks share one. Each leaves its part in scratch memory,
+and the last block to finish merges the parts in order. The same bits come out on every run.
 
-A view below a `where` may reach outside its array only where the condition is made of indices and
-constants: it is then loaded if the condition chooses it. A condition on values guards nothing.
-Where such conditions are settled for most points at once (a block between the edges of its
-neighbours), these points have a body of their own, and the others come before them: most of these
-with a body that knows where they lie along some axes. Results that lie beyond that core are made
-by threads of their own. Vectors are written also where what they are made of begins anywhere
-(edges, shifts, odd rows): each element of that is then read by itself, once, or with others that
-lie evenly.
+A view below a `where` may reach outside its array only where the condition is made of indices
+and constants. It is then loaded if the condition selects it. A condition on values guards
+nothing.
+
+Where such conditions are known for most points at once (the core: a block between the edges of
+its neighbours), these points have a body of their own. The others come first, most of them with
+a body that knows their place along some axes. Threads of their own make results beyond the core.
+Vectors are also written of unaligned inputs (edges, shifts, odd rows): each of their elements is
+then read once, alone or with aligned neighbours.
 """
 
 from __future__ import annotations
@@ -51,17 +50,20 @@ from ...errors import NotGenerated
 from ...ir.expr import LEAVES, RANDOM, SCANS, Expr, Kernel, constant, nodes, substitute
 from .call_cost import mark_called_functions
 from .device_library import pieces
+from .loop_space import power_above
 from .nodes import DeviceCall, code_of
 from .operations import NOT_A_NUMBER, STORED, TYPES, accumulator, code, load_value, operation
-from .schedule import WAVES, LoopSite, power_above, too_many
+from .schedule import WAVES, LoopSite, too_many
 from .window_reduction import WindowReductionKernel
 from .window_tiles import THREADS
 
-#: Bytes of arguments that a kernel can have, and items of a launch.
-MOST_BYTES, MOST_ITEMS = 4000, 32
-#: What the compiler is told, by whether a kernel takes a single item.
+#: Most bytes of a kernel's arguments.
+MOST_BYTES = 4000
+#: Most items of a launch.
+MOST_ITEMS = 32
+#: The compiler's option, by whether a kernel takes a single item.
 ONLY = {True: "-DONLY_ONE", False: "-DONLY_MANY"}
-#: Of what `_operation` gives the text for any types.
+#: Operations that `_operation` writes for any types.
 ANY_TYPE = frozenset(
     {"cast", "where", "taken", "real", "imag", "complex", "call", "bin", *LEAVES, *RANDOM}
 )
@@ -69,30 +71,46 @@ ANY_TYPE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A kernel's source, and how it is launched: on `blocks` x items blocks of `threads`, with one
-    argument, the slots of all items one after the other. The entry `name` takes `most` items (its
-    argument has that size, whatever comes in it), `name + "_one"` a single one. The source has both
-    but for what `ONLY` defines: each takes as long to compile as the other."""
+    """A kernel's CUDA source, and how it is launched.
+
+    A launch has `blocks` x items blocks of `threads`. Its one argument is the slots of all
+    items, one after the other. The entry `name` takes up to `most` items (its argument has that
+    size for any number of them), `name + "_one"` takes one item. The source has both entries,
+    unless `ONLY` selects one: each takes as long to compile as the other.
+    """
 
     source: str
+    #: The entry that takes several items.
     name: str
-    slots: np.ndarray[Any, Any]  # uint64, of one item; pointers are still to be filled in
-    inputs: tuple[tuple[int, int, int], ...]  # slot, array number, bytes to add to its pointer
-    outputs: tuple[int, ...]  # slot of each output's pointer
-    scratch: tuple[int, int] | None  # slot, bytes of memory that is the item's own
-    counters: tuple[int, int] | None  # slot, number of uint32 that are zero, and are left so
+    #: Arguments of one item, uint64; its pointers are still to be filled in.
+    slots: np.ndarray[Any, Any]
+    #: Of each input: slot, array number, bytes to add to its pointer.
+    inputs: tuple[tuple[int, int, int], ...]
+    #: Slot of each output's pointer.
+    outputs: tuple[int, ...]
+    #: Slot and bytes of the item's own scratch memory.
+    scratch: tuple[int, int] | None
+    #: Slot and number of uint32 counters, which are zero before and after a launch.
+    counters: tuple[int, int] | None
+    #: Blocks of each item.
     blocks: int
+    #: Threads of a block.
     threads: int
+    #: Most items of a launch.
     most: int
-    calls: tuple[DeviceCall, ...] = ()  # what the source needs beside itself
-    units: int = 0  # warps' work, of which each counts what a mask selects
+    #: Functions that the source calls and does not define.
+    calls: tuple[DeviceCall, ...] = ()
+    #: Parts of a mask whose selected points warps count.
+    units: int = 0
 
 
 def generate(
     kernel: Kernel, aligned: bool = True, processors: int = 132, writes: bool | None = None
 ) -> KernelSource:
-    """The CUDA reading of a kernel, for arrays of which each begins at a multiple of 16 bytes
-    (`aligned`), or at least those that it makes (`writes`), on a device with so many processors.
+    """Generate the CUDA source of a kernel, for a device with so many processors.
+
+    `aligned` says that every array begins at a multiple of 16 bytes, `writes` that the outputs
+    do.
 
     >>> from gpuscheduler.ir.expr import constant, source
     >>> def add(x, y):
@@ -103,12 +121,14 @@ def generate(
     (True, 1, 256)
     """
     writes = aligned if writes is None else writes
-    return _KernelEmitter(_without_sums(kernel), aligned, processors, writes).generated()
+    return _KernelEmitter(_derive_sums(kernel), aligned, processors, writes).write()
 
 
-def _without_sums(kernel: Kernel) -> Kernel:
-    """The same kernel, with sums of float32 made from the means of the same values, which are
-    float64 until then: a mean and a variance, as they are often wanted together."""
+def _derive_sums(kernel: Kernel) -> Kernel:
+    """Replace sums of float32 by the means of the same values, which are float64.
+
+    A mean and a variance are often wanted together.
+    """
     single, double = np.dtype(np.float32), np.dtype(np.float64)
     every = kernel.reductions
     moments = {r.arg: j for j, r in enumerate(every) if r.op == "moment"}
@@ -143,7 +163,7 @@ def _without_sums(kernel: Kernel) -> Kernel:
 
 
 def unwritten(kernel: Kernel) -> str | None:
-    """What of a kernel there is no CUDA for; None where there is all.
+    """Why there is no CUDA for a kernel: the operation and its types, or None.
 
     >>> from gpuscheduler.ir.expr import constant
     >>> unwritten(Kernel((), (Expr("nextafter", (constant(1, "f2"),) * 2, "f2"),)))
@@ -213,7 +233,7 @@ class _KernelEmitter(WindowReductionKernel):
             f"const {c} o = ({c})w * side + x;",
             "const bool live = o < results;",
             *kept,
-            *self._still(site),
+            *self._load_line_invariants(site),
             *self._scan_parts(),
             f"for ({c} r = 0; r < steps; r += lanes * {self.times}u) {{",
             *self._scan_steps(along, site),
@@ -221,14 +241,14 @@ class _KernelEmitter(WindowReductionKernel):
             "}",
         ]
 
-    def _still(self, site: LoopSite) -> list[str]:
+    def _load_line_invariants(self, site: LoopSite) -> list[str]:
         """Loads of what is the same along a line."""
         place = LoopSite(site.coords, site.linear | {"r": "0"})
         lines = []
         for tree in self.bodies:
             inner, x = set(self._inner(tree)), self._register(tree)
             outer = [k for k in tree.inputs if k not in inner]
-            lines += [f"{self._kind(tree, k)} {x}{k} = {{}};" for k in outer]
+            lines += [f"{self.type_of_load(tree, k)} {x}{k} = {{}};" for k in outer]
             loads = self._loads(tree, outer, place, f"{x}#")
             lines += ["if (live) {", *loads, "}"] if outer else []
         return lines
@@ -239,7 +259,7 @@ class _KernelEmitter(WindowReductionKernel):
         lines = []
         for j in range(len(self.kinds)):
             lines.append(f"Part{j} {name}{j}[{self.held}];")
-            lines += self._over_held([f"{name}{j}[e].clear();"])
+            lines += self._loop_results([f"{name}{j}[e].clear();"])
         return lines
 
     def _scan_steps(self, along: list[str], site: LoopSite) -> list[str]:
@@ -248,9 +268,9 @@ class _KernelEmitter(WindowReductionKernel):
         declared, loads = [], []
         for tree in self.bodies:
             inner = self._inner(tree)
-            declared += self._declared(tree, self.times)
+            declared += self._declare_registers(tree, self.times)
             target = f"{self._register(tree)}#[u]"
-            loads += self._scoped(self._loads(tree, inner, site, target), bool(inner))
+            loads += self._enclose(self._loads(tree, inner, site, target), bool(inner))
         values, whole, takes = [], [], []
         for j, root in enumerate(self.tree.roots):
             e = "e" if width > 1 else "0"
@@ -268,7 +288,7 @@ class _KernelEmitter(WindowReductionKernel):
         place = self._offset(self.out_layout, site)
         return [
             *declared,
-            *(self._each(condition, at, [*along, *loads]) if loads else []),
+            *(self._loop_vectors(condition, at, [*along, *loads]) if loads else []),
             "#pragma unroll",
             f"for (int u = 0; u < {self.times}; ++u) {{",
             f"const {self.count} {at};",
@@ -276,7 +296,7 @@ class _KernelEmitter(WindowReductionKernel):
             *along,
             *room,
             "if (here) {",
-            *self._elements(self.tree, site, "u", values),
+            *self._compute_elements(self.tree, site, "u", values),
             "}",
             *whole,
             "if (here) {",
@@ -288,23 +308,25 @@ class _KernelEmitter(WindowReductionKernel):
 
     # ---- the whole text
 
-    def generated(self) -> KernelSource:
+    def write(self) -> KernelSource:
         if self.kernel.counts:
-            body = self._weighing() if self.kernel.weighs else self._counting()
+            body = (
+                self._write_weighted_histogram() if self.kernel.weighs else self._write_histogram()
+            )
         elif self.scanning:
             body = self._scan()
         elif self.pane is not None:
-            body = self._paned()
+            body = self._write_tiled_windows()
         elif self.sliding:
-            body = self._windows()
+            body = self._write_windows()
         elif self.reducing:
-            body = self._reducing()
+            body = self._write_reduction()
         elif self.kernel.picks:
-            body = self._picking()
+            body = self._write_selection()
         elif self.across >= 0:
-            body = self._tiled()
+            body = self._write_tiled()
         else:
-            body = self._elementwise()
+            body = self._write_elementwise()
         count = len(self.slots.words)
         if count * 8 > MOST_BYTES:
             raise NotGenerated(f"a kernel of {count} arguments")

@@ -13,9 +13,9 @@ from ...ir.cost import CHEAP, COSTS
 from ...ir.expr import ANYWHERE, RANDOM, Expr, View, nodes
 from .operations import code
 
-#: Statements that a kernel may have: more take the compiler minutes.
+#: Most statements of a kernel: more take the compiler minutes.
 MOST_STATEMENTS = 20_000
-#: So many of these are looked at for two that are one.
+#: Most cases that are compared in pairs, to merge them.
 MOST_CASES = 64
 #: Conditions, and whether each holds.
 Case = frozenset[tuple[int, bool]]
@@ -49,9 +49,8 @@ def code_of(expr: Expr) -> str:
     return short
 
 
-def fewest(cases: set[Case]) -> set[Case]:
-    """The same cases without those inside others, and with one for two that differ in whether one
-    condition holds."""
+def simplify_cases(cases: set[Case]) -> set[Case]:
+    """Drop cases inside others, and merge two that differ in one condition only."""
     found = set(cases)
     while 1 < len(found) <= MOST_CASES:
         both = next(
@@ -154,7 +153,7 @@ class NodeTree:
             node = self.nodes[k]
             if not needs[k] or not self.reads[k]:
                 continue
-            mine = needs[k] = fewest(needs[k])
+            mine = needs[k] = simplify_cases(needs[k])
             if node.op != "where" or not known(node.args[0]) or node.args[1] == node.args[2]:
                 for a in node.args:
                     needs[a] |= mine

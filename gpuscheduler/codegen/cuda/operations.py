@@ -1,9 +1,7 @@
 """CUDA C++ text of each operation, with NumPy's meaning.
 
-One value at a time, with NumPy's meaning.
-
-`operation` and `cast` give the text of one node. What they call is CUDA's own mathematics or in
-`PIECES`, of which `pieces` takes what a text needs: no kernel carries the rest.
+`operation` and `cast` give the text of one node. It calls CUDA's own mathematics, or functions
+of the device library; a kernel carries only the pieces it needs.
 
 Types have short codes here, kind and bytes: ``b1``, ``i4``, ``f2``, ``c16``. A float16 value is
 held as a float that float16 can represent, and rounded after every operation, as NumPy does.
@@ -233,11 +231,12 @@ def _float(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
     return f"half_round({text})" if gives == "f2" and op not in _EXACT else text
 
 
-def usual(op: str, short: str, args: Sequence[str]) -> str | None:
-    """What computes a quotient, inverse, root or logarithm of `args`, unless ``rare`` is true after
-    it; None of what there is nothing faster than `operation`.
+def approximate(op: str, short: str, args: Sequence[str]) -> str | None:
+    """A faster text of a quotient, inverse, root or logarithm, or None.
 
-    >>> usual("true_divide", "f4", ("x", "y")), usual("sqrt", "f8", ("x",))
+    It sets ``rare`` where its result must not be used.
+
+    >>> approximate("true_divide", "f4", ("x", "y")), approximate("sqrt", "f8", ("x",))
     ('usual_quotient(x, y, rare)', None)
     """
     name = _USUAL.get(_ALIASES.get(op, op))
@@ -292,9 +291,11 @@ def store_value(short: str, x: str) -> str:
 def accumulator(
     op: str, short: str, gives: str, name: str, scans: bool = False
 ) -> tuple[str, str] | None:
-    """The structure that accumulates a reduction, or `scans`, and the code of the values that it
-    takes; None where there is none. `short` is what is reduced, `gives` the type of the first
-    result."""
+    """The structure that accumulates a reduction or scan, and the code of its values.
+
+    `short` is the code of what is reduced, `gives` that of the first result. None where there is
+    no such structure.
+    """
     if op == "moment":
         if short[0] == "c":
             return f"typedef ComplexMoment {name};", short

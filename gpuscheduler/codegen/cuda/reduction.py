@@ -1,6 +1,7 @@
 """Kernels that reduce: threads and blocks along the reduced axes, or beside them.
 
-Lanes and blocks along them, or threads beside them.
+Rows: lanes of a warp or a whole block go along the reduced axes. Columns: each thread has
+results of its own and goes down the reduced axes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from ...errors import NotGenerated
 from .elementwise import ElementwiseKernel
+from .loop_space import power_above, power_below
 from .nodes import NodeTree, part_size
 from .operations import STORED, TYPES, store_value
 from .schedule import (
@@ -21,23 +23,24 @@ from .schedule import (
     WAVES,
     LoopSite,
     ResultLoop,
-    power_above,
-    power_below,
 )
 from .window_tiles import THREADS
 
-#: Blocks per processor that share results: rows, and columns, and lanes of a block for each column.
-#: Those of rows are so many that the last ones to finish are short; but parts that are long to put
-#: together are left by fewer (the variance of 256 MiB on an H100: 190 us by 64, 136 by 8), as are
-#: counts in bins.
-ROW_WAVES, COLUMN_WAVES, LANES = 64, 3, 8
+#: Blocks per processor that share the results of rows: so many that the last to finish is short.
+ROW_WAVES = 64
+#: Blocks per processor that share the results of columns.
+COLUMN_WAVES = 3
+#: Lanes of a block for each column.
+LANES = 8
+#: Blocks per processor that share results whose parts are long to merge, or counts in bins. The
+#: variance of 256 MiB on an H100 takes 190 us with 64 and 136 us with 8.
 FEWER_WAVES = 8
-#: Sums of weights that blocks leave for the last one to add up.
+#: Most sums of weights that blocks leave for the last one to add up.
 SUMS = 2**18
-#: Places in a kernel where parts of a block's threads are put together, from which on the code for
-#: it is called: where it is each time, it takes long to compile (eight variances: 1 s).
+#: Places in a kernel that merge the parts of a block's threads, from which on they call a function.
+#: Inlined each time, it takes long to compile (eight variances: 1 s).
 MOST_INLINED = 8
-#: ... and bytes of a part: to go over what is small is less code than what a call has around it.
+#: Bytes of a part from which on a function merges it: for less, a call is more code than merging.
 LEAST_CALLED = 32
 
 
@@ -83,7 +86,7 @@ class ReductionKernel(ElementwiseKernel):
             lanes = THREADS // side
         groups = max(1, -(-results_ // side))
         slots = self.processors * COLUMN_WAVES
-        room = slots // groups or _evenly(groups, slots)
+        room = slots // groups or _divide_evenly(groups, slots)
         share = max(1, min(room, -(-steps // (lanes * 8))))
         long = -(-max(steps, 1) // share)
         return side, lanes, max(1, -(-steps // long)), long
@@ -95,7 +98,7 @@ class ReductionKernel(ElementwiseKernel):
             steps > 256 and -(-self.points // 8) < self.processors * 8
         )  # fmt: skip
 
-    def _reducing(self) -> list[str]:
+    def _write_reduction(self) -> list[str]:
         self.wide = self.rows and self._is_wide()
         if self.wide and self.deeper and self.times == 4:
             self.times = 8
@@ -106,7 +109,7 @@ class ReductionKernel(ElementwiseKernel):
         total, before = "groups * share" if shared else "groups", []
         work = [f"for (unsigned w = blockIdx.x; w < {total}; w += blocks) {{", *every.work, "}"]
         units = every.units
-        if self.loose and not self.rows and self._within("k"):
+        if self.loose and not self.rows and self.core_bounds("k"):
             # those that are beyond the core come before, by themselves
             width = self.width
             self.held = self.width = 1
@@ -141,7 +144,7 @@ class ReductionKernel(ElementwiseKernel):
         c, shared = self.count, self.wide or not self.rows
         live = ["const bool live = o < results;"]
         if name:
-            slab = self._slabs("k", self._cuts("k", unit))
+            slab = self._slabs("k", self._find_core_ends("k", unit))
             results_ = slab.points
             number = slab.number
             site = LoopSite({("k", a): x for a, x in enumerate(slab.names)}, {"k": number})
@@ -155,7 +158,7 @@ class ReductionKernel(ElementwiseKernel):
             bodies, number = self.bodies, "o"
             if self.loose and not self.rows:
                 bodies = [*filter(None, [self.partly.get("k")]), self.bodies[-1]]
-                if inside := self._inside(site, "k"):
+                if inside := self._check_core(site, "k"):
                     live = [*kept, f"const bool live = o < results && {inside};"]
         side, lanes, share, long = self._shares(results_)
         groups = -(-results_ // side)
@@ -198,23 +201,23 @@ class ReductionKernel(ElementwiseKernel):
         ]
         for j in range(len(self.kinds)):
             work.append(f"Part{j} part{j}[{self.held}];")
-            work += self._over_held([f"part{j}[e].clear();"])
+            work += self._loop_results([f"part{j}[e].clear();"])
         work += [
             "if (live && steps) {",
             *kept,
-            *self._before(LoopSite({**site.coords}, {**site.linear, "r": "0"}), bodies),
-            *self._accumulated(site, shared, bool(name)),
+            *self._load_invariants(LoopSite({**site.coords}, {**site.linear, "r": "0"}), bodies),
+            *self._loop_reduced(site, shared, bool(name)),
             "}",
-            *self._gathered(),
-            *(self._combined() if shared else []),
+            *self._merge_block(),
+            *(self._merge_shares() if shared else []),
             "if (y == 0 && live) {",
             *kept,
-            *self._finished(site, number),
+            *self._finish_results(site, number),
             "}",
         ]
         return ResultLoop(declared, work, units)
 
-    def _counting(self) -> list[str]:
+    def _write_histogram(self) -> list[str]:
         """A histogram. Each block counts in shared memory, in as many copies as there is room for,
         so that few lanes of a warp want the same counter, and adds what it has to the totals. The
         last block leaves these zero. Integers add up to the same in any order."""
@@ -223,7 +226,7 @@ class ReductionKernel(ElementwiseKernel):
         most = COUNTERS if bins <= COUNTERS else MOST_BINS
         counters = self.slots.at("counters")
         self.counters = counters, 2 + 2 * bins
-        divided = self._divided()
+        divided = self._divide_points()
         if self.reach // self.blocks >= 2**31:
             raise NotGenerated(f"a histogram of {self.reach:,} points")
         site = LoopSite({("k", 0): "(int)o"} if self.axes["k"] else {})
@@ -240,8 +243,8 @@ class ReductionKernel(ElementwiseKernel):
             *self._pointers(),
             f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
             "if (steps) {",
-            *self._before(LoopSite({}, {"r": "0"})),
-            *self._accumulated(LoopSite({}), True, False),
+            *self._load_invariants(LoopSite({}, {"r": "0"})),
+            *self._loop_reduced(LoopSite({}), True, False),
             "}",
             "__syncthreads();",
             f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
@@ -251,16 +254,15 @@ class ReductionKernel(ElementwiseKernel):
             "if (n) atomicAdd(totals + k, (unsigned long long)n);",
             "}",
             "__threadfence();",
-            *_last_of("blocks", "return"),
+            *_choose_last_block("blocks", "return"),
             f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
             "const long long part0[1] = {(long long)atomicExch(totals + o, 0ull)};",
-            *self._finished(site),
+            *self._finish_results(site),
             "}",
         ]
 
-    def _divided(self, most: int = 2**31) -> list[str]:
-        """How the points of a histogram are divided among blocks, of which there are so many at
-        most: the arguments that say so."""
+    def _divide_points(self, most: int = 2**31) -> list[str]:
+        """Divide the points of a histogram among at most `most` blocks, as arguments."""
         steps = self.reach // self.width
         self.wide, self.held = True, 1
         blocks = min(-(-steps // (THREADS * self.times)), self.processors * FEWER_WAVES, most)
@@ -274,7 +276,7 @@ class ReductionKernel(ElementwiseKernel):
             f"const unsigned bins = (unsigned){self.slot('bins', self.kernel.shape[0])};",
         ]
 
-    def _weighing(self) -> list[str]:
+    def _write_weighted_histogram(self) -> list[str]:
         """A histogram of weights. Lanes of a warp that have the same bin add up what they have, and
         the first of them adds that to a table; each warp has one of its own, or takes turns with
         others. Blocks leave their sums in memory, and the last one adds these up: always in the
@@ -283,7 +285,7 @@ class ReductionKernel(ElementwiseKernel):
         most = FEW_WEIGHTS if bins * warps <= FEW_WEIGHTS else MOST_WEIGHTS
         tables = min(warps, most // bins)
         counters, sums = self.slots.at("counters"), self.slots.at("scratch")
-        divided = self._divided(max(self.processors, SUMS // bins))
+        divided = self._divide_points(max(self.processors, SUMS // bins))
         self.counters, self.scratch = (counters, 2), (sums, self.blocks * bins * 8)
         side = min(THREADS, power_above(bins))
         site = LoopSite({("k", 0): "(int)o"} if self.axes["k"] else {})
@@ -301,8 +303,8 @@ class ReductionKernel(ElementwiseKernel):
             f"const unsigned lanes = {THREADS}u, y = threadIdx.x, part = blockIdx.x;",
             "const unsigned warp = threadIdx.x / 32;",
             "if (steps) {",
-            *self._before(LoopSite({}, {"r": "0"})),
-            *self._held_and_weighed(),
+            *self._load_invariants(LoopSite({}, {"r": "0"})),
+            *self._loop_weights(),
             "}",
             "__syncthreads();",
             f"for (unsigned k = threadIdx.x; k < bins; k += {THREADS}u) {{",
@@ -311,7 +313,7 @@ class ReductionKernel(ElementwiseKernel):
             "sums[part * bins + k] = sum;",
             "}",
             "__threadfence();",
-            *_last_of("blocks", "return"),
+            *_choose_last_block("blocks", "return"),
             f"const unsigned side = (unsigned){self.slot('side', side)};",
             f"const unsigned every = {THREADS}u / side, group = threadIdx.x / side;",
             "for (unsigned k = threadIdx.x % side; k < bins; k += side) {",
@@ -324,11 +326,11 @@ class ReductionKernel(ElementwiseKernel):
             f"for ({self.count} o = threadIdx.x; o < bins; o += {THREADS}u) {{",
             "double part0[1] = {table[o]};",
             "for (unsigned n = 1; n < every; ++n) part0[0] += table[n * bins + o];",
-            *self._finished(site),
+            *self._finish_results(site),
             "}",
         ]
 
-    def _held_and_weighed(self) -> list[str]:
+    def _loop_weights(self) -> list[str]:
         """The loop along the reduced axes. All threads of a block go through it as often, whether
         they have points or not: they put together what they have."""
         items, c = self.times * self.width, self.count
@@ -349,34 +351,34 @@ class ReductionKernel(ElementwiseKernel):
             "}",
         ]
 
-    def _over_held(self, lines: list[str]) -> list[str]:
+    def _loop_results(self, lines: list[str]) -> list[str]:
         """The same for all results of a thread, each with its number e."""
         if self.held == 1:
             return [x.replace("[e]", "[0]").replace(" + e)", ")") for x in lines]
         return ["#pragma unroll", f"for (int e = 0; e < {self.held}; ++e) {{", *lines, "}"]
 
-    def _accumulated(self, site: LoopSite, shared: bool, beyond: bool) -> list[str]:
+    def _loop_reduced(self, site: LoopSite, shared: bool, beyond: bool) -> list[str]:
         """The loop along the reduced axes, of results `beyond` the core perhaps."""
         width = self.width if self.rows else 1
         bounds = self._bounds(shared)
         others = ("part * lanes + y", "share * lanes") if shared else ("y", "lanes")
         if self.loose and self.rows:
-            central = self._inside(site, "k") if self.partly else ""
+            central = self._check_core(site, "k") if self.partly else ""
             return [
                 *bounds, f"const {self.count} n = {self.number('n', self.reach)};",
                 *([f"const bool central = {central};"] if central else []),
-                *self._anyhow(
-                    "r", site, lambda tree, place, _: self._taken(tree, place, "0"),
+                *self._loop_unaligned(
+                    "r", site, lambda tree, place, _: self._take_values(tree, place, "0"),
                     ("begin + y", "end", "lanes"), others,
                 ),
             ]  # fmt: skip
         if self.loose:
-            return [*bounds, *self._down(site, beyond, others)]
+            return [*bounds, *self._loop_columns(site, beyond, others)]
         if self.across >= 0:
             self.times = 4
 
             def use(place: LoopSite) -> list[str]:
-                return self._taken(self.tree, place, "u")
+                return self._take_values(self.tree, place, "u")
 
             tiles = f"const {self.count} tiles = steps;"
             return [tiles, *self._tile("r", "part", "share", use)]
@@ -402,19 +404,21 @@ class ReductionKernel(ElementwiseKernel):
         )
         return self._passes(
             "j < end", "j = r + u * lanes", coords, place,
-            lambda tree, u: self._taken(tree, place, u),
+            lambda tree, u: self._take_values(tree, place, u),
         )  # fmt: skip
 
-    def _down(self, site: LoopSite, beyond: bool, others: tuple[str, str]) -> list[str]:
-        """The loop of threads that have results side by side, where what they read lies anyhow:
-        vectors of the core, and by themselves points that are beyond it along the reduced axes, or
-        all points of one result beyond it."""
+    def _loop_columns(self, site: LoopSite, beyond: bool, others: tuple[str, str]) -> list[str]:
+        """The loop of threads that have neighbouring results, of unaligned inputs.
+
+        Vectors of the core come together. Points beyond it along the reduced axes come alone, as
+        do all points of a result beyond the core.
+        """
         lengths = self._lengths("r", 1)
 
         def point(tree: NodeTree, names: Sequence[str], number: str) -> list[str]:
             coords = {("r", a): x for a, x in enumerate(names)}
             place = LoopSite(site.coords | coords, site.linear | {"r": number})
-            return self._point(tree, place, self._taken(tree, place, "0"))
+            return self._point(tree, place, self._take_values(tree, place, "0"))
 
         def steps(lines: list[str], start: str = "begin", end: str = "end") -> list[str]:
             head = f"for ({self.count} j = {start} + y; j < {end}; j += lanes) {{"
@@ -426,15 +430,15 @@ class ReductionKernel(ElementwiseKernel):
         else:
             inside, outside = self.bodies[-1], self.partly.get("k", self.tree)
         main = point(inside, names, "j")
-        if not self._within("r"):
+        if not self.core_bounds("r"):
             return steps(main)
-        slab = self._slabs("r", self._cuts("r"))
+        slab = self._slabs("r", self._find_core_ends("r"))
         uses = point(outside, slab.names, slab.number)
         last = self._loop(others[0], slab.total, others[1], [*slab.found, *uses])
         if len(lengths) > 1:
             place = LoopSite({("r", a): x for a, x in enumerate(names)}, {"r": "j"})
-            return [*last, *steps([f"if ({self._inside(place, 'r')}) {{", *main, "}"])]
-        ((k, low, length),) = self._within("r")
+            return [*last, *steps([f"if ({self._check_core(place, 'r')}) {{", *main, "}"])]
+        ((k, low, length),) = self.core_bounds("r")
         below, above = (
             self.number(("core", n), value) for n, value in enumerate((low, low + length))
         )
@@ -445,7 +449,7 @@ class ReductionKernel(ElementwiseKernel):
             *steps(main, "from", "past"),
         ]
 
-    def _taken(self, tree: NodeTree, site: LoopSite, which: str) -> list[str]:
+    def _take_values(self, tree: NodeTree, site: LoopSite, which: str) -> list[str]:
         """Compute the values of a vector of points and put them into the accumulators."""
         width = self.width
         together = width if self.rows else 1
@@ -457,7 +461,7 @@ class ReductionKernel(ElementwiseKernel):
             value = f"{tree.letter}{root}"
             extra = ""
             if op in ("argmin", "argmax"):
-                step = self._fast(self.position) if self.rows else 0
+                step = self.fast_stride(self.position) if self.rows else 0
                 name = "stride", self.position, self.along, len(self.axes[self.along]) - 1
                 extra = ", at, " + (self._times("1", step, name, True) if step else "0")
             elif op == "moment" and self.across < 0 and not self.loose:
@@ -477,16 +481,16 @@ class ReductionKernel(ElementwiseKernel):
                 target = "e" if self.held > 1 else "0"
                 after.append(f"const {kind} g{j}[1] = {{{value}}};")
                 after.append(f"part{j}[{target}].take(g{j}{extra});")
-        return [*declared, *self._elements(tree, site, which, after), *takes]
+        return [*declared, *self._compute_elements(tree, site, which, after), *takes]
 
-    def _gathered(self) -> list[str]:
+    def _merge_block(self) -> list[str]:
         """Put the parts of a block's threads together."""
         lines = []
         for j in range(len(self.kinds)):
-            lines += self._over_held([self._gather(f"part{j}[e]", j)])
+            lines += self._loop_results([self._merge_threads(f"part{j}[e]", j)])
         return lines
 
-    def _gather(self, part: str, j: int) -> str:
+    def _merge_threads(self, part: str, j: int) -> str:
         if self.wide:
             what, others = "block", "kept"
         elif self.rows:
@@ -521,8 +525,8 @@ class ReductionKernel(ElementwiseKernel):
             before += size
         return lines
 
-    def _combined(self) -> list[str]:
-        """The last of the blocks that share results goes on with what all of them have left."""
+    def _merge_shares(self) -> list[str]:
+        """Let the last block that shares results merge the parts of all blocks."""
         own = f"(((unsigned long long)w * side + x) * {self.held} + e)"
         theirs = f"((((unsigned long long)group * share + p) * side + x) * {self.held} + e)"
         if self.held == 1:
@@ -530,7 +534,7 @@ class ReductionKernel(ElementwiseKernel):
         leave, take = [], []
         for j in range(len(self.kinds)):
             settle = [f"part{j}[e].settle();"] if self.kinds[j][0] == "moment" else []
-            leave += self._over_held([*settle, f"left{j}[{own}] = part{j}[e];"])
+            leave += self._loop_results([*settle, f"left{j}[{own}] = part{j}[e];"])
             # one of a thread's results after the other: all at once would take all its registers
             take += [
                 "#pragma unroll 1",
@@ -540,10 +544,10 @@ class ReductionKernel(ElementwiseKernel):
                 "if (live) for (unsigned p = y; p < share; p += lanes) {",
                 f"whole.merge(from_memory(left{j} + {theirs}));",
                 "}",
-                self._gather("whole", j),
+                self._merge_threads("whole", j),
                 f"if (y == 0 && live) left{j}[{own}] = whole;",
                 "}",
-                *self._over_held([f"if (y == 0 && live) part{j}[e] = left{j}[{own}];"]),
+                *self._loop_results([f"if (y == 0 && live) part{j}[e] = left{j}[{own}];"]),
             ]
         return [
             "if (share > 1) {",
@@ -551,12 +555,12 @@ class ReductionKernel(ElementwiseKernel):
             *leave,
             "__threadfence();",
             "}",
-            *_last_of("share", "continue", "group"),
+            *_choose_last_block("share", "continue", "group"),
             *take,
             "}",
         ]
 
-    def _finished(self, site: LoopSite, number: str = "o") -> list[str]:
+    def _finish_results(self, site: LoopSite, number: str = "o") -> list[str]:
         """The outputs, of results that are complete; `number` says which result a point has, where
         they are in order."""
         tree = self.final
@@ -572,12 +576,12 @@ class ReductionKernel(ElementwiseKernel):
             clear = " = {}" if tree.guards[k] is not None else ""
             declared.append(f"{STORED[tree.nodes[k].code]} z{k}{clear};")
         body = [*declared]
-        body += self._scoped(self._loads(tree, tree.inputs, place, "z#"), bool(tree.inputs))
+        body += self._enclose(self._loads(tree, tree.inputs, place, "z#"), bool(tree.inputs))
         values = {k: f"z{k}" for k in tree.inputs}
         wanted = tree.below(tree.roots)
         body += self._statements(tree, wanted, place, values)
         offset = self._offset(self.out_layout, place)
-        vector = held > 1 and self._fast(self.out_layout) == 1
+        vector = held > 1 and self.fast_stride(self.out_layout) == 1
         before, after = [], []
         for n, (short, root) in enumerate(zip(self.outs, tree.roots, strict=True)):
             value = store_value(short, f"{tree.letter}{root}")
@@ -595,7 +599,7 @@ class ReductionKernel(ElementwiseKernel):
                 *after]  # fmt: skip
 
 
-def _last_of(count: str, otherwise: str, group: str = "") -> list[str]:
+def _choose_last_block(count: str, otherwise: str, group: str = "") -> list[str]:
     """The last of so many blocks goes on, behind what the others have left."""
     counter = f"counters + {group}" if group else "counters"
     return [
@@ -608,8 +612,7 @@ def _last_of(count: str, otherwise: str, group: str = "") -> list[str]:
     ]
 
 
-def _evenly(groups: int, slots: int) -> int:
-    """In how many parts to do each group so that, of `slots` at a time, the last ones are no small
-    rest."""
+def _divide_evenly(groups: int, slots: int) -> int:
+    """Choose parts of each group: of `slots` at a time, the last are no small rest."""
     waste = {n: -groups * n % slots / (groups * n) for n in range(1, 5)}
     return min(waste, key=lambda n: (waste[n] > 0.05, waste[n] if waste[n] > 0.05 else n))

@@ -21,7 +21,7 @@ class WindowReductionKernel(ReductionKernel):
 
     # ---- windows
 
-    def _windows(self) -> list[str]:
+    def _write_windows(self) -> list[str]:
         """Each thread goes along all that some results one behind the other reduce."""
         some, width, c, tree = self.sliding, self.width, self.count, self.tree
         self.held = width
@@ -41,14 +41,14 @@ class WindowReductionKernel(ReductionKernel):
         loads: list[str] = []
         if others:  # all that lies across belongs to a step
             many = self.number("across", math.prod(x.length for x in others))
-            takes = self._point(tree, place, self._taken(tree, place, "0"))
+            takes = self._point(tree, place, self._take_values(tree, place, "0"))
             takes = [f"for ({c} q = 0; q < {many}; ++q) {{", *across, *takes, "}"]
         else:
-            loads = self._scoped(self._loads(tree, self._inner(tree), place, "x#[u]"))
-            takes = self._taken(tree, place, "u")
+            loads = self._enclose(self._loads(tree, self._inner(tree), place, "x#[u]"))
+            takes = self._take_values(tree, place, "u")
         last = f"({self.int}){self.slot('last', axes[at].length - some)}"
         here = LoopSite({**site.coords, ("k", at): "(begin + t)"})
-        finished = ["if (t >= skip) {", *self._finished(here, ""), "}"]
+        finished = ["if (t >= skip) {", *self._finish_results(here, ""), "}"]
         return [
             f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
             f"const {c} n = {self.number('n', n)};",
@@ -61,13 +61,13 @@ class WindowReductionKernel(ReductionKernel):
                     f"const {self.int} mine = {names[at]} * {some};",
                     f"const {self.int} begin = mine < {last} ? mine : {last};",
                     f"const {self.int} skip = mine - begin;",
-                    *self._before(LoopSite(site.coords | dict.fromkeys(reduced, "0"))),
-                    *self._shared(window.length, loads, takes, finished),
+                    *self._load_invariants(LoopSite(site.coords | dict.fromkeys(reduced, "0"))),
+                    *self._share_windows(window.length, loads, takes, finished),
                 ],
             ),
         ]  # fmt: skip
 
-    def _shared(
+    def _share_windows(
         self, window: int, loads: list[str], takes: list[str], finished: list[str],
         some: int = 0, tree: NodeTree | None = None, name: str = "window",
     ) -> list[str]:  # fmt: skip
@@ -78,11 +78,11 @@ class WindowReductionKernel(ReductionKernel):
         some, width, c = some or self.sliding, self.width, self.count
 
         def room(times: int) -> list[str]:
-            return self._declared(tree or self.tree, times) if loads else []
+            return self._declare_registers(tree or self.tree, times) if loads else []
 
         def every(own: str, moments: str = "") -> list[str]:
             """The same for all reductions, and for all results side by side."""
-            return self._over_held(
+            return self._loop_results(
                 [
                     (moments if moments and op == "moment" else own).replace("#", str(j))
                     for j, (op, _, _) in enumerate(self.kinds)
@@ -104,8 +104,8 @@ class WindowReductionKernel(ReductionKernel):
         shared = [
             f"for ({c} r = {some - 1}; r < {reach}; r += {self.times}u) {{",
             *room(self.times),
-            *(self._each(f"s < {reach}", "s = r + u", loads) if loads else []),
-            *self._each(
+            *(self._loop_vectors(f"s < {reach}", "s = r + u", loads) if loads else []),
+            *self._loop_vectors(
                 f"s < {reach}", "s = r + u",
                 ["const bool opens = u == 0;", *into("shared"), *takes],
             ),
@@ -140,9 +140,8 @@ class WindowReductionKernel(ReductionKernel):
             "{", *tail, "}",
         ]  # fmt: skip
 
-    def _paned(self) -> list[str]:
-        """A block makes a pane of results at a time, and leaves them in shared memory, so that they
-        are written one beside the other."""
+    def _write_tiled_windows(self) -> list[str]:
+        """Let a block make a tile of results in shared memory, then write it."""
         pane, c, axes = self.pane, self.count, self.axes["k"]
         assert pane is not None
         self.held = 1
@@ -153,7 +152,7 @@ class WindowReductionKernel(ReductionKernel):
         self.blocks = max(1, min(many, self.processors * WAVES))
         coords, names = self._coordinates("k", lengths, "w", "t", name="pane")
         threads, arrays, made = (
-            self._boxed(names) if isinstance(pane, ColumnTile) else self._filled(names)
+            self._reduce_columns(names) if isinstance(pane, ColumnTile) else self._fill_tile(names)
         )
         for j, (_, _, gives) in enumerate(self.kinds):
             size = pane.rows * pane.made_pitch
@@ -188,21 +187,21 @@ class WindowReductionKernel(ReductionKernel):
             f"for ({c} p = threadIdx.x; p < {write}; p += {THREADS}u) {{",
             *self._split("p", pane.columns, "results"),
             f"const int at = row * {self._made_pitch()} + column + column / {pane.some};",
-            f"if ({self._inside_pane('row', points=False)}) {{",
-            *self._finished(self._in_pane(names, "row"), ""),
+            f"if ({self._check_tile('row', points=False)}) {{",
+            *self._finish_results(self._site_in_tile(names, "row"), ""),
             "}",
             "}",
             "}",
         ]  # fmt: skip
 
-    def _in_pane(self, names: Sequence[str], row: str) -> LoopSite:
+    def _site_in_tile(self, names: Sequence[str], row: str) -> LoopSite:
         """Where a point or a result of a pane is, by its row and column."""
         coords = {("k", x): name for x, name in enumerate(names)}
         coords["k", len(names) - 2] = f"(above + {row})"
         coords["k", len(names) - 1] = "(first + column)"
         return LoopSite(coords | {("r", x): "0" for x in range(len(self.axes["r"]))})
 
-    def _inside_pane(self, row: str, points: bool) -> str:
+    def _check_tile(self, row: str, points: bool) -> str:
         """Whether there is such a result, or such a point."""
         assert self.pane is not None
         more = (self.pane.down - 1, self.pane.window - 1) if points else (0, 0)
@@ -228,7 +227,7 @@ class WindowReductionKernel(ReductionKernel):
         assert self.pane is not None
         return f"(int){self.slot('made pitch', self.pane.made_pitch)}"
 
-    def _central(self, names: Sequence[str], core: list[str], anywhere: list[str]) -> list[str]:
+    def _choose_core(self, names: Sequence[str], core: list[str], anywhere: list[str]) -> list[str]:
         """What is done where all points of a pane lie in the core, and elsewhere."""
         places = [*names[:-2], "above", "first"]
         bounds = []
@@ -240,7 +239,7 @@ class WindowReductionKernel(ReductionKernel):
             bounds.append(f"{places[n]} >= {low_} && {places[n]} <= {high_}")
         return [f"if ({' && '.join(bounds)}) {{", *core, "} else {", *anywhere, "}"]
 
-    def _results_left(self) -> list[str]:
+    def _leave_results(self) -> list[str]:
         """Leave results in shared memory, the one before number `t` of which is `own`."""
         return [
             f"made{j}_{r}[own + t] = {value};"
@@ -248,13 +247,15 @@ class WindowReductionKernel(ReductionKernel):
             for r, value in enumerate(results(op, short, gives, f"part{j}[0]"))
         ]
 
-    def _filled(self, names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]], list[str]]:
-        """Compute what is reduced of each point of a pane once, and leave that in shared memory, of
-        which each thread makes some results. What threads are called, arrays in shared memory
-        (name, type, bytes), and what is done."""
+    def _fill_tile(self, names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]], list[str]]:
+        """Compute each point of a tile once into shared memory; make a thread's results.
+
+        Returns the name of a thread, the arrays in shared memory (name, type, bytes), and the
+        statements.
+        """
         pane, c, tree, some = self.pane, self.count, self.tree, self.sliding
         assert pane is not None
-        site = self._in_pane(names, "row")
+        site = self._site_in_tile(names, "row")
         arrays: list[tuple[str, str, int]] = []
         takes: list[str] = []  # what takes in a value, of each reduction
         known: dict[int, str] = {}
@@ -274,24 +275,24 @@ class WindowReductionKernel(ReductionKernel):
         def filled(tree: NodeTree, check: str) -> list[str]:
             """Compute what is reduced of each point of a pane, if it is one."""
             x = f"{self._register(tree)}#[u]"
-            loads = self._scoped(self._loads(tree, tree.inputs, site, x))
+            loads = self._enclose(self._loads(tree, tree.inputs, site, x))
             stores = [f"{known[root]}[to] = {tree.letter}{own};"
                       for root, own in zip(self.tree.roots, tree.roots, strict=True)]  # fmt: skip
-            uses = self._elements(tree, site, "u", list(dict.fromkeys(stores)))
+            uses = self._compute_elements(tree, site, "u", list(dict.fromkeys(stores)))
             if check:
                 loads, uses = ([f"if ({check}) {{", *lines, "}"] for lines in (loads, uses))
             each = f"p < {many}", f"p = i + u * {THREADS}u"
             return [
                 f"for ({c} i = threadIdx.x; i < {many}; i += {THREADS * self.times}u) {{",
-                *self._declared(tree, self.times),
-                *(self._each(*each, [*found, *loads]) if loads else []),
-                *self._each(*each, [*found, *uses]),
+                *self._declare_registers(tree, self.times),
+                *(self._loop_vectors(*each, [*found, *loads]) if loads else []),
+                *self._loop_vectors(*each, [*found, *uses]),
                 "}",
             ]
 
-        fill = filled(tree, self._inside_pane("row", points=True))
+        fill = filled(tree, self._check_tile("row", points=True))
         if self.core is not None:
-            fill = self._central(names, filled(self.core, ""), fill)
+            fill = self._choose_core(names, filled(self.core, ""), fill)
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
         if pane.down > 1:
             down, unrolled = f"(int){self.slot('down', pane.down)}", []
@@ -307,36 +308,42 @@ class WindowReductionKernel(ReductionKernel):
             "__syncthreads();",
             f"const int mine = y * {pitch} + x * {some + 1};",
             f"const int own = y * {self._made_pitch()} + x * {some + 1};",
-            *self._shared(pane.window, [], step, self._results_left()),
+            *self._share_windows(pane.window, [], step, self._leave_results()),
         ]  # fmt: skip
 
-    def _boxed(self, names: Sequence[str]) -> tuple[str, list[tuple[str, str, int]], list[str]]:
-        """Each thread puts together what lies in its column, of results one below the other, and
-        leaves that in shared memory; then of that what lies along a row. As `_filled`."""
+    def _reduce_columns(
+        self, names: Sequence[str]
+    ) -> tuple[str, list[tuple[str, str, int]], list[str]]:
+        """Let each thread reduce its column into shared memory, then reduce along rows.
+
+        Returns the same as `_fill_tile`.
+        """
         box = self.pane
         assert isinstance(box, ColumnTile)
         size, arrays = box.rows * box.pitch, []
         for j, kind in enumerate(self.kinds):
-            own = [(_array(j, x), "double", size * 8) for x in self._members(j)]
+            own = [(_array(j, x), "double", size * 8) for x in self.moment_members(j)]
             arrays += own or [(f"columns{j}", f"Part{j}", size * part_size(*kind))]
-        fill = self._columns(self.tree, names, inside=True)
+        fill = self._loop_tile_columns(self.tree, names, inside=True)
         if self.core is not None:
-            fill = self._central(names, self._columns(self.core, names, inside=False), fill)
+            fill = self._choose_core(
+                names, self._loop_tile_columns(self.core, names, inside=False), fill
+            )
         across = f"(unsigned){self.slot('across', box.wide)}"
         threads = (
             f"const int column = threadIdx.x % {across}, up = threadIdx.x / {across} * {box.tall};"
         )
-        return threads, arrays, [*fill, "__syncthreads();", *self._along_rows()]
+        return threads, arrays, [*fill, "__syncthreads();", *self._reduce_rows()]
 
-    def _columns(self, tree: NodeTree, names: Sequence[str], inside: bool) -> list[str]:
+    def _loop_tile_columns(self, tree: NodeTree, names: Sequence[str], inside: bool) -> list[str]:
         """What lies in a thread's column of a box. Whether there are such points is asked of each
         if need be (`inside`)."""
         box, c, others = self.pane, self.count, self.axes["r"]
         assert isinstance(box, ColumnTile)
         direct = box.down <= MOST_AT_ONCE
         row = "up + u" if direct else "up + (int)s"
-        site = self._in_pane(names, row)
-        check = self._inside_pane(row, points=True) if inside else ""
+        site = self._site_in_tile(names, row)
+        check = self._check_tile(row, points=True) if inside else ""
 
         def asked(lines: list[str]) -> list[str]:
             return [f"if ({check}) {{", *lines, "}"] if check and lines else lines
@@ -350,18 +357,18 @@ class WindowReductionKernel(ReductionKernel):
         place = f"(up + t) * {self._pitch()} + column + column / {box.some}"
         leave = []
         for j in range(len(self.kinds)):
-            own = [f"{_array(j, x)}[{place}] = part{j}[0].{x};" for x in self._members(j)]
+            own = [f"{_array(j, x)}[{place}] = part{j}[0].{x};" for x in self.moment_members(j)]
             leave += own or [f"columns{j}[{place}] = part{j}[0];"]
         if not direct:
             loads, takes = [], []
             if others:
-                point = asked(self._point(tree, site, self._taken(tree, site, "0")))
+                point = asked(self._point(tree, site, self._take_values(tree, site, "0")))
                 takes = [*over, *point, *end]
             else:
                 x = f"{self._register(tree)}#[u]"
-                loads = self._scoped(asked(self._loads(tree, self._inner(tree), site, x)))
-                takes = asked(self._taken(tree, site, "u"))
-            return self._shared(box.down, loads, takes, leave, box.tall, tree, "down")
+                loads = self._enclose(asked(self._loads(tree, self._inner(tree), site, x)))
+                takes = asked(self._take_values(tree, site, "u"))
+            return self._share_windows(box.down, loads, takes, leave, box.tall, tree, "down")
         many_steps = box.tall + box.down - 1
         each = f"int u = 0; u < {many_steps}; ++u"
         loads = asked(self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[u]"))
@@ -371,17 +378,17 @@ class WindowReductionKernel(ReductionKernel):
             *[f"Part{j} steps{j}[{many_steps}][1];" for j in range(len(self.kinds))],
             *_unroll(each, [f"steps{j}[u][0].clear();" for j in range(len(self.kinds))]),
             *over,
-            *self._declared(tree, many_steps),
-            *(_unroll(each, self._scoped(loads)) if loads else []),
-            *_unroll(each, [*opens, *into, *asked(self._taken(tree, site, "u"))]),
+            *self._declare_registers(tree, many_steps),
+            *(_unroll(each, self._enclose(loads)) if loads else []),
+            *_unroll(each, [*opens, *into, *asked(self._take_values(tree, site, "u"))]),
             *end,
-            *self._joined(box.tall, box.down, leave),
+            *self._merge_steps(box.tall, box.down, leave),
         ]
 
     def _has_moments(self) -> bool:
         return any(op == "moment" for op, _, _ in self.kinds)
 
-    def _joined(self, many: int, reach: int, leave: list[str]) -> list[str]:
+    def _merge_steps(self, many: int, reach: int, leave: list[str]) -> list[str]:
         """Put together so many windows of steps that a thread has at hand."""
         own, bases, joins = [], [], []
         for j, (op, _, _) in enumerate(self.kinds):
@@ -392,7 +399,7 @@ class WindowReductionKernel(ReductionKernel):
         joined = _unroll(f"int u = 1; u < {reach}; ++u", joins)
         return [*bases, *_unroll(f"int t = 0; t < {many}; ++t", [*own, *joined, *leave])]
 
-    def _along_rows(self) -> list[str]:
+    def _reduce_rows(self) -> list[str]:
         """Put together along rows what lies in columns."""
         box, c = self.pane, self.count
         assert isinstance(box, ColumnTile)
@@ -402,7 +409,7 @@ class WindowReductionKernel(ReductionKernel):
 
         def read(j: int, to: str, at: str) -> list[str]:
             """What lies in a column."""
-            own = [f"{to}.{x} = {_array(j, x)}[{at}];" for x in self._members(j)]
+            own = [f"{to}.{x} = {_array(j, x)}[{at}];" for x in self.moment_members(j)]
             return [*own, f"{to}.of({held});"] if own else [f"{to} = columns{j}[{at}];"]
 
         if box.window > MOST_AT_ONCE:
@@ -410,7 +417,7 @@ class WindowReductionKernel(ReductionKernel):
             for j, (op, _, _) in enumerate(self.kinds):
                 join = f"join(step{j}, opens)" if op == "moment" else f"merge(step{j})"
                 takes += [f"Part{j} step{j};", *read(j, f"step{j}", "at"), f"part{j}[0].{join};"]
-            rows = self._shared(box.window, [], takes, self._results_left())
+            rows = self._share_windows(box.window, [], takes, self._leave_results())
         else:
             many, steps = some + box.window - 1, []
             for j in range(len(self.kinds)):
@@ -418,7 +425,7 @@ class WindowReductionKernel(ReductionKernel):
             rows = [
                 *[f"Part{j} steps{j}[{many}][1];" for j in range(len(self.kinds))],
                 *_unroll(f"int u = 0; u < {many}; ++u", steps),
-                *self._joined(some, box.window, self._results_left()),
+                *self._merge_steps(some, box.window, self._leave_results()),
             ]
         units = f"(unsigned){self.slot('units', box.rows * each)}"
         return [

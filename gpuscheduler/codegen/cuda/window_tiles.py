@@ -21,50 +21,64 @@ from typing import TypeVar
 THREADS = 256
 #: Bytes of shared memory.
 MOST_SHARED = 48 * 1024
-#: Elements of a window of which all that is taken in may be under way at once: with nine, a sum
-#: took longer than one by one.
+#: Longest window whose elements may all be under way at once. With nine, a sum took longer than one
+#: by one.
 MOST_AT_ONCE = 8
-#: Results of a thread down a column, and along a row, of boxes; of moments, which need more
+#: Results of a thread down a column of a column tile, without and with moments. Moments need more
 #: registers. Measured.
-TALL, SIDE = {False: (12, 8, 6, 4, 2), True: (4, 2)}, {False: (8, 4, 2), True: (4, 2)}
-#: Words that a thread has for all steps of windows that it holds at once, and for those parts of
-#: its results that they do not all share.
-BOX_WORDS, SLIDING_WORDS = 48, 128
+TALL = {False: (12, 8, 6, 4, 2), True: (4, 2)}
+#: Results of a thread along a row of a column tile, without and with moments. Measured.
+SIDE = {False: (8, 4, 2), True: (4, 2)}
+#: Most words of a thread for the steps of windows that it holds at once.
+BOX_WORDS = 48
+#: Most words of a thread for the parts of its results that they do not share.
+SLIDING_WORDS = 128
 
 T = TypeVar("T", bound="RowTile")
 
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """How many results there are along a row, rows of these, and how often all that; how far a
-    window reaches along a row, down a column, and elsewhere; bytes of a result; and whether moments
-    are among what is reduced."""
+    """The sizes of a kernel that reduces sliding windows."""
 
+    #: Results along a row.
     along: int
+    #: Rows of results in a plane.
     rows: int
+    #: Planes of results.
     planes: int
+    #: Points of a window along a row.
     window: int
+    #: Points of a window down a column.
     down: int
+    #: Points of a window along all other axes.
     deep: int
+    #: Bytes of a result.
     made: int
+    #: Whether means or variances are among what is reduced.
     moments: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """How many results a thread makes along a row, of how many columns and rows of results, how
-    many columns of points are read, and the windows' lengths.
+    """A tile of window results, whose threads make consecutive results along a row.
 
     >>> pane = RowTile(4, 32, 32, 36, 5, 3)
     >>> pane.high, pane.pitch, pane.made_pitch
     (34, 45, 40)
     """
 
+    #: Results of a thread along a row.
     some: int
+    #: Results of the tile along a row.
     columns: int
+    #: Rows of results.
     rows: int
+    #: Columns of points that are read.
     wide: int
+    #: Points of a window along a row.
     window: int
+    #: Points of a window down a column.
     down: int
 
     @property
@@ -74,41 +88,47 @@ class RowTile:
 
     @property
     def pitch(self) -> int:
-        """From one row to the next in shared memory. There is an element between those of one
-        thread and the next, so that the lanes of a warp read from different banks."""
+        """Elements from one row to the next in shared memory.
+
+        An element lies between the elements of one thread and the next, so that lanes of a warp
+        read from different banks.
+        """
         return self.wide + -(-self.wide // self.some)
 
     @property
     def made_pitch(self) -> int:
-        """The same of results."""
+        """Elements from one row of results to the next in shared memory."""
         return self.columns // self.some * (self.some + 1)
 
     def fits(self, rows: int, held: int, made: int) -> bool:
-        """Whether so many rows of something fit into shared memory beside the results, given the
-        bytes of each."""
+        """Whether rows of points fit into shared memory beside the results.
+
+        `held` and `made` are the bytes of a point and of a result.
+        """
         room = rows * self.pitch * held + self.rows * self.made_pitch * made
         return 64 + room <= MOST_SHARED
 
     def tiles(self, windows: WindowShape) -> int:
-        """How many of these there are."""
+        """How many tiles the results of these windows need."""
         across = -(-windows.along // self.columns)
         return across * -(-windows.rows // self.rows) * windows.planes
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTile(RowTile):
-    """A pane whose threads have a column each: how many results of it, one below the other."""
+    """A tile whose threads reduce down a column each, before they reduce along rows."""
 
+    #: Results of a thread, one below the other.
     tall: int
 
 
 def too_few(tiles: int, processors: int) -> bool:
-    """Whether processors would have nothing to do."""
+    """Whether there are fewer tiles than processors."""
     return tiles < processors
 
 
 def pane(windows: WindowShape, held: int, processors: int) -> RowTile | None:
-    """The pane that costs least, given the bytes of what is reduced of a point."""
+    """Choose the row tile of least cost; `held` is the bytes reduced of each point."""
     # all of a thread's results share something, or nothing at all; moments need a first value
     most = windows.window if windows.moments else windows.window + 1
 
@@ -132,8 +152,11 @@ def pane(windows: WindowShape, held: int, processors: int) -> RowTile | None:
 def box(
     windows: WindowShape, held: int, words: int, reads: int, processors: int
 ) -> ColumnTile | None:
-    """The box that costs least, given the bytes of all that lies in a column, the words of it that
-    a thread has in registers, and what it takes to read and compute a point."""
+    """Choose the column tile of least cost, or None.
+
+    `held` is the bytes reduced of a column, `words` the registers of a thread for them, and
+    `reads` the cost to read and compute a point.
+    """
     joins = words * (3 if windows.moments else 1)
 
     def has_room(many: int, reach: int) -> bool:

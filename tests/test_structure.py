@@ -92,6 +92,10 @@ WITHIN = {
         "context",
         "numba_cpu",
         "array",
+        "elementwise",
+        "reduce",
+        "compressed",
+        "indexing",
         "numba_cuda",
         "functions/creation",
         "functions/lookup",
@@ -249,7 +253,6 @@ LONG_FILES = {
     "pipeline/fingerprint": "to be carved",
     "runtime/state": "one state machine: its parts share arrays",
     "scheduler": "to be carved",
-    "tracing/array": "to be carved",
 }
 MOST_LINES = 600
 

@@ -34,7 +34,8 @@ from ..ir.expr import (
 from ..ir.regions import simplify_in_box
 from ..values import map_leaves
 from .abstract import MaskedPoints, MatrixProductArray, ReductionResult, StoredArray, ViewedInput
-from .array import CompressedArray, TracedArray, as_traced
+from .array import TracedArray, as_traced
+from .compressed import CompressedArray
 from .context import (
     MADE,
     MOST_NODES,

@@ -24,7 +24,8 @@ from .abstract import (
     MatrixProductArray,
     ScannedArray,
 )
-from .array import CompressedArray, TracedArray, next_input, scan
+from .array import TracedArray, next_input
+from .compressed import CompressedArray
 from .context import (
     CapturedArrays,
     MatrixProductTrace,
@@ -36,6 +37,7 @@ from .context import (
 )
 from .lower import Lowering
 from .purity import impure, is_plain
+from .reduce import scan
 
 # ruff: isort: off
 # Each of these tells the registry what its functions do to arrays without values; later ones

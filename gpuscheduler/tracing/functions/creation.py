@@ -16,19 +16,11 @@ from dask.array import chunk as dask_chunk
 from dask.array import wrap as dask_wrap
 
 from ...ir.expr import Shape
-from ..array import (
-    FUNCTIONS,
-    TracedArray,
-    apply,
-    as_traced,
-    axis_index,
-    broadcast,
-    either,
-    look,
-    read_beside,
-)
+from ..array import FUNCTIONS, TracedArray, as_traced, broadcast, look, read_beside
 from ..bytecode import words
 from ..context import check_dtype, constant, current, refuse
+from ..elementwise import apply, either
+from ..indexing import axis_index
 from ..purity import is_array, is_nothing
 from ..registry import CONVERTING, CUPY, KNOWN, KNOWN_CURRIED, NUMPY, instead_of
 

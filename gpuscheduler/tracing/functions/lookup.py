@@ -22,12 +22,8 @@ from ...ir.expr import ANYWHERE, LEAVES, RANDOM, Expr, View, nodes, view_of, wit
 from ..array import (
     METHODS,
     TracedArray,
-    apply,
     as_traced,
-    axis_index,
     broadcast,
-    clip_array,
-    either,
     implements,
     look,
     read_beside,
@@ -35,6 +31,8 @@ from ..array import (
     store_array,
 )
 from ..context import cast_to, constant, current, no_out, node_of, refuse
+from ..elementwise import apply, clip_array, either
+from ..indexing import axis_index
 from ..registry import instead_of
 
 #: Bounds of what may be any number.

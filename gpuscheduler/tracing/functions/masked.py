@@ -15,18 +15,10 @@ from dask.array import reductions as dask_reductions
 from dask.array.dispatch import numel_lookup
 
 from ...ir.expr import DType, Shape
-from ..array import (
-    OVER_POINTS,
-    CompressedArray,
-    TracedArray,
-    as_traced,
-    broadcast,
-    either,
-    reshape_array,
-    scalar_if_point,
-    with_values,
-)
+from ..array import TracedArray, as_traced, broadcast, reshape_array, scalar_if_point
+from ..compressed import OVER_POINTS, CompressedArray, with_values
 from ..context import constant, no_out, nothing, refuse
+from ..elementwise import either
 from ..registry import KNOWN
 from .reductions import divide_by_count, extreme_of, mean_of, prod_of, sum_of, truth_of
 from .statistics import squares_of, without_nan

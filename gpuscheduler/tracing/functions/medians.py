@@ -15,18 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..array import (
-    TracedArray,
-    as_traced,
-    axes_of,
-    either,
-    elements,
-    implements,
-    reduced_shape,
-    reshape_array,
-    scalar_if_point,
-)
+from ..array import TracedArray, as_traced, implements, reshape_array, scalar_if_point
 from ..context import current, no_out, nothing, refuse
+from ..elementwise import either
+from ..reduce import axes_of, elements, reduced_shape
 
 #: Elements that are sorted in registers, at most; and of which there may be NaN, on CPU devices.
 MOST_SORTED, MOST_WITH_NAN = 32, 16

@@ -13,16 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..array import (
-    CompressedArray,
-    TracedArray,
-    array_classes,
-    as_traced,
-    complex_of,
-    scalar_if_point,
-)
+from ..array import TracedArray, array_classes, as_traced, scalar_if_point
 from ..bytecode import words
+from ..compressed import CompressedArray
 from ..context import current, refuse
+from ..elementwise import complex_of
 from ..registry import KNOWN, OF_NUMBERS, NumpyNamespace, scipy_special
 from .statistics import result_type
 

@@ -16,21 +16,10 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ...ir.expr import DType, Shape
 from ...ir.split_scans import parts
-from ..array import (
-    ACCUMULATED,
-    METHODS,
-    TracedArray,
-    as_traced,
-    axes_of,
-    broadcast,
-    either,
-    elementwise,
-    implements,
-    reduce,
-    reduced_shape,
-    scan,
-)
+from ..array import ACCUMULATED, METHODS, TracedArray, as_traced, broadcast, implements
 from ..context import cast_to, check_dtype, current, no_out, nothing, refuse
+from ..elementwise import either, elementwise
+from ..reduce import axes_of, reduce, reduced_shape, scan
 
 
 @functools.cache

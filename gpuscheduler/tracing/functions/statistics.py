@@ -17,24 +17,11 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ...ir.bins import Bins, comparison_dtype
 from ...ir.expr import DType, View
-from ..array import (
-    CompressedArray,
-    TracedArray,
-    alike,
-    as_traced,
-    axes_of,
-    broadcast,
-    clip_array,
-    complex_of,
-    either,
-    implements,
-    nan_elsewhere,
-    reduce,
-    reshape_array,
-    round_array,
-    scalar_if_point,
-)
+from ..array import TracedArray, as_traced, broadcast, implements, reshape_array, scalar_if_point
+from ..compressed import CompressedArray, alike, nan_elsewhere
 from ..context import cast_to, change_views, no_out, node_of, nothing, refuse
+from ..elementwise import clip_array, complex_of, either, round_array
+from ..reduce import axes_of, reduce
 from .creation import fill_array
 from .reductions import (
     accumulate_axis,

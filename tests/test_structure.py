@@ -81,6 +81,8 @@ WITHIN = {
         "order",
         "transfers",
         "shapes",
+        "linear_fusion",
+        "random_blocks",
         "builder",
         "lowering",
     ],  # fmt: skip
@@ -248,7 +250,6 @@ LONG_FILES = {
     "codegen/cuda/reduction": "to be carved",
     "codegen/cuda/schedule": "to be carved",
     "devices/cuda/executor": "to be carved",
-    "frontend/builder": "to be carved",
     "fusion/fuser": "to be carved",
     "pipeline/fingerprint": "to be carved",
     "runtime/state": "one state machine: its parts share arrays",

@@ -28,11 +28,12 @@ from dask.highlevelgraph import HighLevelGraph
 
 from ..errors import PlanError
 from .block_ids import fewer_places
-from .builder import GraphBuilder, GraphOrCache, draws_random_numbers, holds_chunks
+from .builder import GraphBuilder, GraphOrCache, holds_chunks
 from .compiled_task import Chain, SubgraphCompiler
 from .files import uses_files
 from .graph import APART, NOTHING, PIN, Callback, Compile, Graph, Key, LoweredCollection
 from .index_lists import by_slices, picked_first
+from .random_blocks import draws_random_numbers
 from .shapes import block_shape
 
 

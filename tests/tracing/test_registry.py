@@ -1,7 +1,7 @@
 """The functions that a trace knows, against a list of their names.
 
-Modules of `tracing/functions/` enter them when they are imported, and some fill only what is free:
-a changed order of imports shows here. To write the list anew: `python -m tests.tracing.test_registry`.
+Modules of `tracing/functions/` enter them when they are imported, and some fill only free places: a
+changed order of imports shows here. `python -m tests.tracing.test_registry` writes the list anew.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).with_name("known_functions.txt")
 
 
 def name_of(function):
-    """The name of a function or type as its library says it, without the library's private parts."""
+    """The name of a function; that of a ufunc's method with the ufunc's name."""
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
     name = name or type(function).__name__
     owner = getattr(function, "__self__", None)

@@ -268,8 +268,11 @@ class GraphBuilder:
         return self.home is not None and self.home(task.func) is not None
 
     def _brought_back(self, blocks: Any) -> Any:
-        """Keys of blocks that are gathered. A persisted chunk gets a task that reads it, so that it
-        is brought back when its turn comes, and written into the result by its device."""
+        """Keys of gathered blocks; a persisted chunk gets a task that reads it.
+
+        The chunk is then copied to the host when its turn comes, and its device writes it into the
+        result.
+        """
         if isinstance(blocks, list):
             return [self._brought_back(b) for b in blocks]
         target = self._resolve(blocks, None)
@@ -346,8 +349,9 @@ class GraphBuilder:
         return len(block) > 1 and isinstance(task, Task) and without_conversion(task) is not None
 
     def _leave_on_device(self, needs: Mapping[Key, tuple[Key, ...]]) -> list[Key]:
-        """Take `.to_backend("numpy")` off the blocks of a gather: the gather copies them itself.
-        Which blocks these are.
+        """Take `.to_backend("numpy")` off the blocks of a gather, and return these blocks.
+
+        The gather copies the blocks itself.
 
         Each device then writes its blocks straight into the result, all at once, where the task
         would have waited for its own copy first.

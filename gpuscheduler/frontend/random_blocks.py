@@ -55,7 +55,7 @@ def _draws_from_tasks(lowered: LoweredCollection) -> dict[str, Any]:
         for key, task in whole.items():
             if draws_random_numbers(task) and type(key) is tuple:
                 blocks.setdefault(key[0], {})[key[1:]] = task
-    return {name: _put_together(found) for name, found in blocks.items()}
+    return {name: _draw_of_tasks(found) for name, found in blocks.items()}
 
 
 def _whole_draw(layer: Layer | None, name: str) -> Any:
@@ -70,7 +70,7 @@ def _whole_draw(layer: Layer | None, name: str) -> Any:
     return first.args[2], tuple(sum(axis) for axis in chunks), starts
 
 
-def _put_together(blocks: Mapping[tuple[int, ...], Any]) -> Any:
+def _draw_of_tasks(blocks: Mapping[tuple[int, ...], Any]) -> Any:
     """The same of an array of which there are only the tasks; None where some are missing."""
     counts = [max(axis) + 1 for axis in zip(*blocks, strict=True)]
     first = blocks.get((0,) * len(counts))
@@ -78,7 +78,9 @@ def _put_together(blocks: Mapping[tuple[int, ...], Any]) -> Any:
         return None
     if any(len(t.args[3]) != len(counts) for t in blocks.values()):
         return None
-    if any(_number(t.args[2]) != n for n, t in _number_blocks(first.args[2], blocks, counts)):
+    if any(
+        _seed_number(t.args[2]) != n for n, t in _blocks_with_numbers(first.args[2], blocks, counts)
+    ):
         return None  # blocks at the end of an axis have been culled
     lengths = [
         [blocks[(0,) * k + (i,) + (0,) * (len(counts) - k - 1)].args[3][k] for i in range(n)]
@@ -88,14 +90,16 @@ def _put_together(blocks: Mapping[tuple[int, ...], Any]) -> Any:
     return first.args[2], tuple(sum(axis) for axis in lengths), starts
 
 
-def _number_blocks(first: Any, blocks: Mapping[tuple[int, ...], Any], counts: list[int]) -> Any:
+def _blocks_with_numbers(
+    first: Any, blocks: Mapping[tuple[int, ...], Any], counts: list[int]
+) -> Any:
     """Blocks, with the number that the seed of each should have."""
-    start = _number(first)
+    start = _seed_number(first)
     for n, index in enumerate(product(*map(range, counts))):
         yield None if start is None else start + n, blocks[index]
 
 
-def _number(seed: Any) -> int | None:
+def _seed_number(seed: Any) -> int | None:
     """Which of all seeds that were made for an array this is; None where it does not tell."""
     if isinstance(seed, np.random.SeedSequence):
         return int(seed.spawn_key[-1]) if seed.spawn_key else None

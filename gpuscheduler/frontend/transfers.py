@@ -36,37 +36,41 @@ def sent_key(key: Key) -> Key:
 
 
 class SendExtractor:
-    """Takes the sending of an input from the front of tasks. Remembers inner graphs, which all
-    blocks of a layer share."""
+    """Takes the sending of an input from the front of tasks.
+
+    It remembers inner graphs, which all blocks of a layer share.
+    """
 
     def __init__(self) -> None:
         self.known: dict[Any, tuple[Any, Any]] = {}
 
     def without(self, task: Any, name: Key) -> Task | None:
-        """The task for an input that is on the device already; None where it does more with it, or
-        something else first."""
+        """The task for an input that is on the device already.
+
+        None where the task does more with the input, or does not begin by sending it.
+        """
         if type(task) is not Task or task.kwargs:
             return None
         if is_sender(task.func):
             (only,) = task.args if len(task.args) == 1 else (None,)
-            return Task(task.key, identity, only) if _refers(only, name) else None
+            return Task(task.key, identity, only) if _refers_to(only, name) else None
         if task.func is not execute_subgraph:
             return None
         inner, outkey, inkeys, *args = task.args
-        places = [n for n, a in enumerate(args) if _refers(a, name)]
+        places = [n for n, a in enumerate(args) if _refers_to(a, name)]
         others = (a for n, a in enumerate(args) if n not in places and isinstance(a, GraphNode))
         if not places or any(name in a.dependencies for a in others) or len(args) != len(inkeys):
             return None
         words = id(inner), tuple(places)
         if words not in self.known:
-            self.known[words] = inner, _unsent(inner, {inkeys[n] for n in places}, outkey)
+            self.known[words] = inner, _remove_sending(inner, {inkeys[n] for n in places}, outkey)
         changed = self.known[words][1]
         if changed is None:
             return None
         return Task(task.key, execute_subgraph, changed, outkey, inkeys, *args)
 
 
-def _refers(argument: Any, name: Key) -> bool:
+def _refers_to(argument: Any, name: Key) -> bool:
     return bool(referenced_keys(argument) == name)
 
 
@@ -77,7 +81,9 @@ def referenced_keys(argument: Any) -> Key:
     return argument.target if isinstance(argument, Alias) else None
 
 
-def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key, Any] | None:
+def _remove_sending(
+    inner: Mapping[Key, Any], inputs: set[Key], outkey: Key
+) -> dict[Key, Any] | None:
     """An inner graph whose inputs are on the device already; None where it does not send them."""
     out = dict(inner)
     if outkey in inputs or inputs & out.keys():
@@ -90,7 +96,7 @@ def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key
             continue
         if type(task) is not Task or task.kwargs or len(task.args) != 1:
             return None
-        if not is_sender(task.func) or not _refers(task.args[0], next(iter(read))):
+        if not is_sender(task.func) or not _refers_to(task.args[0], next(iter(read))):
             return None
         out[key] = Task(key, identity, task.args[0])
     return out

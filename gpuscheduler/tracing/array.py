@@ -77,6 +77,8 @@ def implements(*names: str) -> Callable[[Any], Any]:
 class UnknownSizeArray(NDArrayOperatorsMixin):
     """An array whose number of elements the trace does not know.
 
+    Operations between both kinds of arrays are its own: `TracedArray` leaves them to it.
+
     It handles operations between both kinds of arrays: `TracedArray` leaves them to it.
     """
 
@@ -84,8 +86,10 @@ class UnknownSizeArray(NDArrayOperatorsMixin):
 
 
 class TracedArray(NDArrayOperatorsMixin):
-    """An array known by the expression of its elements. It behaves as a NumPy array does, as far
-    as that needs no values."""
+    """An array known by the expression of its elements.
+
+    It behaves as a NumPy array does, as far as no values are needed.
+    """
 
     __array_priority__ = 1e6
     __hash__ = None  # type: ignore[assignment]
@@ -141,8 +145,7 @@ class TracedArray(NDArrayOperatorsMixin):
         return f"<TracedArray {self.dtype} {self.shape}>"
 
     def __getattr__(self, name: str) -> Any:
-        """Of what arrays have and this has not: whoever asks for it would be told that they have
-        not, too."""
+        """Refuse attributes that arrays have and this class has not."""
         if not name.startswith("_") and any(hasattr(k, name) for k in array_classes()):
             raise refuse(f"it reads .{name} of an array")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -370,7 +373,7 @@ MOST_OWN = 2**20
 
 
 def next_input(known: AbstractArray) -> TracedArray:
-    """The next input of the function."""
+    """The next input of the function, as a traced array."""
     following = current.get()
     number, following.inputs = following.inputs, following.inputs + 1
     dtype = check_dtype(known.dtype)
@@ -383,8 +386,13 @@ def next_input(known: AbstractArray) -> TracedArray:
 
 
 def read_beside(array: Any, own: bool = False) -> TracedArray:
-    """What stands for an array that is no argument. It is read when the task runs, but for the
-    function's `own`, which is now as it will be then."""
+    """The traced array for an array that is no argument.
+
+    The task reads the array when it runs. With `own`, the function made the array itself, and its
+    values stay.
+
+    The task reads the array when it runs. An array that the function `own`s is stored now.
+    """
     beside = current.get().beside
     assert beside is not None
     word: Any = id(array)
@@ -431,7 +439,7 @@ def as_traced(value: Any, dtype: Any = None) -> TracedArray:
 
 
 def array_classes() -> list[type]:
-    """What arrays may be when the task runs."""
+    """The classes of arrays that the task may get when it runs."""
     following, cupy = current.get(None), sys.modules.get("cupy")
     on_gpus = cupy is not None and (following is None or following.products)
     return [np.ndarray, cupy.ndarray] if on_gpus and cupy is not None else [np.ndarray]
@@ -442,14 +450,17 @@ def array_classes() -> list[type]:
 
 
 def look(x: TracedArray, how: Callable[[Any], Any]) -> TracedArray:
-    """`how(x)` for a NumPy function `how` that gives a view."""
+    """A view of `x`; `how` is the NumPy function that makes it."""
     _, shape = apply_view(View(0, (0,) * x.ndim), x.shape, how)
     expr = change_views(x._expr, lambda view: apply_view(view, x.shape, how)[0])
     return TracedArray(expr, shape, of=x)
 
 
 def store_array(x: TracedArray) -> TracedArray:
-    """The same values, as an array that a kernel writes. To NumPy it is still the same array."""
+    """The same values, as an array that a kernel writes.
+
+    To NumPy it is still the same array.
+    """
     return TracedArray(current.get().keep(StoredArray(x.shape, x._expr), x.dtype), x.shape, of=x)
 
 
@@ -506,8 +517,7 @@ def scalar_if_point(x: TracedArray) -> TracedArray:
 
 
 def apply_expression(expr: Expr, arrays: Sequence[TracedArray]) -> TracedArray:
-    """What an expression of single elements of inputs 0, 1, … is of each element of arrays, which
-    are broadcast against each other."""
+    """Apply an expression of inputs 0, 1, … to each element of arrays, broadcast together."""
     shape = np.broadcast_shapes(*[a.shape for a in arrays])
     every = [broadcast(a, shape)._expr for a in arrays]
     new: dict[int, Expr] = {}

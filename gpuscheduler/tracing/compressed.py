@@ -49,10 +49,12 @@ _WITH_TYPE = words("sum prod mean var std nansum nanprod nanmean nanvar nanstd")
 
 
 class CompressedArray(UnknownSizeArray):
-    """`values[mask]`, of which it is not known how many elements it has: the values at all points,
-    and where they count. The axes of the mask, from `axis` on, are one axis of it. What is computed
-    element by element is computed at all points; a reduction along that axis is one over those
-    points at which the mask holds."""
+    """`values[mask]`: the values at all points, and the mask that says which count.
+
+    The number of elements is unknown. The axes of the mask, from `axis` on, are one axis of the
+    array. Element-wise operations are computed at all points; a reduction along that axis covers
+    the points at which the mask holds.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -144,11 +146,11 @@ class CompressedArray(UnknownSizeArray):
             where is not True and out is None
         ):
             raise refuse("it uses out= or where= with what a mask selects")
-        result = _at_all_points(ufunc, inputs, kwargs)
+        result = _apply_at_all_points(ufunc, inputs, kwargs)
         if out is None:
             return result
         if where is not True:
-            result = _at_all_points(np.where, (where, result, out))
+            result = _apply_at_all_points(np.where, (where, result, out))
         if not isinstance(out, CompressedArray) or not alike(out, result):
             raise refuse("it writes into an array that it is given (out=)")
         return out._written(result, kwargs.get("casting", "same_kind"))
@@ -162,7 +164,7 @@ class CompressedArray(UnknownSizeArray):
 
     def __array_function__(self, func: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         if func in _POINTWISE:
-            return _at_all_points(func, args, kwargs)
+            return _apply_at_all_points(func, args, kwargs)
         if func in _REDUCING:
             return _reduce_selected(func, *args, **kwargs)
         if func is np.histogram and current.get().products:
@@ -266,10 +268,10 @@ def alike(a: CompressedArray, b: CompressedArray) -> bool:
     return same and a._mask._expr == b._mask._expr
 
 
-def _at_all_points(
+def _apply_at_all_points(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] = {}
 ) -> CompressedArray:
-    """A function that goes element by element."""
+    """Apply an element-wise function to the values at all points."""
     every = (*args, *kwargs.values())
     first = next(v for v in every if isinstance(v, CompressedArray))
     if any(isinstance(v, (list, tuple)) for v in every):

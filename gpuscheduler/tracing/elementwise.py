@@ -171,7 +171,7 @@ def _modf(x: Any) -> tuple[Any, Any]:
     return np.copysign(part, x), whole
 
 
-def _part(name: str, x: TracedArray) -> TracedArray:
+def _complex_part(name: str, x: TracedArray) -> TracedArray:
     """The real or the imaginary parts of complex numbers: in NumPy a view, so one of the family."""
     dtype = np.zeros((), x.dtype).real.dtype
     if x._expr.op == "constant":
@@ -251,4 +251,4 @@ def apply(ufunc: Any, *args: Any) -> Expr:
     return node_of(ufunc.__name__, exprs, dtypes[-1])
 
 
-METHODS["__call__"], METHODS["part"] = call_ufunc, _part
+METHODS["__call__"], METHODS["part"] = call_ufunc, _complex_part

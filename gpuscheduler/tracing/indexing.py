@@ -24,7 +24,7 @@ def read_item(x: TracedArray, index: Any) -> TracedArray:
         return cast(TracedArray, selected)  # it stands for an array, too
     if (found := METHODS["index"](x, index)) is not None:
         return cast(TracedArray, found)
-    index = _basic(index)
+    index = _as_basic_index(index)
     # with an Ellipsis NumPy gives a view always, and never reads
     out = look(x, lambda a: a[index if ... in index else (*index, ...)])
     if (last := last_of_scan(x, out)) is not None:
@@ -39,10 +39,10 @@ def read_item(x: TracedArray, index: Any) -> TracedArray:
 def write_item(x: TracedArray, index: Any, value: Any) -> None:
     if isinstance(value, TracedArray) and value._part_of is not None:
         whole, place = value._part_of
-        if whole is x and not isinstance(index, TracedArray) and place == _basic(index):
+        if whole is x and not isinstance(index, TracedArray) and place == _as_basic_index(index):
             return  # written already
     if isinstance(value, CompressedArray):
-        _write(x, _put_back(x, index, value))
+        _write(x, _assign_selected(x, index, value))
         return
     # as NumPy says: a number of Python's that the type cannot hold is an error
     new = as_traced(value, x.dtype if type(value) in (int, float, complex) else None)
@@ -56,7 +56,7 @@ def write_item(x: TracedArray, index: Any, value: Any) -> None:
         return
     if x._scalar:  # through a mask Dask does it, having asked whether it is a number
         raise refuse("it writes an element of a scalar")
-    _write(x, _assign_index(x, _basic(index), part))
+    _write(x, _assign_index(x, _as_basic_index(index), part))
 
 
 def axis_index(shape: Shape, axis: int) -> Expr:
@@ -65,14 +65,14 @@ def axis_index(shape: Shape, axis: int) -> Expr:
     return node_of("index", (), np.int64, View(0, strides))
 
 
-def _basic(index: Any) -> tuple[Any, ...]:
+def _as_basic_index(index: Any) -> tuple[Any, ...]:
     """An index that gives a view, as a tuple; the numbers in it as ints."""
 
     def one(i: Any) -> Any:
         if i is None or i is ...:
             return i
         if isinstance(i, slice):
-            return slice(*[None if v is None else operator.index(v) for v in _ends(i)])
+            return slice(*[None if v is None else operator.index(v) for v in _slice_ends(i)])
         if isinstance(i, bool | np.bool_):
             raise refuse("it indexes with True or False")
         if isinstance(i, str):
@@ -86,7 +86,7 @@ def _basic(index: Any) -> tuple[Any, ...]:
     return tuple(one(i) for i in (index if isinstance(index, tuple) else (index,)))
 
 
-def _ends(s: slice) -> tuple[Any, Any, Any]:
+def _slice_ends(s: slice) -> tuple[Any, Any, Any]:
     return s.start, s.stop, s.step
 
 
@@ -106,8 +106,10 @@ def _write(x: TracedArray, value: TracedArray) -> None:
 
 
 def _write_in_place(x: TracedArray, value: Any) -> Any:
-    """`x` after an in-place operation; a scalar is replaced, as in NumPy, and so is a point of a
-    mesh, which is a number."""
+    """`x` after an in-place operation.
+
+    A scalar is replaced, as in NumPy; so is a point of a mesh, which is a number.
+    """
     value = as_traced(value)
     if x._scalar or current.get().points:
         return value
@@ -223,7 +225,7 @@ def _array_of_rows(x: TracedArray) -> TracedArray | None:
     return x._rows[0] if x._rows is not None and x._rows[1] is x._expr else None
 
 
-def _put_back(x: TracedArray, index: Any, value: CompressedArray) -> TracedArray:
+def _assign_selected(x: TracedArray, index: Any, value: CompressedArray) -> TracedArray:
     """`x` after `x[mask] = value`, where that is of the same elements."""
     before = _select_by_mask(x, index) if isinstance(index, TracedArray) else None
     if before is None or not alike(before, value) or value._values.shape != x.shape:

@@ -1,8 +1,7 @@
 """Lower a trace to kernels: an `expr.Program`.
 
-The arrays that it made, and its results, put together into an `expr.Program`. What is reduced over
-the same axes is reduced in one pass, what is computed from the results alone at its end, and the
-rest element by element.
+Arrays that are reduced over the same axes share one pass. Values that depend on its results alone
+are computed at the end of that pass, all others element by element.
 """
 
 from __future__ import annotations

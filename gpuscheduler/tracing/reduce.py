@@ -52,7 +52,7 @@ def axes_of(x: TracedArray, axis: Any) -> Shape:
 def reduce(
     op: str, x: TracedArray, axes: Shape, dtypes: Sequence[Any], keepdims: Any = False
 ) -> list[TracedArray]:
-    """The results of one reduction."""
+    """The results of one reduction of `x` over `axes`, in these dtypes."""
     keep = keepdims is not nothing and bool(keepdims)
     types = tuple(np.dtype(d) for d in dtypes)
     if not axes and op == "prod" and x.dtype.kind == "c":
@@ -81,9 +81,9 @@ def reduce(
         or (short and _is_short(x, axes) and not _are_windows(x, axes))
         or (short and _are_weighted(x, axes))
     ):
-        return [_one_by_one(op, x, axes, types[0], keep)]
+        return [_reduce_elements(op, x, axes, types[0], keep)]
     if op in ("argmin", "argmax") and short and _are_a_few(x, axes):
-        return _first_of(op, x, axes, types, keep)
+        return _find_extreme(op, x, axes, types, keep)
     results = []
     for which in range(REDUCTIONS[op]):
         result = ReductionResult(x.shape, axes, Reduction(op, x._expr, types), which)
@@ -96,7 +96,7 @@ def reduce(
 
 
 def _is_few(x: TracedArray) -> bool:
-    """Whether these are a few results put side by side, as in each step of a tree."""
+    """Whether these are a few results side by side, as in each step of a tree."""
     expr = x._expr
     while expr.op == "cast":
         (expr,) = expr.args
@@ -104,8 +104,7 @@ def _is_few(x: TracedArray) -> bool:
 
 
 def _count_constant(x: TracedArray, axes: Shape, dtype: DType) -> TracedArray | None:
-    """The sum of a whole number that is everywhere, as counts of elements are; None where it may
-    have to be rounded."""
+    """The sum of a whole number that fills an array; None where it may have to be rounded."""
     expr = x._expr
     if expr.op != "constant" or dtype.kind not in "iuf" or not x.size:
         return None
@@ -118,7 +117,7 @@ def _count_constant(x: TracedArray, axes: Shape, dtype: DType) -> TracedArray | 
 
 
 def _is_short(x: TracedArray, axes: Shape) -> bool:
-    """Whether rows are a few elements of arrays that are side by side along these axes."""
+    """Whether rows are a few elements of arrays that lie side by side along these axes."""
     expr = x._expr
     while expr.op == "cast":
         (expr,) = expr.args
@@ -127,8 +126,10 @@ def _is_short(x: TracedArray, axes: Shape) -> bool:
 
 
 def _are_windows(x: TracedArray, axes: Shape) -> bool:
-    """Whether rows are windows that slide along an axis, though not along that where elements lie
-    one behind the other: of such, kernels make several results at a time."""
+    """Whether rows are windows that slide along an axis other than the contiguous one.
+
+    Kernels compute several results of such rows at a time.
+    """
     views = [v for n in nodes([x._expr]) if (v := view_of(n)) is not None]
     others = [k for k, n in enumerate(x.shape) if n > 1 and k not in axes]
     return any(
@@ -148,8 +149,10 @@ def _are_a_few(x: TracedArray, axes: Shape) -> bool:
 
 
 def _slides(x: TracedArray, axes: Shape) -> list[tuple[bool, bool]]:
-    """Of each leaf whether it goes along one of these axes as along another one, and whether it
-    goes along them at all."""
+    """For each leaf, whether it slides along one of these axes, and whether it varies along them.
+
+    A leaf slides where it has the same stride along another axis.
+    """
     views = [v for n in nodes([x._expr]) if (v := view_of(n)) is not None]
     others = [k for k, n in enumerate(x.shape) if n > 1 and k not in axes]
     return [
@@ -162,8 +165,10 @@ def _slides(x: TracedArray, axes: Shape) -> list[tuple[bool, bool]]:
 
 
 def _are_weighted(x: TracedArray, axes: Shape) -> bool:
-    """Whether rows are windows that slide over an array, beside what is the same for all of them:
-    kernels share what slides, and a few products of both."""
+    """Whether rows are windows that slide over an array, combined with leaves that do not slide.
+
+    Kernels share the elements of the windows, and the few products of both.
+    """
     if not 0 < math.prod(x.shape[k] for k in axes) <= FEW:
         return False
     leaves = _slides(x, axes)
@@ -171,7 +176,7 @@ def _are_weighted(x: TracedArray, axes: Shape) -> bool:
 
 
 def elements(x: TracedArray, axes: Shape) -> list[TracedArray]:
-    """What there is along some axes, of which each has these with length one."""
+    """The elements along some axes, each as an array in which these axes have length one."""
     out = []
     for place in itertools.product(*[range(x.shape[k]) for k in axes]):
         index: list[Any] = [slice(None)] * x.ndim
@@ -184,9 +189,12 @@ def elements(x: TracedArray, axes: Shape) -> list[TracedArray]:
     return out
 
 
-def _one_by_one(op: str, x: TracedArray, axes: Shape, dtype: DType, keep: bool) -> TracedArray:
-    """A reduction of a few as operations on elements: so one step of a tree may disappear into the
-    next. Floating point adds up in double precision, as it does in kernels."""
+def _reduce_elements(op: str, x: TracedArray, axes: Shape, dtype: DType, keep: bool) -> TracedArray:
+    """Reduce a few elements by element-wise operations.
+
+    One step of a tree may then disappear into the next. Floating point is added up in double
+    precision, as in kernels.
+    """
     wide = dtype
     if op in ("sum", "prod") and dtype.kind in "fc":
         wide = np.dtype(np.float64 if dtype.kind == "f" else np.complex128)
@@ -204,11 +212,13 @@ def _one_by_one(op: str, x: TracedArray, axes: Shape, dtype: DType, keep: bool) 
     )
 
 
-def _first_of(
+def _find_extreme(
     op: str, x: TracedArray, axes: Shape, types: Sequence[DType], keep: bool
 ) -> list[TracedArray]:
-    """Where the first of the extreme values of a few is, and this value; a NaN is more extreme than
-    any number."""
+    """The position and the value of the first extreme of a few elements.
+
+    A NaN is more extreme than any number.
+    """
     further = np.less if op == "argmin" else np.greater
     (best, *rest), real = elements(x, axes), x.dtype.kind == "f"
     at: Any = TracedArray(constant(0, types[0]), best.shape)
@@ -234,8 +244,10 @@ def scan(op: str, x: TracedArray, axis: int, dtype: DType) -> TracedArray:
 
 
 def last_of_scan(x: TracedArray, out: TracedArray) -> Expr | None:
-    """What comes together along all of an axis, where `out` is the last of a scan `x`; None for
-    any other part of it: all but that one need the scan."""
+    """The reduction along an axis, where `out` is the last element of a scan `x`.
+
+    None for any other part of a scan, which needs all of it.
+    """
     if x._expr.op != "input" or x._expr.data[0] < MADE or not out.size:
         return None
     scan, view = current.get().made[x._expr.data[0] - MADE], x._expr.data[1]

@@ -1,6 +1,7 @@
 """Functions that create arrays, on traced arrays.
 
-Those of Dask's chunks are expressions; a function's own are NumPy's, and little.
+Arrays that Dask's chunk functions create become expressions. Arrays that a user's function creates
+are NumPy's, and must be small.
 """
 
 from __future__ import annotations
@@ -122,8 +123,10 @@ def _eye(
 
 
 def _like_nothing(function: Any) -> Callable[..., Any]:
-    """`numpy.full_like` and its like of an array without elements, which only says what to make:
-    one of CuPy's would be made while the function is followed."""
+    """`numpy.full_like` and its like, of an array without elements that only gives the library.
+
+    CuPy would create the array while the function is traced.
+    """
 
     @functools.wraps(function)
     def made(a: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """Dask's own chunk functions, on traced arrays.
 
-Moments in one pass, places of extremes, getters, and elements that are taken by their numbers.
+These are moments in one pass, positions of extremes, getters, and elements taken by index.
 """
 
 from __future__ import annotations

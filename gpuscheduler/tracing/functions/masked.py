@@ -1,7 +1,7 @@
 """Reductions of what a mask selects, on traced arrays.
 
-Over all points, of which those count where the mask holds. What is computed of it element by
-element is in `arrays`.
+The kernel goes over all points and counts those at which the mask holds. Element-wise operations
+are in `compressed`.
 """
 
 from __future__ import annotations
@@ -132,8 +132,10 @@ for _op, _function in (("min", dask_reductions.chunk_min), ("max", dask_reductio
 
 @numel_lookup.register(CompressedArray)  # type: ignore[untyped-decorator]
 def _numel_selected(x: CompressedArray, **kwargs: Any) -> Any:
-    """How many elements a reduction over `axis` adds up: the points that are selected, and as many
-    as the other axes are long."""
+    """The number of elements that a reduction over `axis` adds up.
+
+    This is the number of selected points times the lengths of the other axes.
+    """
     axis, dtype = kwargs.get("axis"), kwargs.get("dtype", np.float64)
     ones = with_values(x, TracedArray(constant(1, dtype), x._values.shape))
     axis = tuple(axis) if isinstance(axis, list) else axis

@@ -1,6 +1,6 @@
 """`math`, `cmath`, `complex`, `min` and `max`, on traced arrays.
 
-`math`, `cmath`, `complex`, `min` and `max`. With numbers alone they stay Python's.
+Calls with numbers alone stay Python's.
 """
 
 from __future__ import annotations

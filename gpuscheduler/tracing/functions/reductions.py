@@ -1,7 +1,7 @@
 """NumPy's reductions and scans, on traced arrays.
 
-Their types, their shapes, and what they are of nothing. How an array is reduced is in `arrays`, and
-what a mask selects in `masks`.
+This file decides dtypes, shapes and the results of empty arrays. `reduce` makes the reductions, and
+`masked` those of what a mask selects.
 """
 
 from __future__ import annotations

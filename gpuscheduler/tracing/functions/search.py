@@ -44,8 +44,10 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> TracedArray:
 
 
 class _SortedTable:
-    """Numbers in ascending order, NaNs behind all others, of the type that they are compared in.
-    Where it `descends`, the order is the other way round."""
+    """Numbers in ascending order, NaNs last, in the dtype in which they are compared.
+
+    With `descends`, the order is the other way round.
+    """
 
     def __init__(self, table: Any, dtype: Any, descends: Any = None):
         self.dtype, self.descends = check_dtype(dtype), descends

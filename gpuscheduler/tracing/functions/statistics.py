@@ -1,7 +1,6 @@
 """NumPy's statistics and other composed functions, on traced arrays.
 
-Parts put together, views, products with vectors, and what NumPy computes of arrays in a few steps.
-Ufuncs are in `arrays`.
+NumPy computes them in a few steps, and so does this file. Ufuncs are in `elementwise`.
 """
 
 from __future__ import annotations
@@ -280,8 +279,7 @@ def _nanvar(
 def squares_of(
     x: TracedArray, there: TracedArray, axis: Any, dtype: Any, keepdims: Any
 ) -> tuple[TracedArray, TracedArray]:  # fmt: skip
-    """The sum of squared deviations of those that are there from their mean, and how many these
-    are."""
+    """The sum of squared deviations from the mean, and the number of elements counted."""
     count = sum_of(there, axis, np.intp, keepdims=True)
     mean = divide_by_count(sum_of(x, axis, dtype, keepdims=True, where=there), count)
     away = either(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))

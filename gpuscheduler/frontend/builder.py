@@ -64,6 +64,7 @@ from .transfers import identity, send_arrays, send_files, without_conversion
 
 
 def holds_chunks(layer: Layer) -> bool:
+    """Whether a layer is of persisted chunks."""
     return isinstance(layer, MaterializedLayer) and is_chunk(next(iter(layer.values()), None))
 
 
@@ -97,6 +98,7 @@ class GraphBuilder:
         self.values: dict[Key, Value] = {}  # what is known of them, of some
 
     def graph(self) -> Graph:
+        """Build the graph."""
         outputs = self._discover()
         needs, names, constants = self._edges()
         sources = {k: a for k in needs if (a := self._source(k, constants)) is not None}
@@ -371,6 +373,7 @@ class GraphBuilder:
         return out
 
     def _edges(self) -> tuple[dict[Key, Any], dict[Key, Any], dict[Key, Any]]:
+        """For each task, its inputs, their names in the task, and its constants by name."""
         needs: dict[Key, tuple[Key, ...]] = {}
         names: dict[Key, tuple[Key, ...]] = {}
         constants: dict[Key, dict[Key, Any]] = {}
@@ -390,6 +393,7 @@ class GraphBuilder:
         return needs, names, constants
 
     def _pins(self, order: list[Key]) -> dict[Key, int]:
+        """The device of each task that has to run on one."""
         pins = self.lowered.pins
         out = {k: pins[k] for k in order if pins.get(k) is not None} if pins else {}
         if self.front is not None:
@@ -434,6 +438,7 @@ class GraphBuilder:
         return self._given(key, self.tasks[key].args[n], constants)
 
     def _given(self, key: Key, argument: Any, constants: dict[Key, dict[Key, Any]]) -> Any:
+        """The value that an argument stands for."""
         if isinstance(argument, (TaskRef, Alias)):
             name = argument.key if isinstance(argument, TaskRef) else argument.target
             given = self.tasks.get(self.alias.get(name, name))
@@ -483,6 +488,7 @@ class GraphBuilder:
         return None
 
     def _within(self, order: list[Key]) -> dict[str, int]:
+        """For each layer, the bytes of the largest value inside its fused tasks."""
         out: dict[str, int] = {}
         for key in order:
             task = self.tasks[key]

@@ -17,6 +17,7 @@ from .shapes import known_chunks
 
 
 def draws_random_numbers(task: Any) -> bool:
+    """Whether a task makes a block of random numbers."""
     return type(task) is Task and task.func in RANDOM
 
 

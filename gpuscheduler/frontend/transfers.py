@@ -14,6 +14,7 @@ from .graph import BlockInfo, Key, Value, is_plain
 
 
 def identity(value: Any) -> Any:
+    """Return the value."""
     return value
 
 
@@ -32,6 +33,7 @@ def is_sender(function: Any) -> bool:
 
 
 def sent_key(key: Key) -> Key:
+    """The key of the step that sends the value of a key."""
     return (f"{key[0]}-sent", *key[1:]) if type(key) is tuple else f"{key}-sent"
 
 

@@ -465,6 +465,7 @@ def store_array(x: TracedArray) -> TracedArray:
 
 
 def broadcast(x: TracedArray, shape: Shape) -> TracedArray:
+    """`numpy.broadcast_to`; values computed after a reduction are stored first."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
@@ -483,6 +484,7 @@ def broadcast(x: TracedArray, shape: Shape) -> TracedArray:
 
 
 def reshape_array(x: TracedArray, shape: Any, order: str = "C") -> TracedArray:
+    """`x.reshape(shape)`: a view where NumPy gives one, else of a stored array."""
     if order not in ("C", "F"):
         if order in ("A", "K") and x.ndim < 2:
             order = "C"
@@ -508,6 +510,7 @@ def reshape_array(x: TracedArray, shape: Any, order: str = "C") -> TracedArray:
 
 
 def expand(x: Any, axis: Any) -> TracedArray:
+    """`numpy.expand_dims`."""
     return look(as_traced(x), lambda a: np.expand_dims(a, axis))
 
 

@@ -243,6 +243,7 @@ class CompressedArray(UnknownSizeArray):
 
 
 def with_values(like: CompressedArray, values: TracedArray) -> CompressedArray:
+    """Other values, selected by the mask of `like`."""
     return CompressedArray(values, like._mask, like._axis)
 
 

@@ -34,6 +34,7 @@ def call_ufunc(
     ufunc: Any, inputs: Sequence[Any], out: Any = None, where: Any = True, dtype: Any = None,
     casting: Any = "same_kind", signature: Any = None, order: Any = "K", subok: Any = True,
 ) -> Any:  # fmt: skip
+    """Call a ufunc of NumPy or SciPy, with its keywords."""
     name = "matmul" if ufunc is np.matmul else _name_of(ufunc)
     if signature is not None:
         raise refuse(f"it gives {name} a signature")
@@ -87,6 +88,7 @@ def _is_scipy(ufunc: Any, name: str) -> bool:
 def elementwise(
     ufunc: Any, name: str, inputs: Sequence[Any], dtype: Any = None, casting: Any = "same_kind"
 ) -> TracedArray:
+    """The elements that a ufunc with one result gives, in NumPy's dtype."""
     weak = [type(a) if type(a) in (int, float, complex) else None for a in inputs]
     arrays = [None if w else as_traced(a) for w, a in zip(weak, inputs, strict=True)]
     kinds = [w or a.dtype for w, a in zip(weak, arrays, strict=True)]  # type: ignore[union-attr]
@@ -182,6 +184,7 @@ def _complex_part(name: str, x: TracedArray) -> TracedArray:
 
 
 def complex_of(real: TracedArray, imag: TracedArray, dtype: DType) -> TracedArray:
+    """Complex numbers of their real and imaginary parts."""
     return TracedArray(
         node_of("complex", (real._expr, imag._expr), dtype), real.shape, real._scalar
     )
@@ -205,6 +208,7 @@ def either(condition: Any, a: Any, b: Any) -> TracedArray:
 def clip_array(
     x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
 ) -> Any:
+    """`numpy.clip`, with bounds under the names of either of its two signatures."""
     low, high = (None if v is nothing else v for v in (low, high))
     low = min if low is None and min is not nothing else low
     high = max if high is None and max is not nothing else high
@@ -224,6 +228,7 @@ def clip_array(
 
 
 def round_array(x: TracedArray, decimals: int = 0) -> Any:
+    """`numpy.round`, by the operations that NumPy uses."""
     decimals = operator.index(decimals)  # one of NumPy's would change the type
     if x.dtype.kind == "c":
         return complex_of(round_array(x.real, decimals), round_array(x.imag, decimals), x.dtype)

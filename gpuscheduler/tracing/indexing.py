@@ -20,6 +20,7 @@ from .reduce import last_of_scan
 
 
 def read_item(x: TracedArray, index: Any) -> TracedArray:
+    """`x[index]`: a view, the elements that a mask selects, or a lookup."""
     if (selected := _select_by_mask(x, index)) is not None:
         return cast(TracedArray, selected)  # it stands for an array, too
     if (found := METHODS["index"](x, index)) is not None:
@@ -37,6 +38,7 @@ def read_item(x: TracedArray, index: Any) -> TracedArray:
 
 
 def write_item(x: TracedArray, index: Any, value: Any) -> None:
+    """`x[index] = value`."""
     if isinstance(value, TracedArray) and value._part_of is not None:
         whole, place = value._part_of
         if whole is x and not isinstance(index, TracedArray) and place == _as_basic_index(index):
@@ -91,6 +93,7 @@ def _slice_ends(s: slice) -> tuple[Any, Any, Any]:
 
 
 def _write(x: TracedArray, value: TracedArray) -> None:
+    """Bind `x`, and the array of which it is a part, to new expressions."""
     whole, place = x._part_of or (None, ())
     others = [r() for r in x._family]
     if any(o is not None and o is not x and o is not whole for o in others):

@@ -44,6 +44,7 @@ ADDED_UP = {
 
 
 def axes_of(x: TracedArray, axis: Any) -> Shape:
+    """The axes of a reduction, sorted: all of them where `axis` is None."""
     if axis is None or axis is nothing:
         return tuple(range(x.ndim))
     return tuple(sorted(normalize_axis_tuple(axis, x.ndim)))
@@ -233,12 +234,14 @@ def _find_extreme(
 
 
 def reduced_shape(x: TracedArray, axes: Shape, keepdims: Any) -> Shape:
+    """The shape after a reduction over `axes`."""
     if keepdims is not nothing and keepdims:
         return tuple(1 if k in axes else n for k, n in enumerate(x.shape))
     return tuple(n for k, n in enumerate(x.shape) if k not in axes)
 
 
 def scan(op: str, x: TracedArray, axis: int, dtype: DType) -> TracedArray:
+    """The results of one scan of `x` along an axis."""
     result = ReductionResult(x.shape, (axis,), Reduction(op, x._expr, (dtype,)), 0)
     return TracedArray(current.get().keep(result, dtype), x.shape)
 

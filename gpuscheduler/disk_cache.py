@@ -1,14 +1,13 @@
 """Keep compiled code in files that the next process finds.
 
-Bytes, under the words that decide them.
+The cache stores bytes under a key, and knows nothing of compilers: the caller puts into the key
+everything that the bytes depend on.
 
-It knows nothing of compilers: who keeps something here says all that it depends on.
-
-What is found becomes machine code, or is unpickled: whoever can write a file here can run code as
-this user. So a file counts only if it is a plain one that belongs to this user and that nobody else
-may write, in a folder of which the same is true. Anything else is refused with one warning, and is
-compiled again. Owner and mode are those of what was opened (`fstat` of a descriptor that follows no
-link), so nothing can be put in its place in between. Where files have no owners, nothing is kept.
+A process runs the bytes as machine code, or unpickles them: whoever can write a file here can run
+code as this user. So a file counts only if it is a plain file of this user, which no other user may
+write, in a folder of the same kind. Other files are refused with one warning, and the code is
+compiled again. Owner and mode come from the open file (`fstat` of a descriptor that follows no
+link), so nobody can replace the file in between. Where files have no owners, nothing is kept.
 """
 
 from __future__ import annotations
@@ -82,8 +81,9 @@ def read(words: Any) -> bytes | None:
 
 
 def keep(words: Any, content: bytes) -> None:
-    """For the next process. A folder that cannot be written costs it a compilation, and nothing
-    else.
+    """Store bytes under a key for the next process.
+
+    A folder that cannot be written costs that process a compilation, and nothing else.
 
     A folder of this user's that others may write too gets the file: it is found once the folder's
     mode is mended.
@@ -133,7 +133,7 @@ def _opened_folder(path: Path) -> Iterator[int]:
 
 
 def _content(path: Path, folder: int) -> bytes:
-    """What a file of that folder has in it, if it is a plain file that only this user can write."""
+    """The bytes of a plain file in that folder that only this user can write."""
     _refuse_kind(path, os.stat(path.name, dir_fd=folder, follow_symlinks=False))
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for who writes to it
     with open(os.open(path.name, flags, dir_fd=folder), "rb") as f:
@@ -192,8 +192,10 @@ def _count_bytes(nbytes: int, folder: Path) -> None:
 
 
 def trim(path: Path) -> None:
-    """Make room in a folder where there is too little. Another process that does the same does no
-    harm, nor does one that reads a file that goes."""
+    """Delete the files of a folder that were asked for longest ago, if it has too many bytes.
+
+    Other processes may trim or read the folder at the same time.
+    """
     with _opened_folder(path) as folder:
         files = sorted(_files(folder))
         total = sum([nbytes for _, nbytes, _ in files])
@@ -208,7 +210,7 @@ def trim(path: Path) -> None:
 
 
 def _files(folder: int) -> Iterator[tuple[float, int, str]]:
-    """When each was last asked for, its bytes, and its name."""
+    """When each file was last asked for, its bytes, and its name."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if _OURS.match(entry.name):

@@ -1,9 +1,8 @@
 """Locks that a forked child finds open.
 
-The threads that held them are not in the child.
-
-Uses `_at_fork_reinit` of Python's locks, as `concurrent.futures` and `logging` do (Python 3.9 to
-3.14), and `_is_owned` of those that can be taken twice.
+The threads that held these locks are not in the child. The file uses `_at_fork_reinit` of Python's
+locks, as `concurrent.futures` and `logging` do (seen in Python 3.9 to 3.14), and `_is_owned` of
+reentrant locks.
 """
 
 from __future__ import annotations

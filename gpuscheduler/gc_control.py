@@ -1,7 +1,7 @@
 """Keep Python's garbage collector from scanning large plans.
 
-Planning makes many objects that live until the run is over, and each look for garbage is one at all
-of them.
+Planning makes many objects that live until the run is over, and each full collection scans all of
+them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def garbage_spared() -> Iterator[None]:
 
 
 class _FrozenGenerations(threading.local):
-    """What threads have put aside. The collector has one place for all; what is there by the user's
-    own wish stays there."""
+    """Objects that threads have frozen (`gc.freeze`).
+
+    The collector has one frozen generation for all threads; objects that the user froze stay there.
+    """
 
     threads = 0  # that have put something aside
     lock = threading.Lock()

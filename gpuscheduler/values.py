@@ -1,6 +1,6 @@
 """Nested values: their bytes, their leaves, and maps over them.
 
-Touches no device.
+The file touches no device.
 """
 
 from __future__ import annotations

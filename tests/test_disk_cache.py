@@ -206,13 +206,13 @@ def test_several_processes_may_make_room_at_once(folder):
     """Each finds what it has just kept, or nothing; none fails."""
     code = """
 import sys
-from gpuscheduler import shelf
-shelf.MOST_BYTES, shelf.LOOK_EVERY = 20_000, 1
+from gpuscheduler import disk_cache
+disk_cache.MOST_BYTES, disk_cache.LOOK_EVERY = 20_000, 1
 for n in range(100):
     content = bytes([n % 256]) * 1000
-    shelf.keep(n, content)
+    disk_cache.keep(n, content)
     for m in (n, n - 7):
-        assert shelf.found(m) in (None, bytes([m % 256]) * 1000)
+        assert disk_cache.found(m) in (None, bytes([m % 256]) * 1000)
 """
     given = {**os.environ, "DASK_GPUSCHEDULER__CACHE_DIRECTORY": str(folder)}
     every = [subprocess.Popen([sys.executable, "-c", code], env=given) for _ in range(3)]

@@ -84,6 +84,8 @@ WITHIN = {
         "order",
         "transfers",
         "shapes",
+        "linear_fusion",
+        "random_blocks",
         "builder",
         "lowering",
     ],  # fmt: skip
@@ -95,6 +97,10 @@ WITHIN = {
         "context",
         "numba_cpu",
         "array",
+        "elementwise",
+        "reduce",
+        "compressed",
+        "indexing",
         "numba_cuda",
         "functions/creation",
         "functions/lookup",
@@ -251,11 +257,9 @@ LONG_FILES = {
     "codegen/cuda/body": "to be carved",
     "codegen/cuda/reduction": "to be carved",
     "devices/cuda/executor": "to be carved",
-    "frontend/builder": "to be carved",
     "pipeline/fingerprint": "to be carved",
     "runtime/state": "one state machine: its parts share arrays",
     "scheduler": "to be carved",
-    "tracing/array": "to be carved",
 }
 MOST_LINES = 600
 

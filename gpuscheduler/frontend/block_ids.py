@@ -1,10 +1,9 @@
 """Tell Dask's functions a block's position only as exactly as they need it.
 
-What `fuse` knows of one block serves all that are told the same. `da.map_overlap` tells each block
-its place among the others, so that those at the ends are trimmed on one side only: of these places
-no more than three differ along an axis. `da.gradient` tells each block its place and reads it only
-where coordinates are given. So these are told the place of another block for which the same is
-done.
+Fusion compiles one kernel for all blocks that are told the same. `da.map_overlap` tells each block
+its position, so that blocks at the ends are trimmed on one side only: at most three positions
+differ along an axis. `da.gradient` tells each block its position, and uses it only where
+coordinates are given. So these blocks are told the position of another block that is treated alike.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ from dask.layers import ArrayBlockIdDep, ArrayValuesDep
 
 
 class _AlikeBlock(BlockwiseDep):
-    """Of each block the place of one that is alike: along an axis with `ends` those at the ends are
-    not like the others. With `among`, also how many there are along each axis."""
+    """For each block, the position of another block that is treated alike.
+
+    Along an axis with `ends`, the blocks at the ends differ from the others. With `among`, the
+    number of blocks along each axis comes along.
+    """
 
     produces_tasks = False
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
-from functools import cached_property
-from itertools import accumulate, product
 from typing import Any
 
-import numpy as np
 from dask._task_spec import (
     Alias,
     DataNode,
@@ -21,16 +17,13 @@ from dask._task_spec import (
 )
 from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.core import finalize
-from dask.array.dispatch import to_numpy_dispatch
-from dask.array.optimization import GETTERS, _optimize_slices
 from dask.core import flatten
 from dask.highlevelgraph import Layer, MaterializedLayer
 
 from ..errors import PlanError
-from . import linalg_shapes, transfers
-from .captured import RANDOM
+from . import linalg_shapes
 from .chunk import Chunk
-from .compiled_task import Chain, SubgraphCompiler, references
+from .compiled_task import SubgraphCompiler, references
 from .files import (
     array_library,
     block_read,
@@ -49,31 +42,29 @@ from .graph import (
     Graph,
     Key,
     LoweredCollection,
-    RandomDraw,
     Value,
     is_chunk,
-    is_plain,
     layer_of,
     wanted_keys,
 )
+from .linear_fusion import LinearFuser
 from .order import depth_first
+from .random_blocks import locate_draws
 from .shapes import (
     block_sizes,
     collection_block,
     holds_tasks,
     indexed_value,
+    known_chunks,
     linalg_value,
     selects_by_value,
     stored_bytes,
 )
-from .transfers import SendExtractor, identity, referenced_keys, sent_key
-
-
-def draws_random_numbers(task: Any) -> bool:
-    return type(task) is Task and task.func in RANDOM
+from .transfers import identity, send_arrays, send_files, without_conversion
 
 
 def holds_chunks(layer: Layer) -> bool:
+    """Whether a layer is of persisted chunks."""
     return isinstance(layer, MaterializedLayer) and is_chunk(next(iter(layer.values()), None))
 
 
@@ -107,14 +98,16 @@ class GraphBuilder:
         self.values: dict[Key, Value] = {}  # what is known of them, of some
 
     def graph(self) -> Graph:
+        """Build the graph."""
         outputs = self._discover()
         needs, names, constants = self._edges()
         sources = {k: a for k in needs if (a := self._source(k, constants)) is not None}
         sent: dict[Key, Key] = {}  # steps, and one reader of each
         if self.send:
-            sent = self._sent_arrays(needs, names, constants)
+            sent = send_arrays(self.tasks, self.alias, needs, names, constants)
             if sources:
-                sent |= self._sent_files(sources.keys() - set(outputs), needs, names)
+                files = sources.keys() - set(outputs)
+                sent |= send_files(files, self.tasks, needs, names, self._value)
         # one task may be read under two names
         once = {k: tuple(dict.fromkeys(v)) for k, v in needs.items()} if self.alias else needs
         order = depth_first(once, outputs)
@@ -134,7 +127,7 @@ class GraphBuilder:
                 blocks[key] = BlockInfo(value.shape, value.dtype, "cupy.ndarray")
         sizes = block_sizes(values | blocks, self.tasks)
         within = self._within(order)
-        draws = self._draws(order)
+        draws = locate_draws(order, self.tasks, self.lowered)
         stores = [k for k in order if stores_block(self.tasks[k])]
         for key in stores:
             if (nbytes := stored_bytes(self.tasks[key])) is not None:
@@ -155,24 +148,16 @@ class GraphBuilder:
         )
         pins.update(on_gpus)
         targets += [t for found in stored.values() for t in found]
-        fresh = {id(a): not any(may_be_same_store(a, t) for t in targets) for a in sources.values()}
-        again = {k for k, a in sources.items() if fresh[id(a)]}
+        again = self._readable_again(sources, sent.keys(), targets, kept)
         aside = {*sources, *[k for k in stores if k not in on_gpus], *sent}
-        for key in sent:
-            if key in kept:  # it has to be somewhere at the end
-                again.discard(key)
-            elif key not in sources:
-                array = self.tasks[key].args[0]
-                if not any(may_be_same_store(array, t) for t in targets):
-                    again.add(key)
         if self.lowered.fusable:
             # what follows runs on the device, and these beside it, or where an array is
             alone = kept.union(sent, on_gpus, stored)
             aside.update(on_gpus)
-            files = aside, again
-            order = _chain(
-                order, self.tasks, needs, names, constants, pins, alone, files, compiler, self.apart
+            fuser = LinearFuser(
+                self.tasks, needs, names, constants, pins, alone, compiler, self.apart
             )
+            order = fuser.fuse(order, aside, again)
             aside.difference_update(on_gpus)
         return Graph(
             {k: compiler(self.tasks[k]) for k in order},
@@ -198,62 +183,22 @@ class GraphBuilder:
             gpus=self.gpus,
         )
 
-    def _sent_arrays(
-        self, needs: dict[Key, Any], names: dict[Key, Any], constants: dict[Key, dict[Key, Any]]
-    ) -> dict[Key, Key]:
-        """Put steps in front of tasks that begin with sending an array of the host to the device,
-        and take this from them. These steps, and one reader of each."""
-        out: dict[Key, Key] = {}
-        send = SendExtractor()
-        for key, given in [(k, c) for k, c in constants.items() if c]:
-            for name, value in given.items():
-                if (
-                    type(value) not in (np.ndarray, np.memmap)
-                    or value.nbytes < transfers.LEAST_SENT
-                ):
-                    continue
-                task = send.without(self.tasks[key], name) if is_plain(value.dtype) else None
-                if task is None:
-                    continue
-                if task.func is identity:  # it does nothing else
-                    self.tasks[key] = Task(key, identity, value)
-                    constants[key], out[key] = {}, key
-                    break
-                first = sent_key(self.alias.get(name, name))
-                if first not in needs:
-                    self.tasks[first] = Task(first, identity, value)
-                    needs[first] = names[first] = ()
-                    constants[first], out[first] = {}, key
-                self.tasks[key] = task
-                constants[key] = {d: v for d, v in constants[key].items() if d != name}
-                needs[key], names[key] = (*needs[key], first), (*names[key], name)
-        return out
+    def _readable_again(
+        self, sources: Mapping[Key, Any], sent: Set[Key], targets: list[Any], kept: set[Key]
+    ) -> set[Key]:
+        """Steps whose file or host array no task writes: they can be read a second time."""
 
-    def _sent_files(
-        self, sources: Set[Key], needs: Mapping[Key, Any], names: Mapping[Key, Any]
-    ) -> dict[Key, Key]:
-        """The blocks of files that go to their device at once, as all that read them would send
-        them, and one reader of each. Takes it from these."""
-        out: dict[Key, Key] = {}
-        send = SendExtractor()
-        readers: dict[Key, dict[Key, list[Key]]] = {}  # source -> reader -> its names there
-        for key, inputs in needs.items():
-            for name, d in zip(names[key], inputs, strict=True):
-                if d in sources:
-                    readers.setdefault(d, {}).setdefault(key, []).append(name)
-        for key, reading in readers.items():
-            block = self._value(key)
-            if not isinstance(block, BlockInfo) or not is_plain(block.dtype):
-                continue
-            if block.nbytes < transfers.LEAST_SENT:
-                continue
-            if any(len(known_as) > 1 for known_as in reading.values()):
-                continue
-            tasks = {r: send.without(self.tasks[r], name) for r, (name,) in reading.items()}
-            if all(t is not None for t in tasks.values()):
-                self.tasks.update(tasks)
-                out[key] = next(iter(reading))
-        return out
+        def is_written(array: Any) -> bool:
+            return any(may_be_same_store(array, t) for t in targets)
+
+        fresh = {id(a): not is_written(a) for a in sources.values()}
+        again = {k for k, a in sources.items() if fresh[id(a)]}
+        for key in sent:
+            if key in kept:  # it has to be somewhere at the end
+                again.discard(key)
+            elif key not in sources and not is_written(self.tasks[key].args[0]):
+                again.add(key)
+        return again
 
     def _source(self, key: Key, constants: Mapping[Key, dict[Key, Any]]) -> Any:
         """The array in a file of which a task takes a block; None for other tasks."""
@@ -325,8 +270,11 @@ class GraphBuilder:
         return self.home is not None and self.home(task.func) is not None
 
     def _brought_back(self, blocks: Any) -> Any:
-        """Keys of blocks that are gathered. A persisted chunk gets a task that reads it, so that it
-        is brought back when its turn comes, and written into the result by its device."""
+        """Keys of gathered blocks; a persisted chunk gets a task that reads it.
+
+        The chunk is then copied to the host when its turn comes, and its device writes it into the
+        result.
+        """
         if isinstance(blocks, list):
             return [self._brought_back(b) for b in blocks]
         target = self._resolve(blocks, None)
@@ -389,7 +337,7 @@ class GraphBuilder:
         if len(flat) == 1 and not self._is_converted(flat[0]):  # Dask's task makes a copy
             return None
         layer = self.lowered.layers.get(flat[0][0])
-        chunks = _known_chunks(layer)
+        chunks = known_chunks(layer)
         if chunks is not None and [len(c) for c in chunks] != _numblocks(blocks):
             chunks = None
         facts = (layer.collection_annotations if layer is not None else None) or {}
@@ -400,11 +348,12 @@ class GraphBuilder:
     def _is_converted(self, block: Key) -> bool:
         """Whether a block, of an array with axes, is fetched to the host by its own task."""
         task = self.dsk.get(self._resolve(block, None))
-        return len(block) > 1 and isinstance(task, Task) and _without_conversion(task) is not None
+        return len(block) > 1 and isinstance(task, Task) and without_conversion(task) is not None
 
     def _leave_on_device(self, needs: Mapping[Key, tuple[Key, ...]]) -> list[Key]:
-        """Take `.to_backend("numpy")` off the blocks of a gather: the gather copies them itself.
-        Which blocks these are.
+        """Take `.to_backend("numpy")` off the blocks of a gather, and return these blocks.
+
+        The gather copies the blocks itself.
 
         Each device then writes its blocks straight into the result, all at once, where the task
         would have waited for its own copy first.
@@ -416,7 +365,7 @@ class GraphBuilder:
             blocks = [self.alias.get(b, b) for b in flatten(gather.blocks)]
             if gather.chunks is None or any(b in read or b not in self.tasks for b in blocks):
                 continue
-            bare = [_without_conversion(self.tasks[b]) for b in blocks]
+            bare = [without_conversion(self.tasks[b]) for b in blocks]
             if all(t is not None for t in bare):
                 self.tasks.update(zip(blocks, bare, strict=True))
                 self.gathers[key] = replace(gather, to_host=True, converted=True)
@@ -424,6 +373,7 @@ class GraphBuilder:
         return out
 
     def _edges(self) -> tuple[dict[Key, Any], dict[Key, Any], dict[Key, Any]]:
+        """For each task, its inputs, their names in the task, and its constants by name."""
         needs: dict[Key, tuple[Key, ...]] = {}
         names: dict[Key, tuple[Key, ...]] = {}
         constants: dict[Key, dict[Key, Any]] = {}
@@ -443,6 +393,7 @@ class GraphBuilder:
         return needs, names, constants
 
     def _pins(self, order: list[Key]) -> dict[Key, int]:
+        """The device of each task that has to run on one."""
         pins = self.lowered.pins
         out = {k: pins[k] for k in order if pins.get(k) is not None} if pins else {}
         if self.front is not None:
@@ -487,6 +438,7 @@ class GraphBuilder:
         return self._given(key, self.tasks[key].args[n], constants)
 
     def _given(self, key: Key, argument: Any, constants: dict[Key, dict[Key, Any]]) -> Any:
+        """The value that an argument stands for."""
         if isinstance(argument, (TaskRef, Alias)):
             name = argument.key if isinstance(argument, TaskRef) else argument.target
             given = self.tasks.get(self.alias.get(name, name))
@@ -536,6 +488,7 @@ class GraphBuilder:
         return None
 
     def _within(self, order: list[Key]) -> dict[str, int]:
+        """For each layer, the bytes of the largest value inside its fused tasks."""
         out: dict[str, int] = {}
         for key in order:
             task = self.tasks[key]
@@ -546,37 +499,6 @@ class GraphBuilder:
                 values = [self._read(name, inner, key) for name in inner]
                 out[key[0]] = max([b.nbytes for b in values if isinstance(b, BlockInfo)], default=0)
         return out
-
-    def _draws(self, order: list[Key]) -> dict[Key, RandomDraw]:
-        """Where each block of random numbers lies. What is drawn there may then depend on that, and
-        on the seed of the first block, alone: not on how the array is cut up."""
-        out: dict[Key, RandomDraw] = {}
-        arrays: dict[str, Any] = {}
-        for key in order:
-            task = self.tasks[key]
-            if type(task) is not Task or task.func not in RANDOM or type(key) is not tuple:
-                continue
-            name = key[0]
-            if name not in arrays:
-                arrays[name] = _whole_draw(self.lowered.layers.get(name), name)
-            if arrays[name] is None:
-                arrays.update(self._whole_draws)
-                arrays.setdefault(name, None)
-            if arrays[name] is not None:
-                seed, shape, starts = arrays[name]
-                start = tuple(s[i] for s, i in zip(starts, key[1:], strict=True))
-                out[key] = RandomDraw(seed, shape, start)
-        return out
-
-    @cached_property
-    def _whole_draws(self) -> dict[str, Any]:
-        """The same for arrays that came without their layers: what all their blocks say."""
-        blocks: dict[str, dict[tuple[int, ...], Any]] = {}
-        for whole in self.lowered.wholes or [self.dsk]:
-            for key, task in whole.items():
-                if draws_random_numbers(task) and type(key) is tuple:
-                    blocks.setdefault(key[0], {})[key[1:]] = task
-        return {name: _put_together(found) for name, found in blocks.items()}
 
 
 class GraphOrCache:
@@ -624,171 +546,9 @@ def key_lists(node: Any) -> Any:
     return None
 
 
-def _without_conversion(task: Any) -> Any:
-    """The same task before its last step, `to_numpy_dispatch`; None where that is not its last."""
-    if not isinstance(task, Task) or task.kwargs:
-        return None
-    if task.func is to_numpy_dispatch and len(task.args) == 1:
-        return Task(task.key, identity, task.args[0])
-    if task.func is execute_subgraph:
-        inner, outkey, inkeys, *args = task.args
-        last = inner.get(outkey)
-        if isinstance(last, Task) and last.func is to_numpy_dispatch and not last.kwargs:
-            (source,) = last.args
-            if (name := referenced_keys(source)) is not None:
-                return Task(task.key, execute_subgraph, inner, name, inkeys, *args)
-    return None
-
-
 def _numblocks(blocks: Any) -> list[int]:
     counts = []
     while isinstance(blocks, list):
         counts.append(len(blocks))
         blocks = blocks[0]
     return counts
-
-
-def _known_chunks(layer: Layer | None) -> tuple[tuple[int, ...], ...] | None:
-    facts = layer.collection_annotations if layer is not None else None
-    chunks = facts.get("chunks") if facts else None
-    if chunks is None or any(math.isnan(c) for axis in chunks for c in axis):
-        return None
-    return tuple(tuple(int(c) for c in axis) for axis in chunks)
-
-
-def _whole_draw(layer: Layer | None, name: str) -> Any:
-    """Seed of the first block, shape and starts of the blocks of an array of random numbers."""
-    chunks = _known_chunks(layer)
-    first = None if layer is None or not chunks else layer.get((name, *[0] * len(chunks)))
-    if not chunks or not isinstance(first, Task) or first.func not in RANDOM:
-        return None
-    if len(first.args[3]) != len(chunks):
-        return None  # each draw is a vector
-    starts = [[0, *accumulate(axis)] for axis in chunks]
-    return first.args[2], tuple(sum(axis) for axis in chunks), starts
-
-
-def _put_together(blocks: Mapping[tuple[int, ...], Any]) -> Any:
-    """The same of an array of which there are only the tasks; None where some are missing."""
-    counts = [max(axis) + 1 for axis in zip(*blocks, strict=True)]
-    first = blocks.get((0,) * len(counts))
-    if first is None or len(blocks) != math.prod(counts):
-        return None
-    if any(len(t.args[3]) != len(counts) for t in blocks.values()):
-        return None
-    if any(_number(t.args[2]) != n for n, t in _number_blocks(first.args[2], blocks, counts)):
-        return None  # blocks at the end of an axis have been culled
-    lengths = [
-        [blocks[(0,) * k + (i,) + (0,) * (len(counts) - k - 1)].args[3][k] for i in range(n)]
-        for k, n in enumerate(counts)
-    ]
-    starts = [[0, *accumulate(axis)] for axis in lengths]
-    return first.args[2], tuple(sum(axis) for axis in lengths), starts
-
-
-def _number_blocks(first: Any, blocks: Mapping[tuple[int, ...], Any], counts: list[int]) -> Any:
-    """Blocks, with the number that the seed of each should have."""
-    start = _number(first)
-    for n, index in enumerate(product(*map(range, counts))):
-        yield None if start is None else start + n, blocks[index]
-
-
-def _number(seed: Any) -> int | None:
-    """Which of all seeds that were made for an array this is; None where it does not tell."""
-    if isinstance(seed, np.random.SeedSequence):
-        return int(seed.spawn_key[-1]) if seed.spawn_key else None
-    base = getattr(seed, "base", None)
-    if isinstance(base, np.ndarray):
-        return (_address(seed) - _address(base)) // max(int(seed.nbytes), 1)
-    return None
-
-
-def _address(array: Any) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _chain(
-    order: list[Key],
-    tasks: dict[Key, Any],
-    needs: dict[Key, tuple[Key, ...]],
-    names: dict[Key, tuple[Key, ...]],
-    constants: dict[Key, dict[Key, Any]],
-    pins: dict[Key, int],
-    kept: set[Key],
-    files: tuple[set[Key], set[Key]],
-    compiler: Compile,
-    apart: Mapping[str, str],
-) -> list[Key]:
-    """Make each linear run of tasks one step, as Dask's `fuse_linear` would, without rewriting it.
-
-    A run does not cross from one pin to another, and does not swallow what the caller wants. A run
-    is of layers that have the same word in `apart`, or none. What reads a file may only be sliced
-    in the same run, and what writes one is a run by itself; a run that reads a file is put into the
-    sets in `files`.
-    """
-    aside, again = files
-    readers: dict[Key, int] = {}
-    for key in order:
-        for d in needs[key]:
-            readers[d] = readers.get(d, 0) + 1
-    below: dict[Key, Key] = {}  # task -> the one task whose only reader it is
-    pin: dict[Key, int | None] = {}  # ... and where the run that ends in it must be
-    for key in order:
-        own = pins.get(key)
-        if len(needs[key]) == 1:
-            (d,) = needs[key]
-            agree = own is None or pin[d] is None or own == pin[d]
-            fits = agree and readers[d] == 1 and d not in kept
-            fits = fits and not isinstance(tasks[d], DataNode)  # a value is not a task to run
-            fits = fits and key not in aside
-            fits = fits and not (apart and apart.get(layer_of(key)) != apart.get(layer_of(d)))
-            fits = fits and (d not in aside or getattr(tasks[key], "func", None) in SLICERS)
-            if fits and not tasks[key].block_fusion and not tasks[d].block_fusion:
-                below[key] = d
-                for kind in files:
-                    if d in kind:
-                        kind.add(key)
-                own = pin[d] if own is None else own
-        pin[key] = own
-    if not below:
-        return order
-    inner = set(below.values())
-    out = []
-    for key in order:
-        if key in inner:
-            continue
-        if key in below:
-            run = [key]
-            while run[-1] in below:
-                run.append(below[run[-1]])
-            run.reverse()
-            _join(run, tasks, needs, names, constants, compiler)
-            where = pin[key]
-            if where is not None:
-                pins[key] = where
-        out.append(key)
-    return out
-
-
-def _join(
-    run: list[Key],
-    tasks: dict[Key, Any],
-    needs: dict[Key, tuple[Key, ...]],
-    names: dict[Key, tuple[Key, ...]],
-    constants: dict[Key, dict[Key, Any]],
-    compiler: Compile,
-) -> None:
-    first, last = run[0], run[-1]
-    aliased = any(names[k] != needs[k] for k in run[1:])
-    reading = sum(isinstance(tasks[k], Task) and tasks[k].func in GETTERS for k in run)
-    if reading > 1 and not aliased:
-        # Dask merges repeated slices so that a file is read once, and only where needed
-        fused = Task.fuse(*(tasks[k] for k in run), key=last)
-        tasks[last] = compiler(_optimize_slices({last: fused})[last])
-    else:
-        known_as = [*(names[k][0] for k in run[1:]), last]
-        tasks[last] = Chain(list(zip(known_as, (compiler(tasks[k]) for k in run), strict=True)))
-    merged: dict[Key, Any] = {}
-    for k in run:
-        merged.update(constants[k])
-    constants[last], needs[last], names[last] = merged, needs[first], names[first]

@@ -20,8 +20,7 @@ FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
 
 
 def made_of(it: Any) -> tuple[Any, ...]:
-    """What a variable around a function is, what a function does, what a partial gives to one, or
-    what is in a container: all that somebody may change there.
+    """The parts of a closure, function, partial or container that somebody may change.
 
     >>> def f(block, *, k=2):
     ...     return block * k

@@ -16,8 +16,11 @@ Places = Mapping[int, Any]  # place -> what the hardware keeps there
 
 
 class PlacesVersion:
-    """Of any chunk's places, or of which chunks there are: `latest` is another one after each, and
-    `moves` after each of the places."""
+    """Version of the places of all chunks.
+
+    `latest` changes with the places of any chunk, and with the set of chunks; `moves` with the
+    places alone.
+    """
 
     numbers = count(1)
     latest = moves = 0
@@ -33,13 +36,15 @@ class PlacesVersion:
 
 
 def moves() -> int:
-    """Another number after each change of where any chunk is."""
+    """A number that changes whenever any chunk moves."""
     return PlacesVersion.moves
 
 
 def worth_keeping(home: int, places: Places) -> dict[int, Any]:
-    """The places in which a value stays when a run is over: its own device, the host and the disk;
-    another device only where nothing else has it.
+    """The places in which a value stays after a run.
+
+    These are its own device, the host and the disk; another device only where no other place has
+    it.
 
     >>> worth_keeping(0, {0: "x", 1: "x", -1: "x"}), worth_keeping(0, {1: "x", 2: "x"})
     ({0: 'x', -1: 'x'}, {1: 'x'})
@@ -52,7 +57,7 @@ def worth_keeping(home: int, places: Places) -> dict[int, Any]:
 
 
 def bytes_in(chunks: Iterable[Chunk]) -> dict[int, int]:
-    """What chunks have in each place, with replicas."""
+    """Bytes of chunks in each place, with replicas."""
     return sum_by_place((c.nbytes, c.places) for c in chunks)
 
 

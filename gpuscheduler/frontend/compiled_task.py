@@ -1,9 +1,9 @@
 """Compile Dask's fused tasks into plain Python functions, shared by a layer's chunks.
 
-`dask._task_spec._execute_subgraph` orders its inner graph again at every call, which costs ten
-times what the arithmetic of a small chunk does. The inner graph is the same object for all chunks
-of a Blockwise layer, so here it becomes the source of one function, with every intermediate deleted
-after its last use. Nothing is re-ordered, skipped or shared beyond what Dask wrote.
+`dask._task_spec._execute_subgraph` sorts its inner graph again at every call, which costs ten times
+as much as the arithmetic of a small chunk. All chunks of a Blockwise layer share one inner graph
+object, so this file makes one function of it, which deletes each intermediate value after its last
+use. It reorders, skips and shares nothing beyond what Dask wrote.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ class InnerStep(NamedTuple):
     def inside(
         self, function: Any, arguments: Sequence[Any]
     ) -> tuple[Any, tuple[InnerStep, ...], list[Any]]:
-        """The function that is called there, its steps, and as many of its arguments as are known
-        before it runs, for those of the function that this step is of."""
+        """The called function, its steps, and the arguments that are known before it runs."""
         own = function.__globals__
         known = {**own, **{f"a{n}": a for n, a in enumerate(arguments)}}
         return own[self.constants[-1]], self.steps, [known.get(name) for name in self.given]
@@ -108,9 +107,10 @@ Compiled = tuple[Callable[..., Any], list[int], tuple[InnerStep, ...]]
 
 
 class SubgraphCompiler:
-    """Turns fused tasks into `CompiledCall`s; remembers one function per inner graph object, and
-    per inner
-    graph that says the same: where Dask fuses tasks one by one, each has its own.
+    """Turns fused tasks into `CompiledCall`s.
+
+    It remembers one function for each inner graph object, and for each content of inner graphs:
+    where Dask fuses tasks one by one, each has an inner graph of its own.
     """
 
     def __init__(self) -> None:
@@ -136,8 +136,11 @@ class SubgraphCompiler:
         return CompiledCall(task.key, function, tuple([args[n] for n in places]), steps)
 
     def _function(self, inner: Mapping[Any, Any], outkey: Any, inkeys: list[Any]) -> Compiled:
-        """The function of an inner graph, the places of its arguments among `inkeys` (Dask has
-        these in any order, and here they come as they are read first), and its steps."""
+        """The function of an inner graph, the places of its arguments in `inkeys`, and its steps.
+
+        Dask has `inkeys` in any order; the arguments come in the order in which they are first
+        read.
+        """
         nodes = convert_legacy_graph(inner)
         read = _in_order(nodes, outkey, set(inkeys))
         places = [inkeys.index(k) for k in read if k in inkeys]
@@ -292,8 +295,11 @@ def _value(argument: Any, values: Values) -> Any:
 
 
 def literal(value: Any, alive: list[Any], mutable: bool = True) -> Any:
-    """Words that are equal for equal values; by identity where nothing better is known, and, unless
-    `mutable`, for what could be changed. What is known by its identity is put into `alive`."""
+    """A key that is equal for equal values.
+
+    Values that it cannot compare, and mutable ones unless `mutable`, get a key by identity; they
+    are appended to `alive`.
+    """
     kind = type(value)
 
     def words(v: Any) -> Any:

@@ -87,8 +87,10 @@ def stores_last(task: Any) -> bool:
 
 
 def store_targets(task: Any, known: dict[int, list[Any]]) -> list[Any]:
-    """What those of the tasks that are fused in a task store to, as arguments of that. What is
-    `known` is of their graphs, which blocks that are alike share."""
+    """The arrays that the tasks inside a fused task store to, as arguments of the fused task.
+
+    `known` holds the answers for inner graphs, which alike blocks share.
+    """
     if type(task) is not Task or task.func is not execute_subgraph:
         return []
     inner, _, names, *args = task.args
@@ -108,15 +110,13 @@ def _put_argument(argument: Any, given: Mapping[Key, Any]) -> Any:
 
 
 def target_name(task: Any) -> Key | None:
-    """Where a task that stores a block reads what it writes to; None for other tasks, and where
-    that is in the task."""
+    """The name of a storing task's target, and its place in the task; None for other tasks."""
     target = task.args[1] if stores_block(task) else None
     return target.key if isinstance(target, TaskRef) else None
 
 
 def array_written(graph: Graph, key: Key) -> Any:
-    """The array of CuPy's that one of the graph's `stores` writes to; None where it is another
-    thing, or not known yet."""
+    """The CuPy array that a task of `stores` writes to; None for other targets, or unknown ones."""
     reads = zip(graph.names[key], graph.needs[key], strict=True)
     given = {n: t.value for n, k in reads if isinstance(t := graph.tasks.get(k), DataNode)}
     target = _argument(graph.tasks[key], 1, given | graph.constants.get(key, {}))

@@ -126,8 +126,7 @@ class Graph:
         return f"<Graph of {len(self.tasks):,} tasks for {len(self.wanted):,} keys>"
 
     def changed(self) -> bool:
-        """Whether something that its functions have read elsewhere, or an array in its tasks that
-        they have looked into, or a list or a dictionary there, is not what it was."""
+        """Whether a global, array, list or dictionary that the tasks have read has changed."""
         if any(where.get(name) is not value for where, name, value in self.globals):
             return True
         if not all_unchanged(self.around):

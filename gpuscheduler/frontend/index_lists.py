@@ -1,9 +1,8 @@
 """Index lists as a few slices, where they are regular.
 
-Of `x[::3]`, of a month of each year, of a list in descending order, whatever wrote them as numbers.
-A kernel reads slices in place, and what they give is known before it is there. Of other lists tasks
-are given the numbers themselves, as arrays beside their blocks, with which kernels of GPUs read
-just these elements.
+Examples are `x[::3]`, one month of each year, or a descending list, written as numbers. A kernel
+reads slices in place, and the shape of their result is known before the run. Other lists go to the
+tasks as arrays beside their blocks; GPU kernels then read only the listed elements.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ FEW_SLICES = 3
 
 
 def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None:
-    """The slices that give these numbers one after the other, or None where there are more than
-    `most`.
+    """The slices that give these numbers in order; None for more than `most` slices.
 
     >>> slices_of([4, 5, 6, 7, 30, 20, 10, 0, 2])
     (slice(4, 8, 1), slice(30, None, -10), slice(2, 3, 1))
@@ -58,8 +56,10 @@ def slices_of(numbers: Any, most: int = MOST_SLICES) -> tuple[slice, ...] | None
 
 
 def take_slices(x: Any, axis: int, slices: Iterable[slice]) -> Any:
-    """Parts of an array along an axis, one after the other. A copy, as of any list: the reader may
-    write into it, and the array may go."""
+    """Copy parts of an array along an axis, one after the other.
+
+    It is a copy, as for any index list: the reader may write into it, and the array may be freed.
+    """
     parts = parts_of(x, axis, slices)
     return join_arrays(parts, axis) if len(parts) > 1 else parts[0].copy()
 
@@ -125,9 +125,11 @@ Shapes = Callable[[Any], "tuple[int, ...] | None"]
 
 
 def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None:
-    """Tasks that take elements by their numbers take slices, where these are few. Changes the
-    graph; lists that nobody reads any more are left in it. `shape_of` says what is known of a
-    block."""
+    """Replace index lists in tasks by slices, where a few slices are enough.
+
+    Changes the graph; lists that nobody reads any more stay in it. `shape_of` gives the known shape
+    of a block.
+    """
     most = FEW_SLICES if gpus else MOST_SLICES
     lists = {k: found for k, node in dsk.items() if (found := _list_of(node, most)) is not None}
     if not lists:
@@ -203,9 +205,9 @@ def _rewrite_fused_task(task: Task, lists: dict[Any, _SharedIndexList], shape_of
 
 
 def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
-    """Where elements are taken out of tiles by their numbers (an index list, a mask), make tiles of
-    those alone, at coordinates that are given. Changes the graph; the tiles themselves are left in
-    it for others that read them. What is in `pins` is made where it is to be, as it is.
+    """Make only the elements of tiles that an index list or a mask takes, at given coordinates.
+
+    Changes the graph; the tiles stay in it for other readers. Keys in `pins` are not changed.
 
     What makes tiles says how, by its method `pick_elements`; see `mesh.MeshTile`.
     """

@@ -1,7 +1,7 @@
 """Shapes that factorizations and stacks make of known shapes.
 
-Dask says nothing of the blocks between the steps of `da.linalg`: they come as tuples. The shapes
-are those of NumPy's and SciPy's documentation.
+Dask does not know the shapes of blocks between the steps of `da.linalg`, which come as tuples. The
+shapes here follow the documentation of NumPy and SciPy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Lower a Dask graph or expression to a `Graph` for the planner.
 
-Tasks, what they read, where they are pinned, how large they are known to be. Optimises, culls,
-checks and orders; places and runs nothing.
+A `Graph` holds tasks, their inputs, their pins and the known sizes of their results. This file
+optimises, culls, checks and orders; it places and runs nothing.
 
-Array collections arrive with their high-level layers still unoptimised, so this module runs Dask's
-own layer passes itself: `device=` annotations survive, fusion is kept, and each layer is looked at
-once. Everything else (dicts, legacy tuples, delayed, bags, dataframes, expression arrays) comes
-through Dask's own optimiser and the same low-level path.
+Array collections arrive with high-level layers that are not optimised yet. This file runs Dask's
+own layer passes itself: `device=` annotations and fusion survive, and each layer is visited once.
+Everything else (dicts, legacy tuples, delayed, bags, dataframes, expression arrays) comes through
+Dask's own optimiser and the same low-level path.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from dask.highlevelgraph import HighLevelGraph
 
 from ..errors import PlanError
 from .block_ids import fewer_places
-from .builder import GraphBuilder, GraphOrCache, draws_random_numbers, holds_chunks
+from .builder import GraphBuilder, GraphOrCache, holds_chunks
 from .compiled_task import Chain, SubgraphCompiler
 from .files import uses_files
 from .graph import APART, NOTHING, PIN, Callback, Compile, Graph, Key, LoweredCollection
 from .index_lists import by_slices, picked_first
+from .random_blocks import draws_random_numbers
 from .shapes import block_shape
 
 
@@ -98,7 +99,9 @@ class _ReceivedGraph(BaseException):
 def received_by_scheduler(
     *collections: Any, by: Callable[..., Any] = compute, **options: Any
 ) -> Any:
-    """What Dask hands to a scheduler, a graph and its keys, when these are computed. Nothing is.
+    """The graph and keys that Dask hands to a scheduler; nothing is computed.
+
+    `by` is Dask's function that asks the scheduler.
 
     `by` is Dask's function that asks the scheduler.
 
@@ -118,7 +121,7 @@ def received_by_scheduler(
 
 
 def compile_tasks(tasks: dict[Key, Any]) -> None:
-    """Compile fused tasks, where `from_dask` did not. Changes the dictionary."""
+    """Compile the fused tasks that `from_dask` left as they are. Changes the dictionary."""
     compiler: Compile = SubgraphCompiler()
     for key, task in tasks.items():
         if type(task) is Chain:
@@ -135,8 +138,10 @@ def _as_it_is(task: GraphNode) -> Callable[[dict[Key, Any]], Any]:
 
 
 def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCollection:
-    """Optimise and materialise, keeping annotations and chunk sizes. Layers that have different
-    words in `apart`, or only one of which has any, are not fused."""
+    """Optimise and materialise, keeping annotations and chunk sizes.
+
+    Layers with different words in `apart`, or of which one has none, are not fused.
+    """
     if isinstance(dsk, HighLevelGraph):
         out = _from_layers(dsk)
     elif isinstance(dsk, Mapping):
@@ -199,9 +204,11 @@ def _from_layers(hlg: HighLevelGraph) -> LoweredCollection:
 
 
 def split_draws(dsk: dict[Key, Any]) -> bool:
-    """Take random numbers out of the tasks that Dask fused them into, when an array became the
-    argument of a delayed function: they have to be found to be drawn by position. Says whether
-    there are any."""
+    """Take random draws out of fused tasks; return whether there are any.
+
+    Dask fuses them when an array becomes an argument of a delayed function. Drawing by position
+    needs them as tasks of their own.
+    """
     found = False
     for key, task in list(dsk.items()):
         if type(task) is not Task:

@@ -8,8 +8,9 @@ from .graph import Key
 
 
 def depth_first(needs: Mapping[Key, tuple[Key, ...]], outputs: Iterable[Key]) -> list[Key]:
-    """An order in which values live briefly: finish what was begun, deepest branch first, and run
-    at once whatever is ready and lets go of as much as it makes. `needs` names each input once.
+    """An order in which values live briefly: the deepest branch first.
+
+    A ready task that frees as much as it makes runs at once. `needs` names each input once.
 
     Linear in the size of the graph; `dask.order.order` takes several times as long, and on the
     workloads of graphs/ holds as much or more (tests/frontend/test_graph.py compares them).

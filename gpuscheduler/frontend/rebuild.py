@@ -31,8 +31,10 @@ _PLAIN = (int, float, bool, str, type(None), TaskRef)
 
 
 def swap_parts(it: Any, swap: Callable[[Any], Any], known: dict[int, Any]) -> Any:
-    """Something with others in place of what it consists of; itself where all of that stays. What
-    is `known` already was made before, with what it was made of."""
+    """A value with other parts, or the value itself where no part changes.
+
+    `known` holds the values that were rebuilt before, and their parts.
+    """
     if type(it) in _PLAIN:
         return it
     if id(it) in known:
@@ -96,8 +98,7 @@ def _function_with(f: FunctionType, change: Callable[[Any], Any]) -> FunctionTyp
 def like_function(
     f: FunctionType, space: dict[str, Any], given: Any, cells: Any, named: Any
 ) -> FunctionType:
-    """The function with other global variables, defaults, variables around it, and defaults of
-    keywords."""
+    """A copy of a function with other globals, defaults, closure and keyword defaults."""
     out = FunctionType(f.__code__, space, f.__name__, given, cells)
     out.__kwdefaults__, out.__qualname__, out.__module__ = named, f.__qualname__, f.__module__
     return out

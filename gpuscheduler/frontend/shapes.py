@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -178,3 +179,12 @@ def _reduced_axes(layer: Any) -> tuple[int, ...]:
     if isinstance(axis, NestedContainer):
         axis = tuple(axis.args)
     return tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+
+
+def known_chunks(layer: Layer | None) -> tuple[tuple[int, ...], ...] | None:
+    """The chunks of a layer's array; None where Dask does not know all of them."""
+    facts = layer.collection_annotations if layer is not None else None
+    chunks = facts.get("chunks") if facts else None
+    if chunks is None or any(math.isnan(c) for axis in chunks for c in axis):
+        return None
+    return tuple(tuple(int(c) for c in axis) for axis in chunks)

@@ -1,6 +1,6 @@
 """A block's position in its array, and the coordinates there.
 
-For chunk functions that make blocks of nothing else.
+Chunk functions that make blocks from coordinates alone get a tile.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class Tile:
     shape: Shape
 
     def numbers(self, axis: int, xp: str = "numpy") -> Any:
-        """Of its elements along an axis, counted from the array's first: int64, 1-D, an array of
-        the library `xp`."""
+        """Numbers of its elements along an axis, counted from the array's first.
+
+        The result is int64, 1-D, an array of the library `xp`.
+        """
         first = self.start[axis]
         return import_module(xp).arange(first, first + self.shape[axis], dtype=np.int64)
 
@@ -72,8 +74,9 @@ class MeshAxis:
         return self.n
 
     def at(self, numbers: Any) -> Any:
-        """The coordinates of elements by their numbers, float64, by `numpy.linspace`'s or
-        `numpy.geomspace`'s own operations in their order; `numbers` is int64, of any library.
+        """The coordinates of elements `numbers` (int64), as float64.
+
+        The operations and their order are those of `numpy.linspace` or `numpy.geomspace`.
 
         >>> MeshAxis(0.0, 1.0, 5).at(np.array([4, 1]))
         array([1.  , 0.25])
@@ -109,8 +112,10 @@ class MeshAxis:
 
 
 def boxes_alike(values: Any) -> list[tuple[slice, ...]]:
-    """An array as boxes of one value each, few of them: each begins at the first element that is in
-    none, and is as long as it can be along the last axis, then along the one before, and so on.
+    """Split an array into few boxes of one value each.
+
+    Each box begins at the first element that is in no box. It is as long as possible along the last
+    axis, then along the one before, and so on.
 
     >>> for rows, columns in boxes_alike(np.array([[0, 0], [0, 1], [1, 1]])):
     ...     print(rows.start, rows.stop, columns.start, columns.stop)

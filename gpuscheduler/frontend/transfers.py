@@ -1,18 +1,20 @@
-"""Tasks that send host arrays and blocks of files to devices."""
+"""Tasks that send host arrays and blocks of files to devices, or bring blocks to the host."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
+import numpy as np
 from dask._task_spec import Alias, GraphNode, Task, TaskRef
 from dask._task_spec import _execute_subgraph as execute_subgraph
-from dask.array.dispatch import to_cupy_dispatch
+from dask.array.dispatch import to_cupy_dispatch, to_numpy_dispatch
 
-from .graph import Key
+from .graph import BlockInfo, Key, Value, is_plain
 
 
 def identity(value: Any) -> Any:
+    """Return the value."""
     return value
 
 
@@ -31,41 +33,46 @@ def is_sender(function: Any) -> bool:
 
 
 def sent_key(key: Key) -> Key:
+    """The key of the step that sends the value of a key."""
     return (f"{key[0]}-sent", *key[1:]) if type(key) is tuple else f"{key}-sent"
 
 
 class SendExtractor:
-    """Takes the sending of an input from the front of tasks. Remembers inner graphs, which all
-    blocks of a layer share."""
+    """Takes the sending of an input from the front of tasks.
+
+    It remembers inner graphs, which all blocks of a layer share.
+    """
 
     def __init__(self) -> None:
         self.known: dict[Any, tuple[Any, Any]] = {}
 
     def without(self, task: Any, name: Key) -> Task | None:
-        """The task for an input that is on the device already; None where it does more with it, or
-        something else first."""
+        """The task for an input that is on the device already.
+
+        None where the task does more with the input, or does not begin by sending it.
+        """
         if type(task) is not Task or task.kwargs:
             return None
         if is_sender(task.func):
             (only,) = task.args if len(task.args) == 1 else (None,)
-            return Task(task.key, identity, only) if _refers(only, name) else None
+            return Task(task.key, identity, only) if _refers_to(only, name) else None
         if task.func is not execute_subgraph:
             return None
         inner, outkey, inkeys, *args = task.args
-        places = [n for n, a in enumerate(args) if _refers(a, name)]
+        places = [n for n, a in enumerate(args) if _refers_to(a, name)]
         others = (a for n, a in enumerate(args) if n not in places and isinstance(a, GraphNode))
         if not places or any(name in a.dependencies for a in others) or len(args) != len(inkeys):
             return None
         words = id(inner), tuple(places)
         if words not in self.known:
-            self.known[words] = inner, _unsent(inner, {inkeys[n] for n in places}, outkey)
+            self.known[words] = inner, _remove_sending(inner, {inkeys[n] for n in places}, outkey)
         changed = self.known[words][1]
         if changed is None:
             return None
         return Task(task.key, execute_subgraph, changed, outkey, inkeys, *args)
 
 
-def _refers(argument: Any, name: Key) -> bool:
+def _refers_to(argument: Any, name: Key) -> bool:
     return bool(referenced_keys(argument) == name)
 
 
@@ -76,7 +83,9 @@ def referenced_keys(argument: Any) -> Key:
     return argument.target if isinstance(argument, Alias) else None
 
 
-def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key, Any] | None:
+def _remove_sending(
+    inner: Mapping[Key, Any], inputs: set[Key], outkey: Key
+) -> dict[Key, Any] | None:
     """An inner graph whose inputs are on the device already; None where it does not send them."""
     out = dict(inner)
     if outkey in inputs or inputs & out.keys():
@@ -89,7 +98,92 @@ def _unsent(inner: Mapping[Key, Any], inputs: set[Key], outkey: Key) -> dict[Key
             continue
         if type(task) is not Task or task.kwargs or len(task.args) != 1:
             return None
-        if not is_sender(task.func) or not _refers(task.args[0], next(iter(read))):
+        if not is_sender(task.func) or not _refers_to(task.args[0], next(iter(read))):
             return None
         out[key] = Task(key, identity, task.args[0])
     return out
+
+
+def send_arrays(
+    tasks: dict[Key, Any],
+    alias: Mapping[Key, Key],
+    needs: dict[Key, tuple[Key, ...]],
+    names: dict[Key, tuple[Key, ...]],
+    constants: dict[Key, dict[Key, Any]],
+) -> dict[Key, Key]:
+    """Put steps that send host arrays in front of the tasks that begin with sending them.
+
+    Changes all tables but `alias`: the tasks no longer send. Returns these steps, and one reader of
+    each.
+    """
+    out: dict[Key, Key] = {}
+    send = SendExtractor()
+    for key, given in [(k, c) for k, c in constants.items() if c]:
+        for name, value in given.items():
+            if type(value) not in (np.ndarray, np.memmap) or value.nbytes < LEAST_SENT:
+                continue
+            task = send.without(tasks[key], name) if is_plain(value.dtype) else None
+            if task is None:
+                continue
+            if task.func is identity:  # it does nothing else
+                tasks[key] = Task(key, identity, value)
+                constants[key], out[key] = {}, key
+                break
+            first = sent_key(alias.get(name, name))
+            if first not in needs:
+                tasks[first] = Task(first, identity, value)
+                needs[first] = names[first] = ()
+                constants[first], out[first] = {}, key
+            tasks[key] = task
+            constants[key] = {d: v for d, v in constants[key].items() if d != name}
+            needs[key], names[key] = (*needs[key], first), (*names[key], name)
+    return out
+
+
+def send_files(
+    sources: Set[Key],
+    tasks: dict[Key, Any],
+    needs: Mapping[Key, tuple[Key, ...]],
+    names: Mapping[Key, tuple[Key, ...]],
+    value_of: Callable[[Key], Value],
+) -> dict[Key, Key]:
+    """Take the sending of a block of a file from its readers, where all of them begin with it.
+
+    Changes `tasks`. Returns the blocks, which go to their device at once, and one reader of each.
+    """
+    out: dict[Key, Key] = {}
+    send = SendExtractor()
+    readers: dict[Key, dict[Key, list[Key]]] = {}  # source -> reader -> its names there
+    for key, inputs in needs.items():
+        for name, d in zip(names[key], inputs, strict=True):
+            if d in sources:
+                readers.setdefault(d, {}).setdefault(key, []).append(name)
+    for key, reading in readers.items():
+        block = value_of(key)
+        if not isinstance(block, BlockInfo) or not is_plain(block.dtype):
+            continue
+        if block.nbytes < LEAST_SENT:
+            continue
+        if any(len(known_as) > 1 for known_as in reading.values()):
+            continue
+        unsent = {r: send.without(tasks[r], name) for r, (name,) in reading.items()}
+        if all(t is not None for t in unsent.values()):
+            tasks.update(unsent)
+            out[key] = next(iter(reading))
+    return out
+
+
+def without_conversion(task: Any) -> Any:
+    """The task without its last step, `to_numpy_dispatch`; None where it has another last step."""
+    if not isinstance(task, Task) or task.kwargs:
+        return None
+    if task.func is to_numpy_dispatch and len(task.args) == 1:
+        return Task(task.key, identity, task.args[0])
+    if task.func is execute_subgraph:
+        inner, outkey, inkeys, *args = task.args
+        last = inner.get(outkey)
+        if isinstance(last, Task) and last.func is to_numpy_dispatch and not last.kwargs:
+            (source,) = last.args
+            if (name := referenced_keys(source)) is not None:
+                return Task(task.key, execute_subgraph, inner, name, inkeys, *args)
+    return None

@@ -6,7 +6,11 @@ registry        The functions that a trace knows, and what stands for them.
 purity          Purity analysis: which functions may be run on arrays without values.
 context         The trace context: one run of a function on arrays without values.
 numba_cpu       Compile a Python function of numbers for the CPU with Numba.
-array           Traced arrays: views, writing, element-wise operations and reductions without …
+array           Traced arrays: expressions over a shape, which behave as NumPy's arrays do.
+elementwise     Element-wise operations on traced arrays: ufuncs, `where`, `clip`, `round`, …
+reduce          Reductions and scans of traced arrays.
+compressed      Elements that a mask selects: `values[mask]`, of which the trace does not know …
+indexing        Reading and writing elements of traced arrays: slices, masks and assignment.
 numba_cuda      Compile a Python function of numbers to device code and link it into a kernel.
 lower           Lower a trace to kernels: an `expr.Program`.
 trace           Trace a Python function: run it once on arrays without values.

@@ -64,8 +64,10 @@ class FlatArray(GeneratedArray):
 
 @dataclass(frozen=True, slots=True)
 class MaskedPoints(GeneratedArray):
-    """Those points of `expr` at which `mask` holds, over axes of `shape` from `axis` on, as
-    `x[mask]` gives them: along one axis in place of these. How many is not known."""
+    """The points of `expr` at which `mask` holds, as `x[mask]` gives them.
+
+    The axes of the mask, from `axis` on, become one axis, of unknown length.
+    """
 
     mask: Expr
     over: Shape  # the shape of the mask
@@ -110,8 +112,11 @@ class ReductionResult:
 
 @dataclass(frozen=True)
 class MatrixProductArray:
-    """The product of two matrices, of (rows, inner) and (inner, columns) elements, each a view of
-    an input. No kernel computes it: it may be what a whole function gives, and nothing else."""
+    """The product of two matrices, each a view of an input.
+
+    They have (rows, inner) and (inner, columns) elements. No kernel computes the product: it may
+    only be the result of a whole function.
+    """
 
     shape: Shape
     left: ViewedInput

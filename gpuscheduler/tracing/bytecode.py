@@ -51,8 +51,10 @@ builtins_of = attrgetter("__builtins__")  # which type checkers do not agree tha
 def narrow_module(
     module: types.ModuleType, names: set[str], other: Callable[[Any, set[str]], Any]
 ) -> types.ModuleType:
-    """A module that has what code with these names may ask of another, `other(value, names)` for
-    each of its values: the names are those that may be asked of the value."""
+    """A module with `other(value, names)` in place of each value that code asks a module for.
+
+    `names` are the names that the code may ask of the value.
+    """
     copy = types.ModuleType(module.__name__)
     for name in sorted(names & vars(module).keys()):
         setattr(copy, name, other(vars(module)[name], names - {name}))
@@ -60,8 +62,10 @@ def narrow_module(
 
 
 def names_read(code: types.CodeType) -> set[str]:
-    """Every name that a code object, or one inside it, may look up as a global, and those of
-    attributes: what to compare, to know whether a function still does what it did."""
+    """Every global and attribute name that a code object, or one inside it, may look up.
+
+    If their values are the same, the function does the same.
+    """
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*[names_read(c) for c in inner])
 
@@ -102,8 +106,10 @@ def type_name(value: Any) -> str:
 def replace_globals(
     function: types.FunctionType, other: Callable[[Any], Any]
 ) -> types.FunctionType:
-    """A copy that finds `other(value)` under each of its global names and those of functions around
-    it, whatever is assigned to these later."""
+    """A copy of a function that finds `other(value)` under each global and closure name.
+
+    Later assignments to these names do not reach the copy.
+    """
     outside = ChainMap(function.__globals__, BUILTINS)  # type: ignore[arg-type]
     names = looked_up(function.__code__) & outside.keys()
     space = {n: other(outside[n]) for n in sorted(names)}

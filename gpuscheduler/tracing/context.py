@@ -1,11 +1,11 @@
 """The trace context: one run of a function on arrays without values.
 
-Its nodes, each once, the arrays that it makes on the way, and why it cannot go on. No operations on
-arrays: those are in `arrays`.
+The context holds the nodes of the trace, each once, the arrays that the function makes, and the
+reason why it cannot go on. Operations on arrays are in `array` and the files after it.
 
-An array is known by the expression of its elements over its shape; a view changes the `View` of
-each leaf, by the same NumPy view operation on an array that has its strides and no memory. Arrays
-that a function makes have numbers from `MADE` on until `assembly` has put them into kernels.
+An array is an expression of its elements over its shape. A view changes the `View` of each leaf:
+NumPy makes the same view of an array that has these strides and no memory. Arrays that a function
+makes have numbers from `MADE` on, until `lower` puts them into kernels.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ nothing: Any = getattr(np, "_NoValue", None)
 
 
 class NotTraceable(Exception):
-    """The function did something that has no expression; `str(error)` says what, and `operations`
-    how much of it there is in a product of matrices."""
+    """The function did something that has no expression.
+
+    `str(error)` says what; `operations` is the number of operations of a product of matrices.
+    """
 
     operations = 0
 
@@ -58,8 +60,10 @@ class CompressTrace(NotTraceable):
 
 
 class OptionalTrace(NotTraceable):
-    """Its value is an array of one element, or of none: `program` makes that element, and whether
-    there is one."""
+    """The value is an array of one element, or of none.
+
+    `program` computes the element, and whether there is one.
+    """
 
     def __init__(self, program: Program):
         super().__init__("whether it has an element is known when it has run")
@@ -74,8 +78,10 @@ class ValueIfThere(NamedTuple):
 
 
 class MatrixProductTrace(NotTraceable):
-    """Its value is the `product` of two matrices, each a view of an input; without that, it does
-    something else with one."""
+    """The value is the `product` of two matrices, each a view of an input.
+
+    Without `product`, the function does something else with one.
+    """
 
     def __init__(self, product: MatrixProductArray | None):
         super().__init__("it multiplies matrices")
@@ -83,9 +89,11 @@ class MatrixProductTrace(NotTraceable):
 
 
 class CapturedArrays:
-    """Arrays that functions read beside their arguments: in a variable outside, as a constant of
-    the task, or made by themselves from nothing. They become inputs behind the arguments, in the
-    order of `arrays`; with `dense`, those of NumPy's as if they lay in memory without gaps.
+    """Arrays that functions read beside their arguments.
+
+    They come from a variable outside, a constant of the task, or the function itself. They become
+    inputs behind the arguments, in the order of `arrays`; with `dense`, NumPy's arrays count as
+    contiguous.
 
     A constant of the task that is NumPy's, and what is made from nothing, stays what it is unless
     `every` one is to be an input: some functions want their values (of indices, of bins). Such

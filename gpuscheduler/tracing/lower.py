@@ -1,8 +1,7 @@
 """Lower a trace to kernels: an `expr.Program`.
 
-The arrays that it made, and its results, put together into an `expr.Program`. What is reduced over
-the same axes is reduced in one pass, what is computed from the results alone at its end, and the
-rest element by element.
+Arrays that are reduced over the same axes share one pass. Values that depend on its results alone
+are computed at the end of that pass, all others element by element.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from ..ir.expr import (
 from ..ir.regions import simplify_in_box
 from ..values import map_leaves
 from .abstract import MaskedPoints, MatrixProductArray, ReductionResult, StoredArray, ViewedInput
-from .array import CompressedArray, TracedArray, as_traced
+from .array import TracedArray, as_traced
+from .compressed import CompressedArray
 from .context import (
     MADE,
     MOST_NODES,

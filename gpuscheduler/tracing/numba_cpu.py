@@ -1,6 +1,6 @@
 """Compile a Python function of numbers for the CPU with Numba.
 
-Numba compiles it: here for CPU devices, as a NumPy ufunc.
+CPU devices call the result as a NumPy ufunc.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ HOW: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
 class ScalarFunction:
-    """A plain Python function that takes and gives numbers. Equal to another that has the same code
-    and finds the same values under the names that it reads. What these are is settled here: they
-    may change before it is compiled. NotCompiled is raised for one that has a `try`: by NumPy's
-    rules a division by zero is no error, and it would give other values than in Python.
+    """A plain Python function that takes and gives numbers.
+
+    It is equal to another that has the same code and finds the same values under the names that it
+    reads. These values are read now: they may change before it is compiled. It raises NotCompiled
+    for a function with a `try`: a division by zero is no error by NumPy's rules, so the function
+    would give other values than in Python.
 
     >>> def halvings(n):
     ...     steps = 0
@@ -504,8 +506,7 @@ DECIDES_CODE = tuple(
 
 
 def versions(packages: Iterable[str], files: Iterable[Path]) -> str:
-    """What the same function may become other code by: Python, these packages, these of our own
-    modules."""
+    """A key of Python, these packages and these files of ours, which decide the compiled code."""
     words = [sys.version.split()[0]]
     for name in packages:
         try:

@@ -58,9 +58,11 @@ class NoDeviceCode(Exception):
 
 
 def compile_call(call: DeviceCall, arch: str) -> bytes:
-    """LTO-IR that defines `call.symbol` for an architecture such as ``sm_90``, as `kernel` declares
-    it: it takes a pointer to the result and the arguments, a complex one as its two parts, and
-    gives 0 unless it raised."""
+    """LTO-IR that defines `call.symbol` for an architecture such as ``sm_90``.
+
+    The function takes a pointer to the result and the arguments, a complex one as two parts, and
+    returns 0 unless it raised.
+    """
     with _one_at_a_time:  # kernels that are compiled together may call the same
         return _found_or_compiled(call, arch)
 
@@ -210,8 +212,11 @@ def _capability(arch: str) -> str:
 
 
 class _RebuiltFunctions:
-    """Functions rebuilt for the GPU, each once. The code is the same; what its names mean is not:
-    modules, NumPy's functions, and functions of the user's own."""
+    """Functions rebuilt for the GPU, each once.
+
+    The code is the same. The modules, NumPy functions and user's functions that its names mean are
+    not.
+    """
 
     def __init__(self, numba: SimpleNamespace, call: DeviceCall) -> None:
         self.numba, self.call = numba, call

@@ -39,9 +39,10 @@ def point_expressions(
     xp: str,
     ends: Sequence[tuple[float, float] | None],
 ) -> list[Any] | None:
-    """What `f` gives, as expressions of inputs 0, 1, …: one, or `ResultTuple`. None where nothing
-    but
-    Python gives what it gives."""
+    """The value of `f` as expressions of inputs 0, 1, …: one, or `ResultTuple`.
+
+    None where only Python can compute it.
+    """
     name = getattr(f, "__name__", repr(f))
     why = ""
     if how != "numba":

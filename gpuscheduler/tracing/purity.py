@@ -1,11 +1,12 @@
 """Purity analysis: which functions may be run on arrays without values.
 
-A function and those that it calls are read, and not run.
+The analysis reads the bytecode of a function and of the functions that it calls; it runs none of
+them.
 
-A function may be followed if it neither reads nor changes what is not given to it; what it reads
-under global names is said, so that whoever keeps what came of it can look whether that is still so.
-Libraries that are known to be pure are not read. `KNOWN` says which functions have another called
-in their place, whoever calls them: modules that know arrays without values enter theirs.
+A function may be traced if it neither reads nor changes anything but its arguments. The analysis
+reports the global names that the function reads, so that a cached plan can be checked against their
+present values. Libraries that are known to be pure are not read. `registry.KNOWN` says which
+functions are replaced wherever they are called.
 """
 
 from __future__ import annotations
@@ -92,9 +93,11 @@ CATCHES = "it catches errors, which neither symbols nor compiled arithmetic rais
 
 
 def impure(function: Any, arrays: bool = False, points: bool = False) -> str | None:
-    """Why a function cannot be run once for all chunks: it reads or changes what is not given to
-    it. None for one that can. It may read `arrays` where these are looked at again in each run.
-    Of `points` a function gets Python's numbers, whose operations raise errors that it may catch.
+    """The reason why a function cannot run once for all chunks, or None for one that can.
+
+    Such a function reads or changes something that it is not given. It may read `arrays` where each
+    run looks at them again. With `points`, it gets Python's numbers, whose operations raise errors
+    that it may catch.
 
     >>> impure(lambda x: abs(x) + 1)
     >>> impure(lambda x: print(x))
@@ -123,8 +126,10 @@ def catches_errors(code: types.CodeType) -> bool:
 
 
 def globals_read(function: Any) -> list[Read]:
-    """Names that a pure function and those it calls look up outside themselves, which decide what
-    it does: `(where, name, value)`. A plan made from it holds while `where[name] is value`."""
+    """The outside names that a pure function and its callees read: `(where, name, value)`.
+
+    A plan made from the function holds while `where[name] is value`.
+    """
     reading = _PurityReader(arrays=True)
     reading.callable(function)
     return reading.reads
@@ -138,16 +143,17 @@ def functions_read(function: Any) -> tuple[Variable, ...]:
 
 
 def containers_read(function: Any) -> list[Any]:
-    """Lists and dictionaries that a pure function was made with, which anybody may change: those of
-    partials and of compiled sub-graphs. A function of a user may read no others."""
+    """Lists and dictionaries that a pure function was made with, which anybody may change.
+
+    They belong to partials and compiled sub-graphs. A user's function may read no others.
+    """
     reading = _PurityReader(arrays=True)
     reading.callable(function)
     return reading.containers
 
 
 def unfit(constant: Any) -> tuple[str | None, list[Any]]:
-    """Why a constant of a task is none to follow a function with: it may do and become what it
-    likes. Also the lists and dictionaries in it.
+    """The reason why a trace cannot use a constant of a task; also its lists and dictionaries.
 
     >>> unfit((1, [2, 3]))
     (None, [[2, 3]])
@@ -412,8 +418,10 @@ def _is_safe(name: str) -> bool:
 
 
 def functions_in(function: Any) -> Iterator[Any]:
-    """A function, and those that it is put together from: of a partial, of a composition, of what
-    `subgraph` compiled."""
+    """A function, and the functions inside it.
+
+    These are the parts of a partial, of a composition, or of a compiled sub-graph.
+    """
     yield function
     if isinstance(function, functools.partial):
         inner = [function.func, *function.args, *function.keywords.values()]

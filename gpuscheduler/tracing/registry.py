@@ -34,8 +34,11 @@ def instead_of(function: Any) -> Callable[[Any], Any]:
 
 
 class NumpyNamespace:
-    """A module as a function that is followed finds it: what is in the module now, but `own`
-    functions in place of those that were there when these were entered."""
+    """A module as a traced function finds it.
+
+    It gives the module's present values, but an `own` function in place of a value that is still
+    the one it was entered for.
+    """
 
     def __init__(self, module: types.ModuleType):
         self.module = module
@@ -72,8 +75,7 @@ def in_place_of(function: Any) -> Any:
 
 
 def in_numpy(value: Any) -> Any:
-    """NumPy's or SciPy's function (or module) for CuPy's or Python's; the same where there is
-    none."""
+    """The NumPy or SciPy function (or module) for one of CuPy or Python; else the same."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
         if name in ("cupy", "numpy"):

@@ -1,11 +1,10 @@
 """Trace a Python function: run it once on arrays without values.
 
-It is run once on arrays that hold no values. No device, no data: what depends on a value cannot be
-followed, and says so.
+A trace needs no device and no data; a function that depends on a value raises `NotTraceable`.
 
-The function is one whose code may be run so (`reading`). It gets arrays without values (`arrays`),
-and a copy of it finds those functions under its global names that know such arrays; what it did is
-put into kernels (`assembly`).
+`purity` decides which functions may be run so. `array` and the files after it implement arrays
+without values. The trace runs a copy of the function, whose global names give the functions that
+know such arrays. `lower` puts the recorded operations into kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from .abstract import (
     MatrixProductArray,
     ScannedArray,
 )
-from .array import CompressedArray, TracedArray, next_input, scan
+from .array import TracedArray, next_input
+from .compressed import CompressedArray
 from .context import (
     CapturedArrays,
     MatrixProductTrace,
@@ -36,6 +36,7 @@ from .context import (
 )
 from .lower import Lowering
 from .purity import impure, is_plain
+from .reduce import scan
 
 # ruff: isort: off
 # Each of these tells the registry what its functions do to arrays without values; later ones
@@ -74,13 +75,13 @@ def trace_function(
     matrices: Callable[[MatrixProductArray], object] | None = None,
     whole: bool = False,
 ) -> Program:
-    """The program of `call(*arguments)`, whose arrays are known as `AbstractArray`s only. With
-    `products`, those of arrays with vectors, too: on the host they are the business of BLAS.
-    Arrays that it reads beside its arguments are put into `beside`; without that, it may not.
-    Of `points` each element is a number of Python's for the function. Where its value is the
-    product of two matrices, one that `matrices` agrees to, `MatrixProductTrace` is raised. Parts of
-    arrays
-    that it puts together are read where they are, or, if `whole`, put together first.
+    """The program of `call(*arguments)`, whose arrays are known as `AbstractArray`s only.
+
+    `products` allows products of arrays with vectors; on the host BLAS computes them. `beside`
+    takes the arrays that the function reads beside its arguments; without it, the function may read
+    none. With `points`, each element is a Python number for the function. A value that is a product
+    of two matrices to which `matrices` agrees raises `MatrixProductTrace`. Parts of arrays that the
+    function joins are read where they are, or joined first if `whole`.
 
     >>> program = trace_function(lambda x: (x * 2).sum(), [AbstractArray((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result

@@ -407,7 +407,7 @@ def test_the_conversion_to_numpy_is_left_to_the_gather(monkeypatch, chunks):
     def convert(block):
         raise ZeroDivisionError("it was called")
 
-    monkeypatch.setattr("gpuscheduler.frontend.builder.to_numpy_dispatch", convert)
+    monkeypatch.setattr("gpuscheduler.frontend.transfers.to_numpy_dispatch", convert)
     x = da.ones(10, chunks=chunks) + 1
     for blocks in (x, materialised(x)):  # at the end of a fused task, and as a task of its own
         y = blocks.map_blocks(convert, dtype=x.dtype, meta=x._meta)

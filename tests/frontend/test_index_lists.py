@@ -131,7 +131,7 @@ def test_what_takes_slices_is_part_of_a_kernel(cpu):
     z = (x[np.arange(0, 60, 3)] * 2 + 1).sum(axis=0)
     plan = cpu.plan(z)
     assert not any("shuffle-taker" in str(s) for s in plan.steps)
-    assert "Fused" in kernels(cpu, z)
+    assert "KernelTask" in kernels(cpu, z)
     assert not any("not known before" in reason for reason in plan.reasons.values())
     np.testing.assert_allclose(z.compute(), (SOURCE[::3] * 2 + 1).sum(axis=0))
 

@@ -1,6 +1,7 @@
 """Functions that create arrays, on traced arrays.
 
-Those of Dask's chunks are expressions; a function's own are NumPy's, and little.
+Arrays that Dask's chunk functions create become expressions. Arrays that a user's function creates
+are NumPy's, and must be small.
 """
 
 from __future__ import annotations
@@ -16,19 +17,11 @@ from dask.array import chunk as dask_chunk
 from dask.array import wrap as dask_wrap
 
 from ...ir.expr import Shape
-from ..array import (
-    FUNCTIONS,
-    TracedArray,
-    apply,
-    as_traced,
-    axis_index,
-    broadcast,
-    either,
-    look,
-    read_beside,
-)
+from ..array import FUNCTIONS, TracedArray, as_traced, broadcast, look, read_beside
 from ..bytecode import words
 from ..context import check_dtype, constant, current, refuse
+from ..elementwise import apply, either
+from ..indexing import axis_index
 from ..purity import is_array, is_nothing
 from ..registry import CONVERTING, CUPY, KNOWN, KNOWN_CURRIED, NUMPY, instead_of
 
@@ -130,8 +123,10 @@ def _eye(
 
 
 def _like_nothing(function: Any) -> Callable[..., Any]:
-    """`numpy.full_like` and its like of an array without elements, which only says what to make:
-    one of CuPy's would be made while the function is followed."""
+    """`numpy.full_like` and its like, of an array without elements that only gives the library.
+
+    CuPy would create the array while the function is traced.
+    """
 
     @functools.wraps(function)
     def made(a: Any, *args: Any, **kwargs: Any) -> Any:

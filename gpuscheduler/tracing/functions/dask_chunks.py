@@ -1,6 +1,6 @@
 """Dask's own chunk functions, on traced arrays.
 
-Moments in one pass, places of extremes, getters, and elements that are taken by their numbers.
+These are moments in one pass, positions of extremes, getters, and elements taken by index.
 """
 
 from __future__ import annotations
@@ -22,19 +22,10 @@ from dask.core import flatten
 
 from ...frontend import compiled_task, index_lists
 from ...ir.expr import View
-from ..array import (
-    SHORT,
-    TracedArray,
-    as_traced,
-    axes_of,
-    either,
-    expand,
-    reduce,
-    reduced_shape,
-    reshape_array,
-    scalar_if_point,
-)
+from ..array import TracedArray, as_traced, expand, reshape_array, scalar_if_point
 from ..context import constant, current, node_of, refuse
+from ..elementwise import either
+from ..reduce import SHORT, axes_of, reduce, reduced_shape
 from ..registry import KNOWN, instead_of
 from .reductions import count_of, extreme_of, moment_of, not_empty, sum_of
 from .statistics import without_nan

@@ -1,10 +1,8 @@
 """Indexing with computed positions, on traced arrays.
 
-`table[i]`, `take`, `searchsorted`, `digitize`, `interp`, `isin`, `choose`.
-
-For GPUs: one element is read for each point, where NumPy's own functions are as fast on the host.
-What NumPy says of an index beyond an array's end, a kernel cannot say: it reads as CuPy does, from
-the other end.
+These are `table[i]`, `take`, `choose` and their like. Only GPUs get them: a kernel reads one
+element for each point, and NumPy's own functions are as fast on the host. A kernel cannot raise
+NumPy's error for an index beyond an array's end: it wraps around, as CuPy does.
 """
 
 from __future__ import annotations
@@ -22,12 +20,8 @@ from ...ir.expr import ANYWHERE, LEAVES, RANDOM, Expr, View, nodes, view_of, wit
 from ..array import (
     METHODS,
     TracedArray,
-    apply,
     as_traced,
-    axis_index,
     broadcast,
-    clip_array,
-    either,
     implements,
     look,
     read_beside,
@@ -35,6 +29,8 @@ from ..array import (
     store_array,
 )
 from ..context import cast_to, constant, current, no_out, node_of, refuse
+from ..elementwise import apply, clip_array, either
+from ..indexing import axis_index
 from ..registry import instead_of
 
 #: Bounds of what may be any number.
@@ -57,9 +53,11 @@ def elements_at(
     away: Callable[[View], Expr | None],
     anywhere: bool = False,
 ) -> TracedArray:
-    """An array of this shape, of elements of `x`. Each leaf is read where `still` says, and as many
-    elements behind as `away` says (int64, over the shape; None: none); with `anywhere`, there are
-    such elements also where nobody needs them."""
+    """An array of this shape, made of elements of `x`.
+
+    Each leaf is read where `still` says, plus `away` elements (int64, over the shape; None: none).
+    With `anywhere`, these elements exist also where nobody needs them.
+    """
     new: dict[int, Expr] = {}
     for old in nodes((x._expr,)):
         args = tuple([new[id(a)] for a in old.args])
@@ -116,8 +114,7 @@ def _reorder_arrays(arrays: list[Any], axis: int, numbers: Any) -> Any:
 
 
 def _in_memory(x: TracedArray, points: int) -> TracedArray:
-    """The same array, as one that is read: what it takes to compute is done for each element once,
-    where more are looked up."""
+    """The same array, stored: its elements are computed once, where several are looked up."""
     if x._expr.op in LEAVES:
         return x
     every = nodes((x._expr,))
@@ -127,8 +124,7 @@ def _in_memory(x: TracedArray, points: int) -> TracedArray:
 
 
 def _inside(index: TracedArray, length: int) -> TracedArray:
-    """An index below a length, int64: one from an array's end as well, and any other by wrapping
-    around."""
+    """The index as int64 in the range of a length; any other index wraps around."""
     if index.dtype.kind == "u" and np.iinfo(index.dtype).max < length:
         return index.astype(np.int64)
     if index.dtype.kind == "i" and index.itemsize <= 4 and length < 2**31:
@@ -238,8 +234,11 @@ def _in_full(x: TracedArray, entries: Sequence[Any]) -> Iterator[Any]:
 def look_up_elements(
     x: TracedArray, chosen: Mapping[int, TracedArray], first: int, anywhere: bool = True
 ) -> TracedArray:
-    """Elements of an array by their numbers along these axes, in place of which, at `first`, those
-    of the numbers are. With `anywhere`, the numbers are inside whatever they are computed of."""
+    """Elements of an array by their numbers along these axes.
+
+    The axes of the numbers take their place, at `first`. With `anywhere`, the numbers are in range
+    whatever they are computed from.
+    """
     over = np.broadcast_shapes(*[n.shape for n in chosen.values()])
     rest = [k for k in range(x.ndim) if k not in chosen]
     kept = [x.shape[k] for k in rest]

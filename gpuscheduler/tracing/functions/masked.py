@@ -1,7 +1,7 @@
 """Reductions of what a mask selects, on traced arrays.
 
-Over all points, of which those count where the mask holds. What is computed of it element by
-element is in `arrays`.
+The kernel goes over all points and counts those at which the mask holds. Element-wise operations
+are in `compressed`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,10 @@ from dask.array import reductions as dask_reductions
 from dask.array.dispatch import numel_lookup
 
 from ...ir.expr import DType, Shape
-from ..array import (
-    OVER_POINTS,
-    CompressedArray,
-    TracedArray,
-    as_traced,
-    broadcast,
-    either,
-    reshape_array,
-    scalar_if_point,
-    with_values,
-)
+from ..array import TracedArray, as_traced, broadcast, reshape_array, scalar_if_point
+from ..compressed import OVER_POINTS, CompressedArray, with_values
 from ..context import constant, no_out, nothing, refuse
+from ..elementwise import either
 from ..registry import KNOWN
 from .reductions import divide_by_count, extreme_of, mean_of, prod_of, sum_of, truth_of
 from .statistics import squares_of, without_nan
@@ -140,8 +132,10 @@ for _op, _function in (("min", dask_reductions.chunk_min), ("max", dask_reductio
 
 @numel_lookup.register(CompressedArray)  # type: ignore[untyped-decorator]
 def _numel_selected(x: CompressedArray, **kwargs: Any) -> Any:
-    """How many elements a reduction over `axis` adds up: the points that are selected, and as many
-    as the other axes are long."""
+    """The number of elements that a reduction over `axis` adds up.
+
+    This is the number of selected points times the lengths of the other axes.
+    """
     axis, dtype = kwargs.get("axis"), kwargs.get("dtype", np.float64)
     ones = with_values(x, TracedArray(constant(1, dtype), x._values.shape))
     axis = tuple(axis) if isinstance(axis, list) else axis

@@ -1,9 +1,8 @@
 """Medians and quantiles of few elements, by sorting networks.
 
-A network that sorts them (Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M), of which
-what they need is left.
-
-A library sorts a copy of all that a median filter looks at; a kernel has it in registers.
+The network is algorithm M of Knuth, The Art of Computer Programming 3, section 5.2.2, without the
+exchanges that the result does not need. A library sorts a copy of each window of a median filter; a
+kernel sorts it in registers.
 """
 
 from __future__ import annotations
@@ -15,18 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..array import (
-    TracedArray,
-    as_traced,
-    axes_of,
-    either,
-    elements,
-    implements,
-    reduced_shape,
-    reshape_array,
-    scalar_if_point,
-)
+from ..array import TracedArray, as_traced, implements, reshape_array, scalar_if_point
 from ..context import current, no_out, nothing, refuse
+from ..elementwise import either
+from ..reduce import axes_of, elements, reduced_shape
 
 #: Elements that are sorted in registers, at most; and of which there may be NaN, on CPU devices.
 MOST_SORTED, MOST_WITH_NAN = 32, 16
@@ -35,8 +26,7 @@ MOST_QUANTILES = 8
 
 
 def exchanges(n: int) -> Iterator[tuple[int, int]]:
-    """Pairs of places, the lower first, that are to be put in order one after the other: then all
-    `n` are.
+    """Pairs of places, the lower first, which a network puts in order to sort `n` elements.
 
     >>> list(exchanges(3))
     [(0, 2), (0, 1), (1, 2)]
@@ -158,8 +148,10 @@ def _in_range(q: Any) -> Any:
 def _quantiles(
     a: Any, q: Any, weak: bool, axis: Any, method: Any, keepdims: Any, weights: Any, skip: bool
 ) -> Any:
-    """Quantiles by NumPy's method "linear", of elements that are not NaN where these are to be
-    skipped. With `weak`, the quantile was a number of Python's, which has no type of its own."""
+    """Quantiles by NumPy's method "linear", of the elements that are not NaN if NaNs are skipped.
+
+    With `weak`, the quantile was a number of Python's, which has no dtype of its own.
+    """
     name = "nanquantile" if skip else "quantile"
     most = MOST_SORTED if current.get().products else MOST_WITH_NAN
     x, axes, every = _few(a, tuple(axis) if isinstance(axis, list) else axis, name, most)

@@ -11,8 +11,9 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ...ir.expr import DType
 from ..abstract import MatrixProductArray, ViewedInput
-from ..array import TracedArray, as_traced, implements, look, reduce, scalar_if_point
+from ..array import TracedArray, as_traced, implements, look, scalar_if_point
 from ..context import current, made_in, no_out, refuse
+from ..reduce import reduce
 from .statistics import USUAL
 
 

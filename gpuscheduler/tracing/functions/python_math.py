@@ -1,6 +1,6 @@
 """`math`, `cmath`, `complex`, `min` and `max`, on traced arrays.
 
-`math`, `cmath`, `complex`, `min` and `max`. With numbers alone they stay Python's.
+Calls with numbers alone stay Python's.
 """
 
 from __future__ import annotations
@@ -13,16 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..array import (
-    CompressedArray,
-    TracedArray,
-    array_classes,
-    as_traced,
-    complex_of,
-    scalar_if_point,
-)
+from ..array import TracedArray, array_classes, as_traced, scalar_if_point
 from ..bytecode import words
+from ..compressed import CompressedArray
 from ..context import current, refuse
+from ..elementwise import complex_of
 from ..registry import KNOWN, OF_NUMBERS, NumpyNamespace, scipy_special
 from .statistics import result_type
 

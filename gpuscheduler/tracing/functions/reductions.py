@@ -1,7 +1,7 @@
 """NumPy's reductions and scans, on traced arrays.
 
-Their types, their shapes, and what they are of nothing. How an array is reduced is in `arrays`, and
-what a mask selects in `masks`.
+This file decides dtypes, shapes and the results of empty arrays. `reduce` makes the reductions, and
+`masked` those of what a mask selects.
 """
 
 from __future__ import annotations
@@ -16,21 +16,10 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ...ir.expr import DType, Shape
 from ...ir.split_scans import parts
-from ..array import (
-    ACCUMULATED,
-    METHODS,
-    TracedArray,
-    as_traced,
-    axes_of,
-    broadcast,
-    either,
-    elementwise,
-    implements,
-    reduce,
-    reduced_shape,
-    scan,
-)
+from ..array import ACCUMULATED, METHODS, TracedArray, as_traced, broadcast, implements
 from ..context import cast_to, check_dtype, current, no_out, nothing, refuse
+from ..elementwise import either, elementwise
+from ..reduce import axes_of, reduce, reduced_shape, scan
 
 
 @functools.cache

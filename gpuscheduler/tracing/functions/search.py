@@ -9,8 +9,9 @@ from typing import Any, cast
 import numpy as np
 
 from ...ir.bins import comparison_dtype
-from ..array import TracedArray, as_traced, clip_array, either, implements, scalar_if_point
+from ..array import TracedArray, as_traced, implements, scalar_if_point
 from ..context import NOT_KNOWN, cast_to, check_dtype, constant, refuse
+from ..elementwise import clip_array, either
 from .lookup import constant_array, integer_bounds, look_up_elements, on_gpus
 from .statistics import count_numbers, evenly_binned, weigh_numbers
 
@@ -43,8 +44,10 @@ def _bincount(x: Any, weights: Any = None, minlength: Any = 0) -> TracedArray:
 
 
 class _SortedTable:
-    """Numbers in ascending order, NaNs behind all others, of the type that they are compared in.
-    Where it `descends`, the order is the other way round."""
+    """Numbers in ascending order, NaNs last, in the dtype in which they are compared.
+
+    With `descends`, the order is the other way round.
+    """
 
     def __init__(self, table: Any, dtype: Any, descends: Any = None):
         self.dtype, self.descends = check_dtype(dtype), descends

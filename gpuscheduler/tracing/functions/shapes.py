@@ -16,12 +16,8 @@ from ...ir.expr import Expr, Shape, View
 from ..array import (
     MOST_PARTS,
     TracedArray,
-    apply,
     as_traced,
-    axes_of,
-    axis_index,
     broadcast,
-    either,
     expand,
     implements,
     look,
@@ -29,6 +25,9 @@ from ..array import (
     store_array,
 )
 from ..context import cast_to, change_views, check_dtype, constant, current, no_out, node_of, refuse
+from ..elementwise import apply, either
+from ..indexing import axis_index
+from ..reduce import axes_of
 
 # ------------------------------------------------------------------------------------------------
 # Parts put together.

@@ -1,7 +1,6 @@
 """NumPy's statistics and other composed functions, on traced arrays.
 
-Parts put together, views, products with vectors, and what NumPy computes of arrays in a few steps.
-Ufuncs are in `arrays`.
+NumPy computes them in a few steps, and so does this file. Ufuncs are in `elementwise`.
 """
 
 from __future__ import annotations
@@ -17,24 +16,11 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ...ir.bins import Bins, comparison_dtype
 from ...ir.expr import DType, View
-from ..array import (
-    CompressedArray,
-    TracedArray,
-    alike,
-    as_traced,
-    axes_of,
-    broadcast,
-    clip_array,
-    complex_of,
-    either,
-    implements,
-    nan_elsewhere,
-    reduce,
-    reshape_array,
-    round_array,
-    scalar_if_point,
-)
+from ..array import TracedArray, as_traced, broadcast, implements, reshape_array, scalar_if_point
+from ..compressed import CompressedArray, alike, nan_elsewhere
 from ..context import cast_to, change_views, no_out, node_of, nothing, refuse
+from ..elementwise import clip_array, complex_of, either, round_array
+from ..reduce import axes_of, reduce
 from .creation import fill_array
 from .reductions import (
     accumulate_axis,
@@ -293,8 +279,7 @@ def _nanvar(
 def squares_of(
     x: TracedArray, there: TracedArray, axis: Any, dtype: Any, keepdims: Any
 ) -> tuple[TracedArray, TracedArray]:  # fmt: skip
-    """The sum of squared deviations of those that are there from their mean, and how many these
-    are."""
+    """The sum of squared deviations from the mean, and the number of elements counted."""
     count = sum_of(there, axis, np.intp, keepdims=True)
     mean = divide_by_count(sum_of(x, axis, dtype, keepdims=True, where=there), count)
     away = either(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))

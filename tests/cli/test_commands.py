@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from gpuscheduler._version import __version__
 from gpuscheduler.cli import command_line, report, workload
 from gpuscheduler.frontend import linalg_shapes
 from gpuscheduler.plan.machine import Machine
@@ -488,4 +489,4 @@ def test_ctrl_c_ends_quietly_with_130(tmp_path):
 def test_python_m_gpuscheduler_is_the_command_line(tmp_path):
     command = [sys.executable, "-W", "error", "-m", "gpuscheduler", "--version"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"gpuscheduler, version {gpuscheduler.__version__}")
+    assert done.stdout.startswith(f"gpuscheduler, version {__version__}")

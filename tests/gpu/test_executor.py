@@ -272,11 +272,11 @@ def test_devices_fetch_from_different_ones_at_a_time(monkeypatch, light):
         values = np.arange(4.0 * (devices * 64) ** 2).reshape((devices * 128,) * 2)
         x = cupy_array(values, (64, 64)).persist()
         lazy = (x + x.T).sum()
-        real, copies = executor.runtime.memcpyPeerAsync, []
+        real, copies = cupy.cuda.runtime.memcpyPeerAsync, []
         for turn in range(3):
             if turn:
                 monkeypatch.setattr(
-                    executor.runtime, "memcpyPeerAsync",
+                    cupy.cuda.runtime, "memcpyPeerAsync",
                     lambda to, d, src, e, n, s: (n > 4096 and copies.append((d, e)))
                     or real(to, d, src, e, n, s),
                 )  # fmt: skip
@@ -961,7 +961,7 @@ def test_chunks_outlive_a_run_that_has_not_ended_beside_another(scheduler, monke
     total = (p * 2).sum()
     total.compute()
     monkeypatch.setattr(executor.CudaDevices, "_drop_all", watched)
-    monkeypatch.setattr(executor.Event, "done", property(lambda event: False), raising=False)
+    monkeypatch.setattr(cupy.cuda.Event, "done", property(lambda event: False), raising=False)
     assert float(total.compute()) == 2 * 64 * 64
     assert kept
     assert not any(kept)

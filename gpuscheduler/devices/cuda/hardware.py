@@ -34,6 +34,7 @@ from ..cpu import CpuDevices
 from . import copies as cuda_copies
 from . import dask_backend
 from .arrays import Refused, is_over, to_current_device
+from .caller_order import has_context
 from .copies import (
     MANY_ALIKE,
     block_grid,
@@ -45,7 +46,8 @@ from .copies import (
     count_blocks,
     order_behind,
 )
-from .executor import FEWEST_FILES, FILES, KERNELS, PART_OF_CPUS, CudaDevices, has_context
+from .executor import CudaDevices
+from .gpu_run import FEWEST_FILES, FILES, KERNELS, PART_OF_CPUS
 from .gpudirect import DirectFiles
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue

@@ -1,18 +1,29 @@
-"""Steps of a GPU plan that the host computes."""
+"""Compute steps of a GPU plan on the host, where CuPy refuses them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import cupy
+from cupy.cuda import Device, Event
+from dask.utils import key_split
 
 from ...fusion.task import CompressTask, KernelTask, OptionalTask
 from ...plan.batching import Batch
+from ...plan.matmul import MatmulSumTask
+from ...plan.plan import Step
 from ...runtime.tape import Order
-from .arrays import is_refusal
-from .numpy_fallback import OwnCode, at_home
+from . import caller_order
+from .arrays import (
+    is_refusal,
+)
+from .gpu_run import GpuRun
+from .lane import DeviceLane
+from .numpy_fallback import SAID, OwnCode, at_home, is_cupy_refusal, move_task, says_so, send_value
 
 
 @dataclass(slots=True)
@@ -51,4 +62,111 @@ def compute_on_host(
         raise error from None
     if there.changed():
         raise error or TypeError("it writes to an array of CuPy's, and runs on the host")
+    return value
+
+
+def run_on_host(launch: tuple[GpuRun, int, int]) -> None:
+    """Have the host compute a step."""
+    run, i, place = launch
+    given = run.given.pop(i, None)
+    if given is None or run.stopped:
+        return
+    made: Future[Any] = Future()
+    try:
+        made.set_result(_compute_from_copies(run, run.lanes[place], i, *given))
+    except BaseException as error:
+        made.set_exception(error)
+    run.by_host[i] = made
+    run.events.put([NextOrders(place, ("back", i, place))])  # type: ignore[list-item]
+    if run.stopped:  # nobody asks for it any more
+        run.by_host.clear()
+
+
+def _compute_from_copies(
+    run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], ready: Event
+) -> Any:
+    """The value of a step, on the device."""
+
+    def bring(v: Any) -> Any:  # not behind what is queued on the home stream by now
+        with lane.outgoing:
+            return v.get(out=run.hardware.pinned.array(v.shape, v.dtype))
+
+    Device(lane.device).use()
+    caller_order.order_thread_behind_callers(run)
+    ready.synchronize()
+    with lane.home:  # what the task itself brings to the device is in its order
+        value = compute_on_host(run.plan.steps[i].task, values, bring=bring)
+        lane.make_current()
+        return send_value(value)
+
+
+def take_host_value(
+    run: GpuRun, lane: DeviceLane, i: int, task: Any, values: dict[Any, Any]
+) -> Any:
+    """The value of a task that the host computes, or has computed already."""
+    made = run.by_host.pop(i, None)
+    return compute_now(run, lane, task, values) if made is None else made.result()
+
+
+def compute_now(
+    run: GpuRun, lane: DeviceLane, task: Any, values: dict[Any, Any], error: Exception | None = None
+) -> Any:
+    """The value of a task that is computed by the host now, on the device."""
+    lane.make_current()
+    # copies from other devices are queued on the current streams of those
+    caller_order.order_thread_behind_callers(run)
+    value = compute_on_host(task, values, error)
+    with OwnCode():
+        return send_value(value)
+
+
+def recompute_refused(
+    run: GpuRun, lane: DeviceLane, step: Step, task: Any, values: dict[Any, Any], into: Any,
+    error: Exception, mixed: bool,
+) -> Any:  # fmt: skip
+    """The value of a task that failed: with copies of NumPy's arrays, or else on the host."""
+    if not mixed and says_so(error):
+        try:
+            value = compute_with_copies(run, lane, task, values, into, error)
+        except SAID as again:
+            if again is not error:
+                raise
+        else:
+            run.plan.mixed.add(step.kind)
+            error.__traceback__ = None  # which holds this run
+            return value
+    if type(task) is MatmulSumTask or not is_cupy_refusal(error):
+        raise error
+    value = compute_now(run, lane, task, values, error)
+    (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first
+    warnings.warn(  # an error where that is asked for: then it is one each time
+        f"{key_split(key)!r} runs on the host, to which what it reads is copied, as CuPy "
+        f"refused it: {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    run.plan.hosted.add(step.kind)
+    error.__traceback__ = None
+    return value
+
+
+def compute_with_copies(
+    run: GpuRun, lane: DeviceLane, task: Any, values: dict[Any, Any], into: Any, error: Any = None
+) -> Any:
+    """The value of a task with arrays of NumPy's among those of CuPy's, by copies of these."""
+    lane.make_current()
+    with OwnCode():
+        there = move_task(task, values)
+    if there is None:
+        if error is not None:
+            raise error
+        return run.compute(lane, task, values, into)
+    try:
+        value = run.compute(lane, there.task, there.values, into)
+    except Exception as again:
+        if error is None or is_refusal(again):
+            raise
+        raise error from None
+    if there.changed():
+        raise error or TypeError("it writes to an array of NumPy's, and reads one of CuPy's")
     return value

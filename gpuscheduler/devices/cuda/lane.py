@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import cupy
 from cupy.cuda import Device, Event, Stream, runtime
@@ -20,14 +20,17 @@ from ...values import leaves, map_leaves, part_of
 from .arrays import REST, Refused, is_over
 from .launch import Workspace
 
-if TYPE_CHECKING:
-    from .executor import CudaDevices
-
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
 TOGETHER = 2e-4
 #: ... and how many steps at most: fewer, where these turn out to take longer than was foreseen.
 MOST_TOGETHER = 64
+
+
+class EventListener(Protocol):
+    """A run that hears of its steps."""
+
+    def tell(self, events: list[StateEvent]) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +63,7 @@ class DeviceLane:
     incoming: Stream
     outgoing: Stream
     watch: Worker  # waits for copies to the host
-    queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
+    queued: deque[tuple[Event, EventListener, list[int]]] = field(default_factory=deque)
     together: int = MOST_TOGETHER  # steps that are waited for together, at most
     settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
@@ -83,6 +86,24 @@ class DeviceLane:
         event = Event(block=block, disable_timing=True)
         event.record(stream)
         return event
+
+    def make_current(self) -> None:
+        """Make the device and its home stream current, behind the current stream's work.
+
+        A task may have chosen another device or stream.
+        """
+        if runtime.getDevice() != self.device:
+            Device(self.device).use()
+        current = cupy.cuda.get_current_stream()
+        if current.ptr != self.home.ptr:
+            self.home.wait_event(self.mark(current))
+            self.home.use()
+
+    def release_memory(self) -> None:
+        """Wait for the device, and give back what copies still hold and the pool has cached."""
+        self.sweep(wait=True)
+        self.home.synchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
 
     def close(self) -> None:
         """In the worker, at its end: nothing is under way when the streams go."""

@@ -36,7 +36,7 @@ VERBS = ["launch", "copy", "free", "wait", "value", "keep", "close"]
 #: What devices do in the workers, and in the threads that wait for copies and read files.
 PARTS = {
     "_launch": executor.CudaDevices,
-    "_let_go": executor.CudaDevices,
+    "_release": executor.CudaDevices,
     "call": step_values,
     "read_inputs": step_values,
     "fetch": transfers,

@@ -1,11 +1,12 @@
 """Order the work of a run on GPUs behind its caller's, and the caller's behind the run's.
 
-1. Each stream of a run is behind all that the caller has queued on her current stream of *any*
-   device, and behind the streams that were given earlier results. A task may read any array that
-   it has around it, on whichever device that lies: the run does not know of these.
-2. The caller's current stream of *every* device is behind what she is given, wherever that lies.
+1. Each stream of a run waits for the caller's current stream of *every* device, and for the
+   streams that got earlier results. A task may read any array that it captures, on any device; the
+   run does not know of such arrays.
+2. The caller's current stream of *every* device waits for the results, wherever they lie.
 
-"Any device" is any on which this process has a context: the caller can have arrays on those alone.
+"Every device" means each device on which this process has a context: the caller can have arrays on
+no other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _context_state() -> Any:
 
 
 def has_context(device: int) -> bool:
-    """Whether this process has a context on a device. Makes none, as using the device would."""
+    """Whether this process has a context on a device; makes none."""
     state = _context_state()
     if state is None:  # nobody to ask: it may have one
         return True
@@ -42,8 +43,10 @@ def has_context(device: int) -> bool:
 
 
 def mark_callers(run: GpuRun) -> list[tuple[int, Event]]:
-    """Events behind the caller's stream on each device in use, and behind those that got
-    results there; a stream that has nothing to do any more needs none."""
+    """Record events behind the caller's streams, and behind streams that got results.
+
+    Returns pairs of device and event. An idle stream needs no event.
+    """
     out = []
     for device, current in run.hardware.callers():
         lent = run.hardware.lent.get(device, {})
@@ -57,8 +60,10 @@ def mark_callers(run: GpuRun) -> list[tuple[int, Event]]:
 
 
 def order_behind_callers(run: GpuRun) -> None:
-    """Order this run behind what the caller has queued on any device: arrays that tasks have
-    around them may be in the making, and memory of earlier results may be in use."""
+    """Order this run's streams behind the work that the caller has queued on any device.
+
+    That work may still write captured arrays, or read the memory of earlier results.
+    """
     for _, event in run.before:
         for lane in run.lanes:
             for stream in (lane.home, lane.incoming, lane.outgoing):
@@ -66,7 +71,7 @@ def order_behind_callers(run: GpuRun) -> None:
 
 
 def order_thread_behind_callers(run: GpuRun) -> None:
-    """Order what this thread queues as the run's own streams are: it has other ones."""
+    """Order this thread's current streams behind the caller's, like the run's streams."""
     before = [event for _, event in run.before if not is_over(event)]
     if before:
         for device, current in run.hardware.callers():
@@ -76,8 +81,10 @@ def order_thread_behind_callers(run: GpuRun) -> None:
 
 
 def order_callers_behind(run: GpuRun) -> None:
-    """Order the caller behind all that this run has queued, and later runs behind the caller:
-    the graph's arrays may be written to, and memory may be used again, as if it were over."""
+    """Order the caller behind all queued work of this run, and later runs behind the caller.
+
+    So the caller may write to the graph's arrays and reuse memory, as if the run were over.
+    """
     events = []
     for lane in run.lanes:
         with Device(lane.device):

@@ -1,33 +1,21 @@
 """Run plans on GPUs: a worker thread and long-lived streams for each device.
 
-A worker thread and long-lived streams for each, events between them, no host wait between two steps
-of a graph. It imports CuPy, as `launch`, `replay` and `ipc` do beside it.
+Events order the streams; the host does not wait between two steps of a graph.
 
-Each device has a *home* stream (all kernels, and what they allocate), an *in* stream (copies from
-other devices and from the host, and what they are written to) and an *out* stream (copies to the
-host). Memory goes back to the stream that it was allocated on, and is reused there in order. What a
-task launches on CUDA's default stream, as Numba does and other libraries, is in order with its home
-stream, by CUDA's own rule for streams that are not made `non_blocking`.
+Each device has three streams. The *home* stream runs all kernels. The *in* stream takes copies from
+other devices and from the host. The *out* stream takes copies to the host. Memory returns to the
+stream that allocated it, and is reused there in order. Numba and other libraries launch on CUDA's
+default stream; CUDA orders that stream with the home stream, which is not `non_blocking`.
 
-The order of a run's work and its caller's, on all devices and streams (`_follow_caller`,
-`_go_before_caller` and `taken` see to it):
+A value lies on the device of its step. Arrays that a task or the graph holds on another device are
+copied when they come in. `caller_order` says how a run is ordered with its caller's streams.
 
-1. Each stream of a run is behind all that the caller has queued on her current stream of *any*
-   device, and behind the streams that were given earlier results. A task may read any array that
-   it has around it, on whichever device that lies: the run does not know of these.
-2. The caller's current stream of *every* device is behind what she is given, wherever that lies.
-3. A value lies on the device of its step. What a task or the graph has on another device is copied
-   there when it comes in (`_brought_here`): nothing later has to ask.
+A run reports `Issued`, and `Copied` between devices, when the work is queued: readers are queued
+behind it. It reports `Done`, and `Copied` to the host, when the work is over: a thread waits for
+the event. So values that count as held are held, and nothing reads values that were let go.
 
-"Any device" is any on which this process has a context: the caller can have arrays on those alone.
-
-`Issued`, and `Copied` between devices, are reported when the work is queued: readers are queued
-behind it. `Done`, and `Copied` to the host, are reported when it has happened, by a thread that
-waits for it: so what is counted as held is held, and what is let go is no longer read.
-
-A plan that has been run, and has nothing but our own kernels, needs no worker: the caller's thread
-launches them all. Where nobody wants to hear of its steps, it is over when all is queued, as calls
-of CuPy are: who uses a result does so behind it.
+The caller's thread launches a plan that has run before and has only our own kernels. If no callback
+listens to its steps, such a run ends when all is queued, as a call of CuPy does.
 """
 
 from __future__ import annotations
@@ -78,26 +66,29 @@ if TYPE_CHECKING:
     from .hardware import CudaHardware
 
 pickling.teach()
-#: A worker with more to do reports at least this often, in seconds: each report wakes the loop, and
-#: takes the interpreter from the threads that launch.
+#: Seconds after which a worker with more to do reports. Each report wakes the loop, which takes the
+#: interpreter from the threads that launch.
 REPORT_EVERY = 0.002
-#: Bytes of a value from which on it is known when it is made: it may have to leave its device, and
-#: should not wait for what is queued behind it.
+#: Values of at least this many bytes get an event of their own: they may have to leave the device,
+#: and their copy should not wait for later kernels.
 MAY_LEAVE = 2**18
-#: Tasks that are launched in little time; those of which a tape can tell.
+#: Kinds of tasks that the caller's thread may launch itself: each launch takes little time.
 LAUNCHES = {KernelTask, Batch, MatmulSumTask}
-#: Seconds that a run may wait for the workers before it launches kernels itself. They may still let
-#: go of what the run before has held: of 512 values that takes more than 1 ms.
+#: Seconds that a run may wait for its workers to be idle before it launches kernels itself. They
+#: may still release the values of an earlier run: 512 values take more than 1 ms.
 A_MOMENT = 0.02
-#: Seconds for which the caller's thread asks whether kernels are done: a thread that sleeps takes
-#: long to wake, and one that asks does not see Ctrl-C.
+#: Seconds for which the caller's thread polls kernels: a sleeping thread takes long to wake, and a
+#: polling thread does not see Ctrl-C.
 SPIN = 0.02
-#: Bytes that devices may have fetched in a run that ends before its kernels.
+#: Bytes that devices may have fetched in a run that ends before its kernels do.
 CROSSED = 2**26
 
 
 class CudaDevices(GpuRun):
-    """The GPUs of one run. Verbs only collect; `wait` sends each worker all it has got."""
+    """The GPUs of one run.
+
+    The loop's verbs only collect orders; `wait` sends each worker all of its orders.
+    """
 
     def __init__(
         self,
@@ -109,17 +100,18 @@ class CudaDevices(GpuRun):
         tape: LaunchTape | None = None,
     ):
         super().__init__(plan, team, gathering, hardware, told)
-        self._todo: list[list[Order]] = [[] for _ in self.lanes]
-        self.unlaunched = plan.launches  # counted by one thread: `light`
+        self._orders: list[list[Order]] = [[] for _ in self.lanes]
+        #: Steps that are not launched yet; exact only where one thread launches (`light`).
+        self.unlaunched = plan.launches
         replay = None if tape is None else team.replays.get(tape)
-        #: Whether this run does what the last one did, in the very same memory: for that no chunk
-        #: has to be looked at. It is when all is queued, while devices work.
+        #: Whether this run repeats the last one in the same memory. Then it looks at its chunks
+        #: only when all is queued, while devices work.
         self.late = replay is not None and replay.stands(self.given_state())
         if not self.late:
             given_values.take_chunks(self)
         away = given_values.take_values(self) if len(self.chunks) < len(plan.fixed) else ()
-        #: Kernels that are compiled are launched by the caller's thread: that takes it less time
-        #: than to wake others, which could only do it one after the other.
+        #: Whether the caller's thread launches: for compiled kernels that takes less time than to
+        #: wake workers, which launch one after the other.
         self.light = (
             plan.tried
             and not self.exact
@@ -127,16 +119,17 @@ class CudaDevices(GpuRun):
             and not plan.hosted
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )
-        #: Such a run may end when all is queued, and its results are made behind its back.
+        #: Whether the run may end when all is queued, before its kernels are over.
         self.ahead = self.light and told is StepListener.NOTHING
         if not plan.tried:
             placed = self.rooms.tasks if self.rooms is not None else {}
             tasks = [placed.get(i, s.task) for i, s in enumerate(plan.steps)]
             hardware.kernels.compile_ahead(tasks, self.lanes[0].device)
-        self.unmarked: dict[int, list[int]] = {}  # launched by such a run, and not waited for yet
-        #: On each place the steps that the host computes now and those that read them, and of
-        #: these in their order those that have been launched: in its worker only.
+        #: By place: steps that such a run has launched, and that no event covers yet.
+        self.unmarked: dict[int, list[int]] = {}
+        #: By place: steps that the host computes now, and their readers. Only the worker uses it.
         self.away: list[set[int]] = [set() for _ in self.lanes]
+        #: By place: readers of such steps that were launched, in that order.
         self.behind: list[list[int]] = [[] for _ in self.lanes]
         team.begin()
         self.before = caller_order.mark_callers(self)
@@ -153,19 +146,19 @@ class CudaDevices(GpuRun):
             most = FEWEST_FILES if s.kind in self.plan.pinned else None
             self.team.send_to_any(file_steps.run_aside, (self, step, place), place, most)
         else:
-            self._todo[place].append(("launch", step, place))
+            self._orders[place].append(("launch", step, place))
 
     def copy(self, step: int, src: int, dst: int) -> None:
         if dst == HOST:
-            self._todo[src].append(("to_host", step, src))
+            self._orders[src].append(("to_host", step, src))
         elif dst == DISK and src == HOST:
             self.team.send_aside("writes", file_steps.write_file, (self, step, HOST))
         elif dst == DISK:
-            self._todo[src].append(("to_disk", step, src))
+            self._orders[src].append(("to_disk", step, src))
         elif src == DISK:
             self.team.send_aside("reads", file_steps.read_file, (self, step, dst))
         else:
-            self._todo[dst].append(("fetch", step, src))
+            self._orders[dst].append(("fetch", step, src))
 
     def free(self, step: int, place: int) -> None:
         if step in self.chunks:
@@ -175,7 +168,7 @@ class CudaDevices(GpuRun):
         elif place == DISK:
             self.files.forget(step)
         else:
-            self._todo[place].append(("free", step, place))
+            self._orders[place].append(("free", step, place))
 
     def follow(self, tape: LaunchTape) -> bool:
         if not self.ahead:
@@ -190,16 +183,16 @@ class CudaDevices(GpuRun):
     def wait(self) -> list[StateEvent]:
         while True:
             if self.light:
-                self._obey_here()
+                self._launch_and_poll()
             else:
-                for place, todo in enumerate(self._todo):
+                for place, todo in enumerate(self._orders):
                     if todo:
-                        self._todo[place] = []
+                        self._orders[place] = []
                         todo = by_turns(self.plan, place, todo)
-                        self.team.send(place, self._obey, [place, todo])
+                        self.team.send(place, self._run_orders, [place, todo])
             out = wait_for_events(self.events, self.team)
             if self.read or self.given or self.by_host:
-                out = [e for e in out if not self._goes_on(e)]
+                out = [e for e in out if not self._redirect(e)]
             if out:
                 return out
 
@@ -207,7 +200,7 @@ class CudaDevices(GpuRun):
         self.events.put([Failed(-1, Interrupted())])
 
     def value(self, step: int) -> Any:
-        """The value, ordered behind its making on the caller's current stream of its device."""
+        """A step's value; the caller's current stream waits until it is made."""
         home = self.plan.steps[step].place
         if step not in self.plan.deliver and (here := self.held[home].get(step)) is not None:
             return self.hardware._behind(here, self.lanes[home].device)
@@ -221,11 +214,11 @@ class CudaDevices(GpuRun):
             if place == HOST:
                 if step in self.plan.deliver:
                     return map_leaves(to_host_array, held.value)
-                return self._brought_back(step, held.value)
+                return self._bring_back(step, held.value)
             return self.hardware._behind(held, self.lanes[place].device)
         if step in self.files.of:
             value = self.hardware.store.read(self.files.of[step], self.plan.steps[step].key)
-            return self._brought_back(step, value)
+            return self._bring_back(step, value)
         s = self.plan.steps[step]
         if not s.again:
             raise KeyError(step)
@@ -234,8 +227,8 @@ class CudaDevices(GpuRun):
         with Device(self.lanes[s.place].device):
             return map_leaves(to_current_device, file_steps.read_pinned(self, s))
 
-    def _brought_back(self, i: int, value: Any) -> Any:
-        """A result that had to leave its device, on that again."""
+    def _bring_back(self, i: int, value: Any) -> Any:
+        """Copy a result that had to leave its device back to that device."""
         step = self.plan.steps[i]
         device = self.lanes[step.place].device
         try:
@@ -247,10 +240,10 @@ class CudaDevices(GpuRun):
 
     def keep_part(self, step: int, path: tuple[int, ...]) -> tuple[dict[int, Any], int]:
         home = self.plan.steps[step].place
-        if (here := self._only(step)) is not None:
+        if (here := self._sole_replica(step)) is not None:
             part = here.part(path)
             return {home: part}, array_bytes(part.value)
-        held = self._places(step)
+        held = self._replicas(step)
         if not held and step in self.files.of:
             file, value = self.files.part(step, path, self.plan.steps[step].key)
             return {DISK: file}, array_bytes(value)
@@ -258,21 +251,21 @@ class CudaDevices(GpuRun):
         parts = {p: h.part(path) for p, h in whole.items()}
         return parts, max(array_bytes(h.value) for h in parts.values())
 
-    def _only(self, step: int) -> HeldValue | None:
-        """What its own device has of a value, where neither the host nor a file has any."""
+    def _sole_replica(self, step: int) -> HeldValue | None:
+        """A value that only its own device holds; None where the host or a file has it too."""
         if step in self.held[HOST] or step in self.files.of:
             return None
         return self.held[self.plan.steps[step].place].get(step)
 
-    def _places(self, step: int) -> dict[int, HeldValue]:
-        """What there is of a value; a worker may be letting go of replicas still."""
+    def _replicas(self, step: int) -> dict[int, HeldValue]:
+        """All replicas of a value, by place; a worker may still release some."""
         return {p: found for p, h in self.held.items() if (found := h.get(step)) is not None}
 
     def keep(self, step: int) -> dict[int, Any]:
         home = self.plan.steps[step].place
-        if (here := self._only(step)) is not None:
+        if (here := self._sole_replica(step)) is not None:
             return {home: here}
-        places: dict[int, Any] = dict(self._places(step))
+        places: dict[int, Any] = dict(self._replicas(step))
         if step in self.files.of:
             places[DISK] = self.files.of.pop(step)
         return worth_keeping(home, places) or {home: HeldValue(self.value(step))}
@@ -284,12 +277,12 @@ class CudaDevices(GpuRun):
             if self.ahead:
                 caller_order.order_callers_behind(self)
         finally:
-            self._let_all_go()
+            self._release_all()
             self.given.clear()
             self.by_host.clear()
             self.result = self.gathering.made = None  # an error may hold this run for long
 
-    def _let_all_go(self) -> None:
+    def _release_all(self) -> None:
         for chunk in self.chunks.values():
             chunk.settled()
         for place, lane in enumerate(self.lanes):
@@ -306,9 +299,12 @@ class CudaDevices(GpuRun):
         for step in list(self.files.of):
             self.files.forget(step)
 
-    def _goes_on(self, event: StateEvent | NextOrders) -> bool:
-        """Send what was read from a file on to its device, what CuPy has refused to the host, and
-        what that has made back: only this thread gives orders."""
+    def _redirect(self, event: StateEvent | NextOrders) -> bool:
+        """Give the order that a thread beside the loop asks for; False for other events.
+
+        Such orders fetch a value that was read from a file, compute a step on the host, or take
+        back a value that the host has made. Only the loop's thread gives orders.
+        """
         if type(event) is not NextOrders:
             return False
         verb, step, _ = event.order
@@ -316,27 +312,29 @@ class CudaDevices(GpuRun):
             job = host_steps.run_on_host, (self, step, event.place)
             self.team.send_to_any(*job, event.place, self.hardware.host_threads, "host")
         else:
-            self._todo[event.place].append(event.order)
+            self._orders[event.place].append(event.order)
         return True
 
     # ---- in the workers
 
-    def _obey(self, order: list[Any]) -> None:
+    def _run_orders(self, order: list[Any]) -> None:
         try:
-            self._obey_all(*order)
+            self._run_each_order(*order)
         except BaseException as error:  # of the device itself, between two steps
             self.events.put([Failed(order[1][0][1], error)])
 
-    def _obey_here(self) -> None:
-        """In the caller's thread, which looks itself for what is done; what takes longer, the
-        workers wait for."""
-        todo, self._todo = self._todo, [[] for _ in self.lanes]
+    def _launch_and_poll(self) -> None:
+        """Launch in the caller's thread, and poll for finished steps for `SPIN` seconds.
+
+        The workers wait for steps that take longer.
+        """
+        todo, self._orders = self._orders, [[] for _ in self.lanes]
         for place, orders in interleave_orders(self.plan, todo):
             lane = self.lanes[place]
             with Device(lane.device), lane.home:
-                self.team.contexts[place].run(self._obey, [place, orders])
+                self.team.contexts[place].run(self._run_orders, [place, orders])
         if self._all_queued():
-            self._call_it_done()
+            self._report_all_done()
         if not self.events.empty():
             return
         for place, (first, *_) in list(self.unmarked.items()):
@@ -360,11 +358,13 @@ class CudaDevices(GpuRun):
             sleep(0)
 
     def _all_queued(self) -> bool:
-        """Whether the run can end without its kernels: not where much would be kept until they have
-        run, as what other devices read."""
+        """Whether the run can end before its kernels do.
+
+        It cannot where devices have fetched many bytes: these would stay until the kernels end.
+        """
         return self.ahead and not self.unlaunched and self.fetched <= CROSSED
 
-    def _let_go(self, lane: DeviceLane, i: int) -> None:
+    def _release(self, lane: DeviceLane, i: int) -> None:
         held = self.held[lane.place].pop(i)
         if not self._all_queued():
             lane.let_go(held)
@@ -374,7 +374,7 @@ class CudaDevices(GpuRun):
         else:
             lane.abandon(held)
 
-    def _call_it_done(self) -> None:
+    def _report_all_done(self) -> None:
         for steps in self.unmarked.values():
             self.tell([Done(i) for i in steps])
         self.unmarked.clear()
@@ -386,7 +386,7 @@ class CudaDevices(GpuRun):
                 finally:
                     lane.settling.release()
 
-    def _obey_all(self, place: int, todo: list[Order]) -> None:
+    def _run_each_order(self, place: int, todo: list[Order]) -> None:
         lane = self.lanes[place]
         events: list[StateEvent] = []
         steps: list[int] = []  # that will be waited for together
@@ -399,7 +399,7 @@ class CudaDevices(GpuRun):
                 break
             try:
                 if verb in ("launch", "back"):
-                    for one in (step,) if verb == "launch" else self._back(lane, step):
+                    for one in (step,) if verb == "launch" else self._due_when_back(lane, step):
                         step = one  # of which a failure tells
                         waiting += self.plan.steps[step].seconds
                         if self._launch(lane, step, events, steps):
@@ -408,7 +408,7 @@ class CudaDevices(GpuRun):
                 elif verb == "fetch":
                     events.append(transfers.fetch(self, lane, step, other))
                 elif verb == "free":
-                    self._let_go(lane, step)
+                    self._release(lane, step)
                 elif verb == "to_disk":
                     transfers.send_to_host(self, lane, step, DISK)
                 else:
@@ -427,7 +427,7 @@ class CudaDevices(GpuRun):
         del events  # or a failure and its traceback would hold each other
 
     def _report(self, lane: DeviceLane, events: list[StateEvent], steps: list[int]) -> None:
-        """Say what is queued now, and what is done when the device is."""
+        """Report queued steps now, and have their end reported."""
         if events:
             self.events.put(events)
         if steps and self.ahead:  # nobody may have to wait for them
@@ -438,20 +438,23 @@ class CudaDevices(GpuRun):
             pass
 
     def _wait_for(self, lane: DeviceLane, steps: list[int]) -> None:
-        """Have these, and all that the lane was given before, waited for together."""
+        """Have one event waited for that covers these and all earlier steps of the lane."""
         steps = [*self.unmarked.pop(lane.place, ()), *steps]
         lane.queued.append((lane.mark(lane.home, block=True), self, steps))
 
-    def _back(self, lane: DeviceLane, i: int) -> list[int]:
-        """What to launch when a step is back from the host: it, and all that wait for any step, in
-        the order of the plan (what was refused was launched again, behind its readers). Those that
-        have to go on waiting are put back."""
+    def _due_when_back(self, lane: DeviceLane, i: int) -> list[int]:
+        """The steps to launch when a step is back from the host.
+
+        These are the step, and all steps that wait for any step, in the order of the plan: a
+        refused step was launched again, behind its readers. `_launch` puts back the steps that
+        have to wait longer.
+        """
         behind, self.behind[lane.place] = sorted(self.behind[lane.place]), []
         self.away[lane.place].difference_update(behind, (i,))
         return [i, *behind]
 
     def _launch(self, lane: DeviceLane, i: int, events: list[StateEvent], steps: list[int]) -> bool:
-        """Queue a step; whether others wait to hear of it."""
+        """Queue a step. Returns whether other threads wait to hear of it."""
         held, step = self.held[lane.place], self.plan.steps[i]
         away = self.away[lane.place]
         if away and not away.isdisjoint(step.inputs):

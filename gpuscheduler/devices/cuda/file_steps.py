@@ -45,7 +45,7 @@ def write_file(copy: tuple[GpuRun, int, int]) -> None:
 
 
 def read_file(copy: tuple[GpuRun, int, int]) -> None:
-    """Read a value into pinned memory, from where its device fetches it."""
+    """Read a value from a file into pinned memory, and have its device fetch it."""
     run, step, dst = copy
     if run.stopped:
         return
@@ -67,22 +67,27 @@ def read_file(copy: tuple[GpuRun, int, int]) -> None:
 
 
 def _refuse_store_to_copy(run: GpuRun, step: Step, place: int) -> None:
-    """Arrays of GPUs come home for what runs aside; what that writes to them would be lost."""
+    """Raise `PlanError` where a step would store to a copy of a GPU's array.
+
+    Steps that write files get copies on the host; what they write to these would be lost.
+    """
     name = target_name(step.task)
     if name not in step.names:
         return
     value = step.values(lambda j: run.held[place][j].value)[name]
     if device_bytes(value):
         raise PlanError(
-            f"{step.key!r} stores to an array on a GPU that another task makes: compute that "
-            "first, and store to the array that this gives"
+            f"{step.key!r} stores to an array that another task makes on a GPU: compute the array "
+            "first, and store to the result"
         )
 
 
 def run_aside(launch: tuple[GpuRun, int, int]) -> None:
-    """Run a step that reads a file or writes one, in a thread that may wait for it. It gets
-    arrays of the host, and what it makes goes to pinned memory, from where a copy is fast, or
-    to the device at once."""
+    """Run a step that reads or writes a file, in a thread beside the workers.
+
+    It gets arrays of the host. Its value goes to the device at once, or to pinned memory, from
+    where copies are fast.
+    """
     run, i, place = launch
     if run.stopped:
         return
@@ -95,13 +100,13 @@ def run_aside(launch: tuple[GpuRun, int, int]) -> None:
             value = in_dataset(*block_read(step.task, step.constants))
         there = sum([device_bytes(run.held[place][j].value) for j in step.inputs])
         home = run.out.room(there, run.raise_if_stopped)
-        # not both: nobody who has room waits for other room
+        # not both: a thread that has room never waits for other room, so no two block each other
         come = run.back.room(step.nbytes if step.sent and not there else 0, run.raise_if_stopped)
         if value is None:
             _refuse_store_to_copy(run, step, place)
             value = step.task(step.values(lambda j: _bring_home(run, lane, run.held[place][j])))
         del home
-        if any(isinstance(v, cupy.ndarray) for v in leaves(value)):  # a source has such
+        if any(isinstance(v, cupy.ndarray) for v in leaves(value)):  # of a source
             cupy.cuda.get_current_stream().synchronize()
         if step.sent:
             sent = _send(run, lane, i, value)
@@ -119,7 +124,7 @@ def run_aside(launch: tuple[GpuRun, int, int]) -> None:
 
 
 def _bring_home(run: GpuRun, lane: DeviceLane, held: HeldValue) -> Any:
-    """A value with arrays of the host, which have arrived."""
+    """Copy a value to the host, and wait for it."""
     if not device_bytes(held.value):
         return held.value
     stream = lane.outgoing
@@ -139,8 +144,8 @@ def _bring_home(run: GpuRun, lane: DeviceLane, held: HeldValue) -> Any:
 
 
 def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]:
-    """Copy arrays of the host to the device, on its in stream, and say so."""
-    direct: list[Any] = []  # what the copies read where it is
+    """Copy arrays of the host to a device, on its in stream. Returns the events to report."""
+    direct: list[Any] = []  # pinned arrays that the copies read in place
     try:
         with lane.incoming:
             if type(value) is FileBlock:
@@ -166,6 +171,7 @@ def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]
 
 
 def _read_directly(run: GpuRun, lane: DeviceLane, block: FileBlock, direct: list[Any]) -> Any:
+    """Read a block of a file into a new array of a device, past the host where possible."""
     out = cupy.empty(block.view.shape, block.view.dtype)
     if _fill_directly(run, lane, block, out):
         return out
@@ -174,15 +180,16 @@ def _read_directly(run: GpuRun, lane: DeviceLane, block: FileBlock, direct: list
 
 
 def _fill_directly(run: GpuRun, lane: DeviceLane, block: FileBlock | None, out: Any) -> bool:
-    """Read a block from its file into an array that was made on the in stream."""
+    """Read a block from its file into a device's array; False where that is not possible."""
     if block is None:
         return False
-    # what had this memory may be under way still, and KvikIO knows no stream of ours
+    # earlier work may still use this memory, and KvikIO does not know the in stream
     lane.mark(lane.incoming, block=True).synchronize()
     return run.hardware.direct.read(block, out)
 
 
 def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
+    """Copy an array of the host to a device; other values are returned as they are."""
     if not is_plain_host_array(v):
         return v
     if v.flags.f_contiguous and not v.flags.c_contiguous:  # which it stays, as in CuPy's own
@@ -225,7 +232,7 @@ def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
 
 
 def _send_staged(run: GpuRun, lane: DeviceLane, v: Any, to: int, some: StagingPieces) -> None:
-    """Send an array of the host without the interpreter."""
+    """Send an array of the host by compiled code, without the interpreter."""
     events = [Event(block=True, disable_timing=True) for _ in range(staging.PARTS)]
     ring, last = some.take(), None
     try:
@@ -241,6 +248,7 @@ def _send_staged(run: GpuRun, lane: DeviceLane, v: Any, to: int, some: StagingPi
 
 
 def _pin_in_order(run: GpuRun, v: Any) -> Any:
+    """Copy an array of the host to pinned memory, with its memory order."""
     if not is_plain_host_array(v):
         return v
     if v.flags.f_contiguous and not v.flags.c_contiguous:
@@ -249,6 +257,7 @@ def _pin_in_order(run: GpuRun, v: Any) -> Any:
 
 
 def _pin(run: GpuRun, v: Any) -> Any:
+    """Copy an array of NumPy's to pinned memory; other values are returned as they are."""
     if type(v) is not np.ndarray or v.dtype.hasobject:
         return v
     out = run.hardware.pinned.array(v.shape, v.dtype)

@@ -18,8 +18,10 @@ from .lane import HeldValue
 
 
 def take_values(run: GpuRun) -> list[int]:
-    """The graph's own values, and which of them lie on other devices than their steps' own: of
-    a GPU that is none of these, of several, or of another scheduler."""
+    """Hold the graph's own values. Returns the steps whose values lie on another device.
+
+    Such a value may lie on a GPU that the scheduler does not use, or on several.
+    """
     away = []
     for i in run.plan.fixed:
         if i in run.chunks:
@@ -37,7 +39,7 @@ def take_values(run: GpuRun) -> list[int]:
 
 
 def bring_value(run: GpuRun, i: int) -> None:
-    """Copy what lies elsewhere of a value of the graph to its step's device."""
+    """Copy the arrays of a graph's value that lie elsewhere to its step's device."""
     step = run.plan.steps[i]
     lane, held = run.lanes[step.place], run.held[step.place][i]
     value = held.value
@@ -48,18 +50,18 @@ def bring_value(run: GpuRun, i: int) -> None:
             )
             ready = lane.mark(lane.incoming)
     except Refused as error:
-        what = f"{step.key!r}, which lies on another GPU and is copied to where it is read,"
         raise OutOfMemory(
-            f"{what} has {array_bytes(value):,} bytes, for which GPU {lane.device} has no "
-            "room: use smaller chunks, or put it on a GPU that the scheduler uses"
+            f"{step.key!r} lies on another GPU, and GPU {lane.device}, which reads it, has no room "
+            f"for a copy of {array_bytes(value):,} bytes: use smaller chunks, or put it on a GPU "
+            "that the scheduler uses"
         ) from error
     lane.later.append(([ready], value))
     run.held[step.place][i] = HeldValue(moved, ready, arrived=True, unseen=True)
 
 
 def take_chunks(run: GpuRun) -> None:
-    """The chunks, which earlier runs have made, on other streams maybe."""
-    known: dict[int, tuple[Event, bool]] = {}  # one stands for many
+    """Hold the chunks of earlier runs, with the events that are still pending."""
+    known: dict[int, tuple[Event, bool]] = {}  # many chunks share one event
 
     def over(event: Event) -> bool:
         found = known.get(id(event))

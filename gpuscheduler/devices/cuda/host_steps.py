@@ -28,7 +28,7 @@ from .numpy_fallback import SAID, OwnCode, at_home, is_cupy_refusal, move_task, 
 
 @dataclass(slots=True)
 class NextOrders:
-    """No news for the loop, but what it is to order next."""
+    """An order that a thread asks the run's loop to give; not an event of the plan."""
 
     place: int
     order: Order
@@ -40,9 +40,11 @@ def compute_on_host(
     error: Exception | None = None,
     bring: Callable[[Any], Any] = cupy.asnumpy,
 ) -> Any:
-    """The value of a task (of a kernel, the operations that it stands for) that is called with
-    copies on the host of what it reads. Raises `error`, with which it has failed on the device,
-    where that comes to nothing."""
+    """Compute a task on the host, with copies of its inputs. Returns its value there.
+
+    Of a kernel task, the original operations run. `bring` copies an array to the host. Raises
+    `error`, with which the task failed on its device, where the host cannot compute it either.
+    """
     if type(task) is Batch:
         return tuple([compute_on_host(member, values, error, bring) for member in task.members])
     if type(task) in (OptionalTask, CompressTask):
@@ -66,7 +68,7 @@ def compute_on_host(
 
 
 def run_on_host(launch: tuple[GpuRun, int, int]) -> None:
-    """Have the host compute a step."""
+    """Compute a step on the host, and have its worker take the value back."""
     run, i, place = launch
     given = run.given.pop(i, None)
     if given is None or run.stopped:
@@ -78,23 +80,23 @@ def run_on_host(launch: tuple[GpuRun, int, int]) -> None:
         made.set_exception(error)
     run.by_host[i] = made
     run.events.put([NextOrders(place, ("back", i, place))])  # type: ignore[list-item]
-    if run.stopped:  # nobody asks for it any more
+    if run.stopped:  # nobody takes the value any more
         run.by_host.clear()
 
 
 def _compute_from_copies(
     run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], ready: Event
 ) -> Any:
-    """The value of a step, on the device."""
+    """Compute a step on the host from copies, and send its value to the device."""
 
-    def bring(v: Any) -> Any:  # not behind what is queued on the home stream by now
+    def bring(v: Any) -> Any:  # on the out stream: not behind later work of the home stream
         with lane.outgoing:
             return v.get(out=run.hardware.pinned.array(v.shape, v.dtype))
 
     Device(lane.device).use()
     caller_order.order_thread_behind_callers(run)
     ready.synchronize()
-    with lane.home:  # what the task itself brings to the device is in its order
+    with lane.home:  # for arrays that the task itself sends to the device
         value = compute_on_host(run.plan.steps[i].task, values, bring=bring)
         lane.make_current()
         return send_value(value)
@@ -103,17 +105,17 @@ def _compute_from_copies(
 def take_host_value(
     run: GpuRun, lane: DeviceLane, i: int, task: Any, values: dict[Any, Any]
 ) -> Any:
-    """The value of a task that the host computes, or has computed already."""
+    """The value that the host has computed for a step, or computes now."""
     made = run.by_host.pop(i, None)
-    return compute_now(run, lane, task, values) if made is None else made.result()
+    return run_now_on_host(run, lane, task, values) if made is None else made.result()
 
 
-def compute_now(
+def run_now_on_host(
     run: GpuRun, lane: DeviceLane, task: Any, values: dict[Any, Any], error: Exception | None = None
 ) -> Any:
-    """The value of a task that is computed by the host now, on the device."""
+    """Compute a task on the host in this thread, and send its value to the device."""
     lane.make_current()
-    # copies from other devices are queued on the current streams of those
+    # copies from other devices are queued on their current streams
     caller_order.order_thread_behind_callers(run)
     value = compute_on_host(task, values, error)
     with OwnCode():
@@ -124,7 +126,10 @@ def recompute_refused(
     run: GpuRun, lane: DeviceLane, step: Step, task: Any, values: dict[Any, Any], into: Any,
     error: Exception, mixed: bool,
 ) -> Any:  # fmt: skip
-    """The value of a task that failed: with copies of NumPy's arrays, or else on the host."""
+    """Compute a task that CuPy refused: with NumPy's arrays copied to the device, or on the host.
+
+    Notes in the plan which of the two worked for this kind of step. Warns once of the host.
+    """
     if not mixed and says_so(error):
         try:
             value = compute_with_copies(run, lane, task, values, into, error)
@@ -137,7 +142,7 @@ def recompute_refused(
             return value
     if type(task) is MatmulSumTask or not is_cupy_refusal(error):
         raise error
-    value = compute_now(run, lane, task, values, error)
+    value = run_now_on_host(run, lane, task, values, error)
     (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first
     warnings.warn(  # an error where that is asked for: then it is one each time
         f"{key_split(key)!r} runs on the host, to which what it reads is copied, as CuPy "
@@ -153,7 +158,10 @@ def recompute_refused(
 def compute_with_copies(
     run: GpuRun, lane: DeviceLane, task: Any, values: dict[Any, Any], into: Any, error: Any = None
 ) -> Any:
-    """The value of a task with arrays of NumPy's among those of CuPy's, by copies of these."""
+    """Compute a task with its NumPy arrays copied to the device.
+
+    Raises `error`, with which the task failed before, where this is not possible.
+    """
     lane.make_current()
     with OwnCode():
         there = move_task(task, values)

@@ -21,9 +21,9 @@ from .numpy_fallback import SAID
 
 
 def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
-    """What a task is called with."""
+    """The values that a step's task is called with, by key."""
     held, task = run.held[lane.place], step.task
-    # such a batch knows where its arrays are; the host does not
+    # a batch that has run knows where its arrays are; the host does not
     alone = run.alone and step.kind not in run.plan.hosted
     by_heart = type(task) is Batch and alone and task.known()
     reads = (step.names or step.constants) and not by_heart
@@ -37,10 +37,10 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
 
 
 def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
-    """The value of a step, and 0; or None, and the bytes that were refused.
+    """Compute a step: (value, 0), or (None, bytes that were refused).
 
-    What the attempt had allocated goes with its frames when this returns. Of steps of a kind
-    that has not run yet it is seen how much that is, and of those that leave parts of arrays.
+    A failed attempt's allocations go with its frames when this returns. Allocations are metered for
+    kinds of steps that have not run yet, and for kinds that return parts of arrays.
     """
     plan, step = run.plan, run.plan.steps[i]
     try:
@@ -60,6 +60,7 @@ def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
 
 
 def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: Any) -> Any:
+    """Compute a step's task with its inputs, on its device or on the host."""
     plan, step = run.plan, run.plan.steps[i]
     task = step.task if into is None else run.rooms.tasks[i]  # type: ignore[union-attr]
     mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
@@ -85,14 +86,16 @@ def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: An
 
 
 def _is_broken(run: GpuRun, task: Any) -> bool:
-    """Whether a task, one of `KERNELS`, was computed without its kernels."""
+    """Whether the kernels of a task, one of `KERNELS`, do not work."""
     first = task.members[0] if type(task) is Batch else task
     return run.hardware.kernels.broken(first.program)
 
 
 def _bring_here(run: GpuRun, lane: DeviceLane, value: Any) -> Any:
-    """A value that a task has made, with copies of what it has left on other devices: a part of
-    an array that it has around it, maybe."""
+    """A task's value with its arrays copied to this device.
+
+    A task may return a part of a captured array, which may lie on another device.
+    """
     if not is_elsewhere(value, lane.device):
         return value
     here = map_leaves(lambda v: copies.copy_to_device(v, lane.device, lane.home), value)
@@ -101,8 +104,10 @@ def _bring_here(run: GpuRun, lane: DeviceLane, value: Any) -> Any:
 
 
 def result_part(run: GpuRun, i: int) -> Any:
-    """The part of the result that a kernel writes; None where a step makes an array of its
-    own. Asks for the memory of the result where that is one with others."""
+    """The part of the result that a step's kernel writes; None where it makes an own array.
+
+    Allocates the memory of the result when the first of its steps runs.
+    """
     rooms = run.rooms
     if rooms is None or i not in rooms.parts:
         return None
@@ -116,13 +121,14 @@ def result_part(run: GpuRun, i: int) -> Any:
 
 
 def is_in_result(run: GpuRun, i: int, value: Any) -> bool:
+    """Whether a step's value lies in the memory of the result."""
     return i in run.plan.into and run.result is not None and (
         type(value) is cupy.ndarray and value.data.mem is run.result.mem
     )  # fmt: skip
 
 
 def put_into_result(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> Any:
-    """A value, at its place in the result where it has one and is not there yet."""
+    """Copy a value to its place in the result, if it has one. Returns the value to hold."""
     rooms = run.rooms
     if rooms is None or i not in rooms.parts or type(value) is not cupy.ndarray:
         return value

@@ -19,6 +19,10 @@ from .result_rooms import ResultRoom
 
 
 def queue_tape(run: GpuRun, tape: LaunchTape) -> bool:
+    """Queue all launches of a tape, by its replay where it has one.
+
+    Returns False where memory was refused: the run goes on step by step.
+    """
     for place, lane in enumerate(run.lanes):
         lane.sweep()
         for held in run.held[place].values():
@@ -62,7 +66,7 @@ def queue_tape(run: GpuRun, tape: LaunchTape) -> bool:
 
 
 def _has_room(run: GpuRun, tape: LaunchTape, rooms: ResultRoom) -> bool:
-    """Whether a tape fits where the result is there from the start."""
+    """Whether there is room for a tape whose result is allocated from the start."""
     place, gathering = rooms.place, run.gathering
     apart = [i for i in tape.last if i not in rooms.tasks and run.plan.steps[i].place == place]
     need = tape.rest[place] + rooms.nbytes + sum([tape.nbytes[i] for i in apart])
@@ -76,7 +80,7 @@ def _follow_lane(
     orders: list[tuple[str, int, tuple[int, ...]]],
     recorder: ReplayRecorder | None,
 ) -> bool:
-    """Do so much of a tape; False where memory was refused."""
+    """Queue a device's next orders of a tape; False where memory was refused."""
     held, steps, wanted = run.held[lane.place], run.plan.steps, run.wanted
     if recorder is not None:
         recorder.turn(lane.place)
@@ -86,7 +90,7 @@ def _follow_lane(
             if verb == "launch":
                 for j in others:
                     lane.home.wait_event(held[j].ready)
-                value = step_values.call(
+                value = step_values.call(  # no local holds the inputs longer than the call
                     run,
                     lane,
                     i,

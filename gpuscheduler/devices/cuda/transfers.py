@@ -7,7 +7,7 @@ each device waits for copies to the host, and reports them when they are over.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -34,12 +34,22 @@ from .gpu_run import GpuRun
 from .lane import DeviceLane, HeldValue
 from .pinned import PinnedBlocks
 
-#: A copy to the host: step, device, event, whether the result has it, value, inputs, goal.
-HostCopy = tuple[int, int, Event, bool, Any, Any, int]
+
+class HostCopy(NamedTuple):
+    """A copy to the host that is under way."""
+
+    run: GpuRun
+    step: int
+    place: int  # from where
+    done: Event  # recorded behind the copy
+    written: bool  # whether it goes straight into the result
+    kept: Any  # the value in pinned memory; None where nobody needs it there
+    reads: Any  # the device's arrays and the room for files, which live until the copy is over
+    dst: int  # HOST or DISK
 
 
 def fetch(run: GpuRun, lane: DeviceLane, i: int, src: int) -> StateEvent:
-    """Copy a value here, from another device or from the host, on the in stream."""
+    """Copy a value to a device, from another device or from the host, on the in stream."""
     source = run.read.pop((i, lane.place)) if src == DISK else run.held[src][i]
     stream = lane.incoming
     if source.ready is not None:
@@ -61,7 +71,7 @@ def fetch(run: GpuRun, lane: DeviceLane, i: int, src: int) -> StateEvent:
         return NoRoom(i, lane.place, max(refused, device_bytes(source.value)))
     done = lane.mark(stream)
     source.reads.append(done)
-    if run.stopped:  # after `close` has looked for reads, maybe
+    if run.stopped:  # `close` may have looked for reads before
         keep.append(source.value)
     if keep:
         lane.later.append(([done], keep))
@@ -75,7 +85,7 @@ def fetch(run: GpuRun, lane: DeviceLane, i: int, src: int) -> StateEvent:
 def _receive(
     run: GpuRun, lane: DeviceLane, src: int, source: HeldValue, keep: list[Any]
 ) -> tuple[Any, int]:
-    """A replica of a value, and 0; or None, and the bytes that were refused."""
+    """Make a replica of a value: (replica, 0), or (None, bytes that were refused)."""
 
     def copy(v: Any) -> Any:
         return copy_array(run, lane, src, source, v, keep)
@@ -94,6 +104,10 @@ def _receive(
 def copy_array(
     run: GpuRun, lane: DeviceLane, src: int, source: HeldValue, v: Any, keep: list[Any]
 ) -> Any:
+    """Copy one array to a device; other values are returned as they are.
+
+    Adds to `keep` the arrays that have to live until the copy is over.
+    """
     stream = lane.incoming
     if isinstance(v, PinnedCopy):
         out = cupy.empty(v.array.shape, v.array.dtype, order=v.order)
@@ -142,7 +156,7 @@ def copy_array(
 
 def send_to_host(run: GpuRun, lane: DeviceLane, i: int, dst: int = HOST) -> None:
     """Copy a value to its place in a result, or to pinned memory, and on to the disk."""
-    made: list[Any] = []  # what the copies read, and what they write
+    made: list[Any] = []  # arrays that the copies read and write
     try:
         queue_to_host(run, lane, i, dst, made)
     except BaseException:
@@ -151,6 +165,10 @@ def send_to_host(run: GpuRun, lane: DeviceLane, i: int, dst: int = HOST) -> None
 
 
 def queue_to_host(run: GpuRun, lane: DeviceLane, i: int, dst: int, made: list[Any]) -> None:
+    """Queue the copies of a value to the host on the out stream.
+
+    Adds to `made` the arrays that the copies read and write.
+    """
     held = run.held[lane.place][i]
     stream, ready = lane.outgoing, held.ready
     if ready is not None:
@@ -182,12 +200,12 @@ def queue_to_host(run: GpuRun, lane: DeviceLane, i: int, dst: int, made: list[An
         kept = map_leaves(lambda v: copy_to_pinned(v, stream, pinned, made), value)
     done = lane.mark(stream, block=True)
     held.reads.append(done)
-    copy = (i, lane.place, done, written, kept, (value, room), dst)
-    lane.watch.send(run.watch_context.copy(), _await_arrival, (run, copy), run.team.raised)
+    copy = HostCopy(run, i, lane.place, done, written, kept, (value, room), dst)
+    lane.watch.send(run.watch_context.copy(), _await_arrival, copy, run.team.raised)
 
 
 def _make_contiguous(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> Any:
-    """A value that has to leave, without gaps."""
+    """A value without gaps, which copies to the host need."""
     try:
         return arrays.make_contiguous(value)
     except Refused:
@@ -196,14 +214,14 @@ def _make_contiguous(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> Any:
         return arrays.make_contiguous(value)
     except Refused as error:
         raise OutOfMemory(
-            f"{run.plan.steps[i].key!r} cannot leave device {lane.place}: it is an array with "
-            f"gaps, or in an order of its own, and there is no room for a copy of "
-            f"{device_bytes(value):,} bytes without; end its task with "
-            "cupy.ascontiguousarray, or lower memory_limit"
+            f"{run.plan.steps[i].key!r} cannot leave device {lane.place}: its array is not "
+            f"contiguous, and there is no room for a contiguous copy of {device_bytes(value):,} "
+            "bytes; end its task with cupy.ascontiguousarray, or lower memory_limit"
         ) from error
 
 
 def copy_to_pinned(v: Any, stream: Stream, pinned: PinnedBlocks, made: list[Any]) -> Any:
+    """Queue a copy of a device's array to pinned memory; other values are returned as they are."""
     if not isinstance(v, cupy.ndarray):
         return v
     out = pinned.array(v.shape, v.dtype)
@@ -214,20 +232,22 @@ def copy_to_pinned(v: Any, stream: Stream, pinned: PinnedBlocks, made: list[Any]
     return PinnedCopy(out, memory_order(v))
 
 
-def _await_arrival(arrival: tuple[GpuRun, HostCopy]) -> None:
-    """In the thread that waits for copies to the host: until one is over, all that it reads and
-    writes is there."""
-    run, copy = arrival
+def _await_arrival(copy: HostCopy) -> None:
+    """Wait for a copy to the host, and report it.
+
+    Runs in the thread that waits for copies, which keeps all that the copy reads and writes.
+    """
     try:
-        copy[2].synchronize()
+        copy.done.synchronize()
     except BaseException as error:
-        run.events.put([Failed(copy[0], error)])
+        copy.run.events.put([Failed(copy.step, error)])
         return
-    finish_arrival(run, copy)
+    finish_arrival(copy)
 
 
-def finish_arrival(run: GpuRun, copy: HostCopy) -> None:
-    i, place, _, written, kept, _, dst = copy
+def finish_arrival(copy: HostCopy) -> None:
+    """Hold a value that has arrived on the host, or write it to the disk, and report it."""
+    run, i, place, _, written, kept, _, dst = copy
     try:
         if run.stopped:
             return
@@ -247,7 +267,7 @@ def finish_arrival(run: GpuRun, copy: HostCopy) -> None:
 
 
 def write_to_store(run: GpuRun, step: int, src: int, value: Any) -> StateEvent:
-    """Put a value, whose arrays are in pinned memory, into a file."""
+    """Write a value to the spill store. Returns the event to report."""
     try:
         key = run.plan.steps[step].key
         run.files.write(step, value, key, lambda file: run.note_arrival(step, DISK, file))
@@ -259,6 +279,7 @@ def write_to_store(run: GpuRun, step: int, src: int, value: Any) -> StateEvent:
 
 
 def leave_host(run: GpuRun, step: int, held: HeldValue) -> None:
+    """Let a value of the host go when the copies that read it are over."""
     pending = [e for e in held.reads if not is_over(e)]
     if pending:  # pinned memory must outlive the copies from it
         lane = run.lanes[run.plan.steps[step].place]
@@ -266,7 +287,7 @@ def leave_host(run: GpuRun, step: int, held: HeldValue) -> None:
 
 
 def _release_after_copy(copy: tuple[Event, HeldValue]) -> None:
-    """In the thread that waits for copies: what one has read may go when it is over."""
+    """Wait for a copy to a device, and release the host's value that it reads."""
     event, _ = copy
     with suppress(runtime.CUDARuntimeError):  # of which others tell
         event.synchronize()

@@ -427,7 +427,7 @@ def test_persisted_blocks_stay_and_work_follows(scheduler, x):
 def test_blocks_that_one_launch_makes_are_persisted_one_by_one(scheduler):
     rows, columns = gpuscheduler.axis(0, 8, 9), gpuscheduler.axis(0, 70, 8)
     p = gpuscheduler.mesh(lambda y, x: 100 * y + x, (rows, columns), chunks=4).persist()
-    assert {type(task).__name__ for task in dict(p.dask).values()} == {"Kept"}
+    assert {type(task).__name__ for task in dict(p.dask).values()} == {"ChunkTask"}
     with gpuscheduler.Scheduler(devices="cuda:0"):  # whose streams wait for those that made them
         assert float((p + 1).sum().compute()) == 72 * (400 + 35 + 1)
     expected = 100.0 * np.arange(9)[:, None] + 10 * np.arange(8)

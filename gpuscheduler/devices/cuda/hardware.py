@@ -113,8 +113,10 @@ def _silence(device: int) -> str | None:
 
 
 def gathered_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
-    """Arrays on any devices as bytes of one pinned host buffer, where each starts: one batch of
-    copies, and one wait for each device."""
+    """Copy arrays of any devices into one pinned host buffer, each at its start.
+
+    All copies are queued at once, with one wait for each device.
+    """
     buffer = CROSSING.array((nbytes,), np.uint8)
     devices = sorted({a.device.id for a in arrays})
     held = []
@@ -219,13 +221,18 @@ class CudaHardware:
             runtime.setDevice(before)
 
     def excused(self, device: int) -> AbstractContextManager[Any]:
-        """Let CUDA's errors pass on a device that is none of these: it may have been lost, and a
-        run that does not use it goes on. Who reads something there gets the error."""
+        """Ignore CUDA's errors on a device that the scheduler does not use.
+
+        Such a device may have been lost; a run that does not use it goes on. Code that reads
+        something there gets the error.
+        """
         return nullcontext() if device in self.ids else suppress(runtime.CUDARuntimeError)
 
     def kept(self, array: Any, place: int) -> Any:
-        """What a host array that nobody changes is on a device, where it stays as long as that
-        lives. It is sent on the caller's stream."""
+        """The device's copy of a host array that nobody changes; it lives as long as that.
+
+        It is sent on the caller's stream.
+        """
         copies = self._kept.get(id(array))
         if copies is None:
             copies = self._kept[id(array)] = {}
@@ -251,8 +258,10 @@ class CudaHardware:
         return None
 
     def taken(self, key: Key, place: int, places: Places) -> Any:
-        """The value, on the GPU where it belongs, ordered behind its making on the caller's stream
-        of each device."""
+        """A chunk's value on the GPU where it belongs.
+
+        The caller's stream of each device waits until it is made.
+        """
         device = self.ids[place]
         if place in places:
             ready = places[place].ready  # a run that may move it forgets this at any time
@@ -369,8 +378,7 @@ class CudaHardware:
         return out
 
     def _but_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
-        """The blocks of pairs that are still to be copied to their places in an array: those of one
-        shape, if there are many, are copied by one launch."""
+        """Copy many blocks of one shape by one launch. Returns the pairs still to be copied."""
         if len(blocks) < MANY_ALIKE:
             return blocks
         alike: dict[tuple[int, ...], list[Any]] = defaultdict(list)
@@ -391,8 +399,10 @@ class CudaHardware:
         return left
 
     def bring(self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None) -> Any:
-        """One array of nested lists of blocks, or one block, in pinned memory of the host, when it
-        is there. Boxes of blocks are put together on the devices of these before (see `join`)."""
+        """Copy blocks to one array in the host's pinned memory, and wait for it.
+
+        Boxes of blocks are joined on their devices before (see `join`).
+        """
         flat = list(flatten([blocks]))
         if not isinstance(flat[0], cupy.ndarray):
             return self.join(blocks) if isinstance(blocks, list) else blocks
@@ -429,8 +439,7 @@ class CudaHardware:
         return out
 
     def send(self, array: Any) -> Any:
-        """An array of the host as one of the caller's device, when it is there: then the memory of
-        the first may be reused."""
+        """Copy a host array to the caller's device, and wait: its memory may be reused then."""
         device = runtime.getDevice()
         try:
             out = cupy.asarray(array)

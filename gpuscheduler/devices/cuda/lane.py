@@ -35,7 +35,7 @@ class EventListener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldValue:
-    """A value on one place, with the events that say when it may be read and when let go."""
+    """A value on one place, with the events to wait for before use and release."""
 
     value: Any
     ready: Event | None = None  # recorded behind what makes it; None: nothing to wait for
@@ -127,11 +127,11 @@ class DeviceLane:
         return self.cublas
 
     def settle(self, wait: bool = True) -> bool:
-        """Report steps that are done by now; whether there was anything to report.
+        """Report steps that are done by now. Returns whether there was anything to report.
 
-        A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
-        waits as well, and loses nothing: the device has work until the wait is over. While it
-        waits, the thread of a run that launches by itself goes away with nothing.
+        An idle worker waits here for the oldest step. Orders that come meanwhile wait as well,
+        which loses nothing: the device has work until the wait is over. A run that launches in the
+        caller's thread does not wait here for a worker.
         """
         if not self.queued or not self.settling.acquire(blocking=wait):
             return False
@@ -173,8 +173,10 @@ class DeviceLane:
         self.let_go(held)
 
     def outlive(self, stream: Stream, *values: Any) -> None:
-        """Drop what copies on a stream may read or write still: where one failed, others of the
-        same value may be under way."""
+        """Keep values until the copies queued on a stream are over.
+
+        Where one copy failed, others of the same value may be under way.
+        """
         with suppress(runtime.CUDARuntimeError):  # of a device that is lost
             self.later.append(([self.mark(stream)], values))
 
@@ -216,10 +218,10 @@ class AllocationMeter(cupy.cuda.MemoryHook):
         self.now -= self.sizes.pop(pmem_id, 0)
 
     def apart(self, value: Any, device: int) -> Any:
-        """The same value, with arrays of their own for those that are no more than a half of what
-        was allocated for them on a device: the rest would stay as long as they do, and nobody
-        counts it. So it is with CuPy's R of a tall matrix. Dask does that with parts of NumPy's
-        arrays.
+        """Copy arrays that use at most half of the memory allocated for them.
+
+        The rest would stay allocated as long as the arrays, and nobody counts it: so it is with
+        CuPy's R of a tall matrix. Dask does the same with parts of NumPy's arrays.
         """
         if self.now < REST:
             return value

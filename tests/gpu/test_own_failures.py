@@ -66,7 +66,7 @@ PARTS = {
     "batch pointers": (kernels, "batch_pointers", ("several",)),
     "found": (OptionalTask, "found", ("one or none",)),
     "moved": (host_steps, "move_task", ("mixed",)),
-    "at home": (host_steps, "at_home", ("of the host",)),
+    "at home": (host_steps, "move_to_host", ("of the host",)),
     "sent": (host_steps, "send_value", ("of the host",)),
 }
 

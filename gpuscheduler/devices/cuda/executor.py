@@ -203,7 +203,7 @@ class CudaDevices(GpuRun):
         """A step's value; the caller's current stream waits until it is made."""
         home = self.plan.steps[step].place
         if step not in self.plan.deliver and (here := self.held[home].get(step)) is not None:
-            return self.hardware._behind(here, self.lanes[home].device)
+            return self.hardware.value_behind(here, self.lanes[home].device)
         places = [home, *range(len(self.lanes)), HOST]
         if step in self.plan.deliver:
             places.insert(0, HOST)  # its device has been told to let go of it, and may not have yet
@@ -215,7 +215,7 @@ class CudaDevices(GpuRun):
                 if step in self.plan.deliver:
                     return map_leaves(to_host_array, held.value)
                 return self._bring_back(step, held.value)
-            return self.hardware._behind(held, self.lanes[place].device)
+            return self.hardware.value_behind(held, self.lanes[place].device)
         if step in self.files.of:
             value = self.hardware.store.read(self.files.of[step], self.plan.steps[step].key)
             return self._bring_back(step, value)
@@ -540,7 +540,7 @@ class CudaDevices(GpuRun):
                     lane.incoming.wait_event(done)
                     arrived = True
                 if self.followed:  # much may have been read elsewhere
-                    lane.go_behind(h)
+                    lane.wait_for_reads(h)
                 else:
                     lane.let_go(h)
         held.clear()

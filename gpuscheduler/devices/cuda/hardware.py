@@ -85,7 +85,7 @@ def _devices_text(devices: Iterable[int]) -> str:
     return f"{' and '.join(names)} answer{'s'[: len(names) == 1]}"
 
 
-def _loss(devices: Iterable[int]) -> DeviceLost:
+def _lost_error(devices: Iterable[int]) -> DeviceLost:
     """What to say of these, which are lost."""
     gone = [i for i in dict.fromkeys(devices) if i in LOST]
     others = [str(i) for i in range(runtime.getDeviceCount()) if i not in LOST]
@@ -102,7 +102,7 @@ def _loss(devices: Iterable[int]) -> DeviceLost:
     )
 
 
-def _silence(device: int) -> str | None:
+def _error_of_device(device: int) -> str | None:
     """What CUDA says of a device that does not answer; None where it does."""
     try:
         with Device(device):
@@ -165,14 +165,14 @@ class CudaHardware:
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
-            raise _loss(LOST)
+            raise _lost_error(LOST)
         if not ids or any(i >= count for i in ids):
             raise RuntimeError(
                 f"devices cuda:{','.join(map(str, ids))} were asked for, and this machine has "
                 f"{count} CUDA device{'s'[: count != 1]}: use 'cuda', or ids from 0 to {count - 1}"
             )
         if not LOST.keys().isdisjoint(ids):
-            raise _loss(ids)
+            raise _lost_error(ids)
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         host = int(0.9 * available_memory()) if host_memory is None else host_memory
@@ -276,14 +276,15 @@ class CudaHardware:
             with Device(device):
                 return map_leaves(to_current_device, value)
         other = max(places)
-        value = self._behind(places[other], self.ids[other])
+        value = self.value_behind(places[other], self.ids[other])
         with Device(device):
             stream = cupy.cuda.get_current_stream()
             moved = map_leaves(lambda v: cuda_copies.copy_to_device(v, device, stream), value)
             stream.synchronize()  # until then the value may not go
             return moved
 
-    def _behind(self, held: HeldValue, device: int) -> Any:
+    def value_behind(self, held: HeldValue, device: int) -> Any:
+        """A held value; the caller's current stream of its device waits until it is made."""
         ready = held.ready  # a run that may move it forgets this at any time
         if ready is not None:
             with Device(device):
@@ -368,16 +369,16 @@ class CudaHardware:
         for device in others:
             # blocks are ordered behind their making on the caller's stream of their own device
             order_behind(stream, device)
-        for block, where in self._but_alike(left, out, here):
+        for block, where in self._copy_alike(left, out, here):
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
                 block = bring_contiguous(block, here, stream)
             copy_block(block, part, stream)
         if left:
-            self._after(stream)
+            self._order_reuse_behind(stream)
         return out
 
-    def _but_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
+    def _copy_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
         """Copy many blocks of one shape by one launch. Returns the pairs still to be copied."""
         if len(blocks) < MANY_ALIKE:
             return blocks
@@ -448,10 +449,11 @@ class CudaHardware:
         cupy.cuda.get_current_stream().synchronize()
         return out
 
-    def _after(self, stream: Stream) -> None:
-        """What a run let go of may be reused only when `stream`, which still reads it, is past; so
-        may what the caller's streams of other devices brought back. What it writes is a result,
-        behind which all of the caller's streams are."""
+    def _order_reuse_behind(self, stream: Stream) -> None:
+        """Order later runs and the caller's streams behind `stream`.
+
+        It still reads memory that runs have let go of, and writes a result.
+        """
         event = Event(disable_timing=True)
         event.record(stream)
         for teams in list(self._teams.values()):
@@ -480,15 +482,15 @@ class CudaHardware:
         if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends", "numba"):
             return None
         for i in dict.fromkeys(self.ids):
-            silence = _silence(i)
+            silence = _error_of_device(i)
             if silence is not None:
                 LOST[i] = silence
-        return _loss(self.ids) if self.trouble else None
+        return _lost_error(self.ids) if self.trouble else None
 
     @contextmanager
     def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
         if self.trouble:
-            raise _loss(self.ids)
+            raise _lost_error(self.ids)
         n = len(self.ids)
         if pool is not None:
             # the caller's threads: host tasks, and CuPy on the caller's own device

@@ -23,7 +23,15 @@ from .arrays import (
 )
 from .gpu_run import GpuRun
 from .lane import DeviceLane
-from .numpy_fallback import SAID, OwnCode, at_home, is_cupy_refusal, move_task, says_so, send_value
+from .numpy_fallback import (
+    SAID,
+    OwnCode,
+    is_cupy_refusal,
+    may_concern_host_array,
+    move_task,
+    move_to_host,
+    send_value,
+)
 
 
 @dataclass(slots=True)
@@ -51,7 +59,7 @@ def compute_on_host(
         task = task.fused
     task = task.original if type(task) is KernelTask else task
     with OwnCode():
-        there = at_home(task, values, error is not None, bring)
+        there = move_to_host(task, values, error is not None, bring)
     if there is None:
         if error is not None:
             raise error
@@ -130,7 +138,7 @@ def recompute_refused(
 
     Notes in the plan which of the two worked for this kind of step. Warns once of the host.
     """
-    if not mixed and says_so(error):
+    if not mixed and may_concern_host_array(error):
         try:
             value = compute_with_copies(run, lane, task, values, into, error)
         except SAID as again:

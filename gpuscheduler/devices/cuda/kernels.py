@@ -53,7 +53,7 @@ from .launch import (
     copy_program,
     queue,
 )
-from .numpy_fallback import SAID, on_device, own_failure
+from .numpy_fallback import SAID, move_values, own_failure
 
 #: The compiler's options, by whether its fast mathematics is asked for.
 OPTIONS = {
@@ -121,7 +121,7 @@ class Kernels:
             return partial(fused.original, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
-            there = on_device(values)
+            there = move_values(values)
             if there is None:
                 return partial(fused, values)
             return self._run(fused, there, device, work, into)
@@ -165,7 +165,7 @@ class Kernels:
             return partial(task, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
-            there = on_device(values)
+            there = move_values(values)
             return partial(task, values) if there is None else self._pick(task, there, device, work)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
@@ -241,7 +241,7 @@ class Kernels:
                 or self.broken(first.program)
                 or (not first.names and first.kind != "cupy.ndarray")
             ):
-                values = on_device(values) or values
+                values = move_values(values) or values
                 return partial(self._run_each, batch, values, device, work)
             try:
                 ready = self.ready(first.program, device, (aligned, True), single=False)

@@ -180,7 +180,7 @@ class DeviceLane:
         with suppress(runtime.CUDARuntimeError):  # of a device that is lost
             self.later.append(([self.mark(stream)], values))
 
-    def go_behind(self, held: HeldValue) -> None:
+    def wait_for_reads(self, held: HeldValue) -> None:
         """Drop a value of which no more is read; its memory is used again behind its readers."""
         for event in held.reads:
             if not event.done:
@@ -206,7 +206,7 @@ class AllocationMeter(cupy.cuda.MemoryHook):
     def __init__(self) -> None:
         self.most = self.now = 0
         self.sizes: dict[int, int] = {}  # of what was allocated meanwhile: nothing else counts
-        self.partial = False  # whether `apart` has found such arrays
+        self.partial = False  # whether `copy_partial_arrays` has found such arrays
 
     def malloc_postprocess(self, *, mem_size: int, pmem_id: int, **_: Any) -> None:
         if pmem_id:  # else there was no memory
@@ -217,7 +217,7 @@ class AllocationMeter(cupy.cuda.MemoryHook):
     def free_postprocess(self, *, pmem_id: int, **_: Any) -> None:
         self.now -= self.sizes.pop(pmem_id, 0)
 
-    def apart(self, value: Any, device: int) -> Any:
+    def copy_partial_arrays(self, value: Any, device: int) -> Any:
         """Copy arrays that use at most half of the memory allocated for them.
 
         The rest would stay allocated as long as the arrays, and nobody counts it: so it is with

@@ -70,12 +70,12 @@ class _WritesCaptured(Exception):
     """A function writes to variables around it, which another function would not."""
 
 
-def says_so(error: BaseException) -> bool:
+def may_concern_host_array(error: BaseException) -> bool:
     """Whether an error may be for an array of the host."""
     return type(error) is not ValueError or "numpy.ndarray" in str(error)
 
 
-def on_device(values: Values) -> Values | None:
+def move_values(values: Values) -> Values | None:
     """Values with host arrays copied to the current device, as kernels read them.
 
     None where all or none of the arrays are on the host.
@@ -231,7 +231,7 @@ def move_task(task: Task, values: Values) -> MovedCall | None:
         return None
 
 
-def at_home(
+def move_to_host(
     task: Task, values: Values, again: bool, bring: Bring = cupy.asnumpy
 ) -> HostCall | None:
     """The task with all its arrays on the host; `again` after a call that failed.

@@ -48,7 +48,7 @@ def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
         if type(step.task) in KERNELS or (step.kind in plan.extra and step.kind not in plan.parts):
             return call(run, lane, i, values, into), 0
         with AllocationMeter() as allocated:
-            value = allocated.apart(call(run, lane, i, values, into), lane.device)
+            value = allocated.copy_partial_arrays(call(run, lane, i, values, into), lane.device)
         if allocated.partial:
             plan.parts.add(step.kind)
         run.took[i] = allocated.most

@@ -83,7 +83,7 @@ def _follow_lane(
     """Queue a device's next orders of a tape; False where memory was refused."""
     held, steps, wanted = run.held[lane.place], run.plan.steps, run.wanted
     if recorder is not None:
-        recorder.turn(lane.place)
+        recorder.begin_lane(lane.place)
     for verb, i, others in orders:
         step = steps[i]
         try:
@@ -100,16 +100,16 @@ def _follow_lane(
                 seen = run.crossing[i] or (i in wanted and device_bytes(value))
                 held[i] = HeldValue(value, lane.mark(lane.home) if seen else None)
                 if recorder is not None:
-                    recorder.launched(i, others, held)
+                    recorder.record_launch(i, others, held)
             elif verb == "fetch":
                 if type(transfers.fetch(run, lane, i, *others)) is NoRoom:
                     return False
                 if recorder is not None:
-                    recorder.fetched(i, others[0], run.held)
+                    recorder.record_fetch(i, others[0], run.held)
             else:
                 del held[i]
                 if recorder is not None:
-                    recorder.freed(i)
+                    recorder.record_free(i)
         except Exception as error:
             if is_refusal(error):
                 return False

@@ -76,8 +76,9 @@ def chosen(request, monkeypatch):
     if request.param == "vectors":
         for name, value in (("LOOSE_LEAST", 1), ("CLOSE", 2**10), ("MANY_STEPS", 1024)):
             monkeypatch.setattr(schedule, name, value)
-        for file in ("plan.batching", *(f"devices.cuda.{f}" for f in ("kernels", "recorder", "replay"))):
-            monkeypatch.setattr(f"gpuscheduler.{file}.SMALL", 2**10)
+        monkeypatch.setattr("gpuscheduler.plan.batching.SMALL", 2**10)
+        monkeypatch.setattr("gpuscheduler.plan.batching.SMALL", 2**10)
+        monkeypatch.setattr("gpuscheduler.plan.batching.SMALL", 2**10)
         monkeypatch.setattr("gpuscheduler.devices.cuda.result_rooms.LEAST_WHOLE", 0)
 
 

@@ -338,8 +338,10 @@ class CudaHardware:
         return rooms_of(plan, gathering, self.front(), self.kernels)
 
     def join(self, blocks: Any, made: Any = None) -> Any:
-        """CuPy blocks become one array on the caller's current device, each copied once. That is
-        `made`, where some of them lie where they belong already."""
+        """Join CuPy blocks to one array on the caller's current device; each is copied once.
+
+        The array is `made` where some blocks already lie in it.
+        """
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
         if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return finalize(blocks)

@@ -174,9 +174,11 @@ class MovedCall:
 
 
 class HostCall(MovedCall):
-    """The same with arrays of the host in place of those of the device. `again`: after a call that
-    failed, so that arrays of the host that the task has around it are copies, too: what is written
-    to any copy was written before. `bring` copies an array of the device."""
+    """A task and its values, with arrays of the device copied to the host by `bring`.
+
+    With `again`, after a failed call, captured host arrays are copied as well: writes to any copy
+    were made before.
+    """
 
     def __init__(self, task: Task, values: Values, again: bool, bring: Bring):
         self._again, self._bring = again, bring

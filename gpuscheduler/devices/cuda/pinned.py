@@ -115,8 +115,11 @@ class PinnedBlocks:
             ) from error
 
     def _in_slab(self, size: int) -> Any:
-        """A block of a new slab, whose others are free: about as many as there were before. None
-        where the system has no such memory."""
+        """A block of a new slab, whose other blocks become free.
+
+        The slab has about as many blocks as there were before. None where the system has no such
+        memory.
+        """
         with self._lock:
             room = max(0, self.limit - self.used - self.idle) // size  # beside the block itself
             count = max(1, min(self.made.get(size, 0), SLAB_BYTES // size, 1 + room))

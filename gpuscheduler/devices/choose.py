@@ -55,8 +55,10 @@ def find_hardware(
 
 
 def cuda_devices() -> int:
-    """How many CUDA devices there are; 0 without CuPy or driver, and in a child of a process that
-    uses them: CUDA works in no process that was forked from one."""
+    """The number of CUDA devices; 0 without CuPy or a driver.
+
+    Also 0 in a process forked from one that uses CUDA: it does not work there.
+    """
     if _gpus_left or not has_cupy():
         return 0
     import cupy

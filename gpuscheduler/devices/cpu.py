@@ -68,7 +68,7 @@ def cpu_machine(devices: int, memory_limit: int | None = None) -> Machine:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use: of its affinity, and of its container, as Dask counts."""
+    """The cores that this process may use, by its affinity and its container."""
     return max(1, int(dask_cpu_count()))
 
 
@@ -177,7 +177,7 @@ def cpu_team(devices: int) -> Team:
 
 
 class CpuDevices:
-    """The devices of one run. `launch` only collects: `wait` sends each worker all it has got."""
+    """The threads of one run. `launch` only collects; `wait` sends each worker its steps."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class CpuDevices:
                 self.team.send(place, self._run, [])
 
     def _run(self, batch: list[int]) -> None:
-        """Run these steps, in this order; then, where steps are long, those of other threads."""
+        """Run a thread's own steps in order; where steps are long, then those of others."""
         events: list[Event] = []
         report = perf_counter() + REPORT_EVERY
         for i in self._taken(batch):
@@ -389,7 +389,7 @@ class CpuDevices:
             yield one
 
     def _waits(self, i: int) -> bool:
-        """Whether something that a step reads is launched, and nothing has become of that yet."""
+        """Whether an input of a step is launched and has not ended yet."""
         return LAUNCHED in [self._stage[j] for j in self.plan.steps[i].inputs]
 
     def _may_be_taken(self, i: int) -> bool:
@@ -443,7 +443,7 @@ class CpuDevices:
         return _contiguous(step.task(values)) if step.aside else step.task(values)
 
     def _looked_at(self, i: int, slack: MemoryTrimmer) -> tuple[Any, int | None]:
-        """A step's value, and bytes that it took beside that; None where nobody knows."""
+        """A step's value, and the bytes that it took beside it; None where unknown."""
         step, machine = self.plan.steps[i], self.plan.machine
         reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
         if step.aside or step.nbytes + sum(reads) < NOTABLE * machine.limit(0):
@@ -523,7 +523,7 @@ class CpuDevices:
         self._events.put([event])
 
     def _only_delivered(self, step: int) -> bool:
-        """Nobody wants the value itself: what is wanted of it is in the result."""
+        """Whether nobody wants a value itself, once the result has it."""
         return not self.plan.readers[step] and step not in self.plan.direct
 
 

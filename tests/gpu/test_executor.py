@@ -272,11 +272,11 @@ def test_devices_fetch_from_different_ones_at_a_time(monkeypatch, light):
         values = np.arange(4.0 * (devices * 64) ** 2).reshape((devices * 128,) * 2)
         x = cupy_array(values, (64, 64)).persist()
         lazy = (x + x.T).sum()
-        real, copies = executor.runtime.memcpyPeerAsync, []
+        real, copies = cupy.cuda.runtime.memcpyPeerAsync, []
         for turn in range(3):
             if turn:
                 monkeypatch.setattr(
-                    executor.runtime, "memcpyPeerAsync",
+                    cupy.cuda.runtime, "memcpyPeerAsync",
                     lambda to, d, src, e, n, s: (n > 4096 and copies.append((d, e)))
                     or real(to, d, src, e, n, s),
                 )  # fmt: skip
@@ -427,7 +427,7 @@ def test_persisted_blocks_stay_and_work_follows(scheduler, x):
 def test_blocks_that_one_launch_makes_are_persisted_one_by_one(scheduler):
     rows, columns = gpuscheduler.axis(0, 8, 9), gpuscheduler.axis(0, 70, 8)
     p = gpuscheduler.mesh(lambda y, x: 100 * y + x, (rows, columns), chunks=4).persist()
-    assert {type(task).__name__ for task in dict(p.dask).values()} == {"Kept"}
+    assert {type(task).__name__ for task in dict(p.dask).values()} == {"ChunkTask"}
     with gpuscheduler.Scheduler(devices="cuda:0"):  # whose streams wait for those that made them
         assert float((p + 1).sum().compute()) == 72 * (400 + 35 + 1)
     expected = 100.0 * np.arange(9)[:, None] + 10 * np.arange(8)
@@ -961,7 +961,7 @@ def test_chunks_outlive_a_run_that_has_not_ended_beside_another(scheduler, monke
     total = (p * 2).sum()
     total.compute()
     monkeypatch.setattr(executor.CudaDevices, "_drop_all", watched)
-    monkeypatch.setattr(executor.Event, "done", property(lambda event: False), raising=False)
+    monkeypatch.setattr(cupy.cuda.Event, "done", property(lambda event: False), raising=False)
     assert float(total.compute()) == 2 * 64 * 64
     assert kept
     assert not any(kept)

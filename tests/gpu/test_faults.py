@@ -14,10 +14,13 @@ cupy = pytest.importorskip("cupy")
 import gpuscheduler
 from gpuscheduler.devices.cuda import (
     executor,
+    file_steps,
     links,
     pinned,
+    step_values,
+    transfers,
 )
-from gpuscheduler.frontend import transfers
+from gpuscheduler.frontend import transfers as frontend_transfers
 from gpuscheduler.plan import machine
 from graphs._roots import views
 
@@ -28,10 +31,24 @@ pytestmark = pytest.mark.gpu
 SIDE, BLOCKS = 128, 4
 X = np.random.default_rng(0).random((SIDE, SIDE))
 BLOCK = X.nbytes // BLOCKS**2
-#: What devices do, in the loop's thread, in the workers, and in those that wait and read files.
+#: What devices do in the loop's thread.
 VERBS = ["launch", "copy", "free", "wait", "value", "keep", "close"]
-INSIDE = ["_launch", "_fetch", "_called", "_copied", "_to_host", "_on_host", "_read_by", "_let_go"]
-BESIDE = ["_arrived", "_written", "_read_file", "_aside", "_sent_array"]
+#: What devices do in the workers, and in the threads that wait for copies and read files.
+PARTS = {
+    "_launch": executor.CudaDevices,
+    "_release": executor.CudaDevices,
+    "call": step_values,
+    "read_inputs": step_values,
+    "fetch": transfers,
+    "copy_array": transfers,
+    "send_to_host": transfers,
+    "copy_to_pinned": transfers,
+    "finish_arrival": transfers,
+    "write_to_store": transfers,
+    "read_file": file_steps,
+    "run_aside": file_steps,
+    "send_array": file_steps,
+}
 
 STAND_IN = hasattr(cupy, "_device")
 
@@ -42,19 +59,20 @@ class Fault(RuntimeError):
 
 def failing(monkeypatch, name, n):
     """Let the n-th call fail, and count: what is closed is closed before."""
-    real, left, lock = getattr(executor.CudaDevices, name), [n], threading.Lock()
+    holder = PARTS.get(name, executor.CudaDevices)
+    real, left, lock = getattr(holder, name), [n], threading.Lock()
 
-    def call(self, *args):
+    def call(*args):
         with lock:
             left[0] -= 1
             now = left[0] == -1
         if not now:
-            return real(self, *args)
+            return real(*args)
         if name == "close":
-            real(self, *args)
+            real(*args)
         raise Fault(name)
 
-    monkeypatch.setattr(executor.CudaDevices, name, call)
+    monkeypatch.setattr(holder, name, call)
     return left
 
 
@@ -96,11 +114,11 @@ def notes_of(function):
 @pytest.mark.sampled(2)
 @pytest.mark.usefixtures("only_new_garbage")
 @pytest.mark.parametrize("devices", ["cuda:0", "cuda:0,0"])
-@pytest.mark.parametrize("name", VERBS + INSIDE + BESIDE)
+@pytest.mark.parametrize("name", [*VERBS, *PARTS])
 def test_a_fault_at_any_position(name, devices, tmp_path, monkeypatch):
     """The first call of each, the sixth and a late one; on the stand-in, where they take long, no
     sixth, and no race shows behind it."""
-    monkeypatch.setattr(transfers, "LEAST_SENT", 1)
+    monkeypatch.setattr(frontend_transfers, "LEAST_SENT", 1)
     file, folder = tmp_path / "x.npy", tmp_path / "spilled"
     np.save(file, X)
     folder.mkdir()
@@ -128,12 +146,12 @@ def test_a_fault_at_any_position(name, devices, tmp_path, monkeypatch):
 def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypatch):
     """A launch fails right behind copies from pinned memory. The next run has blocks of its own to
     send there, and must not put them where those still read."""
-    real, coming = executor.CudaDevices._fetch, []
+    real, coming = transfers.fetch, []
 
-    def fetch(self, lane, i, src):
+    def fetch(run, lane, i, src):
         if src == machine.HOST:
             coming.append(i)
-        return real(self, lane, i, src)
+        return real(run, lane, i, src)
 
     def launch(self, lane, i, events, steps):
         if not coming:
@@ -147,7 +165,7 @@ def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypa
         total = ((x - 0.5) @ (x - 0.5).T).sum()
         for _ in range(5):
             with monkeypatch.context() as patch:
-                patch.setattr(executor.CudaDevices, "_fetch", fetch)
+                patch.setattr(transfers, "fetch", fetch)
                 patch.setattr(executor.CudaDevices, "_launch", launch)
                 with pytest.raises(Fault):
                     total.compute()
@@ -160,14 +178,14 @@ def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypa
 def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
     """Two arrays go to another device through pinned memory, and the second one does not set out.
     That of the first may not be used again before it has come."""
-    real, back, left = executor.CudaDevices._copied, pinned.PinnedBlocks._back, [0]
+    real, back, left = transfers.copy_array, pinned.PinnedBlocks._back, [0]
     coming, early = {}, []
 
-    def copied(self, lane, src, source, v, keep):
+    def copied(run, lane, src, source, v, keep):
         left[0] -= 1
         if left[0] == -1:
             raise Fault("copied")
-        out = real(self, lane, src, source, v, keep)
+        out = real(run, lane, src, source, v, keep)
         coming[keep[-1].ctypes.data] = lane.mark(lane.incoming)
         return out
 
@@ -181,7 +199,7 @@ def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
         made = delayed(lambda: (cupy.arange(2000.0), cupy.ones(2000)))()
     with dask.annotate(device=1):
         read = delayed(lambda p: p[0].sum() + p[1].sum())(made)
-    monkeypatch.setattr(executor.CudaDevices, "_copied", copied)
+    monkeypatch.setattr(transfers, "copy_array", copied)
     monkeypatch.setattr(pinned.PinnedBlocks, "_back", came_back)
     with gpuscheduler.Scheduler("cuda:0,0", check=True) as s:
         s.hardware.staged = {(0, 1), (1, 0)}

@@ -11,7 +11,7 @@ import dask.array as da
 
 import gpuscheduler
 from gpuscheduler.devices.cuda import (
-    executor,
+    gpu_run,
     staging,
 )
 from gpuscheduler.devices.cuda import pinned as cuda_pinned
@@ -254,7 +254,7 @@ def test_memory_that_the_allocator_refuses(s, monkeypatch):
         (from_host(a, 60) + 1).persist()
         (team,) = s.hardware._teams[2].idle
     incoming = {lane.incoming.ptr for lane in team.lanes}
-    monkeypatch.setattr(executor.cupy, "empty", empty)
+    monkeypatch.setattr(cupy, "empty", empty)
     np.testing.assert_array_equal(on_host(from_host(a, 60) + 1), a + 1)
     assert refused
 
@@ -271,7 +271,7 @@ def test_few_threads_send_what_is_pinned(s, memory, request, monkeypatch):
     monkeypatch.setattr(Team, "send_to_any", sending)
     (x + 1).sum().compute()
     pinned = request.node.callspec.params["memory"] == "pinned"
-    assert most == [executor.FEWEST_FILES if pinned else None] * 16
+    assert most == [gpu_run.FEWEST_FILES if pinned else None] * 16
 
 
 def test_what_the_driver_refuses_is_said_and_nothing_is_lost(s, monkeypatch):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gpuscheduler import Scheduler
-from gpuscheduler.devices.cuda import executor, numpy_fallback, result_rooms
+from gpuscheduler.devices.cuda import executor, gpu_run, host_steps, numpy_fallback, result_rooms
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.plan.batching import Batch
 from gpuscheduler.runtime import events
@@ -177,7 +177,7 @@ def test_a_step_that_is_launched_behind_its_readers(monkeypatch):
         return found(value)
 
     found = numpy_fallback.send_value
-    monkeypatch.setattr(executor, "sent", sent)
+    monkeypatch.setattr(host_steps, "send_value", sent)
     with Scheduler(devices="cuda:0", fuse=False):
         x = dask.delayed(cupy.asarray)(A).persist()
         j, k = dask.delayed(first)(x), dask.delayed(second)(x)
@@ -338,7 +338,7 @@ def test_memory_that_is_refused_for_what_the_host_has_made(monkeypatch):
         return found(value)
 
     found = numpy_fallback.send_value
-    monkeypatch.setattr(executor, "sent", sent)
+    monkeypatch.setattr(host_steps, "send_value", sent)
     with Scheduler(devices="cuda:0"):
         y = mapped(refused, blocks())
         np.testing.assert_array_equal(cupy.asnumpy(y.compute()), A)
@@ -389,7 +389,7 @@ def test_arrays_in_another_order_than_a_kernel_foresees():
 
 
 def test_a_callback_sees_a_step_once_that_is_refused_and_comes_again(monkeypatch):
-    computed, tried, seen = executor.CudaDevices._computed, Counter(), []
+    computed, tried, seen = gpu_run.GpuRun.compute, Counter(), []
 
     def refuses(devices, lane, task, *args):
         tried[id(task)] += 1
@@ -397,7 +397,7 @@ def test_a_callback_sees_a_step_once_that_is_refused_and_comes_again(monkeypatch
             raise cupy.cuda.memory.OutOfMemoryError(10, 10, 10)
         return computed(devices, lane, task, *args)
 
-    monkeypatch.setattr(executor.CudaDevices, "_computed", refuses)
+    monkeypatch.setattr(gpu_run.GpuRun, "compute", refuses)
     callback = dask.callbacks.Callback(pretask=lambda key, *_: seen.append(key))
     with Scheduler(devices="cuda:0"), callback:
         y = mapped(lambda b: b + 1, da.from_array(A, chunks=(4, 6)).map_blocks(cupy.asarray))

@@ -12,7 +12,7 @@ import dask.array as da
 
 import gpuscheduler
 from gpuscheduler.devices.cuda import (
-    executor,
+    host_steps,
     kernels,
 )
 from gpuscheduler.devices.cuda.numpy_fallback import SAID, LaunchFailed
@@ -63,11 +63,11 @@ PARTS = {
     "start": (kernels.Kernels, "_start", ("one", "picked")),
     "launch all": (kernels.Kernels, "_launch_all", ("several",)),
     "queue": (kernels, "queue", ("several",)),
-    "pointers": (kernels, "_pointers", ("several",)),
+    "batch pointers": (kernels, "batch_pointers", ("several",)),
     "found": (OptionalTask, "found", ("one or none",)),
-    "moved": (executor, "moved", ("mixed",)),
-    "at home": (executor, "at_home", ("of the host",)),
-    "sent": (executor, "sent", ("of the host",)),
+    "moved": (host_steps, "move_task", ("mixed",)),
+    "at home": (host_steps, "move_to_host", ("of the host",)),
+    "sent": (host_steps, "send_value", ("of the host",)),
 }
 
 

@@ -17,9 +17,9 @@ import dask
 import dask.array as da
 
 import gpuscheduler
-from gpuscheduler.devices.cuda import executor
 from gpuscheduler.devices.cuda import lane as cuda_lane
 from gpuscheduler.devices.cuda import pinned as cuda_pinned
+from gpuscheduler.devices.cuda import transfers
 from gpuscheduler.errors import (
     OutOfMemory,
     SpillError,
@@ -211,7 +211,7 @@ def test_pinned_memory_that_waits_for_reuse_goes_before_there_is_too_much():
 def test_what_leaves_waits_for_nothing_that_was_queued_behind_it(how, monkeypatch):
     """Its copy begins when it is there, whatever kernels its device is to run after that."""
     sent, behind, now = [], [], [False]
-    send, mark = executor.CudaDevices._send_to_host, cuda_lane.DeviceLane.mark
+    send, mark = transfers.queue_to_host, cuda_lane.DeviceLane.mark
 
     def sends(devices, lane, i, *rest):
         sent.append(i)
@@ -226,7 +226,7 @@ def test_what_leaves_waits_for_nothing_that_was_queued_behind_it(how, monkeypatc
             behind.append(sent[-1])
         return mark(lane, stream, block)
 
-    monkeypatch.setattr(executor.CudaDevices, "_send_to_host", sends)
+    monkeypatch.setattr(transfers, "queue_to_host", sends)
     monkeypatch.setattr(cuda_lane.DeviceLane, "mark", marks)
     x = np.arange(2.0**20, dtype="f4").reshape(1024, 1024)
     limit = None if how == "asked for" else 2 * 2**20

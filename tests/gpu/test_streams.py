@@ -27,8 +27,8 @@ import gpuscheduler
 from gpuscheduler.devices.choose import cuda_devices
 from gpuscheduler.devices.cuda import (
     arrays,
+    caller_order,
     copies,
-    executor,
     hardware,
 )
 from gpuscheduler.errors import OutOfMemory
@@ -157,7 +157,7 @@ def test_device_without_a_context_is_left_alone(monkeypatch):
         return 0
 
     with gpuscheduler.Scheduler("cuda:0") as s:
-        monkeypatch.setattr(executor, "_context_state", lambda: state)
+        monkeypatch.setattr(caller_order, "_context_state", lambda: state)
         assert s.hardware.in_use() == [0, LAST]
         assert [device for device, _ in s.hardware.callers()] == [0, LAST]
         monkeypatch.setitem(hardware.LOST, LAST, "it does not answer")
@@ -167,8 +167,8 @@ def test_device_without_a_context_is_left_alone(monkeypatch):
 @pytest.mark.real
 def test_device_that_is_computed_on_has_a_context():
     cupy.zeros(1)
-    assert executor._context_state() is not None
-    assert executor.has_context(runtime.getDevice())
+    assert caller_order._context_state() is not None
+    assert caller_order.has_context(runtime.getDevice())
 
 
 def test_captured_array_is_written_to_behind_the_tasks():

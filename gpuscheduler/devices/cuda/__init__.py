@@ -17,7 +17,14 @@ lane              One device's place in a team: its streams, events and what it 
 pinned            Pinned host memory, reused in blocks, slabs and pieces.
 recorder          Record the launches of a run, to replay them.
 links             How fast devices reach each other and the host, tried once.
-host_steps        Steps of a GPU plan that the host computes.
+gpu_run           What the parts of one run on GPUs share: plan, lanes, values and events.
+caller_order      Order the work of a run behind its caller's, and the caller's behind it.
+given_values      Take the values that the graph brings along.
+host_steps        Compute steps on the host, where CuPy refuses them.
+step_values       Compute the value of one step on its device.
+transfers         Copy values between devices, to the host and on to the disk.
+file_steps        Run steps that read and write files, and send host arrays to devices.
+tape_run          Queue a run from its launch tape.
 executor          Run plans on GPUs: a worker thread and long-lived streams for each device.
 hardware          The GPUs of a machine: links, memory limits, and what outlives a run.
 """

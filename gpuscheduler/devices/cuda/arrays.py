@@ -31,8 +31,9 @@ REST = 2**12
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error says that there is no memory, whoever has asked for it; not so that of a
-    computation in a task, which has done what it could.
+    """Whether an error says that memory was refused.
+
+    `OutOfMemory` is none: a computation in a task has raised it, which has done what it could.
 
     >>> is_refusal(MemoryError()), is_refusal(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"))
     (True, True)
@@ -66,8 +67,9 @@ def array_bytes(value: Any) -> int:
 
 
 def is_on_host(value: Any) -> bool:
-    """Whether all of a value is surely on the host; None may be what a task returns that has
-    written to a device.
+    """Whether all of a value is surely on the host.
+
+    A task that returns None may have written to a device.
 
     >>> is_on_host(1.5), is_on_host((np.ones(5), "a")), is_on_host(None)
     (True, True, False)
@@ -97,8 +99,10 @@ def memory_order(array: Any) -> str:
 
 
 def as_one_array(value: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any]] | None:
-    """Where arrays lie close together in one piece of memory: that, as an array, and a function
-    that gives the same arrays in a copy of it."""
+    """One array over arrays that lie close together, and how to take them out of a copy.
+
+    None where they do not share one piece of memory.
+    """
     every = list(leaves(value))
     if len(every) < 2 or not all(isinstance(v, cupy.ndarray) and v.nbytes for v in every):
         return None
@@ -130,8 +134,7 @@ def is_pinned(array: Any) -> bool:
 
 
 def is_over(event: Event) -> bool:
-    """Whether there is nothing to wait for any more; after an error, of which `synchronize` tells,
-    there is not."""
+    """Whether an event is over; also True after an error, which `synchronize` reports."""
     try:
         return bool(event.done)
     except runtime.CUDARuntimeError:

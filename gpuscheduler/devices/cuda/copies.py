@@ -113,8 +113,11 @@ def bring_contiguous(block: Any, device: int, stream: Stream) -> Any:
 
 
 def copy_to_device(v: Any, device: int, stream: Stream) -> Any:
-    """A CuPy array of another GPU as a copy on the current device, on `stream`, behind what the
-    current stream of its own has queued. Anything else as it is."""
+    """Copy a CuPy array of another GPU to the current device, on `stream`.
+
+    The copy waits for the current stream of the array's device. Other values are returned as they
+    are.
+    """
     if not isinstance(v, cupy.ndarray) or v.device.id == device:
         return v
     order_behind(stream, v.device.id)

@@ -62,8 +62,10 @@ class DirectFiles:
         return self._kvikio is not None and nbytes >= LEAST
 
     def read(self, found: FileBlock | None, out: Any) -> bool:
-        """Fill `out`, a C-contiguous array on a device of which nothing is under way, with what is
-        located in a file; False where that cannot be."""
+        """Read a block of a file into `out`; False where that is not possible.
+
+        `out` is a C-contiguous array of a device, and no work on it is under way.
+        """
         if self._kvikio is None or found is None:
             return False
         path, inode, start = found.path, found.inode, found.start
@@ -144,8 +146,10 @@ def in_file(array: Any) -> FileBlock | None:
 
 
 def in_dataset(source: Any, index: Any) -> FileBlock | None:
-    """Where a block of one of h5py's datasets lies in its file; None where that has filters, or may
-    be written to, and for all else."""
+    """Where a block of an h5py dataset lies in its file.
+
+    None for datasets with filters, for files that may be written to, and for other sources.
+    """
     if type(source).__module__.partition(".")[0] != "h5py" or not isinstance(index, tuple):
         return None
     try:
@@ -188,8 +192,9 @@ def _mapped_inode(address: int) -> int | None:
 
 
 def runs(array: Any) -> Iterator[tuple[int, int]]:
-    """The pieces of an array, in C order, that lie in one piece of memory each: bytes from its
-    first element on, and how many. None of one that does not lie in C order.
+    """The contiguous pieces of an array in C order: offset and length in bytes.
+
+    None of an array that does not lie in C order.
 
     >>> a = np.zeros((4, 6), "f8")
     >>> list(runs(a)), list(runs(a[1:3])), list(runs(a[:2, 1:3]))

@@ -34,6 +34,7 @@ from ..cpu import CpuDevices
 from . import copies as cuda_copies
 from . import dask_backend
 from .arrays import Refused, is_over, to_current_device
+from .caller_order import has_context
 from .copies import (
     MANY_ALIKE,
     block_grid,
@@ -45,7 +46,8 @@ from .copies import (
     count_blocks,
     order_behind,
 )
-from .executor import FEWEST_FILES, FILES, KERNELS, PART_OF_CPUS, CudaDevices, has_context
+from .executor import CudaDevices
+from .gpu_run import FEWEST_FILES, FILES, KERNELS, PART_OF_CPUS
 from .gpudirect import DirectFiles
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
@@ -83,7 +85,7 @@ def _devices_text(devices: Iterable[int]) -> str:
     return f"{' and '.join(names)} answer{'s'[: len(names) == 1]}"
 
 
-def _loss(devices: Iterable[int]) -> DeviceLost:
+def _lost_error(devices: Iterable[int]) -> DeviceLost:
     """What to say of these, which are lost."""
     gone = [i for i in dict.fromkeys(devices) if i in LOST]
     others = [str(i) for i in range(runtime.getDeviceCount()) if i not in LOST]
@@ -100,7 +102,7 @@ def _loss(devices: Iterable[int]) -> DeviceLost:
     )
 
 
-def _silence(device: int) -> str | None:
+def _error_of_device(device: int) -> str | None:
     """What CUDA says of a device that does not answer; None where it does."""
     try:
         with Device(device):
@@ -111,8 +113,10 @@ def _silence(device: int) -> str | None:
 
 
 def gathered_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
-    """Arrays on any devices as bytes of one pinned host buffer, where each starts: one batch of
-    copies, and one wait for each device."""
+    """Copy arrays of any devices into one pinned host buffer, each at its start.
+
+    All copies are queued at once, with one wait for each device.
+    """
     buffer = CROSSING.array((nbytes,), np.uint8)
     devices = sorted({a.device.id for a in arrays})
     held = []
@@ -161,14 +165,14 @@ class CudaHardware:
     ):
         count = runtime.getDeviceCount()
         if LOST and not ids:
-            raise _loss(LOST)
+            raise _lost_error(LOST)
         if not ids or any(i >= count for i in ids):
             raise RuntimeError(
                 f"devices cuda:{','.join(map(str, ids))} were asked for, and this machine has "
                 f"{count} CUDA device{'s'[: count != 1]}: use 'cuda', or ids from 0 to {count - 1}"
             )
         if not LOST.keys().isdisjoint(ids):
-            raise _loss(ids)
+            raise _lost_error(ids)
         self.ids = ids
         self.names = tuple(_name(i) for i in ids)
         host = int(0.9 * available_memory()) if host_memory is None else host_memory
@@ -217,13 +221,18 @@ class CudaHardware:
             runtime.setDevice(before)
 
     def excused(self, device: int) -> AbstractContextManager[Any]:
-        """Let CUDA's errors pass on a device that is none of these: it may have been lost, and a
-        run that does not use it goes on. Who reads something there gets the error."""
+        """Ignore CUDA's errors on a device that the scheduler does not use.
+
+        Such a device may have been lost; a run that does not use it goes on. Code that reads
+        something there gets the error.
+        """
         return nullcontext() if device in self.ids else suppress(runtime.CUDARuntimeError)
 
     def kept(self, array: Any, place: int) -> Any:
-        """What a host array that nobody changes is on a device, where it stays as long as that
-        lives. It is sent on the caller's stream."""
+        """The device's copy of a host array that nobody changes; it lives as long as that.
+
+        It is sent on the caller's stream.
+        """
         copies = self._kept.get(id(array))
         if copies is None:
             copies = self._kept[id(array)] = {}
@@ -249,8 +258,10 @@ class CudaHardware:
         return None
 
     def taken(self, key: Key, place: int, places: Places) -> Any:
-        """The value, on the GPU where it belongs, ordered behind its making on the caller's stream
-        of each device."""
+        """A chunk's value on the GPU where it belongs.
+
+        The caller's stream of each device waits until it is made.
+        """
         device = self.ids[place]
         if place in places:
             ready = places[place].ready  # a run that may move it forgets this at any time
@@ -265,14 +276,15 @@ class CudaHardware:
             with Device(device):
                 return map_leaves(to_current_device, value)
         other = max(places)
-        value = self._behind(places[other], self.ids[other])
+        value = self.value_behind(places[other], self.ids[other])
         with Device(device):
             stream = cupy.cuda.get_current_stream()
             moved = map_leaves(lambda v: cuda_copies.copy_to_device(v, device, stream), value)
             stream.synchronize()  # until then the value may not go
             return moved
 
-    def _behind(self, held: HeldValue, device: int) -> Any:
+    def value_behind(self, held: HeldValue, device: int) -> Any:
+        """A held value; the caller's current stream of its device waits until it is made."""
         ready = held.ready  # a run that may move it forgets this at any time
         if ready is not None:
             with Device(device):
@@ -326,8 +338,10 @@ class CudaHardware:
         return rooms_of(plan, gathering, self.front(), self.kernels)
 
     def join(self, blocks: Any, made: Any = None) -> Any:
-        """CuPy blocks become one array on the caller's current device, each copied once. That is
-        `made`, where some of them lie where they belong already."""
+        """Join CuPy blocks to one array on the caller's current device; each is copied once.
+
+        The array is `made` where some blocks already lie in it.
+        """
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
         if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
             return finalize(blocks)
@@ -357,18 +371,17 @@ class CudaHardware:
         for device in others:
             # blocks are ordered behind their making on the caller's stream of their own device
             order_behind(stream, device)
-        for block, where in self._but_alike(left, out, here):
+        for block, where in self._copy_alike(left, out, here):
             part = out[where]
             if not block.flags.c_contiguous or block.device.id != here:
                 block = bring_contiguous(block, here, stream)
             copy_block(block, part, stream)
         if left:
-            self._after(stream)
+            self._order_reuse_behind(stream)
         return out
 
-    def _but_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
-        """The blocks of pairs that are still to be copied to their places in an array: those of one
-        shape, if there are many, are copied by one launch."""
+    def _copy_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
+        """Copy many blocks of one shape by one launch. Returns the pairs still to be copied."""
         if len(blocks) < MANY_ALIKE:
             return blocks
         alike: dict[tuple[int, ...], list[Any]] = defaultdict(list)
@@ -389,8 +402,10 @@ class CudaHardware:
         return left
 
     def bring(self, blocks: Any, boxes: Sequence[tuple[slice, ...]] = (), made: Any = None) -> Any:
-        """One array of nested lists of blocks, or one block, in pinned memory of the host, when it
-        is there. Boxes of blocks are put together on the devices of these before (see `join`)."""
+        """Copy blocks to one array in the host's pinned memory, and wait for it.
+
+        Boxes of blocks are joined on their devices before (see `join`).
+        """
         flat = list(flatten([blocks]))
         if not isinstance(flat[0], cupy.ndarray):
             return self.join(blocks) if isinstance(blocks, list) else blocks
@@ -427,8 +442,7 @@ class CudaHardware:
         return out
 
     def send(self, array: Any) -> Any:
-        """An array of the host as one of the caller's device, when it is there: then the memory of
-        the first may be reused."""
+        """Copy a host array to the caller's device, and wait: its memory may be reused then."""
         device = runtime.getDevice()
         try:
             out = cupy.asarray(array)
@@ -437,10 +451,11 @@ class CudaHardware:
         cupy.cuda.get_current_stream().synchronize()
         return out
 
-    def _after(self, stream: Stream) -> None:
-        """What a run let go of may be reused only when `stream`, which still reads it, is past; so
-        may what the caller's streams of other devices brought back. What it writes is a result,
-        behind which all of the caller's streams are."""
+    def _order_reuse_behind(self, stream: Stream) -> None:
+        """Order later runs and the caller's streams behind `stream`.
+
+        It still reads memory that runs have let go of, and writes a result.
+        """
         event = Event(disable_timing=True)
         event.record(stream)
         for teams in list(self._teams.values()):
@@ -469,15 +484,15 @@ class CudaHardware:
         if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends", "numba"):
             return None
         for i in dict.fromkeys(self.ids):
-            silence = _silence(i)
+            silence = _error_of_device(i)
             if silence is not None:
                 LOST[i] = silence
-        return _loss(self.ids) if self.trouble else None
+        return _lost_error(self.ids) if self.trouble else None
 
     @contextmanager
     def lease(self, num_workers: int | None, pool: CallersPool | None) -> Iterator[Lease]:
         if self.trouble:
-            raise _loss(self.ids)
+            raise _lost_error(self.ids)
         n = len(self.ids)
         if pool is not None:
             # the caller's threads: host tasks, and CuPy on the caller's own device

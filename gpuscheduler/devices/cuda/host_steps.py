@@ -1,23 +1,42 @@
-"""Steps of a GPU plan that the host computes."""
+"""Compute steps of a GPU plan on the host, where CuPy refuses them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import cupy
+from cupy.cuda import Device, Event
+from dask.utils import key_split
 
 from ...fusion.task import CompressTask, KernelTask, OptionalTask
 from ...plan.batching import Batch
+from ...plan.matmul import MatmulSumTask
+from ...plan.plan import Step
 from ...runtime.tape import Order
-from .arrays import is_refusal
-from .numpy_fallback import OwnCode, at_home
+from . import caller_order
+from .arrays import (
+    is_refusal,
+)
+from .gpu_run import GpuRun
+from .lane import DeviceLane
+from .numpy_fallback import (
+    SAID,
+    OwnCode,
+    is_cupy_refusal,
+    may_concern_host_array,
+    move_task,
+    move_to_host,
+    send_value,
+)
 
 
 @dataclass(slots=True)
 class NextOrders:
-    """No news for the loop, but what it is to order next."""
+    """An order that a thread asks the run's loop to give; not an event of the plan."""
 
     place: int
     order: Order
@@ -29,16 +48,18 @@ def compute_on_host(
     error: Exception | None = None,
     bring: Callable[[Any], Any] = cupy.asnumpy,
 ) -> Any:
-    """The value of a task (of a kernel, the operations that it stands for) that is called with
-    copies on the host of what it reads. Raises `error`, with which it has failed on the device,
-    where that comes to nothing."""
+    """Compute a task on the host, with copies of its inputs. Returns its value there.
+
+    Of a kernel task, the original operations run. `bring` copies an array to the host. Raises
+    `error`, with which the task failed on its device, where the host cannot compute it either.
+    """
     if type(task) is Batch:
         return tuple([compute_on_host(member, values, error, bring) for member in task.members])
     if type(task) in (OptionalTask, CompressTask):
         task = task.fused
     task = task.original if type(task) is KernelTask else task
     with OwnCode():
-        there = at_home(task, values, error is not None, bring)
+        there = move_to_host(task, values, error is not None, bring)
     if there is None:
         if error is not None:
             raise error
@@ -51,4 +72,117 @@ def compute_on_host(
         raise error from None
     if there.changed():
         raise error or TypeError("it writes to an array of CuPy's, and runs on the host")
+    return value
+
+
+def run_on_host(launch: tuple[GpuRun, int, int]) -> None:
+    """Compute a step on the host, and have its worker take the value back."""
+    run, i, place = launch
+    given = run.given.pop(i, None)
+    if given is None or run.stopped:
+        return
+    made: Future[Any] = Future()
+    try:
+        made.set_result(_compute_from_copies(run, run.lanes[place], i, *given))
+    except BaseException as error:
+        made.set_exception(error)
+    run.by_host[i] = made
+    run.events.put([NextOrders(place, ("back", i, place))])  # type: ignore[list-item]
+    if run.stopped:  # nobody takes the value any more
+        run.by_host.clear()
+
+
+def _compute_from_copies(
+    run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], ready: Event
+) -> Any:
+    """Compute a step on the host from copies, and send its value to the device."""
+
+    def bring(v: Any) -> Any:  # on the out stream: not behind later work of the home stream
+        with lane.outgoing:
+            return v.get(out=run.hardware.pinned.array(v.shape, v.dtype))
+
+    Device(lane.device).use()
+    caller_order.order_thread_behind_callers(run)
+    ready.synchronize()
+    with lane.home:  # for arrays that the task itself sends to the device
+        value = compute_on_host(run.plan.steps[i].task, values, bring=bring)
+        lane.make_current()
+        return send_value(value)
+
+
+def take_host_value(
+    run: GpuRun, lane: DeviceLane, i: int, task: Any, values: dict[Any, Any]
+) -> Any:
+    """The value that the host has computed for a step, or computes now."""
+    made = run.by_host.pop(i, None)
+    return run_now_on_host(run, lane, task, values) if made is None else made.result()
+
+
+def run_now_on_host(
+    run: GpuRun, lane: DeviceLane, task: Any, values: dict[Any, Any], error: Exception | None = None
+) -> Any:
+    """Compute a task on the host in this thread, and send its value to the device."""
+    lane.make_current()
+    # copies from other devices are queued on their current streams
+    caller_order.order_thread_behind_callers(run)
+    value = compute_on_host(task, values, error)
+    with OwnCode():
+        return send_value(value)
+
+
+def recompute_refused(
+    run: GpuRun, lane: DeviceLane, step: Step, task: Any, values: dict[Any, Any], into: Any,
+    error: Exception, mixed: bool,
+) -> Any:  # fmt: skip
+    """Compute a task that CuPy refused: with NumPy's arrays copied to the device, or on the host.
+
+    Notes in the plan which of the two worked for this kind of step. Warns once of the host.
+    """
+    if not mixed and may_concern_host_array(error):
+        try:
+            value = compute_with_copies(run, lane, task, values, into, error)
+        except SAID as again:
+            if again is not error:
+                raise
+        else:
+            run.plan.mixed.add(step.kind)
+            error.__traceback__ = None  # which holds this run
+            return value
+    if type(task) is MatmulSumTask or not is_cupy_refusal(error):
+        raise error
+    value = run_now_on_host(run, lane, task, values, error)
+    (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first
+    warnings.warn(  # an error where that is asked for: then it is one each time
+        f"{key_split(key)!r} runs on the host, to which what it reads is copied, as CuPy "
+        f"refused it: {type(error).__name__}: {error}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    run.plan.hosted.add(step.kind)
+    error.__traceback__ = None
+    return value
+
+
+def compute_with_copies(
+    run: GpuRun, lane: DeviceLane, task: Any, values: dict[Any, Any], into: Any, error: Any = None
+) -> Any:
+    """Compute a task with its NumPy arrays copied to the device.
+
+    Raises `error`, with which the task failed before, where this is not possible.
+    """
+    lane.make_current()
+    with OwnCode():
+        there = move_task(task, values)
+    if there is None:
+        if error is not None:
+            raise error
+        return run.compute(lane, task, values, into)
+    try:
+        value = run.compute(lane, there.task, there.values, into)
+    except Exception as again:
+        if error is None or is_refusal(again):
+            raise
+        raise error from None
+    if there.changed():
+        raise error or TypeError("it writes to an array of NumPy's, and reads one of CuPy's")
     return value

@@ -53,7 +53,7 @@ from .launch import (
     copy_program,
     queue,
 )
-from .numpy_fallback import SAID, on_device, own_failure
+from .numpy_fallback import SAID, move_values, own_failure
 
 #: The compiler's options, by whether its fast mathematics is asked for.
 OPTIONS = {
@@ -69,8 +69,10 @@ class CompileFailed(Exception):
 
 
 class Kernels:
-    """The kernels of a scheduler; with `fast_math`, faster ones that are less exact than
-    NumPy."""
+    """The kernels of a scheduler, compiled and loaded.
+
+    With `fast_math` they are faster, and less exact than NumPy.
+    """
 
     def __init__(self, fast_math: bool = False) -> None:
         self.fast_math = bool(fast_math)
@@ -94,10 +96,10 @@ class Kernels:
         work: Workspace,
         into: Any = None,
     ) -> Any:
-        """The value of a fused task on the current device and stream; the only array of it is
-        written `into` another one, with the strides of that, where there is one.
+        """Compute a fused task on the current device and stream.
 
-        Raises `LaunchFailed` for what fails here, and not in the operations of a task.
+        With `into`, the task's only array is written there, with the strides of `into`. Raises
+        `LaunchFailed` for failures here, and not for those in operations of a task.
         """
         try:
             value = self._run(fused, values, device, work, into)
@@ -119,7 +121,7 @@ class Kernels:
             return partial(fused.original, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
-            there = on_device(values)
+            there = move_values(values)
             if there is None:
                 return partial(fused, values)
             return self._run(fused, there, device, work, into)
@@ -144,8 +146,10 @@ class Kernels:
         return compute_program(ready.program, evaluate, arrays, scalars=False)
 
     def pick(self, task: CompressTask, values: dict[Any, Any], device: int, work: Workspace) -> Any:
-        """What a mask selects, on the current device and stream; it waits until it is known how
-        much that is. Raises `LaunchFailed` as `run` does."""
+        """Select elements by a mask, on the current device and stream.
+
+        Waits until the number of elements is known. Raises `LaunchFailed` as `run` does.
+        """
         try:
             value = self._pick(task, values, device, work)
         except SAID as error:
@@ -161,7 +165,7 @@ class Kernels:
             return partial(task, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
-            there = on_device(values)
+            there = move_values(values)
             return partial(task, values) if there is None else self._pick(task, there, device, work)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
@@ -212,11 +216,10 @@ class Kernels:
         work: Workspace,
         remember: bool = True,
     ) -> Any:
-        """The values of alike tasks, in a tuple or an array, by one launch for each kernel of their
-        program.
+        """Compute alike tasks with one launch for each kernel of their program.
 
-        Without `remember`, the arrays are others than those of the plan's other runs. Raises
-        `LaunchFailed` as `run` does.
+        Returns a tuple of values, or an array of them. Without `remember`, the arrays differ from
+        those of the plan's other runs. Raises `LaunchFailed` as `run` does.
         """
         try:
             value = self._run_batch(batch, values, device, work, remember)
@@ -238,7 +241,7 @@ class Kernels:
                 or self.broken(first.program)
                 or (not first.names and first.kind != "cupy.ndarray")
             ):
-                values = on_device(values) or values
+                values = move_values(values) or values
                 return partial(self._run_each, batch, values, device, work)
             try:
                 ready = self.ready(first.program, device, (aligned, True), single=False)
@@ -270,8 +273,10 @@ class Kernels:
         work: Workspace,
         room: SmallArrayRoom | None,
     ) -> list[Any]:
-        """Launch a kernel for several items, of which `begun` has what is known before; each output
-        is a list, or an array, of all theirs."""
+        """Launch a kernel for several items; each output is a list or an array of all.
+
+        `begun` holds the arguments that are known before.
+        """
         made, count = kernel.generated, len(pointers)
         slots = begun.copy()
         for slot, n, offset in made.inputs:
@@ -327,9 +332,10 @@ class Kernels:
         pairs: list[tuple[int, int]],
         device: int,
     ) -> bool:
-        """Copy C-contiguous arrays of a shape to places where they have these strides, in bytes, on
-        the current device and stream: `pairs` are the addresses of both. False where there is no
-        kernel for it."""
+        """Copy C-contiguous arrays of one shape to places with these strides, in bytes.
+
+        `pairs` are the addresses of targets and sources. Returns False where no kernel does it.
+        """
         row = shape[-1] * itemsize
         unit = math.gcd(8, row, *strides[:-1], *itertools.chain(*pairs))
         program = copy_program((*shape[:-1], row // unit), (*strides[:-1], unit), unit)
@@ -360,8 +366,10 @@ class Kernels:
         return found[1]
 
     def compile_ahead(self, tasks: Iterable[Any], device: int) -> None:
-        """Compile what tasks that are new here need, several at a time: a first run would have to
-        wait for one after the other. What fails is met again where it is wanted."""
+        """Compile the kernels of new tasks, several at a time.
+
+        A first run would compile them one after the other. Failures are met again at the launch.
+        """
         arch = _arch(device)
         wanted = self._missing(tasks, device, arch)
         calls = dict.fromkeys([c for made, _ in wanted for c in made.calls])
@@ -535,8 +543,11 @@ def compile_kernel(
     fast_math: bool = False,
     single: bool | None = None,
 ) -> bytes:
-    """Machine code for an architecture such as ``sm_90``, with the functions that it calls: of both
-    of a source's kernels, or of that for a `single` item, or for many."""
+    """Compile a kernel source for an architecture such as ``sm_90``.
+
+    Returns machine code with the functions that it calls: of both of the source's kernels, or only
+    of the kernel for a `single` item, or for many.
+    """
     options = [f"-arch={arch}", *OPTIONS[fast_math]]
     if single is not None:
         options.append(ONLY[single])

@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import cupy
 from cupy.cuda import Device, Event, Stream, runtime
@@ -20,9 +20,6 @@ from ...values import leaves, map_leaves, part_of
 from .arrays import REST, Refused, is_over
 from .launch import Workspace
 
-if TYPE_CHECKING:
-    from .executor import CudaDevices
-
 #: Steps are waited for in groups that should take about so many seconds: small beside what is under
 #: way, so that there is always more, and large beside what it costs to wait.
 TOGETHER = 2e-4
@@ -30,9 +27,15 @@ TOGETHER = 2e-4
 MOST_TOGETHER = 64
 
 
+class EventListener(Protocol):
+    """A run that hears of its steps."""
+
+    def tell(self, events: list[StateEvent]) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class HeldValue:
-    """A value on one place, with the events that say when it may be read and when let go."""
+    """A value on one place, with the events to wait for before use and release."""
 
     value: Any
     ready: Event | None = None  # recorded behind what makes it; None: nothing to wait for
@@ -60,7 +63,7 @@ class DeviceLane:
     incoming: Stream
     outgoing: Stream
     watch: Worker  # waits for copies to the host
-    queued: deque[tuple[Event, CudaDevices, list[int]]] = field(default_factory=deque)
+    queued: deque[tuple[Event, EventListener, list[int]]] = field(default_factory=deque)
     together: int = MOST_TOGETHER  # steps that are waited for together, at most
     settling: Any = field(default_factory=threading.Lock)  # one thread at a time looks at `queued`
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
@@ -84,6 +87,24 @@ class DeviceLane:
         event.record(stream)
         return event
 
+    def make_current(self) -> None:
+        """Make the device and its home stream current, behind the current stream's work.
+
+        A task may have chosen another device or stream.
+        """
+        if runtime.getDevice() != self.device:
+            Device(self.device).use()
+        current = cupy.cuda.get_current_stream()
+        if current.ptr != self.home.ptr:
+            self.home.wait_event(self.mark(current))
+            self.home.use()
+
+    def release_memory(self) -> None:
+        """Wait for the device, and give back what copies still hold and the pool has cached."""
+        self.sweep(wait=True)
+        self.home.synchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
+
     def close(self) -> None:
         """In the worker, at its end: nothing is under way when the streams go."""
         with suppress(runtime.CUDARuntimeError):  # of a device that is lost
@@ -106,11 +127,11 @@ class DeviceLane:
         return self.cublas
 
     def settle(self, wait: bool = True) -> bool:
-        """Report steps that are done by now; whether there was anything to report.
+        """Report steps that are done by now. Returns whether there was anything to report.
 
-        A worker with nothing else to do waits here for the oldest. What is sent to it meanwhile
-        waits as well, and loses nothing: the device has work until the wait is over. While it
-        waits, the thread of a run that launches by itself goes away with nothing.
+        An idle worker waits here for the oldest step. Orders that come meanwhile wait as well,
+        which loses nothing: the device has work until the wait is over. A run that launches in the
+        caller's thread does not wait here for a worker.
         """
         if not self.queued or not self.settling.acquire(blocking=wait):
             return False
@@ -152,12 +173,14 @@ class DeviceLane:
         self.let_go(held)
 
     def outlive(self, stream: Stream, *values: Any) -> None:
-        """Drop what copies on a stream may read or write still: where one failed, others of the
-        same value may be under way."""
+        """Keep values until the copies queued on a stream are over.
+
+        Where one copy failed, others of the same value may be under way.
+        """
         with suppress(runtime.CUDARuntimeError):  # of a device that is lost
             self.later.append(([self.mark(stream)], values))
 
-    def go_behind(self, held: HeldValue) -> None:
+    def wait_for_reads(self, held: HeldValue) -> None:
         """Drop a value of which no more is read; its memory is used again behind its readers."""
         for event in held.reads:
             if not event.done:
@@ -183,7 +206,7 @@ class AllocationMeter(cupy.cuda.MemoryHook):
     def __init__(self) -> None:
         self.most = self.now = 0
         self.sizes: dict[int, int] = {}  # of what was allocated meanwhile: nothing else counts
-        self.partial = False  # whether `apart` has found such arrays
+        self.partial = False  # whether `copy_partial_arrays` has found such arrays
 
     def malloc_postprocess(self, *, mem_size: int, pmem_id: int, **_: Any) -> None:
         if pmem_id:  # else there was no memory
@@ -194,11 +217,11 @@ class AllocationMeter(cupy.cuda.MemoryHook):
     def free_postprocess(self, *, pmem_id: int, **_: Any) -> None:
         self.now -= self.sizes.pop(pmem_id, 0)
 
-    def apart(self, value: Any, device: int) -> Any:
-        """The same value, with arrays of their own for those that are no more than a half of what
-        was allocated for them on a device: the rest would stay as long as they do, and nobody
-        counts it. So it is with CuPy's R of a tall matrix. Dask does that with parts of NumPy's
-        arrays.
+    def copy_partial_arrays(self, value: Any, device: int) -> Any:
+        """Copy arrays that use at most half of the memory allocated for them.
+
+        The rest would stay allocated as long as the arrays, and nobody counts it: so it is with
+        CuPy's R of a tall matrix. Dask does the same with parts of NumPy's arrays.
         """
         if self.now < REST:
             return value

@@ -92,8 +92,7 @@ def copy_program(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) ->
 
 
 def batch_value(program: Program, made: list[Any]) -> Any:
-    """The values of alike tasks, given what their kernels made: for each output a list, or an
-    array, of all theirs."""
+    """The values of alike tasks from the outputs of their kernels: lists, or arrays."""
     before = [None] * program.inputs  # no result of a program is one of its inputs
     result = program.result
     if isinstance(result, Out):
@@ -105,8 +104,10 @@ def batch_value(program: Program, made: list[Any]) -> Any:
 
 
 def argument_rows(kernel: PreparedKernel, positions: Sequence[tuple[int, ...]]) -> Any:
-    """The arguments of a kernel for several items, without what they read and write; with room for
-    as many as its launches take."""
+    """The arguments of a kernel for several items, without inputs and outputs.
+
+    It has room for as many items as a launch takes.
+    """
     count, most = len(positions), kernel.most
     slots = np.zeros((-(-count // most) * most, kernel.generated.slots.size), np.uint64)
     slots[:count] = kernel.generated.slots
@@ -127,8 +128,7 @@ def begin_arguments(
 
 
 def queue(kernel: PreparedKernel, slots: Any, begun: Any, count: int, work: Workspace) -> None:
-    """Launch a kernel for `count` items, with these arguments but its workspace, which `begun`
-    remembers for later launches."""
+    """Launch a kernel for `count` items; `begun` remembers the arguments for later launches."""
     made, most, function, void = kernel.generated, kernel.most, kernel.function, kernel.void
     items = min(count, most)
     if made.scratch is not None:
@@ -154,8 +154,10 @@ def _spread(slots: Any, begun: Any, slot: int, begin: int, nbytes: int, most: in
 def batch_pointers(
     batch: Batch, values: dict[Any, Any], device: int
 ) -> tuple[list[list[int]] | None, bool]:
-    """Where the arrays of each member are, and whether all are aligned; None where some are not
-    as foreseen."""
+    """The addresses of each member's arrays, and whether all are aligned.
+
+    None where some arrays differ from the plan's.
+    """
     out = []
     aligned = True
     for fused in batch.members:

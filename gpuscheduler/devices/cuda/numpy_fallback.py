@@ -39,9 +39,9 @@ WRITERS = {
 
 
 class LaunchFailed(RuntimeError):
-    """The package's own code failed on the way to a kernel: no task and no refusal of CuPy's did.
+    """The package's own code failed on the way to a kernel; no task, nor CuPy, did.
 
-    It is none of those errors for which a task is computed in another way.
+    Such an error never makes a task run another way.
     """
 
 
@@ -54,8 +54,10 @@ def own_failure(error: BaseException) -> LaunchFailed:
 
 
 class OwnCode:
-    """Says of errors inside that they are of the package's own code. What a task or an operation in
-    its stead raises must not come from inside."""
+    """Marks errors inside as errors of the package's own code.
+
+    Errors of a task, or of operations in its stead, must not come from inside.
+    """
 
     def __enter__(self) -> None: ...
 
@@ -68,14 +70,16 @@ class _WritesCaptured(Exception):
     """A function writes to variables around it, which another function would not."""
 
 
-def says_so(error: BaseException) -> bool:
+def may_concern_host_array(error: BaseException) -> bool:
     """Whether an error may be for an array of the host."""
     return type(error) is not ValueError or "numpy.ndarray" in str(error)
 
 
-def on_device(values: Values) -> Values | None:
-    """Values with arrays of the current device in place of those of the host, as kernels read them;
-    None where there is none of these, or none of the others."""
+def move_values(values: Values) -> Values | None:
+    """Values with host arrays copied to the current device, as kernels read them.
+
+    None where all or none of the arrays are on the host.
+    """
     every = [v for value in values.values() for v in leaves(value)]
     if not any(isinstance(v, cupy.ndarray) for v in every) or not any(map(_is_of_host, every)):
         return None
@@ -102,8 +106,10 @@ def _is_cupys(module: Any) -> bool:
 
 
 class MovedCall:
-    """A task, and what it is called with, with arrays of the current device in place of those of
-    the host: among its values, its arguments, and the variables around its functions."""
+    """A task and its values, with host arrays copied to the current device.
+
+    Arrays are looked for in values, arguments, and variables that functions capture.
+    """
 
     def __init__(self, task: Task, values: Values):
         self._known: dict[int, Any] = {}
@@ -168,9 +174,11 @@ class MovedCall:
 
 
 class HostCall(MovedCall):
-    """The same with arrays of the host in place of those of the device. `again`: after a call that
-    failed, so that arrays of the host that the task has around it are copies, too: what is written
-    to any copy was written before. `bring` copies an array of the device."""
+    """A task and its values, with arrays of the device copied to the host by `bring`.
+
+    With `again`, after a failed call, captured host arrays are copied as well: writes to any copy
+    were made before.
+    """
 
     def __init__(self, task: Task, values: Values, again: bool, bring: Bring):
         self._again, self._bring = again, bring
@@ -215,19 +223,23 @@ class HostCall(MovedCall):
 
 
 def move_task(task: Task, values: Values) -> MovedCall | None:
-    """The task with all its arrays on the current device; None where none or all of them are, or
-    that would mean another thing."""
+    """The task with all its arrays on the current device.
+
+    None where all or none are there, or where the copy would mean something else.
+    """
     try:
         return MovedCall(task, values).found()
     except _WritesCaptured:
         return None
 
 
-def at_home(
+def move_to_host(
     task: Task, values: Values, again: bool, bring: Bring = cupy.asnumpy
 ) -> HostCall | None:
-    """The task with all its arrays on the host, `again` where a call of it has failed; None where
-    none are on a device, or that would mean another thing."""
+    """The task with all its arrays on the host; `again` after a call that failed.
+
+    None where no array is on a device, or where the copy would mean something else.
+    """
     try:
         return HostCall(task, values, again, bring).found()
     except _WritesCaptured:

@@ -22,7 +22,7 @@ UFUNCS = {"cupy": "cupy_", "cupyx.scipy.special": "cupyx_scipy_special_"}
 
 
 def register() -> None:
-    """See to it as soon as there is CuPy: now, or when Dask first looks at something of its."""
+    """Register the reducers when CuPy is imported: now, or when Dask first meets it."""
     if sys.modules.get("cupy") is not None:
         teach()
     else:

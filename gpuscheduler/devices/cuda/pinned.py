@@ -115,8 +115,11 @@ class PinnedBlocks:
             ) from error
 
     def _in_slab(self, size: int) -> Any:
-        """A block of a new slab, whose others are free: about as many as there were before. None
-        where the system has no such memory."""
+        """A block of a new slab, whose other blocks become free.
+
+        The slab has about as many blocks as there were before. None where the system has no such
+        memory.
+        """
         with self._lock:
             room = max(0, self.limit - self.used - self.idle) // size  # beside the block itself
             count = max(1, min(self.made.get(size, 0), SLAB_BYTES // size, 1 + room))
@@ -206,9 +209,11 @@ def _touch(part: Any) -> None:
 
 
 class StagingPieces:
-    """Pinned memory in pieces of one size, which go round: what is copied to a device from one may
-    be under way still when the next is filled. All take `limit` bytes, or the least that there
-    can be; and there are no more than `most`."""
+    """Pinned memory in pieces of one size, which are reused in turn.
+
+    A copy from one piece may be under way when the next is filled. All pieces together take `limit`
+    bytes, or the least possible; there are at most `most` of them.
+    """
 
     def __init__(self, pinned: PinnedBlocks, limit: int, most: int):
         self.pinned = pinned
@@ -253,8 +258,7 @@ class StagingPieces:
 
 
 def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[slice, ...]]:
-    """Parts of an array, each of which lies in one piece in C order and has `most` bytes at most,
-    in that order.
+    """Split an array into contiguous parts of at most `most` bytes, in C order.
 
     >>> list(pieces((3, 4), 8, 70))
     [(slice(0, 2, None),), (slice(2, 3, None),)]

@@ -38,7 +38,7 @@ class _RecordedValue(NamedTuple):
 
 
 class ReplayRecorder:
-    """Watches a run that follows a tape. What it has seen is a `Replay`, if nothing was unfit."""
+    """Records a run that follows a tape, and makes a `Replay` of it where it can be replayed."""
 
     def __init__(
         self, plan: Plan, lanes: Sequence[ReplayLane], kernels: Kernels, staged: Any,
@@ -59,6 +59,7 @@ class ReplayRecorder:
         self._between: set[tuple[int, int]] = set()
 
     def replay(self) -> Replay | None:
+        """The replay of the recorded run; None where it cannot be replayed."""
         if not self.fit:
             return None
         into, between = sorted(self._into), sorted(self._between)
@@ -69,21 +70,22 @@ class ReplayRecorder:
 
     # ---- what the run tells
 
-    def turn(self, place: int) -> None:
+    def begin_lane(self, place: int) -> None:
+        """Begin with a lane's next orders."""
         self._turns.append((place, []))
 
-    def launched(self, i: int, waits: Iterable[int], held: dict[int, Any]) -> None:
-        """A step was launched, and its value is in `held`."""
+    def record_launch(self, i: int, waits: Iterable[int], held: dict[int, Any]) -> None:
+        """Record the launch of a step, whose value is in `held`."""
         if not self.fit:
             return
         place = self._turns[-1][0]
         try:
-            self._launched(place, i, waits, held)
+            self._record_launch(place, i, waits, held)
         except NotReplayable:
             self.fit = False
 
-    def fetched(self, i: int, src: int, held: dict[int, dict[int, Any]]) -> None:
-        """A value was copied to the place of this turn."""
+    def record_fetch(self, i: int, src: int, held: dict[int, dict[int, Any]]) -> None:
+        """Record the copy of a value to the lane that was begun last."""
         if not self.fit:
             return
         place = self._turns[-1][0]
@@ -103,7 +105,8 @@ class ReplayRecorder:
         except NotReplayable:
             self.fit = False
 
-    def freed(self, i: int) -> None:
+    def record_free(self, i: int) -> None:
+        """Record that a step's value is let go."""
         if self.fit:
             place, orders = self._turns[-1]
             orders.append(ReplayFree(self._seen.pop((place, i)).number))
@@ -172,7 +175,9 @@ class ReplayRecorder:
                 return [(size, first, [(to, within[at] - within[first]) for _, at, to in arrays])]
         return [(n, at, [(to, 0)]) for n, at, to in arrays]
 
-    def _launched(self, place: int, i: int, waits: Iterable[int], held: dict[int, Any]) -> None:
+    def _record_launch(
+        self, place: int, i: int, waits: Iterable[int], held: dict[int, Any]
+    ) -> None:
         step, lane = self.plan.steps[i], self.lanes[place]
         task = step.task
         single = type(task) is KernelTask

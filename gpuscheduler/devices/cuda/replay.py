@@ -187,7 +187,7 @@ class ReplayFree:
 
 @dataclass(slots=True)
 class ReplayInput:
-    """An array that is there before the run: where its address is kept, and how it has to lie."""
+    """An array that exists before the run: the place of its address, and its layout."""
 
     place: int
     step: int
@@ -202,7 +202,7 @@ class ReplayInput:
 
 @dataclass(eq=False)
 class Replay:
-    """What a run does, with the addresses of the arrays that it is given still to be filled in."""
+    """The launches of a run, with open places for the addresses of its inputs."""
 
     turns: list[tuple[int, list[ReplayLaunch | ReplayFetch | ReplayFree]]]
     given: list[ReplayInput]
@@ -223,8 +223,10 @@ class Replay:
         self.copies = any(type(order) is ReplayFetch and order.source < 0 for order in every)
 
     def stands(self, given: tuple[int, Plan] | None) -> bool:
-        """Whether it can be run as it was the last time, with the same arrays, which it copies
-        nowhere: its streams have waited for what was in the making then."""
+        """Whether the last run's addresses still hold, and no input has to be copied.
+
+        Then its streams have waited for the making of these inputs.
+        """
         return not self.copies and self._is_filled(given)
 
     def _is_filled(self, given: tuple[int, Plan] | None) -> bool:
@@ -234,10 +236,10 @@ class Replay:
         return filled[0] == given[0] and filled[1]() is given[1]
 
     def fits(self, held: dict[int, dict[int, Any]], given: tuple[int, Plan] | None) -> bool:
-        """Fill in addresses; False where an array lies in another way than the recorded one.
+        """Fill in addresses; False where an array's layout differs from the recorded one.
 
-        They are those of the last run if `given` is what it was then: how often chunks have moved
-        before, and whose chunks all arrays are.
+        The addresses are the last run's if `given` has not changed: the count of moved chunks
+        before, and the plan whose chunks all arrays are.
         """
         if self._is_filled(given):
             return True
@@ -268,8 +270,11 @@ class Replay:
     def run(
         self, lanes: Sequence[ReplayLane], held: dict[int, dict[int, Any]]
     ) -> tuple[list[tuple[int, int, Any, Event]], Any]:
-        """Queue everything: the place, step, value and event of each result of the run; and the
-        array that these are parts of, if so. Raises CuPy's error where memory is refused."""
+        """Queue all launches.
+
+        Returns place, step, value and event of each result, and the array that holds the results,
+        if one does. Raises CuPy's error where memory is refused.
+        """
         memory = _ReplayMemory(self.table, lanes, held, self.values)
         device = runtime.getDevice()
         before = {}

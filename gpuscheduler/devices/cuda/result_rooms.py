@@ -28,8 +28,10 @@ LEAST_WHOLE = 2**24
 
 
 class ResultRoom(NamedTuple):
-    """A result of which one place writes parts to where they belong in it: by step, the elements in
-    front of its part, and the shape of that."""
+    """The memory of a result into which the steps of one place write their parts.
+
+    `parts` has the offset in elements and the shape, by step.
+    """
 
     place: int
     shape: tuple[int, ...]
@@ -68,8 +70,7 @@ class ResultRoom(NamedTuple):
 def rooms_of(
     plan: Plan, gathering: ResultAssembly, place: int | None, kernels: Kernels
 ) -> ResultRoom | None:
-    """Where parts of a result can be written to: those that are made on this place, for nothing
-    else. None where there are no such."""
+    """The parts of a result that steps of a place make for nothing else; None without any."""
     whole = gathering.whole()
     if whole is None or place is None or len(whole.parts) < 2:
         return None

@@ -66,10 +66,11 @@ def send(
     stream: int,
     go_on: Callable[[], None],
 ) -> int:
-    """Copy an array, in C order, to the memory of the current device at an address: behind what is
-    on a stream, through parts of a ring, behind each of which an event comes. What CUDA said: 0 if
-    all went well. Copies from the ring may be under way when it returns, or raises what `go_on`
-    does.
+    """Copy an array, in C order, to an address of the current device's memory.
+
+    The copies are queued on a stream, through parts of a ring, each with an event behind it.
+    Returns CUDA's error code: 0 if all went well. Copies from the ring may be under way when it
+    returns, or raises the error of `go_on`.
     """
     from . import staging_loops  # Numba takes a while to load
 

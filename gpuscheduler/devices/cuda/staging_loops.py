@@ -14,8 +14,10 @@ _WORD = ir.IntType(64)
 
 
 def _calls(count: int) -> Any:
-    """A function that calls the function of C at an address with so many words, and gives what that
-    returns: an int of C."""
+    """A function that calls the C function at an address with so many words.
+
+    It returns the C function's int.
+    """
     of_c = ir.FunctionType(ir.IntType(32), [_WORD] * count)
 
     def generated(context, builder, signature, args):  # type: ignore[no-untyped-def]
@@ -65,12 +67,10 @@ def _copy_bytes(typing, to, source, nbytes):  # type: ignore[no-untyped-def]
 def send(  # type: ignore[no-untyped-def]
     to, source, rows, width, pitch, ring, part, events, sent, stream, copy, record, wait
 ):
-    """Copy rows of the host one behind the other to a device. Returns how many parts of the ring
-    were `sent` by now, and what CUDA said: 0 if all went well.
+    """Copy rows of the host to a device, one behind the other.
 
-    A row has `width` bytes, and begins `pitch` bytes behind the one before. A part of the ring has
-    `part` bytes, and is written to again when its event has come; what was `sent` before counts.
-    All others are addresses, handles, and addresses of functions.
+    Returns the parts of the ring that were `sent` by now, and CUDA's error code: 0 if all went
+    well.
     """
     row, column, at = 0, 0, 0
     while row < rows:

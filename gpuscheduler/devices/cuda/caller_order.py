@@ -1,0 +1,99 @@
+"""Order the work of a run on GPUs behind its caller's, and the caller's behind the run's.
+
+1. Each stream of a run waits for the caller's current stream of *every* device, and for the
+   streams that got earlier results. A task may read any array that it captures, on any device; the
+   run does not know of such arrays.
+2. The caller's current stream of *every* device waits for the results, wherever they lie.
+
+"Every device" means each device on which this process has a context: the caller can have arrays on
+no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from cupy.cuda import Device, Event
+
+from .arrays import (
+    is_over,
+)
+from .gpu_run import GpuRun
+
+
+@cache
+def _context_state() -> Any:
+    """The driver's function that says whether a device has a context; None without a driver."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState
+    except (OSError, AttributeError):
+        return None
+
+
+def has_context(device: int) -> bool:
+    """Whether this process has a context on a device; makes none."""
+    state = _context_state()
+    if state is None:  # nobody to ask: it may have one
+        return True
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    failed = state(device, ctypes.byref(flags), ctypes.byref(active))
+    return not failed and bool(active.value)
+
+
+def mark_callers(run: GpuRun) -> list[tuple[int, Event]]:
+    """Record events behind the caller's streams, and behind streams that got results.
+
+    Returns pairs of device and event. An idle stream needs no event.
+    """
+    out = []
+    for device, current in run.hardware.callers():
+        lent = run.hardware.lent.get(device, {})
+        for reader in {**lent, current.ptr: current}.values():
+            with run.hardware.excused(device):
+                if not reader.done:
+                    event = Event(disable_timing=True)
+                    event.record(reader)
+                    out.append((device, event))
+    return out
+
+
+def order_behind_callers(run: GpuRun) -> None:
+    """Order this run's streams behind the work that the caller has queued on any device.
+
+    That work may still write captured arrays, or read the memory of earlier results.
+    """
+    for _, event in run.before:
+        for lane in run.lanes:
+            for stream in (lane.home, lane.incoming, lane.outgoing):
+                stream.wait_event(event)
+
+
+def order_thread_behind_callers(run: GpuRun) -> None:
+    """Order this thread's current streams behind the caller's, like the run's streams."""
+    before = [event for _, event in run.before if not is_over(event)]
+    if before:
+        for device, current in run.hardware.callers():
+            with run.hardware.excused(device):
+                for event in before:
+                    current.wait_event(event)
+
+
+def order_callers_behind(run: GpuRun) -> None:
+    """Order the caller behind all queued work of this run, and later runs behind the caller.
+
+    So the caller may write to the graph's arrays and reuse memory, as if the run were over.
+    """
+    events = []
+    for lane in run.lanes:
+        with Device(lane.device):
+            for stream in (lane.home, lane.incoming):
+                event = lane.mark(stream)
+                if not event.done:
+                    events.append(event)
+    for device, current in run.hardware.callers() if events else ():
+        with run.hardware.excused(device):
+            for event in events:
+                current.wait_event(event)
+            run.hardware.lend(device, current)

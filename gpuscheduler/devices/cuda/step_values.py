@@ -1,0 +1,151 @@
+"""Compute the value of one step on its device, and put it into the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+
+from ...plan.batching import Batch
+from ...plan.plan import Step
+from ...values import map_leaves
+from . import arrays, copies, host_steps
+from .arrays import (
+    is_refusal,
+    requested_bytes,
+)
+from .copies import copy_block
+from .gpu_run import KERNELS, GpuRun, is_elsewhere
+from .lane import AllocationMeter, DeviceLane
+from .numpy_fallback import SAID
+
+
+def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
+    """The values that a step's task is called with, by key."""
+    held, task = run.held[lane.place], step.task
+    # a batch that has run knows where its arrays are; the host does not
+    alone = run.alone and step.kind not in run.plan.hosted
+    by_heart = type(task) is Batch and alone and task.known()
+    reads = (step.names or step.constants) and not by_heart
+    values = step.values(lambda j: held[j].value) if reads else {}
+    for name in step.constants:
+        # the graph's own arrays may be on a GPU that is not among these
+        values[name] = map_leaves(
+            lambda v: copies.copy_to_device(v, lane.device, lane.home), values[name]
+        )
+    return values
+
+
+def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
+    """Compute a step: (value, 0), or (None, bytes that were refused).
+
+    A failed attempt's allocations go with its frames when this returns. Allocations are metered for
+    kinds of steps that have not run yet, and for kinds that return parts of arrays.
+    """
+    plan, step = run.plan, run.plan.steps[i]
+    try:
+        values, into = read_inputs(run, lane, step), result_part(run, i)
+        if type(step.task) in KERNELS or (step.kind in plan.extra and step.kind not in plan.parts):
+            return call(run, lane, i, values, into), 0
+        with AllocationMeter() as allocated:
+            value = allocated.copy_partial_arrays(call(run, lane, i, values, into), lane.device)
+        if allocated.partial:
+            plan.parts.add(step.kind)
+        run.took[i] = allocated.most
+        return value, 0
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        return None, requested_bytes(error, 1)
+
+
+def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: Any) -> Any:
+    """Compute a step's task with its inputs, on its device or on the host."""
+    plan, step = run.plan, run.plan.steps[i]
+    task = step.task if into is None else run.rooms.tasks[i]  # type: ignore[union-attr]
+    mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
+    try:
+        if home:
+            value = host_steps.take_host_value(run, lane, i, task, values)
+        elif mixed:
+            value = host_steps.compute_with_copies(run, lane, task, values, into)
+        else:
+            value = run.compute(lane, task, values, into)
+    except SAID as error:
+        if is_refusal(error):
+            raise
+        if home:  # another block of its kind was refused, this one may not be
+            value = run.compute(lane, task, values, into)
+        else:
+            value = host_steps.recompute_refused(run, lane, step, task, values, into, error, mixed)
+    finally:
+        lane.make_current()
+    if type(task) not in KERNELS or _is_broken(run, task):
+        value = _bring_here(run, lane, value)
+    return arrays.make_contiguous(value) if run.crossing[i] else value
+
+
+def _is_broken(run: GpuRun, task: Any) -> bool:
+    """Whether the kernels of a task, one of `KERNELS`, do not work."""
+    first = task.members[0] if type(task) is Batch else task
+    return run.hardware.kernels.broken(first.program)
+
+
+def _bring_here(run: GpuRun, lane: DeviceLane, value: Any) -> Any:
+    """A task's value with its arrays copied to this device.
+
+    A task may return a part of a captured array, which may lie on another device.
+    """
+    if not is_elsewhere(value, lane.device):
+        return value
+    here = map_leaves(lambda v: copies.copy_to_device(v, lane.device, lane.home), value)
+    lane.later.append(([lane.mark(lane.home)], value))  # its memory is another stream's
+    return here
+
+
+def result_part(run: GpuRun, i: int) -> Any:
+    """The part of the result that a step's kernel writes; None where it makes an own array.
+
+    Allocates the memory of the result when the first of its steps runs.
+    """
+    rooms = run.rooms
+    if rooms is None or i not in rooms.parts:
+        return None
+    if run.result is None:
+        run.result = rooms.memory()
+    if i not in rooms.tasks:
+        return None
+    if run.gathering.made is None:
+        run.gathering.made = rooms.whole(run.result)
+    return rooms.part(i, run.result)
+
+
+def is_in_result(run: GpuRun, i: int, value: Any) -> bool:
+    """Whether a step's value lies in the memory of the result."""
+    return i in run.plan.into and run.result is not None and (
+        type(value) is cupy.ndarray and value.data.mem is run.result.mem
+    )  # fmt: skip
+
+
+def put_into_result(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> Any:
+    """Copy a value to its place in the result, if it has one. Returns the value to hold."""
+    rooms = run.rooms
+    if rooms is None or i not in rooms.parts or type(value) is not cupy.ndarray:
+        return value
+    if value.data.mem is run.result.mem:
+        return value
+    if rooms.dtype is None:
+        run.rooms = rooms = rooms.of(value.dtype)
+        if rooms is None:  # nothing is in its memory
+            run.result = None
+            return value
+    if value.dtype != rooms.dtype or value.shape != rooms.parts[i][1]:
+        return value
+    if run.gathering.made is None:
+        run.gathering.made = rooms.whole(run.result)
+    part = rooms.part(i, run.result)
+    if value.flags.c_contiguous:
+        copy_block(value, part, lane.home)
+    else:
+        part[...] = value
+    return part

@@ -63,7 +63,7 @@ def planned(monkeypatch):
         calls.append(keys)
         return real(dsk, keys, *args, **kwargs)
 
-    monkeypatch.setattr(scheduler, "from_dask", counting)
+    monkeypatch.setattr(lowering, "from_dask", counting)
     return calls
 
 

@@ -146,11 +146,17 @@ WITHIN = {
     ],  # fmt: skip
     "pipeline": [
         "fingerprint",
+        "number_errors",
         "reorder",
         "compile",
         "template",
         "cache",
         "gpu_libraries",
+        "request",
+        "planner",
+        "results",
+        "execute",
+        "summary",
     ],  # fmt: skip
     "devices": [
         "cpu",
@@ -248,7 +254,6 @@ LONG_FILES = {
     "fusion/fuser": "to be carved",
     "pipeline/fingerprint": "to be carved",
     "runtime/state": "one state machine: its parts share arrays",
-    "scheduler": "to be carved",
     "tracing/array": "to be carved",
 }
 MOST_LINES = 600

@@ -92,6 +92,15 @@ class SingleCollection:
         return self.collection.__dask_optimize__ if self.optimize_graph else None
 
 
+def read_collections(collections: Any, optimize_graph: bool) -> tuple[Any, list[list[Key]]]:
+    """One expression for these collections, and the flat list of keys of each."""
+    if len(collections) == 1 and not hasattr(collections[0], "expr"):  # Dask need not make a graph
+        (x,) = collections
+        return SingleCollection.of(x, optimize_graph), [list(flatten(x.__dask_keys__()))]
+    expr = collections_to_expr(collections, optimize_graph).optimize()
+    return expr, [list(flatten(keys)) for keys in expr.__dask_keys__()]
+
+
 def build_expression(dsk: Any) -> Any:
     """The expression of a single collection; others are what they are."""
     if type(dsk) is not SingleCollection:

@@ -12,7 +12,6 @@ import pytest
 from dask import config
 
 import gpuscheduler
-from gpuscheduler import scheduler
 from gpuscheduler.frontend import lowering
 from gpuscheduler.plan import working_memory
 from gpuscheduler.runtime import dask_config

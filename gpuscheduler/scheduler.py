@@ -8,30 +8,26 @@ its plan, and the executor (`pipeline.execute`) runs the plan on devices.
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from copy import copy
 from dataclasses import replace
 from os import PathLike
 from typing import Any
 from weakref import WeakSet
 
-from dask._task_spec import DataNode
 from dask.base import persist as dask_persist
-from dask.callbacks import local_callbacks
 from dask.utils import shorten_traceback
 
 from .devices import choose
-from .devices.choose import _limit, cuda_devices, leave_gpus_to_parent
+from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware, cpu_count
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
 from .frontend.lowering import received_by_scheduler
 from .gc_control import garbage_spared
 from .options import Options
-from .pipeline.cache import PlanCache, build_expression, read_collections
+from .pipeline.cache import PlanCache, read_collections
 from .pipeline.execute import PlanExecutor, PlanRun
 from .pipeline.gpu_libraries import Libraries
 from .pipeline.planner import Planner
@@ -41,7 +37,6 @@ from .plan.machine import HOST
 from .plan.plan import Footprint, Plan
 from .plan.working_memory import WorkingMemory
 from .runtime.admission import Admission
-from .runtime.dask_callbacks import DaskCallbacks
 from .runtime.dask_config import ConfigOverride
 from .runtime.host_memory import available_memory
 from .runtime.loop import add_note
@@ -60,70 +55,26 @@ class Scheduler:
         ``"cpu:4"``, ``"cuda"``, ``"cuda:0,2"``. A repeated id (``"cuda:0,0"``) makes logical
         devices on one GPU.
     memory_limit
-        What values may take on each device, and what tasks take while they run, as far as that is
-        known: bytes, a string such as ``"8 GiB"``, or a fraction (a float up to 1.0) of what is
-        free. Default: 0.9 of what is free.
-    window, deep_window
-        How many steps may be under way on one device; the second holds while all that they make and
-        fetch is small beside its memory.
-    fuse
-        Run chains of array operations, and the reductions behind them, as one kernel. Off, each
-        operation runs by itself.
-    fuse_least
-        How many bytes a task must touch to be worth a kernel. Default: any on GPUs, 256 KiB on CPU
-        devices.
-    fast_math
-        Compile kernels for GPUs with CUDA's ``--use_fast_math``: products and sums are rounded
-        together, and float32 division, roots, exponentials, logarithms, sines and cosines are
-        approximate (the CUDA programming guide says by how much; sines and cosines of large
-        arguments have no correct digit), and denormal float32 numbers are zero. Without it, each
-        operation is rounded as NumPy rounds it. On CPU devices it changes nothing.
-    random
-        ``"philox"``: what `da.random` draws depends on the seed and on each element's position,
-        not on chunks or devices; these are other numbers than Dask's. ``"dask"``: as Dask draws.
-    host_memory
-        What values that had to leave the GPUs may take of the host's memory, and what the host's
-        own threads compute, as ``memory_limit`` says it. With 0 there are none of either: each
-        GPU's thread then computes NumPy's blocks, one at a time. What does not fit there goes to
-        files. A quarter of it, up to 4 GiB for each GPU, is for what is on its way to files and
-        from there, spilled values as well as blocks of stores; one value each way, and 2 MiB for
-        each GPU, pass whatever it is.
-        Default: 0.9 of what is available. On CPU devices, whose memory is the host's, it changes
-        nothing.
-    spill_directory
-        Where values are written that fit in no memory for now, in a folder that only this user may
-        enter. Default: Dask's ``temporary-directory``, else the system's.
-    spill_compression
-        How these are compressed: ``"zlib"``, or ``"lz4"`` (package lz4) and ``"zstd"`` (Python
-        3.14, or package backports.zstd). Default: not at all, which is faster on most disks.
-    direct_storage
-        Whether GPUs read blocks of NumPy's memory maps and of h5py's datasets without chunks and
-        filters (both opened with mode ``"r"``) straight from their files, by KvikIO: ``"auto"``,
-        where it is installed and GPUDirect Storage works; True, wherever it is installed; False,
-        never.
-    plan_memory
-        What plans that are kept for later may take of the host's memory, about, as ``memory_limit``
-        says it; 0 for none. They also go where that memory is short. A step takes 2 to 3 KB.
-    timeline
-        Keep which step ran where and when, of the latest steps, for the method `timeline`.
-    check
-        Validate the scheduler's state after each event; slow.
+        Memory for values on each device, and for tasks while they run, as far as that is known:
+        bytes, a string such as ``"8 GiB"``, or a fraction (a float up to 1.0) of the free memory.
+        Default: 0.9 of the free memory.
+    options
+        Any other field of `Options`, which documents them all.
 
-    On GPUs, a computation that has nothing to do with any (NumPy's blocks, bags, dataframes,
-    delayed functions that name no library of GPUs) runs on the host: on a thread for each core, by
-    kernels as on CPU devices, within ``host_memory``. One array of CuPy's, one
-    ``to_backend("cupy")`` or one ``dask.annotate(device=0)`` anywhere in it, and all of it is the
-    GPUs'.
+    With GPUs, a computation that names no GPU library (NumPy blocks, bags, dataframes, delayed
+    functions) runs on the host: one thread per core, with the kernels of CPU devices, within
+    ``host_memory``. One CuPy array, ``to_backend("cupy")`` or ``dask.annotate(device=0)`` anywhere
+    in a computation sends all of it to the GPUs.
 
-    As a context manager it is Dask's default scheduler (and, on GPUs, makes ``"cupy"`` the array
-    backend); leaving restores what was there and closes it.
+    As a context manager it is Dask's default scheduler; on GPUs it also makes ``"cupy"`` the array
+    backend. Leaving the context restores both and closes the scheduler.
 
     Raises
     ------
     ValueError
-        for an option that cannot have its value, wherever it was said.
+        if an option has a value that it cannot have, as an argument or in Dask's configuration.
     RuntimeError
-        for CUDA devices that are not there, or where CuPy is not installed.
+        if CUDA devices are missing, or CuPy is not installed.
 
     Examples
     --------
@@ -169,14 +120,13 @@ class Scheduler:
         machine = hardware.machine
         #: Threads of the host that do the work without GPU libraries; 0 on CPU devices, and where
         #: values may take nothing of the host's memory.
-        self.host_threads = (
-            cpu_count() if hardware.kind == "cuda" and machine.host_memory > 0 else 0
-        )
+        self.host_threads = cpu_count() if hardware.kind == "cuda" else 0
+        if machine.host_memory == 0:
+            self.host_threads = 0
         self._host_memory = machine.host_memory
         self._persisted = PersistedChunks()
-        self._plans = PlanCache(
-            _limit(o.plan_memory, available_memory(), "plan_memory", least=0), available_memory
-        )
+        limit = _limit(o.plan_memory, available_memory(), "plan_memory", least=0)
+        self._plans = PlanCache(limit, available_memory)
         hardware.when_short(self._plans.shed)
         memory = WorkingMemory(hardware.kind)
         self._planner = Planner(hardware, o, self._plans, memory)
@@ -218,16 +168,7 @@ class Scheduler:
         """
         if self._hardware is None:
             return
-        _left_behind.append(
-            (
-                self._hardware,
-                self._planner,
-                self._executor,
-                self._persisted,
-                self._turns,
-                self._host,
-            )
-        )
+        _left_behind.append({**vars(self)})
         if self._hardware.kind == "cuda":
             for setting in self._entered:
                 setting.keep("scheduler")
@@ -316,35 +257,15 @@ class Scheduler:
         request = request.resolve_pool()
         if request.pool is not None and not request.pool.runs_here():
             return request.compute_by_processes()
-        cache = request.cache
-        with local_callbacks(request.callbacks) as active:
-            callbacks = DaskCallbacks(active) if active else None
-            try:
-                with (
-                    garbage_spared(),
-                    self.hardware.lease(request.num_workers, request.pool) as lease,
-                ):
-                    if callbacks or cache is not None:
-                        expr = build_expression(request.dsk)
-                        graph, plan = self._planner.plan_expression(
-                            expr, request.keys, lease, cache, callbacks
-                        )
-                    else:
-                        graph, plan = self._planner.find_or_plan(request.dsk, request.keys, lease)
-                    rerun = bool(request.rerun_exceptions_locally)
-                    values = self._execute(
-                        PlanRun(graph, plan, lease, request.keep, callbacks, rerun)
-                    )
-                if cache is not None:  # Dask's own schedulers leave results in it
-                    cache.update(zip(graph.wanted, values, strict=True))
-                out = nest_values(request.keys, iter(values))
-            except BaseException:
-                if callbacks:
-                    callbacks.finish(failed=True)
-                raise
-            if callbacks:
-                callbacks.finish(failed=False)
-        return out
+        with request.run_callbacks() as callbacks:
+            with garbage_spared(), self.hardware.lease(request.num_workers, request.pool) as lease:
+                graph, plan = self._planner.plan_request(request, lease, callbacks)
+                rerun = bool(request.rerun_exceptions_locally)
+                run = PlanRun(graph, plan, lease, request.keep, callbacks, rerun)
+                values = self._execute(run)
+            if request.cache is not None:  # Dask's own schedulers leave results in it
+                request.cache.update(zip(graph.wanted, values, strict=True))
+            return nest_values(request.keys, iter(values))
 
     def _execute(self, run: PlanRun) -> list[Any]:
         try:
@@ -357,11 +278,8 @@ class Scheduler:
         try:
             return host._compute(request)
         except Exception as error:
-            add_note(
-                error,
-                f"its devices are {host._where}, for no GPU has anything to do; their memory is "
-                "host_memory",
-            )
+            what = f"{host._where}, for no GPU has anything to do; their memory is host_memory"
+            add_note(error, f"its devices are {what}")
             raise
         finally:
             self.last = None if host.last is None else replace(host.last, where=host._where)
@@ -378,11 +296,9 @@ class Scheduler:
             return None
         with self._making:
             if self._host is None:
-                n, limit = self.host_threads, self._host_memory
-                hardware = CpuHardware(
-                    n, max(1, limit // n), self.options.spill_directory,
-                    self.options.spill_compression,
-                )  # fmt: skip
+                o, n = self.options, self.host_threads
+                limit = max(1, self._host_memory // n)
+                hardware = CpuHardware(n, limit, o.spill_directory, o.spill_compression)
                 self._host = Scheduler.__new__(Scheduler)
                 self._host._prepare(self.options, hardware, self)
             return self._host
@@ -419,11 +335,6 @@ class Scheduler:
         self._check_open()
         with garbage_spared(), self.hardware.lease(None, None) as lease:
             planned, plan = self._planner.plan_graph(graph, given, lease, known)
-            plan = copy(plan)
-            plan.steps = list(plan.steps)
-            for key, value in given.items():
-                i = plan.index[key]
-                plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
             watcher = None if counter is None else counter(plan)
             run = PlanRun(planned, plan, lease, watcher=watcher, begun=begun)
             return dict(zip(planned.wanted, self._execute(run), strict=True))
@@ -464,11 +375,11 @@ class Scheduler:
     def __enter__(self) -> Scheduler:
         self._check_open()
         self._entered.append(ConfigOverride({"scheduler": self.get, **self.hardware.settings()}))
-        _active.append(self)
+        active.append(self)
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        _active.remove(self)
+        active.remove(self)
         left = self._entered.pop()
         left.end()
         if not self._entered:
@@ -510,46 +421,16 @@ class Scheduler:
         return self._summary().html()
 
     def _summary(self) -> SchedulerSummary:
-        hardware = self.hardware
-        held = self._persisted.nbytes()
-        if self._host is not None:
-            for place, nbytes in self._host._persisted.nbytes().items():
-                where = min(place, HOST)
-                held[where] = held.get(where, 0) + nbytes
-        return SchedulerSummary(hardware, held, self.host_threads, self._closed)
+        mine, host = self._persisted.nbytes(), self._host
+        hosts = {} if host is None else host._persisted.nbytes()
+        return SchedulerSummary(self.hardware, mine, hosts, self.host_threads, self._closed)
 
 
-def current() -> Scheduler:
-    """The innermost entered `Scheduler`, or the process's own, made at first use."""
-    global _default
-    if _active:
-        return _active[-1]
-    with _lock:
-        if _default is not None and _default.hardware.trouble:  # the other devices go on
-            _default.close()
-        if _default is None or _default._closed:
-            _default = Scheduler()
-        return _default
-
-
-def kind_in_use() -> str:
-    """The kind of devices that `current` runs on, or would: "cpu" or "cuda"."""
-    if _active:
-        return _active[-1].hardware.kind
-    return "cuda" if cuda_devices() else "cpu"
-
-
-_active: list[Scheduler] = []
-_default: Scheduler | None = None
+#: Entered schedulers, the innermost last.
+active: list[Scheduler] = []
 _lock = new_rlock()
 _every: WeakSet[Scheduler] = WeakSet()
 _left_behind: list[Any] = []  # by the parent of this process
-
-
-@atexit.register
-def _close_default() -> None:
-    if _default is not None:
-        _default.close()
 
 
 def _begin_anew_after_fork() -> None:

@@ -7,6 +7,7 @@ plan from a template. All others are read from Dask and compiled (`compile`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..runtime.protocol import Hardware, Lease
 from . import compile
 from .cache import PlanCache, build_expression, signature
 from .number_errors import wants_number_errors
+from .request import ComputeRequest
 
 #: Graphs of `Planner.plan_graph` whose plans are kept.
 KEPT_GRAPHS = 32
@@ -47,6 +49,15 @@ class Planner:
         """Forget every plan."""
         self.cache.clear()
         self._graphs.clear()
+
+    def plan_request(
+        self, request: ComputeRequest, lease: Lease, callbacks: DaskCallbacks | None
+    ) -> tuple[Graph, Plan]:
+        """Read and plan for callbacks and for Dask's cache of values; else find or plan."""
+        if callbacks is None and request.cache is None:
+            return self.find_or_plan(request.dsk, request.keys, lease)
+        expr = build_expression(request.dsk)
+        return self.plan_expression(expr, request.keys, lease, request.cache, callbacks)
 
     def find_or_plan(self, dsk: Any, keys: Any, lease: Lease) -> tuple[Graph, Plan]:
         """The plan of this collection or of one like it, from the cache if it was made before."""
@@ -114,7 +125,7 @@ class Planner:
     def plan_graph(
         self, make: Callable[[], Graph], given: Mapping[Any, Any], lease: Lease, known: Any = None
     ) -> tuple[Graph, Plan]:
-        """The plan of a graph that reads the `given` values; kept under the name `known`."""
+        """The plan of a graph that reads the `given` values; kept without them as `known`."""
         homes = tuple([self.hardware.home(v) for v in given.values()])
         name = (known, homes, self._run_options().fuse)
         found = self._graphs.get(name) if known is not None else None
@@ -124,7 +135,13 @@ class Planner:
                 self._graphs[name] = found
                 while len(self._graphs) > KEPT_GRAPHS:
                     self._graphs.pop(next(iter(self._graphs)), None)
-        return found
+        graph, plan = found
+        plan = copy(plan)
+        plan.steps = list(plan.steps)
+        for key, value in given.items():
+            i = plan.index[key]
+            plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
+        return graph, plan
 
     def _plan_new_graph(
         self, graph: Graph, given: Mapping[Any, Any], lease: Lease

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.multiprocessing
 from dask import config
+from dask.callbacks import local_callbacks
 
+from ..runtime.dask_callbacks import DaskCallbacks
 from ..runtime.pools import CallersPool
 from .cache import build_expression
 
@@ -46,6 +49,20 @@ class ComputeRequest:
         if pool.is_ours():
             return replace(self, num_workers=pool._max_workers, pool=None)
         return replace(self, pool=pool)
+
+    @contextmanager
+    def run_callbacks(self) -> Iterator[DaskCallbacks | None]:
+        """Yield Dask's active callbacks, if any, and tell them at the end how the run went."""
+        with local_callbacks(self.callbacks) as active:
+            callbacks = DaskCallbacks(active) if active else None
+            try:
+                yield callbacks
+            except BaseException:
+                if callbacks:
+                    callbacks.finish(failed=True)
+                raise
+            if callbacks:
+                callbacks.finish(failed=False)
 
     def compute_by_processes(self) -> Any:
         """Compute with `dask.multiprocessing.get` and the caller's pool, on no device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dask.utils import format_bytes
 
@@ -19,9 +20,19 @@ class SchedulerSummary:
     """What people see of a scheduler."""
 
     hardware: Hardware
-    persisted: Mapping[int, int]  # bytes of persisted chunks by place
+    mine: Mapping[int, int]  # bytes of its own persisted chunks by place
+    hosts: Mapping[int, int]  # bytes of those of the host's threads by their places
     host_threads: int  # beside those of the devices
     is_closed: bool
+
+    @cached_property
+    def persisted(self) -> Mapping[int, int]:
+        """Bytes of all persisted chunks by place."""
+        out = {**self.mine}
+        for place, nbytes in self.hosts.items():  # the threads' memory is the host's
+            where = min(place, HOST)
+            out[where] = out.get(where, 0) + nbytes
+        return out
 
     @property
     def threads(self) -> str:

@@ -19,9 +19,9 @@ from weakref import WeakSet
 from dask.base import persist as dask_persist
 from dask.utils import shorten_traceback
 
-from .devices import choose
+from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
-from .devices.cpu import CpuHardware, cpu_count
+from .devices.cpu import CpuHardware
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
 from .frontend.lowering import received_by_scheduler
@@ -120,7 +120,7 @@ class Scheduler:
         machine = hardware.machine
         #: Threads of the host that do the work without GPU libraries; 0 on CPU devices, and where
         #: values may take nothing of the host's memory.
-        self.host_threads = cpu_count() if hardware.kind == "cuda" else 0
+        self.host_threads = cpu.cpu_count() if hardware.kind == "cuda" else 0
         if machine.host_memory == 0:
             self.host_threads = 0
         self._host_memory = machine.host_memory

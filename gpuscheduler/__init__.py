@@ -64,14 +64,14 @@ def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     >>> get({"a": 1, "b": (sum, ["a", "a"])}, ["b", ["a"]])
     (2, (1,))
     """
-    from .scheduler import current
+    from .default import current
 
     return current().get(dsk, keys, **kwargs)
 
 
 def _persist(collections: Any, **kwargs: Any) -> list[Any]:
     """The same for Dask's `persist`."""
-    from .scheduler import current
+    from .default import current
 
     return current().persist(collections, **kwargs)
 

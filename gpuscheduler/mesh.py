@@ -24,9 +24,9 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
 from .codegen.cpu import evaluate
+from .default import kind_in_use
 from .frontend.tiles import MeshAxis, Tile, Tiles
 from .ir.expr import DType, Expr, Kernel, View, nodes, rebuilt
-from .scheduler import kind_in_use
 from .tracing.array import TracedArray, apply_expression
 from .tracing.numba_cpu import plain
 from .tracing.point_function import (

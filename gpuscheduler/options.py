@@ -29,9 +29,60 @@ DEVICES = re.compile(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?")
 
 @dataclass(frozen=True)
 class Options:
-    """What a Scheduler can be told; each is also `gpuscheduler.NAME` in Dask's configuration.
+    """Options of a `Scheduler`; each is also `gpuscheduler.NAME` in Dask's configuration.
 
-    Raises ValueError for a value that an option cannot have.
+    Parameters
+    ----------
+    devices, memory_limit
+        See `Scheduler`.
+    window, deep_window
+        Steps that may be under way on one device. The second holds while all that they make and
+        fetch is small beside the device's memory.
+    fuse
+        Run chains of array operations, and the reductions behind them, as one kernel. Without it,
+        each operation runs by itself.
+    fuse_least
+        Bytes that a task must touch to be worth a kernel. Default: 0 on GPUs, 256 KiB on CPU
+        devices.
+    fast_math
+        Compile GPU kernels with CUDA's ``--use_fast_math``: products and sums are rounded together,
+        and denormal float32 numbers are zero. Float32 division, roots, exponentials, logarithms,
+        sines and cosines are approximate; the CUDA programming guide gives their errors. Sines and
+        cosines of large arguments have no correct digit. Without it, each operation is rounded as
+        in NumPy. No effect on CPU devices.
+    random
+        ``"philox"``: the numbers of `da.random` depend on the seed and on each element's position,
+        not on chunks or devices; they are not Dask's numbers. ``"dask"``: the numbers that Dask
+        draws.
+    host_memory
+        Host memory for values spilled from the GPUs and for the host's own threads, in the form of
+        ``memory_limit``. Values that do not fit go to files. A quarter of it, up to 4 GiB per GPU,
+        buffers traffic to and from files, of spilled values and of stores. One value in each
+        direction and 2 MiB per GPU are always let through. With 0 nothing is spilled to host memory
+        and each GPU's thread computes NumPy blocks, one at a time. Default: 0.9 of the available
+        memory. No effect on CPU devices, whose memory is the host's.
+    spill_directory
+        Where spilled values are written, in a folder that only this user may enter. Default: Dask's
+        ``temporary-directory``, else the system's.
+    spill_compression
+        Compression of spilled values: ``"zlib"``, or ``"lz4"`` (package lz4) and ``"zstd"`` (Python
+        3.14, or package backports.zstd). Default: none, which is faster on most disks.
+    direct_storage
+        Whether GPUs read files directly, by KvikIO: blocks of NumPy memory maps and of h5py
+        datasets without chunks and filters, both opened with mode ``"r"``. ``"auto"``: if KvikIO is
+        installed and GPUDirect Storage works. True: if KvikIO is installed. False: never.
+    plan_memory
+        Host memory for cached plans, about, in the form of ``memory_limit``; 0 for no cache. Plans
+        are also dropped while host memory is short. A step takes 2 to 3 KB.
+    timeline
+        Keep where and when the latest steps ran, for `Scheduler.timeline`.
+    check
+        Validate the scheduler's state after each event; slow.
+
+    Raises
+    ------
+    ValueError
+        if an option has a value that it cannot have.
 
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")

@@ -12,7 +12,6 @@ import pytest
 from dask import config
 
 import gpuscheduler
-from gpuscheduler import scheduler
 from gpuscheduler.frontend import lowering
 from gpuscheduler.plan import working_memory
 from gpuscheduler.runtime import dask_config
@@ -63,7 +62,7 @@ def planned(monkeypatch):
         calls.append(keys)
         return real(dsk, keys, *args, **kwargs)
 
-    monkeypatch.setattr(scheduler, "from_dask", counting)
+    monkeypatch.setattr(lowering, "from_dask", counting)
     return calls
 
 

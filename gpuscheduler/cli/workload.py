@@ -21,8 +21,8 @@ import click
 import dask.threaded
 import numpy as np
 
+from ..default import current
 from ..runtime.protocol import Hardware
-from ..scheduler import current
 
 Size = int | tuple[int, ...]
 #: Bytes of a result above which it stays in its chunks, where they were made.

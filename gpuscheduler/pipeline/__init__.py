@@ -1,4 +1,4 @@
-"""From a collection to a plan, once: passes and the plan cache.
+"""From a collection to its values: plan once, cache the plan, run it.
 
 fingerprint    What makes two computations alike: words of their tasks and data.
 reorder        Reorder steps where devices would wait for each other.
@@ -6,4 +6,10 @@ compile        From a graph to a plan: the passes in their order.
 template       Plan templates: plans without names and data, reused for alike collections.
 cache          The plan cache: collections that were computed before are not planned again.
 gpu_libraries  Find out which GPU library a computation names.
+number_errors  Ask whether NumPy is to raise, call or log on errors of numbers: no kernel does that.
+request        What a caller asks of `get`: Dask's arguments, completed from Dask's configuration.
+planner        Find the plan of a computation in the plan cache, or make it.
+execute        Run a plan on leased devices: the fastest way that memory allows.
+results        Hand the results of a run to the caller: as values, or as chunks that stay.
+summary        Show a scheduler in one line, and as a table for notebooks.
 """

@@ -1,11 +1,9 @@
 """The plan cache: collections that were computed before are not planned again.
 
-Planned once, run again at once.
-
-A collection is recognised by the very layers that it is made of. They are watched weakly: when one
-is gone the plan goes, too, and with it every array that its tasks hold. So it does when a global
-that a user's function read while the plan was made is another one now. What stays of a plan is its
-template, for collections that are like it.
+The cache key of a collection has the ids of its layers, to which the cache holds weak references.
+A plan goes with the first of its layers, and so do the arrays that its tasks hold. It also goes
+when a global has changed that a user's function read while the plan was made. Its template stays,
+for collections that are like it (`template`).
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ T = TypeVar("T")
 #: The number of a layer that somebody may write to, and what was in it.
 Written = tuple[int, tuple[Any, ...]]
 
-#: Bytes that plans and templates may take together where nobody says otherwise ...
+#: Default limit of plans and templates together, in bytes.
 MEMORY = 2**28
-#: ... and those that stay where the host's memory is short.
+#: Bytes of plans and templates that stay while the host's memory is short.
 LEAST = 2**24
-#: Plans and templates may take this part of the memory that is available when one is kept.
+#: Part of the available memory that plans and templates may take when one is kept.
 PART = 1 / 4
 #: Bytes that a step of a small plan takes, about, and one word of a template. (By tracemalloc,
 #: steps of 4,000 blocks took 2,000 to 3,100 bytes, in sums, means, rechunk and map_blocks.)
@@ -68,8 +66,10 @@ REMEMBERED = 1_000
 
 
 class SingleCollection:
-    """A collection that is the only one of a computation. Its expression is made where somebody
-    needs it: where its plan is known nobody does."""
+    """The only collection of a computation, whose expression is built when needed.
+
+    A collection whose plan is in the cache needs none.
+    """
 
     __slots__ = ("collection", "optimize_graph")
 
@@ -78,7 +78,7 @@ class SingleCollection:
 
     @classmethod
     def of(cls, collection: Any, optimize_graph: bool) -> Any:
-        """One that has a graph of layers; of another, its expression."""
+        """Wrap a collection with a graph of layers; return the expression of any other."""
         out = cls(collection, optimize_graph)
         made = type(getattr(collection, "dask", None)) is HighLevelGraph
         return out if made and hasattr(collection, "__dask_optimize__") else build_expression(out)
@@ -92,22 +92,31 @@ class SingleCollection:
         return self.collection.__dask_optimize__ if self.optimize_graph else None
 
 
+def read_collections(collections: Any, optimize_graph: bool) -> tuple[Any, list[list[Key]]]:
+    """Return one expression for these collections, and the flat list of keys of each."""
+    if len(collections) == 1 and not hasattr(collections[0], "expr"):  # Dask need not make a graph
+        (x,) = collections
+        return SingleCollection.of(x, optimize_graph), [list(flatten(x.__dask_keys__()))]
+    expr = collections_to_expr(collections, optimize_graph).optimize()
+    return expr, [list(flatten(keys)) for keys in expr.__dask_keys__()]
+
+
 def build_expression(dsk: Any) -> Any:
-    """The expression of a single collection; others are what they are."""
+    """Build the expression of a `SingleCollection`; return anything else unchanged."""
     if type(dsk) is not SingleCollection:
         return dsk
     return collections_to_expr(dsk.collection, dsk.optimize_graph)
 
 
 class PlanKey:
-    """What makes two computations the same: the same layers, and the same keys wanted of them."""
+    """The cache key of a computation: its layers, and the keys wanted of them."""
 
     def __init__(self, words: tuple[Any, ...], layers: list[Any]):
         self.words, self.layers = words, layers
 
 
 def signature(dsk: Any, wanted: tuple[Key, ...]) -> PlanKey | None:
-    """The signature of an expression as `compute()` and `persist()` make them; None for others.
+    """The cache key of an expression of `compute()` or `persist()`; None for others.
 
     >>> import dask.array as da
     >>> from dask._expr import FinalizeCompute
@@ -158,8 +167,11 @@ def _hashable(keys: Any) -> Any:
 
 
 class PlanCache:
-    """The latest plans and the latest templates, which have half of `limit` bytes each: what a plan
-    and its template share is counted in both. `available` says how much memory there is."""
+    """The latest plans and the latest templates, with half of `limit` bytes each.
+
+    Steps that a plan shares with its template are counted in both. `available` returns the bytes
+    of available memory, of which the cache takes `part` at most.
+    """
 
     def __init__(
         self, limit: int = MEMORY, available: Callable[[], int] | None = None, part: float = PART
@@ -179,18 +191,18 @@ class PlanCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all of them take, about."""
+        """Bytes of all plans and templates, about."""
         return self._plans.size + self._templates.size
 
     def shed(self, limit: int | None = None) -> None:
-        """Let go of the oldest, down to so many bytes: somebody else needs the memory."""
+        """Drop the oldest plans and templates until `limit` bytes are left."""
         limit = LEAST if limit is None else limit
         if self.nbytes > limit:
             self._plans.shrink(limit // 2)
             self._templates.shrink(limit // 2)
 
     def _make_room(self, nbytes: int) -> None:
-        """Where memory is short, shed so many that with these bytes all take a part of it."""
+        """Shed until all, with `nbytes` more, take their part of the available memory."""
         if self._available is not None and self.nbytes + nbytes > LEAST:
             left = self._available() + self.nbytes
             self.shed(max(LEAST, int(self._part * left) - nbytes))
@@ -200,7 +212,7 @@ class PlanCache:
         return [plan for _, plan, *_ in self._plans.every()]
 
     def find(self, known: PlanKey, *where: Any) -> tuple[Graph, Plan] | None:
-        """The plan for the same computation in the same place."""
+        """The plan of the same computation on the same devices, if it is kept."""
         key = (known.words, where)
         found = self._plans.get(key)
         if found is None:
@@ -232,7 +244,7 @@ class PlanCache:
         self._plans.put(key, (graph, plan, watched, written), nbytes)
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint | None:
-        """What an expression is like, if it can be like others."""
+        """The fingerprint of an expression, if it can have one."""
         if self._culled.get(_size(dsk)):
             return None
         return self._reader.likeness(dsk, wanted, home)
@@ -240,7 +252,7 @@ class PlanCache:
     def like(
         self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any
     ) -> tuple[Graph, Plan] | None:
-        """A plan for a computation that is like an earlier one in the same place."""
+        """A plan from the template of a computation with this fingerprint, if it is kept."""
         key = (like.words, where)
         found = self._templates.get(key)
         if found is None:
@@ -256,7 +268,7 @@ class PlanCache:
     def learn_from(
         self, dsk: Any, like: Fingerprint, *where: Any, graph: Graph, plan: Plan
     ) -> None:
-        """Keep what is left of a plan without its data."""
+        """Keep the template of a plan: the plan without names and data."""
         if like.size > max(SMALL, CULLED * len(plan.steps)):
             self._culled.put(_size(dsk), True, 1)
             return
@@ -276,7 +288,7 @@ class PlanCache:
 
 
 def _size(dsk: Any) -> tuple[Any, ...]:
-    """How many tasks each layer of an expression has that has them already."""
+    """The number of tasks of each materialized layer of an expression."""
     operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
     return tuple(
         [
@@ -288,7 +300,7 @@ def _size(dsk: Any) -> tuple[Any, ...]:
 
 
 def nbytes_of(steps: list[Any]) -> int:
-    """Bytes that the steps of a plan take, about; arrays, which others hold, are not among them.
+    """Bytes of the steps of a plan, about, without arrays, which others hold.
 
     >>> nbytes_of([None] * 10)
     30000
@@ -307,7 +319,7 @@ _NOT_OURS = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType, np.n
 
 
 def _taken_by(thing: Any, seen: set[int]) -> int:
-    """Bytes of an object and of all in it that were not seen before."""
+    """Bytes of an object and of its parts that were not seen before."""
     nbytes, looked, stack = 0, 0, [thing]
     while stack and looked < DEEP:
         it = stack.pop()
@@ -322,7 +334,7 @@ def _taken_by(thing: Any, seen: set[int]) -> int:
 
 
 class _LatestBySize(Generic[T]):
-    """What was used last, of a size of no more than `limit` in all."""
+    """A mapping of the latest entries, whose sizes sum to `limit` at most."""
 
     def __init__(self, limit: int):
         self.limit, self.size = limit, 0
@@ -358,7 +370,7 @@ class _LatestBySize(Generic[T]):
             self.shrink(self.limit)
 
     def shrink(self, limit: int) -> None:
-        """Drop the oldest, down to a size."""
+        """Drop the oldest entries, down to a size."""
         with self._lock:
             while self.size > limit:
                 self.drop(next(iter(self._found)))

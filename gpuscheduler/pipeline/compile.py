@@ -20,12 +20,11 @@ from ..runtime.gather import ResultAssembly
 from ..runtime.protocol import Hardware
 from .reorder import reorder_steps
 
-#: By the kind of device, bytes that a task must touch to be worth a program ...
+#: Bytes that a task must touch to be worth a kernel, by kind of device.
 FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
-#: ... and operations that it must do.
+#: Operations that a task must have to be worth a kernel, by kind of device.
 FUSE_FEWEST = {"cpu": 2, "cuda": 0}
-#: How often a graph is read to find layers that are better apart: one that is not followed hides
-#: those behind it.
+#: Most readings of a graph that look for layers to keep apart: an untraceable layer hides others.
 MOST_READINGS = 5
 
 
@@ -36,8 +35,11 @@ def plan_dask(
     kind: str,
     options: Options,
 ) -> tuple[Graph, Plan]:
-    """The plan of a graph that is `read` with some layers apart from others: with those that cannot
-    be followed, or what Dask has fused with them would not be, either."""
+    """Read a Dask graph and plan it, with untraceable layers kept apart.
+
+    Dask may have fused untraceable layers with others, which could not be traced either. So `read`
+    is called again with a mapping of layers to groups, until that mapping stays the same.
+    """
     apart: dict[str, str] = {}
     fused: dict[str, list[str]] = {}
     strange: set[str] = set()
@@ -65,8 +67,10 @@ def plan_graph(
     options: Options,
     merge: bool = True,
 ) -> tuple[Graph, Plan]:
-    """The plan of a graph for devices of this kind, "cpu" or "cuda": fused, placed, and what is
-    alike put together. Changes the graph."""
+    """Fuse, place and batch a graph for devices of this kind, "cpu" or "cuda".
+
+    With `merge` off, tasks stay separate. Changes the graph.
+    """
     fuser = _fuser(graph, machine, home, kind, options, merge)
     return _place_and_batch(fuser.fused() if fuser else graph, machine, home, kind, options, merge)
 
@@ -98,8 +102,7 @@ def _place_and_batch(
     options: Options,
     merge: bool,
 ) -> tuple[Graph, Plan]:
-    """What is alike put together, each step on its device, and where devices would wait for each
-    other another order."""
+    """Run the passes behind fusion: merge kernels, place, batch matmuls and launches, reorder."""
     if merge and kind == "cuda":
         recognise_matmul(graph)
     apart, graph = graph, horizontal.merge(graph) if merge and options.fuse else graph
@@ -123,8 +126,10 @@ def _place_and_batch(
 
 
 def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) -> Plan:
-    """The plan as it is run where parts of its result are written into one array as they are made:
-    they take no memory of their own."""
+    """The plan whose steps write parts of the result into one array, if the devices can.
+
+    Such parts take no memory of their own.
+    """
     rooms = hardware.rooms(plan, gathering)
     out = (
         None if rooms is None else plan.written(rooms.parts, rooms.tasks, rooms.place, rooms.nbytes)
@@ -138,8 +143,10 @@ def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) ->
 def _neighbours(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
 ) -> Callable[[Any, Any], bool]:
-    """Whether two tasks should be on one device: asked of those that read a part of a block, and of
-    the steps of trees."""
+    """A function that says whether two tasks belong on one device.
+
+    Fusion asks it about tasks that read a part of a block, and about steps of reduction trees.
+    """
     if machine.shared or len(machine.devices) == 1:
         return lambda a, b: True
     # as it is now: tasks disappear into others while this is asked

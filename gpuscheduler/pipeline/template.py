@@ -39,7 +39,7 @@ SENDERS = (identity, np.ascontiguousarray)
 
 @dataclass(frozen=True, slots=True)
 class _FilledTask:
-    """A task with arrays where it has slots: they are put there when it is called."""
+    """A task with slots for arrays, which are filled when it is called."""
 
     task: Callable[[dict[Key, Any]], Any]
     data: Sequence[Any]
@@ -50,7 +50,7 @@ class _FilledTask:
 
 @dataclass(slots=True, repr=False)
 class PlanTemplate:
-    """A plan without data. What is missing in a step has its number among all data."""
+    """A plan without data; a step has the numbers of its missing data."""
 
     graph: Graph
     plan: Plan
@@ -65,15 +65,15 @@ class PlanTemplate:
         return f"<Template of {self.plan!r}>"
 
     def holds(self) -> bool:
-        """Whether all that it was made of, beside the graph, is what it was."""
+        """Whether functions and globals that the plan depends on are unchanged."""
         return all_unchanged(self.around) and not self.graph.changed()
 
     def fits(self, like: Fingerprint) -> bool:
-        """Whether the arrays of such a computation have the values that the plan was made for."""
+        """Whether the arrays of a like computation have the values that the plan depends on."""
         return all(content(like.data[n]) == before for n, before in self.values.items())
 
     def filled(self, like: Fingerprint, wanted: tuple[Key, ...]) -> tuple[Graph, Plan]:
-        """The plan of a computation that is like the one it was made of."""
+        """The plan of a computation that is like the template's."""
         names = dict(zip(self.names, like.names, strict=True))
         data, steps = like.data, []
         known: dict[int, Any] = {}
@@ -115,7 +115,7 @@ def _rename_key(key: Key, names: Mapping[str, str]) -> Key:
 
 
 def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None:
-    """What is left of a plan without its data; None where that cannot be told apart."""
+    """Take the data out of a plan; None where plan and data cannot be told apart."""
     if graph.data:
         return None
     number: dict[int, int] = {}
@@ -184,7 +184,7 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
 
 
 def _empty_task(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any:
-    """The task with slots in place of data; itself where there is none."""
+    """The task with slots in place of data; the task itself if it has none."""
 
     if type(task) is Batch:
         members = [_empty_task(t, number, known) for t in task.members]
@@ -220,7 +220,7 @@ def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
 
 
 def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
-    """Whether a task has data in it, in whatever it consists of that was not `seen` before."""
+    """Whether a task has data in any of its parts that were not `seen` before."""
     stack = [task]
     while stack:
         it = stack.pop()

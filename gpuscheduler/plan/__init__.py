@@ -1,10 +1,10 @@
 """Where each step of a graph runs, and what it should cost.
 
-machine         The hardware as numbers, so that a test can invent any machine.
+machine         The hardware as numbers: a test can invent any machine.
 placement       Decide which device runs which task.
 plan            The plan: each step's place, inputs and estimates, in order.
 batching        Batch alike programs on one device into one launch.
 build           Make a plan of a graph: place, size and time of each step.
 matmul          Sums of products of matrices as one task, added up by cuBLAS in place.
-working_memory  Predict what tasks allocate while they run, from what earlier runs saw.
+working_memory  Predict working memory of tasks from earlier runs, of this process and of others.
 """

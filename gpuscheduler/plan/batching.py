@@ -61,7 +61,7 @@ class Batch:
 
     @property
     def touched(self) -> int:
-        """Bytes that it reads and writes."""
+        """Bytes that the batch reads and writes."""
         return sum([f.touched for f in self.members])
 
     def known(self) -> bool:
@@ -81,8 +81,10 @@ class Batch:
 
 
 def batch_alike(graph: Graph, plan: Plan) -> bool:
-    """Put alike tasks of one device together, and pin every task to where the plan has it. Whether
-    there were any; changes the graph."""
+    """Batch alike tasks of one device, and pin every task to its place in the plan.
+
+    True if there were any. Changes the graph.
+    """
     if not any(type(t) is KernelTask for t in graph.tasks.values()):
         return False
     places = {s.key: s.place for s in plan.steps}
@@ -164,7 +166,7 @@ def _small(task: KernelTask) -> bool:
 
 
 def _modest(task: KernelTask) -> bool:
-    """Whether what a task makes is small, or small beside what it reads."""
+    """Whether the task's result is small, by itself or beside its inputs."""
     made = sum([n for k in task.program.kernels for n in k.made])
     return made <= max(
         MODEST, sum([e.nbytes for _, own in task.inputs() for e in own if e is not None]) // 16

@@ -21,11 +21,16 @@ from .machine import HOST, Machine
 from .placement import place_tasks
 from .plan import Key, Plan, Step, chunk_of, crossing_steps, does_not_fit, step_readers
 
-#: A result for the host is put together on its devices where it has so many blocks, in boxes of so
-#: many of one device each on average; which have so many bytes on average, at most, and all of them
-#: on a device so many, or such a part of its memory.
-MANY_BLOCKS, MANY_IN_BOX = 16, 8
-SMALL_BLOCK, MOST_TOGETHER, PART_TOGETHER = 2**22, 2**30, 16
+#: A host result is first assembled on its devices if it has at least so many blocks.
+MANY_BLOCKS = 16
+#: ... and its contiguous boxes on one device have at least so many blocks on average.
+MANY_IN_BOX = 8
+#: ... and its blocks have at most so many bytes on average.
+SMALL_BLOCK = 2**22
+#: ... and its blocks on one device have at most so many bytes together.
+MOST_TOGETHER = 2**30
+#: ... and take at most one part in so many of the device's memory.
+PART_TOGETHER = 16
 
 
 def make_plan(
@@ -34,8 +39,11 @@ def make_plan(
     home: Callable[[Any], int | None] | None = None,
     refuse: bool = True,
 ) -> Plan:
-    """A step for each task of the graph, placed; steps that can never fit are refused here, unless
-    others take their place."""
+    """Make and place a step for each task of the graph.
+
+    `home` says which device holds a value. With `refuse`, a step that can never fit a device raises
+    OutOfMemory.
+    """
     placed = placed_tasks(graph, machine, home)
     keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
@@ -107,7 +115,7 @@ def make_plan(
 def places_of(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None = None
 ) -> dict[Key, int]:
-    """Where each task of the graph would run. Refuses nothing."""
+    """The place where each task of the graph would run; refuses nothing."""
     placed = placed_tasks(graph, machine, home)
     return dict(zip(placed.keys, placed.places, strict=True))
 
@@ -129,7 +137,7 @@ class PlacedTasks(NamedTuple):
 def placed_tasks(
     graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
 ) -> PlacedTasks:
-    """The tasks of a graph, and where each would run."""
+    """Number the tasks of a graph and decide where each would run."""
     keys = list(graph.tasks)
     index = {k: i for i, k in enumerate(keys)}
     needs = graph.needs

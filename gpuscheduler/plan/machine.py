@@ -1,7 +1,4 @@
-"""The hardware as numbers, so that a test can invent any machine.
-
-Knows no device.
-"""
+"""The hardware as numbers: a test can invent any machine."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ HOST = -1
 DISK = -2
 ENDLESS = 2**63 - 1  # bytes
 
-#: What one step costs before it moves a byte: Python, a launch, an event.
+#: Seconds of a step before it moves a byte: Python, a launch, an event.
 STEP_SECONDS = 10e-6
 
 
@@ -35,9 +32,8 @@ class Machine:
     shared: bool = False  # True where all devices read the same memory, the host's
     disk: float = 1e9  # bytes/s to and from files
     flops: float = 50e12  # operations/s of real numbers in products of matrices
-    #: Arrays, like the largest that it reads or makes, for which a step is given room while it runs
-    #: if nothing like it has run yet; 0 where a guess does more harm than what it is for: a GPU
-    #: refuses what it has not got, and the step runs again.
+    #: Guess of a step's working memory before a step of its kind has run, in arrays of the largest
+    #: size that it reads or makes. 0 on GPUs: they refuse memory, and the step runs again.
     arrays: int = 0
 
     @classmethod
@@ -73,7 +69,7 @@ class Machine:
 
     @property
     def memories(self) -> range:
-        """The devices' memories, each by its first device: one where all share one."""
+        """The memories, each named by its first device; one where all devices share it."""
         return range(min(1, len(self.memory))) if self.shared else self.devices
 
     def memory_of(self, place: int) -> int:

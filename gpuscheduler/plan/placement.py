@@ -135,8 +135,10 @@ class _Placer:
             place[i] = d
 
     def _following(self, group: list[int]) -> list[int]:
-        """For each task the device that holds most of what it reads. A tie is decided by where the
-        block lies that it makes, or else so that all devices fetch about as much."""
+        """Choose for each task the device that holds most of its inputs.
+
+        A tie goes to the device of the block that the task makes; else devices share the fetching.
+        """
         place, nbytes, homes = self.place, self.nbytes, self.homes
         fetched = [0] * len(self.machine.devices)  # bytes
         out, ties = [], []

@@ -1,6 +1,6 @@
 """The plan: each step's place, inputs and estimates, in order.
 
-Where it runs, what it reads, what it should cost. Data, not behaviour.
+A plan that has run knows more: `Plan.learn` replaces estimates by true sizes, for its next run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .machine import DISK, HOST, Machine
 
 Key = Any
 
-#: From this part of the memory on that a plan may take, it matters what tasks take while they run.
+#: A plan that may take more than this part of a memory has to count working memory, too.
 SHORT = 1 / 2
 
 
@@ -66,10 +66,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a run takes, or took: time, memory and traffic. Places are devices, HOST and DISK.
+    """Time, memory and traffic of a run, predicted or measured, by place.
 
-    What it took of memory is that of values alone. What it takes is that, and on devices what tasks
-    have been seen to take for themselves while they ran, one at a time.
+    Places are devices, HOST and DISK. Measured memory is that of values alone. Predicted memory of
+    devices also has the working memory seen in earlier runs, of one task at a time.
 
     >>> print(Footprint(0.5, {0: 10**6, HOST: 0, DISK: 0}, {(0, 1): 2000}, {HOST: 0, DISK: 0}))
     0.5 s; peak memory 1,000,000 bytes on device 0; moved 2,000 bytes from 0 to 1
@@ -111,6 +111,11 @@ class Footprint:
 
 @dataclass(repr=False)
 class Plan:
+    """The steps of a computation in order, and what runs have learned of them.
+
+    Runs of one plan share it: they may learn at the same time.
+    """
+
     steps: list[Step]
     outputs: tuple[int, ...]  # steps whose values the caller gets
     machine: Machine
@@ -121,29 +126,28 @@ class Plan:
     gathers: dict[Key, GatherTask] = field(default_factory=dict)
     index: dict[Key, int] = field(default_factory=dict)
     predicted: Footprint | None = None
-    #: Steps of which nothing is known, nor of what they read: bytes that they may have, before the
-    #: first run; 0 where nothing can be said.
+    #: Likely bytes of steps of unknown size that read unknown sizes, by step; 0 for no guess.
     likely: Mapping[int, int] = field(default_factory=dict)
-    #: Fixed steps that this run may move, persisted chunks: the places that have them at its start.
+    #: Persisted chunks that this run may move, by fixed step: their places when it starts.
     there: Mapping[int, Set[int]] = field(default_factory=dict)
-    #: Bytes in each place that are taken by what this run does not move.
+    #: Bytes in each place of values that this run does not move.
     others: Mapping[int, int] = field(default_factory=dict)
-    #: Outputs that are written into one array, and its bytes by place, which are among these.
+    #: Outputs that are written into one array.
     into: frozenset[int] = frozenset()
+    #: Bytes of that array by place; they are part of `others`.
     whole: Mapping[int, int] = field(default_factory=dict)
     #: Why tasks are no fused kernels, by the keys of `index`.
     reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
     tried: bool = False  # whether it has been run
-    #: By kind of step, bytes at most that it has taken while it ran, beside what it reads and
-    #: makes; shared with all plans that are like this one.
+    #: Most working memory seen, in bytes by kind of step; shared with all plans like this one.
     extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
-    #: The same, as it was seen of other plans' steps that do the same: until they run in this one.
+    #: Working memory of such steps in other plans, in bytes by kind of step; `extra` overrides it.
     foreseen: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
-    #: Kinds of step whose values are parts of larger arrays, and were copied for that; shared, too.
+    #: Kinds of step whose values were copied, as parts of larger arrays; shared like `extra`.
     parts: set[int] = field(default_factory=set, repr=False, compare=False)
-    #: Kinds of step that have arrays of the host among those of devices; shared, too.
+    #: Kinds of step that mix host arrays and device arrays; shared like `extra`.
     mixed: set[int] = field(default_factory=set, repr=False, compare=False)
-    #: Kinds of step that CuPy has refused, and that run on the host; shared, too.
+    #: Kinds of step that run on the host, as CuPy has refused them; shared like `extra`.
     hosted: set[int] = field(default_factory=set, repr=False, compare=False)
     #: Kinds of steps whose arrays go to a device from where they are.
     pinned: set[int] = field(default_factory=set, repr=False, compare=False)
@@ -151,21 +155,21 @@ class Plan:
     bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
-    #: What it does where all fits, see `tape`; of a plan with a template, that has it. False where
-    #: there is none.
+    #: The launch tape of this plan or of its template; False where there can be none.
     tape: Any = field(default=None, init=False, repr=False, compare=False)
-    #: Bytes that it may need in each memory at most, where somebody has asked; endless where it
-    #: was seen that others have to be able to move.
+    #: Most bytes needed in each memory, once asked for; ENDLESS if other chunks had to move before.
     most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
+    #: The latest result of `beside`, and the chunks that it is for.
     _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
-    #: The same beside its own chunks, what these have, and when that was: after how many `moves`.
-    #: They were all where the plan has them, each in one place, if `calm` is that number.
+    #: The latest result of `own_bytes`, and the number of `moves` that it is for.
     _own_bytes: tuple[int, dict[int, int]] = field(
         default=(-1, {}), init=False, repr=False, compare=False
     )
+    #: The latest result of `beside_own`, and the number of `moves` that it is for.
     _own: tuple[int, Plan] | None = field(default=None, init=False, repr=False, compare=False)
+    #: The number of `moves` for which each of its chunks was in its planned place alone.
     calm: int = field(default=-1, init=False, repr=False, compare=False)
-    #: Those of its own chunks that its scheduler has made.
+    #: Chunks among `own` that its scheduler has made.
     ours: list[Chunk] | None = field(default=None, init=False, repr=False, compare=False)
 
     @cached_property
@@ -174,8 +178,10 @@ class Plan:
         return {i: c for i, s in enumerate(self.steps) if (c := chunk_of(s)) is not None}
 
     def beside(self, chunks: Iterable[Chunk], others: Mapping[int, int] | None = None) -> Plan:
-        """The same plan for a run that may move these chunks, be they in the plan or not, and no
-        `others`."""
+        """The same plan for a run that may move these chunks, which it may read or not.
+
+        `others` are bytes by place of chunks that the run must not move.
+        """
         chunks = list(chunks)
         known = [others, *[(id(c), *c.places) for c in chunks]]
         if self._beside is not None and self._beside[0] == known:
@@ -216,18 +222,18 @@ class Plan:
 
     @cached_property
     def own(self) -> list[Chunk]:
-        """The persisted chunks that it reads, each once."""
+        """The persisted chunks that the plan reads, each once."""
         return list(dict.fromkeys(self.chunks.values()))
 
     def beside_own(self) -> Plan:
-        """The plan for a run that may move these, and no others."""
+        """The plan for a run that may move its own chunks, and no others."""
         latest, known = moves(), self._own
         if known is None or known[0] != latest:
             self._own = known = latest, self.beside(self.own)
         return known[1]
 
     def own_bytes(self) -> dict[int, int]:
-        """What these have in each place, with replicas."""
+        """Bytes of its own chunks in each place, with replicas."""
         latest, (when, known) = moves(), self._own_bytes
         if when != latest:
             known = bytes_in(self.own)
@@ -236,17 +242,17 @@ class Plan:
 
     @cached_property
     def launches(self) -> int:
-        """How many steps there are to run."""
+        """The number of steps to run."""
         return len(self.steps) - len(self.fixed)
 
     @cached_property
     def fixed(self) -> list[int]:
-        """The steps whose values are there."""
+        """The steps whose values exist before the run."""
         return [i for i, s in enumerate(self.steps) if s.fixed]
 
     @cached_property
     def types(self) -> frozenset[type]:
-        """The types of their tasks."""
+        """The types of the tasks to run."""
         return frozenset([type(s.task) for s in self.steps if not s.fixed])
 
     @property
@@ -257,6 +263,7 @@ class Plan:
 
     @cached_property
     def readers(self) -> list[list[int]]:
+        """The steps that read each step."""
         return step_readers([s.inputs for s in self.steps])
 
     @cached_property
@@ -267,11 +274,11 @@ class Plan:
 
     @cached_property
     def short(self) -> bool:
-        """Whether there may be no room beside the values for what tasks take while they run."""
+        """Whether values may leave too little room for the working memory of tasks."""
         return self.is_short(self.working)
 
     def is_short(self, working: int) -> bool:
-        """The same, where tasks take so many bytes at once in a memory."""
+        """Whether `working` bytes of working memory in each memory may be too much."""
         limit, others = self.machine.limit, self.others
         return any(
             n + others.get(memory, 0) + working > SHORT * limit(memory)
@@ -279,7 +286,7 @@ class Plan:
         )
 
     def everything(self, but: Container[int] = ()) -> dict[int, int]:
-        """Bytes of all that is made in a memory or comes there, `but` for some steps."""
+        """Bytes of all values made in or copied to each memory, without the steps `but`."""
         machine, steps = self.machine, self.steps
         if machine.shared:
             counted = [i for i in range(len(steps)) if i not in but and not self.is_callers(i)]
@@ -294,9 +301,11 @@ class Plan:
     def written(
         self, into: Collection[int], parts: Container[int], place: int, nbytes: int
     ) -> Plan | None:
-        """The same plan where some steps put their values `into` memory of `nbytes`, which is taken
-        on a place as long as the run lasts; `parts` of them take none beside it. None where it
-        might find no room for that."""
+        """The same plan, whose steps `into` write into one array of `nbytes` on `place`.
+
+        The array stays as long as the run. The values of the steps in `parts` take no memory beside
+        it. None where the array might not fit.
+        """
         memory, of = self.machine.memory_of(place), self.machine.memory_of
         if not (self.tried or all(s.known for s in self.steps)):
             return None
@@ -320,12 +329,12 @@ class Plan:
         return out
 
     def is_callers(self, i: int) -> bool:
-        """Whether a step is a value of the graph that no run moves."""
+        """Whether step `i` is the caller's own value, which no run moves."""
         return self.steps[i].fixed and i not in self.there
 
     @property
     def working(self) -> int:
-        """Bytes that tasks may take in a memory while they run: one at a time on each device."""
+        """Working memory of one task on each device, in bytes: guessed until it was seen."""
         machine = self.machine
         if not machine.arrays:
             return self.taken
@@ -336,25 +345,28 @@ class Plan:
 
     @property
     def taken(self) -> int:
-        """The same, of what has been seen: no guess."""
+        """Working memory of one task on each device, in bytes, as far as it was seen."""
         return self.at_once * max(self.takes.values(), default=0)
 
     @property
     def takes(self) -> dict[int, int]:
-        """By kind of step, bytes that it takes while it runs, as far as that is known."""
+        """Known working memory in bytes, by kind of step."""
         return {**self.foreseen, **self.extra}
 
     @property
     def at_once(self) -> int:
-        """Tasks that run in one memory at the same time."""
+        """The number of tasks that run in one memory at the same time."""
         return len(self.machine.devices) if self.machine.shared else 1
 
     def learn(
         self, nbytes: list[int], extra: Mapping[int, int] | None = None, but: Container[int] = ()
     ) -> bool:
-        """Put true sizes in place of estimates, for the next run of this plan or of one like it,
-        `but` for steps that put all they made elsewhere, and what kinds of steps took beside.
-        Says whether that is more than before."""
+        """Replace estimates by true sizes, for the next run of this plan or of one like it.
+
+        `nbytes` are sizes by step, `extra` is working memory by kind of step. Steps in `but` wrote
+        their values elsewhere: their size of 0 teaches nothing. True if more working memory was
+        seen than before.
+        """
         more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
         for kind, n in more.items():  # other runs may learn at the same time
             self.extra[kind] = max(n, self.extra.get(kind, 0))
@@ -374,12 +386,12 @@ class Plan:
 
     @property
     def unknown(self) -> int:
-        """Steps of unknown size, as long as it has not been run."""
+        """The number of steps of unknown size; 0 once the plan has run."""
         return 0 if self.tried else len(self.likely)
 
     @property
     def surely(self) -> str:
-        """What to say before a prediction: of unknown sizes, some can be estimated."""
+        """A qualifier of predictions from unknown sizes: "about ", "at least " or ""."""
         if not self.unknown:
             return ""
         return "about " if all(self.likely.values()) else "at least "
@@ -387,7 +399,7 @@ class Plan:
     def traffic(self, nbytes: Mapping[int, int] | None = None) -> dict[tuple[int, int], int]:
         """Bytes that cross each link when nothing is evicted: each value once per device.
 
-        `nbytes` has the true sizes by step, where they are known better than in the plan.
+        `nbytes` are true sizes by step; by default the plan's.
         """
         out: dict[tuple[int, int], int] = {}
         for i, step in enumerate(self.steps):
@@ -436,7 +448,7 @@ def chunk_of(step: Step) -> Chunk | None:
 
 
 def _step_of(chunk: Chunk, place: int) -> Step:
-    """A step for a chunk that the plan does not read. It does not hold the chunk."""
+    """A step for a chunk that the plan does not read; it holds no reference to the chunk."""
     step: Step | None = chunk.step
     if step is None or step.place != place:
         key, nbytes, none = chunk.key, chunk.nbytes, DataNode(chunk.key, None)
@@ -446,6 +458,7 @@ def _step_of(chunk: Chunk, place: int) -> Step:
 
 
 def step_readers(inputs: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """The steps that read each step, from the inputs of each step."""
     out: list[list[int]] = [[] for _ in inputs]
     for i, reads in enumerate(inputs):
         for j in reads:
@@ -469,7 +482,7 @@ def crossing_steps(
 
 
 def no_room(nbytes: int, where: str, what: str = "the result is one CuPy array") -> str:
-    """What is wrong with a result, and what to do."""
+    """The message for a result that no place has room for, with the remedy."""
     return (
         f"{what} of {nbytes:,} bytes, which {where} has no room for: use "
         '.to_backend("numpy") to get it on the host, .persist() to leave its blocks where they '
@@ -478,7 +491,10 @@ def no_room(nbytes: int, where: str, what: str = "the result is one CuPy array")
 
 
 def does_not_fit(key: Key, need: int, place: int, machine: Machine, held: int = 0) -> str:
-    """What is wrong and what to do; `held` are bytes of values that cannot be moved away."""
+    """The message for a step that does not fit a device, with the remedy.
+
+    `held` are bytes of values that cannot be moved away.
+    """
     limit = machine.limit(machine.memory_of(place))
     whose = "of all devices together" if machine.shared else "there"
     beside = f", beside {held:,} bytes of values that cannot be moved" if held else ""

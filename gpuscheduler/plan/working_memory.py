@@ -1,6 +1,6 @@
-"""Predict what tasks allocate while they run, from what earlier runs saw.
+"""Predict working memory of tasks from earlier runs, of this process and of others.
 
-Seen in one plan, foreseen in others and in the next process. A guess: each plan sees for itself.
+A prediction is a guess: each plan replaces it by what its own steps take (`Plan.learn`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..forks import new_lock
 from ..frontend.compiled_task import Chain, CompiledCall, InnerStep
 from .plan import Plan
 
-#: A task that touches less takes too little to matter.
+#: Bytes that a task must touch for its working memory to matter.
 LEAST = 2**20
-#: So many kinds of task are kept, the latest.
+#: Kinds of task that are kept, the latest.
 MOST = 4096
 
 
 class WorkingMemory:
-    """Of devices of one kind, "cpu" or "cuda"."""
+    """Working memory that kinds of tasks took on devices of one kind, "cpu" or "cuda"."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -35,7 +35,7 @@ class WorkingMemory:
         self._lock = new_lock()
 
     def foresee(self, plan: Plan) -> None:
-        """Tell a plan what its kinds of steps should take."""
+        """Set a plan's `foreseen` working memory, by kind of step."""
         with self._lock:
             if self._seen is None:
                 self._seen = known_working_memory(self.kind)
@@ -45,7 +45,7 @@ class WorkingMemory:
             plan.foreseen = {kind: nbytes for kind, nbytes in found if nbytes}
 
     def learn(self, plan: Plan) -> None:
-        """Keep what a plan's kinds of steps have taken."""
+        """Keep the working memory that a plan's kinds of steps have taken."""
         took = {k: n for k, n in plan.extra.items() if n}
         if not took:
             return
@@ -60,12 +60,13 @@ class WorkingMemory:
 
 
 def known_working_memory(kind: str) -> dict[str, int]:
-    """What processes of this machine have seen."""
+    """Read the working memory that processes of this machine have seen, by kind of task."""
     content = disk_cache.read(_words_of(kind))
     return {} if content is None else json.loads(content)
 
 
 def keep(kind: str, seen: dict[str, int]) -> None:
+    """Write the working memory of kinds of tasks for other processes."""
     disk_cache.keep(_words_of(kind), json.dumps(seen).encode())
 
 
@@ -74,7 +75,7 @@ def _words_of(kind: str) -> tuple[str, ...]:
 
 
 def _kinds(plan: Plan) -> Iterator[tuple[int, str]]:
-    """The kinds of steps of a plan that may take something, and what each does to how much."""
+    """Yield kinds of steps that may need working memory, and a digest of their tasks and sizes."""
     found: set[int] = set()
     steps = plan.steps
     for step in steps:
@@ -91,8 +92,10 @@ def _kinds(plan: Plan) -> Iterator[tuple[int, str]]:
 
 
 def _what(task: Any) -> Any:
-    """What a task does, in words that are the same in another process; None of what takes nothing
-    or is not known."""
+    """Describe a task in words that another process repeats.
+
+    None for a task that needs no working memory, or is of an unknown type.
+    """
     if isinstance(task, Chain):
         return [_what(part) for _, part in task.tasks]
     if isinstance(task, CompiledCall):

@@ -224,12 +224,12 @@ def test_both_draw_from_one_memory_of_the_host(scheduler):
     """What one side has persisted there is not the other's."""
     limit = scheduler.hardware.machine.host_memory
     x = (numpy_blocks() * 2).persist()
-    assert scheduler._elsewhere() == {HOST: A.nbytes}
+    assert scheduler._others_chunks() == {HOST: A.nbytes}
     assert scheduler._turns.limit[HOST] == limit
-    assert scheduler._held()[HOST] == A.nbytes
+    assert scheduler._executor.held_bytes()[HOST] == A.nbytes
     assert scheduler._host._turns is scheduler._turns
     del x
-    assert scheduler._elsewhere() == {}
+    assert scheduler._others_chunks() == {}
 
 
 def test_work_that_does_not_fit_the_hosts_memory_goes_through_files(many):

@@ -11,7 +11,7 @@ import pytest
 
 from gpuscheduler import Scheduler
 from gpuscheduler.fusion.task import KernelTask
-from gpuscheduler.scheduler import heeds_errors
+from gpuscheduler.pipeline.number_errors import wants_number_errors
 from gpuscheduler.tracing.abstract import AbstractArray
 from gpuscheduler.tracing.context import NotTraceable
 from gpuscheduler.tracing.trace import trace_function
@@ -96,7 +96,7 @@ def cpu():
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_caller_wants_of_errors_is_what_threads_of_dask_do(cpu, way, expression):
     with WAYS[way]():
-        assert heeds_errors()
+        assert wants_number_errors()
         want = outcome(expression, scheduler="threads")
         assert outcome(expression) == want
 
@@ -106,7 +106,7 @@ def test_what_the_caller_wants_of_errors_is_what_threads_of_dask_do(cpu, way, ex
 def test_where_errors_are_only_told_kernels_compute(cpu, way):
     x = da.from_array(X, chunks=(200, 400))
     with USUAL[way]():
-        assert not heeds_errors()
+        assert not wants_number_errors()
         assert any(type(s.task) is KernelTask for s in cpu.plan(np.sqrt(x * 2)).steps)
 
 

@@ -40,7 +40,7 @@ def as_planned(monkeypatch):
 
     def plan(*arguments, **options):
         with monkeypatch.context() as m:
-            m.setattr(compile, "better_ordered", lambda graph, plan, home: (graph, plan))
+            m.setattr(compile, "reorder_steps", lambda graph, plan, home: (graph, plan))
             return planned(*arguments, **options)
 
     return plan

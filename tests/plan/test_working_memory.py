@@ -151,7 +151,8 @@ def spread(block):
     return np.sort(block)
 x = da.from_array(np.random.default_rng(int(sys.argv[1])).random((800, 400)), chunks=400)
 with gpuscheduler.Scheduler("cpu:2") as s:
-    plan, seen = s.plan(x.map_blocks(spread, dtype=float, meta=np.empty((0, 0)))), Taken("cpu")
+    plan = s.plan(x.map_blocks(spread, dtype=float, meta=np.empty((0, 0))))
+    seen = WorkingMemory("cpu")
     seen.foresee(plan)
     print(list(plan.takes.values()))
     plan.extra.update({step.kind: 9_000_000 for step in plan.steps if not step.fixed})
@@ -173,7 +174,7 @@ def test_the_next_process_knows(tmp_path):
 
 
 def test_what_cannot_be_read_or_kept_is_no_error(tmp_path, monkeypatch, scheduler):
-    for name, function in zip(("kept", "keep"), ON_DISK, strict=True):
+    for name, function in zip(("known_working_memory", "keep"), ON_DISK, strict=True):
         monkeypatch.setattr(working_memory, name, function)
     blocked = tmp_path / "file"
     blocked.write_text("")

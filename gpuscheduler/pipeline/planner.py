@@ -1,0 +1,189 @@
+"""Find the plan of a computation in the plan cache, or make it.
+
+A collection that was computed before has its plan in the cache. One that is like another gets its
+plan from a template. All others are read from Dask and compiled (`compile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dask._task_spec import DataNode
+
+from ..frontend import lowering
+from ..frontend.chunk import Chunk
+from ..frontend.graph import Graph, wanted_keys
+from ..gc_control import put_aside, without_garbage_collection
+from ..options import Options
+from ..plan.plan import Plan
+from ..plan.working_memory import WorkingMemory
+from ..runtime.dask_callbacks import DaskCallbacks
+from ..runtime.protocol import Hardware, Lease
+from . import compile
+from .cache import PlanCache, build_expression, signature
+from .number_errors import wants_number_errors
+from .request import ComputeRequest
+
+#: Graphs of `Planner.plan_graph` whose plans are kept.
+KEPT_GRAPHS = 32
+#: Plans with more steps than this are hidden from the garbage collector (`gc.freeze`) while they
+#: run: otherwise it would scan them twice.
+MANY_STEPS = 20_000
+
+
+@dataclass(eq=False, repr=False)
+class Planner:
+    """Finds or makes the plans of one scheduler."""
+
+    hardware: Hardware
+    options: Options
+    cache: PlanCache
+    working_memory: WorkingMemory
+    #: Plans of `plan_graph`, by the names under which they are kept.
+    _graphs: dict[Any, tuple[Graph, Plan]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget every plan."""
+        self.cache.clear()
+        self._graphs.clear()
+
+    def plan_request(
+        self, request: ComputeRequest, lease: Lease, callbacks: DaskCallbacks | None
+    ) -> tuple[Graph, Plan]:
+        """Read and plan for callbacks and for Dask's cache of values; else find or plan."""
+        if callbacks is None and request.cache is None:
+            return self.find_or_plan(request.dsk, request.keys, lease)
+        expr = build_expression(request.dsk)
+        return self.plan_expression(expr, request.keys, lease, request.cache, callbacks)
+
+    def find_or_plan(self, dsk: Any, keys: Any, lease: Lease) -> tuple[Graph, Plan]:
+        """The plan of this collection or of one like it, from the cache if it was made before."""
+        wanted = wanted_keys(keys)
+        known = signature(dsk, wanted)
+        if known is None:
+            graph, plan = self.plan_expression(build_expression(dsk), keys, lease)
+            plan.once = True
+            return graph, plan
+        where = lease.machine, self.front_device(lease), self._run_options().fuse
+        found = self.cache.find(known, *where)
+        if found is None:
+            dsk = build_expression(dsk)
+            with without_garbage_collection():
+                like = self.cache.likeness(dsk, wanted, self._home_finder(lease))
+                if like is not None:
+                    found = self.cache.like(like, wanted, *where)
+            if found is None:
+                found = graph, plan = self.plan_expression(dsk, keys, lease)
+                if like is not None:
+                    with without_garbage_collection():
+                        self.cache.learn_from(dsk, like, *where, graph=graph, plan=plan)
+            graph, plan = found
+            self.cache.keep(known, *where, graph=graph, plan=plan)
+        return found
+
+    def plan_expression(
+        self,
+        dsk: Any,
+        keys: Any,
+        lease: Lease,
+        values: MutableMapping[Any, Any] | None = None,
+        callbacks: DaskCallbacks | None = None,
+    ) -> tuple[Graph, Plan]:
+        """Read a Dask graph and plan it.
+
+        `values` is Dask's cache of values by key. With it, or with callbacks, tasks stay as they
+        were: callbacks see them.
+        """
+        started = callbacks.start if callbacks else None
+        home, kind, options = self._home_finder(lease), self.hardware.kind, self._run_options()
+        with without_garbage_collection():
+
+            def read(apart: Mapping[str, str]) -> Graph:
+                return lowering.from_dask(
+                    dsk, keys, values, started, home, self.front_device(lease),
+                    send=kind == "cuda" and lease.threads is None, apart=apart,
+                )  # fmt: skip
+
+            if callbacks is None and values is None:
+                graph, plan = compile.plan_dask(read, lease.machine, home, kind, options)
+            else:
+                graph = read({})
+                if values is not None:  # tasks may look into it for the values of the graph
+                    for constants in graph.constants.values():
+                        values.update(constants)
+                graph, plan = compile.plan_graph(
+                    graph, lease.machine, home, kind, options, merge=False
+                )
+            self.working_memory.foresee(plan)
+            if len(plan.steps) > MANY_STEPS:
+                put_aside()
+            return graph, plan
+
+    def plan_graph(
+        self, make: Callable[[], Graph], given: Mapping[Any, Any], lease: Lease, known: Any = None
+    ) -> tuple[Graph, Plan]:
+        """The plan of a graph that reads the `given` values; kept without them as `known`."""
+        homes = tuple([self.hardware.home(v) for v in given.values()])
+        name = (known, homes, self._run_options().fuse)
+        found = self._graphs.get(name) if known is not None else None
+        if found is None:
+            found = self._plan_new_graph(make(), given, lease)
+            if known is not None:
+                self._graphs[name] = found
+                while len(self._graphs) > KEPT_GRAPHS:
+                    self._graphs.pop(next(iter(self._graphs)), None)
+        graph, plan = found
+        plan = copy(plan)
+        plan.steps = list(plan.steps)
+        for key, value in given.items():
+            i = plan.index[key]
+            plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
+        return graph, plan
+
+    def _plan_new_graph(
+        self, graph: Graph, given: Mapping[Any, Any], lease: Lease
+    ) -> tuple[Graph, Plan]:
+        lowering.compile_tasks(graph.tasks)
+        graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
+        with without_garbage_collection():
+            graph, plan = compile.plan_graph(
+                graph, lease.machine, self.hardware.home, self.hardware.kind, self._run_options()
+            )
+        for key in given:  # the values themselves are not kept with the plan
+            graph.tasks.pop(key, None)
+            i = plan.index[key]
+            plan.steps[i] = replace(plan.steps[i], task=DataNode(key, None))
+        return graph, plan
+
+    def _run_options(self) -> Options:
+        """The options of a run that begins now.
+
+        No kernel raises, calls or prints as NumPy does. Where the caller wants that, tasks of CPU
+        devices run unfused.
+        """
+        if self.hardware.kind == "cpu" and self.options.fuse and wants_number_errors():
+            return replace(self.options, fuse=False)
+        return self.options
+
+    def _home_finder(self, lease: Lease) -> Callable[[Any], int | None]:
+        """A function that says which of the lease's devices holds a value, if any."""
+        n, shared = len(lease.machine.devices), lease.machine.shared
+
+        def home(value: Any) -> int | None:
+            if type(value) is Chunk:
+                place = value.place if value.keeper is self.hardware else None
+                if place is not None and shared:
+                    return place % n
+            else:
+                place = self.hardware.home(value)
+            return place if place is not None and place < n else None
+
+        return home
+
+    def front_device(self, lease: Lease) -> int | None:
+        """The device of the lease where the calling thread expects small results, if any."""
+        front = self.hardware.front()
+        return front if front is not None and front < len(lease.machine.devices) else None

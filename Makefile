@@ -40,9 +40,10 @@ test: $(VENV)/.test
 	$(BIN)/python tests/conformance/run.py ci -n $(JOBS)
 	$(if $(CUDA),$(BIN)/python tests/conformance/run.py array --gpu -n $(JOBS))
 
-# Rooms whose tests decide with numbers, the order of the rooms, and the documents' texts.
-FAST := tests/ir tests/codegen tests/frontend tests/plan tests/runtime tests/cli \
-  tests/test_structure.py tests/test_options.py tests/test_mesh.py
+# Tests that decide with numbers, without devices, and the order of the rooms.
+FAST := tests/ir tests/frontend tests/plan tests/cli tests/runtime/test_state.py \
+  tests/runtime/test_tape.py tests/runtime/test_admission.py \
+  tests/test_structure.py tests/test_options.py
 
 check: lint types
 	GPUSCHEDULER_EXAMPLES=$${GPUSCHEDULER_EXAMPLES:-10} $(BIN)/python -m pytest -q -n $(JOBS) \

@@ -26,7 +26,7 @@ from dask.utils import parse_bytes
 from .codegen.cpu import evaluate
 from .default import kind_in_use
 from .frontend.tiles import MeshAxis, Tile, Tiles
-from .ir.expr import DType, Expr, Kernel, View, nodes, rebuilt
+from .ir.expr import DType, Expr, Kernel, View, nodes, replace_leaves
 from .tracing.array import TracedArray, apply_expression
 from .tracing.numba_cpu import plain
 from .tracing.point_function import (
@@ -515,7 +515,7 @@ class MeshTile:
                 return leaf
             return Expr("input", (), leaf.dtype, (leaf.data[0], views[leaf.data[0]]))
 
-        return Kernel(shape, tuple(rebuilt([self.what], spread)))
+        return Kernel(shape, tuple(replace_leaves([self.what], spread)))
 
 
 @functools.lru_cache(256)  # blocks that come of one have the same: they are alike

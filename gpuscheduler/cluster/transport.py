@@ -186,9 +186,9 @@ def _host_buffer(arrays: list[Any], slots: list[BufferSlot]) -> Any:
 def _device_buffer(arrays: list[Any], slots: list[BufferSlot]) -> Any:
     if not arrays:
         return np.empty(0, np.uint8)
-    from ..devices.cuda.hardware import gathered_on_host  # here, for it imports CuPy
+    from ..devices.cuda.hardware import gather_on_host  # here, for it imports CuPy
 
-    return gathered_on_host(arrays, [s.start for s in slots], _length(slots))
+    return gather_on_host(arrays, [s.start for s in slots], _length(slots))
 
 
 def off_device(value: Any) -> Iterator[OffDevice]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen.cuda.kernel import unwritten
+from ..codegen.cuda.kernel import why_not_generated
 from ..frontend.graph import Graph
-from ..ir.expr import Expr, Kernel, Program, View, nodes, rebuilt, view_of, with_view
+from ..ir.expr import Expr, Kernel, Program, View, nodes, replace_leaves, view_of, with_view
 from ..ir.rewrite import renumber_arrays
 from ..tracing.context import MOST_NODES
 from .inline import Inliner
@@ -100,7 +100,7 @@ def compress_program(
             offset = sum([i * s for i, s in zip(place, view.strides[rows:], strict=True)])
             return with_view(leaf, View(view.offset + offset, view.strides[:rows]))
 
-        return rebuilt([masked.expr], change)[0]
+        return replace_leaves([masked.expr], change)[0]
 
     columns = [column(place) for place in np.ndindex(shape)]
     begins = [0, *itertools.accumulate(counts)]
@@ -120,6 +120,6 @@ def compress_program(
     every = nodes(kernels[1].roots)
     # what takes long is computed once, and not twice
     loops = [n for n in every if n.op == "call" and n.data[0].repeats]
-    if loops or len(every) > MOST_NODES or any(map(unwritten, kernels)):
+    if loops or len(every) > MOST_NODES or any(map(why_not_generated, kernels)):
         return None
     return Program(sum(counts), kernels, None), shape

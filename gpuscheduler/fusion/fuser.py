@@ -44,9 +44,9 @@ from .source import (
     MatrixProductTask,
     StructureNumbers,
     TraceOutcome,
+    select_worth_inlining,
     shared_arrays,
     stores_a_scan,
-    worth_inlining,
 )
 from .task import KernelTask, Key, OptionalTask, PairsTask, count_arrays
 from .task_trace import TaskTracer
@@ -340,7 +340,7 @@ class FusionPass:
         found = self._follow(task)
         if not task.inlined or found.program is None:
             return task, found
-        worth = worth_inlining(found.program, task.inlined, task.recipe.joins) | unknown
+        worth = select_worth_inlining(found.program, task.inlined, task.recipe.joins) | unknown
         if stores_a_scan(found.program):  # each of its readers would store the scan, too
             shared = [n for n, s in worth.items() if isinstance(s.parts, ScannedArray)]
             shared = [n for n in shared if self.inliner.readers[task.target(n)] > 1]
@@ -488,16 +488,16 @@ class FusionPass:
             self.inliner.sources[task.key] = self.offers.offer_view(name, seen, whole)
 
 
-def better_apart(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
+def regroup_layers(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
     """Decide how to split layers that Dask has fused, as a word for each layer.
 
     Layers with different words become different tasks. Each run of two or more traceable layers
     gets no words, and becomes a kernel of its own. A single traceable layer stays with its
     neighbours in `strange`, which cannot be traced.
 
-    >>> better_apart(["read", "fft", "abs", "square", "sum"], {"fft"})
+    >>> regroup_layers(["read", "fft", "abs", "square", "sum"], {"fft"})
     {'read': 'read', 'fft': 'read'}
-    >>> better_apart(["read", "fft", "sum"], {"fft"})
+    >>> regroup_layers(["read", "fft", "sum"], {"fft"})
     {}
     """
     runs = [list(run) for _, run in itertools.groupby(names, key=strange.__contains__)]

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from ..frontend.graph import Graph
-from ..ir.expr import Expr, Kernel, Out, Program, Reduction, rebuilt
+from ..ir.expr import Expr, Kernel, Out, Program, Reduction, replace_leaves
 from ..ir.regions import bytes_read
 from ..ir.rewrite import renumber_arrays
 from ..values import map_leaves
@@ -53,7 +53,7 @@ class _SequentialTasks:
         return tuple([task(values) for task in self.tasks])
 
 
-def merge(apart: Graph) -> Graph:
+def merge_siblings(apart: Graph) -> Graph:
     """Return a graph in which siblings are one task; the same graph without siblings."""
     graph = apart
     kept = set(graph.outputs)
@@ -72,9 +72,7 @@ def merge(apart: Graph) -> Graph:
         for key in chain(*groups):
             number.setdefault(id(fused[key].program), len(number))
         first = {
-            group[0]: read_together(
-                graph, sorted(group, key=lambda k: number[id(fused[k].program)])
-            )
+            group[0]: add_group(graph, sorted(group, key=lambda k: number[id(fused[k].program)]))
             for group in groups
         }
         where = {key: (h, n) for h in first.values() for n, key in enumerate(h.keys)}
@@ -86,12 +84,12 @@ def merge(apart: Graph) -> Graph:
                 graph.tasks[first[key]] = _join_tasks(tasks, first[key], known)
             elif key not in where:
                 graph.tasks[key] = task
-        forget(graph, where)
-        rewire(graph, where)
+        forget_tasks(graph, where)
+        rewire_readers(graph, where)
     return graph
 
 
-def forget(graph: Graph, keys: Iterable[Key]) -> None:
+def forget_tasks(graph: Graph, keys: Iterable[Key]) -> None:
     """Drop the graph's facts about tasks that are part of others now."""
     for key in keys:
         for facts in (graph.names, graph.needs, graph.constants, graph.picks, graph.pins):
@@ -145,7 +143,7 @@ def _is_small(task: KernelTask) -> bool:
     return made <= SMALL or 8 * made <= read
 
 
-def read_together(graph: Graph, group: list[Key]) -> TupleItemKey:
+def add_group(graph: Graph, group: list[Key]) -> TupleItemKey:
     """Give a group one key in the graph, which reads what its members read."""
     holder = TupleItemKey(tuple(group))
     sources: dict[Key, tuple[Key, tuple[int, ...]]] = {}
@@ -196,7 +194,7 @@ def _join_tasks(
     )  # fmt: skip
 
 
-def rewire(graph: Graph, where: Mapping[Key, tuple[Key, int]]) -> None:
+def rewire_readers(graph: Graph, where: Mapping[Key, tuple[Key, int]]) -> None:
     """Let readers pick their item of the tuple that a group makes."""
     for key, needs in graph.needs.items():
         if not any(d in where for d in needs):
@@ -277,5 +275,5 @@ def _join_kernels(kernels: Sequence[Kernel]) -> Kernel:
                 return leaf
             return Expr("reduced", (), leaf.dtype, (place[leaf.data[0]], leaf.data[1]))
 
-        outputs += rebuilt(kernel.outputs, change)
+        outputs += replace_leaves(kernel.outputs, change)
     return replace(kernels[0], reductions=tuple(reductions), outputs=tuple(outputs))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..frontend.graph import Graph
-from ..ir.expr import Expr, Kernel, Out, rebuilt, view_of, with_view
+from ..ir.expr import Expr, Kernel, Out, replace_leaves, view_of, with_view
 from ..ir.rewrite import renumber_leaf
 from ..tracing.abstract import (
     AbstractArray,
@@ -80,7 +80,7 @@ class Offers:
         def part(out: Out) -> GeneratedArray:
             expr = kernel.outputs[out.array - program.inputs]
             if out.shape != kernel.shape:  # axes of length one are more, or fewer
-                (expr,) = rebuilt(
+                (expr,) = replace_leaves(
                     [expr], lambda leaf: _broadcast_leaf(leaf, kernel.shape, out.shape)
                 )
             return GeneratedArray(out.shape, expr.dtype, expr)
@@ -140,7 +140,7 @@ class Offers:
         def change(leaf: Expr) -> Expr:
             return renumber_leaf(leaf, lambda n: own + n - BORROWED if n >= BORROWED else n)
 
-        expr, mask = rebuilt([masked.expr, masked.mask], change)
+        expr, mask = replace_leaves([masked.expr, masked.mask], change)
         masked = replace(masked, expr=expr, mask=mask)
         number = self.numbers.number(("selection", masked, structure_words(expects)))
         little = work_per_element(expr) + work_per_element(mask) <= LITTLE_WORK

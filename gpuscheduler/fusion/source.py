@@ -16,7 +16,7 @@ import numpy as np
 from dask._task_spec import Task
 
 from ..frontend.graph import SLICERS
-from ..ir.expr import Expr, Kernel, Out, Program, nodes, rebuilt
+from ..ir.expr import Expr, Kernel, Out, Program, nodes, replace_leaves
 from ..ir.rewrite import renumber_arrays, renumber_leaf
 from ..tracing.abstract import FlatArray, GeneratedArray, MaskedPoints
 from ..values import leaves, map_leaves
@@ -159,7 +159,7 @@ class TraceOutcome:
     beside: tuple[Any, ...] = ()
 
 
-def worth_inlining(
+def select_worth_inlining(
     program: Program, inlined: dict[int, InlineSource], joins: bool
 ) -> dict[int, InlineSource]:
     """Return the producers whose elements the reader does not compute many times over.
@@ -265,16 +265,16 @@ def lend_source(source: InlineSource, draws: int, arrays: int, shared: Sequence[
         return words.get(leaf) or renumber_leaf(leaf, number)
 
     if source.parts is None:
-        (expr,) = rebuilt([source.expr], change)
+        (expr,) = replace_leaves([source.expr], change)
         return GeneratedArray(source.shape, expr.dtype, expr)
     if isinstance(source.parts, MaskedPoints):
-        expr, mask = rebuilt([source.expr, source.parts.mask], change)
+        expr, mask = replace_leaves([source.expr, source.parts.mask], change)
         return replace(source.parts, expr=expr, mask=mask)
-    every = iter(rebuilt([part.expr for part in leaves(source.parts)], change))
+    every = iter(replace_leaves([part.expr for part in leaves(source.parts)], change))
     return map_leaves(lambda part: replace(part, expr=next(every)), source.parts)
 
 
-def return_arrays(program: Program, borrowed: int) -> Program:
+def renumber_borrowed(program: Program, borrowed: int) -> Program:
     """Renumber borrowed arrays of a program, so that they follow its own inputs."""
     if not borrowed:
         return program

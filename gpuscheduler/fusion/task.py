@@ -67,7 +67,7 @@ class KernelTask:
                 if not collect_arrays(value, foreseen, copy, out):
                     return None
                 continue
-            array = as_expected(value, foreseen, copy)
+            array = match_array(value, foreseen, copy)
             if array is None:
                 return None
             out.append(array)
@@ -178,7 +178,7 @@ class CompressTask:
         return f"<Picked {self.key!r}>"
 
 
-def as_expected(value: Any, foreseen: AbstractArray, copy: type[Any] | None) -> Any:
+def match_array(value: Any, foreseen: AbstractArray, copy: type[Any] | None) -> Any:
     """Return a value, perhaps as a copy; None if it is not the expected array."""
     if getattr(value, "shape", None) != foreseen.shape:
         return None
@@ -192,7 +192,7 @@ def as_expected(value: Any, foreseen: AbstractArray, copy: type[Any] | None) -> 
 def collect_arrays(value: Any, foreseen: Any, copy: type[Any] | None, out: list[Any]) -> bool:
     """Append the arrays in containers to `out`, and return whether all is as expected."""
     if type(foreseen) is AbstractArray:
-        array = as_expected(value, foreseen, copy)
+        array = match_array(value, foreseen, copy)
         out.append(array)
         return array is not None
     if type(foreseen) is KnownArray:  # a constant of the task itself

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from ..codegen.cuda.kernel import unwritten
+from ..codegen.cuda.kernel import why_not_generated
 from ..frontend.captured import content
 from ..frontend.graph import Graph
 from ..ir import expr as ir_expr
@@ -44,7 +44,7 @@ from .source import (
     StructureNumbers,
     TraceOutcome,
     lend_source,
-    return_arrays,
+    renumber_borrowed,
     shared_arrays,
 )
 from .task import count_arrays
@@ -150,7 +150,7 @@ class TaskTracer:
         if reason := self._why_unfused(program, call, is_copy):
             made = None if is_optional else makes
             return TraceOutcome(None, reason, makes=made, number=number)
-        program = return_arrays(program, call.borrowed_arrays)
+        program = renumber_borrowed(program, call.borrowed_arrays)
         self._note_values(call.captured.left)
         found = TraceOutcome(
             program, "", makes, self._count_bytes(program, makes), number,
@@ -196,7 +196,9 @@ class TaskTracer:
         """Return why a program does not become a kernel; None where it does."""
         if reason := unreadable(program):
             return reason
-        if self.on_gpus and (reason := next(filter(None, map(unwritten, program.kernels)), None)):
+        if self.on_gpus and (
+            reason := next(filter(None, map(why_not_generated, program.kernels)), None)
+        ):
             return f"there is no kernel for {reason}"
         if (
             not self.on_gpus

@@ -276,7 +276,7 @@ def substitute(roots: Iterable[Expr], new: Mapping[int, Expr]) -> list[Expr]:
     return [done[id(r)] for r in roots]
 
 
-def rebuilt(roots: Iterable[Expr], change: Callable[[Expr], Expr]) -> list[Expr]:
+def replace_leaves(roots: Iterable[Expr], change: Callable[[Expr], Expr]) -> list[Expr]:
     """Replace each leaf `x` by `change(x)`."""
     roots = list(roots)
     return substitute(roots, {id(n): change(n) for n in nodes(roots) if n.op in LEAVES})

@@ -14,7 +14,18 @@ import numpy as np
 
 from ..values import map_leaves
 from .cost import CHEAP, COSTS
-from .expr import Expr, Kernel, Out, Program, View, nodes, rebuilt, substitute, view_of, with_view
+from .expr import (
+    Expr,
+    Kernel,
+    Out,
+    Program,
+    View,
+    nodes,
+    replace_leaves,
+    substitute,
+    view_of,
+    with_view,
+)
 from .rewrite import renumber_arrays
 
 #: Least cost of an expression at one point, in additions, to be worth a kernel of its own.
@@ -172,4 +183,4 @@ def _restrict_axes(roots: list[Expr], axes: list[int]) -> list[Expr]:
             return leaf
         return with_view(leaf, View(view.offset, tuple([view.strides[k] for k in axes])))
 
-    return rebuilt(roots, change)
+    return replace_leaves(roots, change)

@@ -23,7 +23,7 @@ TILE = 2**14
 LEAST = 2**8
 
 
-def brought_together(program: Program) -> Program:
+def tile_program(program: Program) -> Program:
     """Tile the kernels of a program that read far neighbours."""
     kernels = tuple([columns(k) for k in program.kernels])
     same = all(a is b for a, b in zip(kernels, program.kernels, strict=True))

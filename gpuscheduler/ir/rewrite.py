@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .expr import Expr, Kernel, rebuilt
+from .expr import Expr, Kernel, replace_leaves
 
 
 def change_leaves(kernel: Kernel, change: Callable[[Expr], Expr]) -> Kernel:
     """The kernel with each leaf `x` replaced by `change(x)`."""
-    return kernel.with_roots(rebuilt(kernel.roots, change))
+    return kernel.with_roots(replace_leaves(kernel.roots, change))
 
 
 def renumber_arrays(kernel: Kernel, number: Callable[[int], int]) -> Kernel:

@@ -23,7 +23,7 @@ from .expr import (
     View,
     constant,
     index,
-    rebuilt,
+    replace_leaves,
     view_of,
     with_view,
 )
@@ -85,7 +85,7 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
 
     ops = [SCANS[r.op] for r in kernel.reductions]
     types = [carried_as(r) for r in kernel.reductions]
-    given = rebuilt([r.arg for r in kernel.reductions], cut)
+    given = replace_leaves([r.arg for r in kernel.reductions], cut)
     args = [_as(x, t) for x, t in zip(given, types, strict=True)]
     shape = _with(kernel.shape, axis, many, long)
     small = _with(kernel.shape, axis, many)
@@ -118,7 +118,7 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
         return _as(Expr(BOTH[ops[j]], (carried, made[j]), types[j]), leaf.dtype)
 
     # leaves only are replaced: `made` stands for itself in what takes its place
-    outputs = tuple(rebuilt(kernel.outputs, joined))
+    outputs = tuple(replace_leaves(kernel.outputs, joined))
     scans = tuple([replace(r, arg=x, dtypes=(t,))
                    for r, x, t in zip(kernel.reductions, args, types, strict=True)])  # fmt: skip
     strides = None

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import OutOfMemory
 from ..frontend.graph import Graph
 from ..fusion import horizontal
-from ..fusion.fuser import FusionPass, better_apart
+from ..fusion.fuser import FusionPass, regroup_layers
 from ..options import Options
 from ..plan.batching import batch_alike
 from ..plan.build import make_plan, places_of
@@ -53,7 +53,7 @@ def plan_dask(
             fused.setdefault(layer, names)  # as Dask has it
             strange |= those
         for names in fused.values():
-            apart |= better_apart(names, strange)
+            apart |= regroup_layers(names, strange)
         if apart == before:
             break
     return _place_and_batch(graph, machine, home, kind, options, merge=True)
@@ -105,7 +105,7 @@ def _place_and_batch(
     """Run the passes behind fusion: merge kernels, place, batch matmuls and launches, reorder."""
     if merge and kind == "cuda":
         recognise_matmul(graph)
-    apart, graph = graph, horizontal.merge(graph) if merge and options.fuse else graph
+    apart, graph = graph, horizontal.merge_siblings(graph) if merge and options.fuse else graph
     unsure = False
     try:
         plan = make_plan(graph, machine, home)

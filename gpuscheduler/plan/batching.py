@@ -17,7 +17,7 @@ from dask.core import flatten
 from ..frontend.chunk import Chunk
 from ..frontend.graph import Graph
 from ..frontend.order import depth_first
-from ..fusion.horizontal import TupleItemKey, forget, read_together, rewire
+from ..fusion.horizontal import TupleItemKey, add_group, forget_tasks, rewire_readers
 from ..fusion.task import KernelTask
 from ..ir.limits import CLOSE
 from .plan import Plan
@@ -102,14 +102,14 @@ def batch_alike(graph: Graph, plan: Plan) -> bool:
             for k in group
             for d in graph.needs[k]
         )
-        holder = read_together(graph, group)
+        holder = add_group(graph, group)
         given = [getattr(graph.tasks[d], "value", None) for k in group for d in graph.needs[k]]
         chunks = tuple(v for v in given if type(v) is Chunk)
         fixed = fixed and holder not in graph.constants
         made[holder] = Batch(holder, members, fixed, chunks)
         where.update({key: (holder, n) for n, key in enumerate(group)})
-    forget(graph, where)
-    rewire(graph, where)
+    forget_tasks(graph, where)
+    rewire_readers(graph, where)
     outputs = set(graph.outputs)
     graph.parts = {k: (holder, (n,)) for k, (holder, n) in where.items() if k in outputs}
     tasks = {k: t for k, t in graph.tasks.items() if k not in where} | made

@@ -22,7 +22,7 @@ import numpy as np
 from dask.core import flatten
 
 from ..frontend.graph import Graph
-from ..fusion.horizontal import forget
+from ..fusion.horizontal import forget_tasks
 from ..fusion.source import MatrixInput
 from ..fusion.task import KernelTask
 from ..ir.expr import Expr, Kernel, Out, Program, View, canonical, is_zero, nodes, substitute
@@ -331,7 +331,7 @@ class _ProductCollector:
             else:
                 tasks[key] = self.new.get(key, task)
         graph.tasks = tasks
-        forget(graph, gone.difference(self.sums))
+        forget_tasks(graph, gone.difference(self.sums))
         for key in gone.difference(self.sums):
             for facts in (graph.operations, graph.why, graph.sizes, graph.blocks):
                 facts.pop(key, None)

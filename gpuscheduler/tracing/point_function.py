@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import NotCompiled
 from ..ir.complex_parts import by_parts
-from ..ir.expr import DType, Expr, Out, View, constant, nodes, rebuilt
+from ..ir.expr import DType, Expr, Out, View, constant, nodes, replace_leaves
 from . import context, trace
 from .abstract import AbstractArray, ViewedInput
 from .context import NotTraceable, ViewTrace
@@ -146,7 +146,7 @@ def _pointwise(part: Any, program: Any, lengths: Sequence[int]) -> Expr:
         (s, k) for s, k in zip(program.starts, program.kernels, strict=True) if s <= part.array
     ]
     root = kernel.outputs[part.array - start]
-    (expr,) = rebuilt([root], lambda leaf: _element(leaf, kernel.shape, lengths))
+    (expr,) = replace_leaves([root], lambda leaf: _element(leaf, kernel.shape, lengths))
     return expr
 
 

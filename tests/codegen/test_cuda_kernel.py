@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gpuscheduler import Scheduler
 from gpuscheduler.codegen.cpu import evaluate
 from gpuscheduler.codegen.cuda import device_library
-from gpuscheduler.codegen.cuda.kernel import ONLY, generate, unwritten
+from gpuscheduler.codegen.cuda.kernel import ONLY, generate, why_not_generated
 from gpuscheduler.codegen.cuda.loop_space import LoopAxis, collapse_axes
 from gpuscheduler.codegen.cuda.nodes import NodeTree, simplify_cases
 from gpuscheduler.errors import NotGenerated
@@ -310,7 +310,7 @@ def test_more_weighed_bins_than_there_is_room_for():
     said = "a histogram of weights of 5,999 bins, more than 5,120"
     with pytest.raises(NotGenerated, match=said):
         generate(many)
-    assert unwritten(many) == said
+    assert why_not_generated(many) == said
 
 
 def test_edges_of_linspace_are_arguments_others_are_text():
@@ -322,7 +322,7 @@ def test_edges_of_linspace_are_arguments_others_are_text():
     many = k.histogram((64,), "f8", np.arange(20_000.0))
     with pytest.raises(NotGenerated, match="a histogram of 19,999 bins, more than 10,240"):
         generate(many)
-    assert unwritten(many) == "a histogram of 19,999 bins, more than 10,240"
+    assert why_not_generated(many) == "a histogram of 19,999 bins, more than 10,240"
 
 
 @host_only

@@ -26,7 +26,7 @@ from gpuscheduler.ir.expr import (
     constant,
     index,
     nodes,
-    rebuilt,
+    replace_leaves,
     source,
 )
 
@@ -283,7 +283,7 @@ def test_constants_may_be_given_in_each_call():
             found = evaluate.evaluate(kernel, small, TINY, words)
 
             def settled(root, words=words):
-                return rebuilt([root], lambda leaf: words.get(leaf, leaf))[0]
+                return replace_leaves([root], lambda leaf: words.get(leaf, leaf))[0]
 
             plain = Kernel(
                 kernel.shape,

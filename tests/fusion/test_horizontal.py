@@ -11,7 +11,7 @@ import pytest
 
 from gpuscheduler import OutOfMemory, Scheduler
 from gpuscheduler.fusion.fuser import FusionPass
-from gpuscheduler.fusion.horizontal import TupleItemKey, merge
+from gpuscheduler.fusion.horizontal import TupleItemKey, merge_siblings
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.pipeline import compile
 from gpuscheduler.plan.build import make_plan
@@ -21,7 +21,7 @@ from tests.support.strategies import graph_of
 
 
 def merged(*collections):
-    return merge(FusionPass(graph_of(*collections)).fused())
+    return merge_siblings(FusionPass(graph_of(*collections)).fused())
 
 
 def reading(graph):
@@ -213,5 +213,5 @@ def test_merge_leaves_its_graph_unchanged():
     x = rows()
     graph = FusionPass(graph_of(x.mean(axis=0), x.var(axis=0))).fused()
     before = {f.name: str(getattr(graph, f.name)) for f in fields(graph)}
-    assert merge(graph) is not graph
+    assert merge_siblings(graph) is not graph
     assert before == {f.name: str(getattr(graph, f.name)) for f in fields(graph)}

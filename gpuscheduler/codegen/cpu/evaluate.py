@@ -20,7 +20,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...ir.bins import Bins
-from ...ir.expr import SCANS, DType, Expr, Kernel, Reduction, View, nodes, rebuilt, substitute
+from ...ir.expr import (
+    SCANS,
+    DType,
+    Expr,
+    Kernel,
+    Reduction,
+    View,
+    nodes,
+    replace_leaves,
+    substitute,
+)
 from ...ir.regions import Box, cut_for, simplify_in_box
 from ...ir.split_scans import BOTH, carried_as
 from . import histogram, llvm_code, llvm_map, llvm_reduce
@@ -149,7 +159,7 @@ def _around_scans(kernel: Kernel) -> tuple[Kernel, Kernel, int]:
         return Expr("input", (), leaf.dtype, (first + leaf.data[0], whole))
 
     args = Kernel(kernel.shape, tuple([r.arg for r in kernel.reductions]))
-    return args, Kernel(kernel.shape, tuple(rebuilt(kernel.outputs, change))), first
+    return args, Kernel(kernel.shape, tuple(replace_leaves(kernel.outputs, change))), first
 
 
 class _KernelFacts(NamedTuple):
@@ -365,13 +375,13 @@ def _plan(
 
     outputs = []
     target = whole if strides is None else View(0, strides)
-    for box, roots in regions(rebuilt(kernel.outputs, change), kernel.kept):
+    for box, roots in regions(replace_leaves(kernel.outputs, change), kernel.kept):
         outputs.append(Region(box, roots, [target] * len(roots), frozenset(), block_bytes))
     inner = []
     if kernel.counts:
         # once for each point, not for each bin, too
         _, wanted = _histogram_parts(kernel)
-        wanted = rebuilt(wanted, lambda leaf: drop_first_axis(change(leaf)))
+        wanted = replace_leaves(wanted, lambda leaf: drop_first_axis(change(leaf)))
         for box, roots in regions(wanted, kernel.shape[1:]):
             axes = frozenset(range(len(box)))
             views = [View(0, (0,) * len(box))] * len(roots)
@@ -382,7 +392,7 @@ def _plan(
         reduced_axes = tuple(sorted(kernel.axes))
         position = broadcast_view(View.contiguous(tuple(over)), reduced_axes, len(kernel.shape))
         for box, roots in regions(
-            rebuilt([r.arg for r in kernel.reductions], change), kernel.shape
+            replace_leaves([r.arg for r in kernel.reductions], change), kernel.shape
         ):
             views = [target, position]
             inner.append(Region(box, roots, views, frozenset(kernel.axes), block_bytes))

@@ -162,11 +162,11 @@ def _derive_sums(kernel: Kernel) -> Kernel:
     return replace(kernel, outputs=outputs, reductions=reductions)
 
 
-def unwritten(kernel: Kernel) -> str | None:
+def why_not_generated(kernel: Kernel) -> str | None:
     """Why there is no CUDA for a kernel: the operation and its types, or None.
 
     >>> from gpuscheduler.ir.expr import constant
-    >>> unwritten(Kernel((), (Expr("nextafter", (constant(1, "f2"),) * 2, "f2"),)))
+    >>> why_not_generated(Kernel((), (Expr("nextafter", (constant(1, "f2"),) * 2, "f2"),)))
     'nextafter of float16, float16'
     """
     try:

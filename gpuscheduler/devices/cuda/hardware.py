@@ -112,7 +112,7 @@ def _error_of_device(device: int) -> str | None:
     return None
 
 
-def gathered_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
+def gather_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
     """Copy arrays of any devices into one pinned host buffer, each at its start.
 
     All copies are queued at once, with one wait for each device.

@@ -32,7 +32,7 @@ from ...forks import new_lock, new_rlock
 from ...fusion.task import CompressTask, KernelTask, compute_program, program_of
 from ...ir.expr import PLACEHOLDER, Out, Program, is_placeholder
 from ...ir.hoist import hoist_invariants, split_kernels
-from ...ir.loop_tiling import brought_together
+from ...ir.loop_tiling import tile_program
 from ...ir.split_scans import split_scan
 from ...plan.batching import SMALL, Batch
 from ...tracing import numba_cuda
@@ -432,7 +432,7 @@ class Kernels:
             processors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
             program = given
             if not any(k.picks for k in given.kernels):  # these count points of the same parts
-                program = brought_together(hoist_invariants(split_kernels(given, split_scan)))
+                program = tile_program(hoist_invariants(split_kernels(given, split_scan)))
             made = [generate(k, aligned[0], processors, aligned[1]) for k in program.kernels]
             found = self._texts[key] = given, program, made
         return found[1:]

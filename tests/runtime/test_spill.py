@@ -206,7 +206,7 @@ def test_a_store_that_is_forgotten_or_left_at_exit_leaves_nothing(tmp_path):
     SpillStore(str(tmp_path)).write(1, "k")
     assert not list(tmp_path.iterdir())
     code = "from gpuscheduler.runtime.spill import SpillStore; "
-    code += f"s = Store({str(tmp_path)!r}); s.write(1, 'k')"
+    code += f"s = SpillStore({str(tmp_path)!r}); s.write(1, 'k')"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert not list(tmp_path.iterdir())
 
@@ -214,7 +214,7 @@ def test_a_store_that_is_forgotten_or_left_at_exit_leaves_nothing(tmp_path):
 KILLED = """
 import sys, os, time
 from gpuscheduler.runtime.spill import SpillStore
-store = Store(sys.argv[1])
+store = SpillStore(sys.argv[1])
 store.write(b"x" * 1000, "k")
 print("written", flush=True)
 time.sleep(600)
@@ -223,7 +223,8 @@ time.sleep(600)
 SPILLING = """
 import sys
 import dask.array as da
-from gpuscheduler import Scheduler, spill
+from gpuscheduler import Scheduler
+from gpuscheduler.runtime import spill
 def written(f, view, real=spill._write_all, told=[]):
     real(f, view)
     if not told:

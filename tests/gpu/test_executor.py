@@ -1097,7 +1097,7 @@ FAILING = """
 import warnings
 import cupy, dask, dask.array as da, numpy as np, pytest
 import gpuscheduler
-from gpuscheduler import cuda
+from gpuscheduler.devices.cuda import hardware
 from gpuscheduler.errors import DeviceLost
 
 bad = cupy.RawKernel('extern "C" __global__ void bad(float* x) { x[1ull << 44] = 1; }', "bad")
@@ -1122,7 +1122,7 @@ with gpuscheduler.Scheduler("cuda") as s:
     assert f"cuda:{last} answer" in repr(s)
 with pytest.raises(DeviceLost):
     gpuscheduler.Scheduler(f"cuda:{last}")
-lost = cuda.LOST.keys()  # with some drivers all that the process has used
+lost = hardware.LOST.keys()  # with some drivers all that the process has used
 with pytest.warns(RuntimeWarning, match="left out"), gpuscheduler.Scheduler("auto") as s:
     assert s.hardware.kind == ("cpu" if len(lost) == count else "cuda")
     assert float(da.ones((64, 64), chunks=16, dtype="f4").sum().compute()) == 64 * 64

@@ -433,7 +433,7 @@ def test_a_helper_of_two_functions_is_compiled_once():
 @pytest.mark.parametrize("f", [endless, odd])
 def test_functions_that_call_themselves_are_refused(f):
     with pytest.raises(
-        NotCompiled, match=rf"{f.__name__} \(.*test_scalar.py, line \d+\): it calls"
+        NotCompiled, match=rf"{f.__name__} \(.*test_numba_cpu.py, line \d+\): it calls"
     ):
         ScalarFunction(f).results((F8,))
 
@@ -442,7 +442,7 @@ AGAIN = """
 import sys
 import numpy as np
 from numba.core import codegen
-from gpuscheduler import scalar
+from gpuscheduler.tracing import numba_cpu
 
 K, F8, made = float(sys.argv[1]), np.dtype("f8"), []
 finalize = codegen.CPUCodeLibrary.finalize
@@ -461,7 +461,7 @@ def helper(x):
 def f(x, y):
     return helper(x) + y, 1.5
 
-function = scalar.ScalarFunction(f)
+function = numba_cpu.ScalarFunction(f)
 types = F8, F8
 function.results(types)
 x, y = np.array([1.0, 2.0, -4.0]), np.array([3.0])

@@ -423,7 +423,7 @@ def test_a_failure_names_the_function_its_types_the_line_and_the_reason():
     assert text.startswith("opened(float64) -> float64 has no device code: ")
     assert "open" in text.partition("code: ")[2]
     assert 'y + len(open("file").read())' in text
-    assert "test_device_code.py, line" in text
+    assert "test_numba_cuda.py, line" in text
     assert len(text) < 500
 
 
@@ -582,17 +582,17 @@ import sys
 sys.modules["sparse"] = None  # Dask would import it, and it Numba
 import hashlib, math
 import numpy as np
-from gpuscheduler import launch, scalar, device_code
+from gpuscheduler.tracing import numba_cpu, numba_cuda
 from gpuscheduler.codegen.cuda.nodes import DeviceCall
 
 scale, text = float(sys.argv[1]), "x * 2 if x > 0 else x"
 space = {"math": math}
 exec(f"def helper(x):\\n    return {sys.argv[2]}\\ndef f(x):\\n    return helper(x) + K", space)
 space["K"] = scale
-function = scalar.ScalarFunction(space["f"])
+function = numba_cpu.ScalarFunction(space["f"])
 gives = function.results((np.dtype("f8"),))
-call = Call("f_1", function, None, ("f8",), gives.str[1:])
-piece = device_code.compiled(call, "sm_90")
+call = DeviceCall("f_1", function, None, ("f8",), gives.str[1:])
+piece = numba_cuda.compile_call(call, "sm_90")
 known = [m for m in ("numba", "numba.cuda") if m in sys.modules]
 print(gives, hashlib.sha256(piece).hexdigest(), *known)
 """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.pop(0)  # or Python would take _random.py here for its own
+sys.path.pop(0)  # this folder is no place for modules
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import argparse

@@ -18,7 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one device is one thread
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])  # Python has a module _random, too
+    sys.path[0] = str(Path(__file__).parents[1])
 
 import argparse
 import csv

@@ -17,7 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _random, _roots
+from . import _draws, _roots
 
 RATE = 0.02  # riskless, per year
 VOLATILITY = 0.30
@@ -42,7 +42,7 @@ def inputs(
     """Stock prices, strikes and years to expiry: uniform random float32, `size` of each."""
     grid = _roots.grid((size,), "f4", chunks, (0,))
     stock, strike, years = (
-        low + (high - low) * _random.uniform((size,), grid, "f4", SEED + i, xp)
+        low + (high - low) * _draws.uniform((size,), grid, "f4", SEED + i, xp)
         for i, (low, high) in enumerate((PRICES, STRIKES, YEARS))
     )
     return stock, strike, years
@@ -65,7 +65,7 @@ def reference(size: int, window: _roots.Window | None = None) -> Any:
     """The prices, or their part at `window`, in float64 with the exact distribution function."""
     where = window or _roots.whole((size,))
     stock, strike, years = (
-        low + (high - low) * _random.uniform_block(where, (size,), "f4", SEED + i).astype("f8")
+        low + (high - low) * _draws.uniform_block(where, (size,), "f4", SEED + i).astype("f8")
         for i, (low, high) in enumerate((PRICES, STRIKES, YEARS))
     )
     spread = VOLATILITY * np.sqrt(years)

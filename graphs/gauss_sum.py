@@ -12,7 +12,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _random, _roots
+from . import _draws, _roots
 
 MEAN = np.float32(0.1)
 DEVIATION = np.float32(2.0)
@@ -29,7 +29,7 @@ def inputs(
 ) -> tuple[da.Array]:
     """Standard normal numbers, float32 of shape `size`, in chunks of whole rows."""
     grid = _roots.grid(size, "f4", chunks, (0,))
-    return (_random.normal(size, grid, "f4", SEED, xp),)
+    return (_draws.normal(size, grid, "f4", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -46,7 +46,7 @@ def reference(size: tuple[int, int]) -> Any:
     """The sum, added up in float64, a few rows at a time: at full size this takes minutes."""
     total = 0.0
     for rows in _roots.slabs(size[0], 4 * size[1]):
-        x = _random.normal_block((rows, slice(0, size[1])), size, "f4", SEED)
+        x = _draws.normal_block((rows, slice(0, size[1])), size, "f4", SEED)
         total += np.exp(-0.5 * ((x.astype("f8") - MEAN) / DEVIATION) ** 2).sum()
     return np.float32(total)
 

@@ -16,7 +16,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _random, _roots
+from . import _draws, _roots
 
 R = 0.2
 SEED = 10
@@ -33,7 +33,7 @@ def inputs(
     """Temperatures in [0, 1), float32, (n, n) in square blocks; and the number of steps."""
     n, steps = size
     grid = _roots.grid((n, n), "f4", chunks, (0, 1))
-    return _random.uniform((n, n), grid, "f4", SEED, xp), steps
+    return _draws.uniform((n, n), grid, "f4", SEED, xp), steps
 
 
 def apply(u: da.Array, steps: int) -> da.Array:
@@ -66,7 +66,7 @@ def reference(size: tuple[int, int], window: _roots.Window | None = None) -> Any
     rows, columns = window or _roots.whole((n, n))
     u: Any = np.block(
         [
-            [_random.uniform_block((r, c), (n, n), "f4", SEED) for c in _around(columns, steps, n)]
+            [_draws.uniform_block((r, c), (n, n), "f4", SEED) for c in _around(columns, steps, n)]
             for r in _around(rows, steps, n)
         ]
     ).astype("f8")

@@ -17,7 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _random, _roots
+from . import _draws, _roots
 
 RATE = 0.5
 SHIFT = 0.125
@@ -36,8 +36,8 @@ def inputs(
     n, d = size
     grid = _roots.grid(size, "f4", chunks, (0,))
     y = _roots.from_blocks(_labels, grid[:1], "f4", xp, n=n)
-    x = _random.normal(size, grid, "f4", SEED, xp) + SHIFT * (2 * y - 1)[:, None]
-    w = _random.normal((d,), ((d,),), "f4", SEED + 2, xp) / d
+    x = _draws.normal(size, grid, "f4", SEED, xp) + SHIFT * (2 * y - 1)[:, None]
+    w = _draws.normal((d,), ((d,),), "f4", SEED + 2, xp) / d
     return x, y, w
 
 
@@ -55,11 +55,11 @@ def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
 def reference(size: tuple[int, int]) -> Any:
     """The weights after the step, added up in float64, a few observations at a time."""
     n, d = size
-    w = _random.normal_block((slice(0, d),), (d,), "f4", SEED + 2).astype("f8") / d
+    w = _draws.normal_block((slice(0, d),), (d,), "f4", SEED + 2).astype("f8") / d
     gradient = np.zeros(d)
     for rows in _roots.slabs(n, 8 * d):
         y = _labels((rows,), n).astype("f8")
-        x = _random.normal_block((rows, slice(0, d)), size, "f4", SEED).astype("f8")
+        x = _draws.normal_block((rows, slice(0, d)), size, "f4", SEED).astype("f8")
         x += SHIFT * (2 * y - 1)[:, None]
         gradient += x.T @ (1 / (1 + np.exp(-x @ w)) - y)
     return (w - RATE / n * gradient).astype("f4")
@@ -79,4 +79,4 @@ def flops(size: tuple[int, int]) -> int:
 
 def _labels(where: _roots.Window, n: int, xp: str = "numpy") -> Any:
     """The classes, 0 or 1: the same everywhere, since they come from integers."""
-    return (_random.uniform_block(where, (n,), "f4", SEED + 1, xp) >= 0.5).astype("f4")
+    return (_draws.uniform_block(where, (n,), "f4", SEED + 1, xp) >= 0.5).astype("f4")

@@ -13,7 +13,7 @@ from typing import Any
 
 import dask.array as da
 
-from . import _random, _roots
+from . import _draws, _roots
 
 SEED = 4
 
@@ -26,7 +26,7 @@ ATOL = 0.0
 def inputs(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> tuple[da.Array]:
     """Uniform numbers in [0, 1), float32, (size, size) in square blocks."""
     grid = _roots.grid((size, size), "f4", chunks, (0, 1))
-    return (_roots.once(_random.uniform((size, size), grid, "f4", SEED, xp)),)
+    return (_roots.once(_draws.uniform((size, size), grid, "f4", SEED, xp)),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -43,8 +43,8 @@ def reference(size: int, window: _roots.Window | None = None) -> Any:
     """The product, or its part at `window`, added up in float64."""
     shape = (size, size)
     rows, columns = window or _roots.whole(shape)
-    left = _random.uniform_block((rows, slice(0, size)), shape, "f4", SEED)
-    right = _random.uniform_block((slice(0, size), columns), shape, "f4", SEED)
+    left = _draws.uniform_block((rows, slice(0, size)), shape, "f4", SEED)
+    right = _draws.uniform_block((slice(0, size), columns), shape, "f4", SEED)
     return (left.astype("f8") @ right.astype("f8")).astype("f4")
 
 

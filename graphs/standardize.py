@@ -11,7 +11,7 @@ from typing import Any
 
 import dask.array as da
 
-from . import _random, _roots
+from . import _draws, _roots
 
 SEED = 2
 
@@ -26,7 +26,7 @@ def inputs(
 ) -> tuple[da.Array]:
     """Standard normal numbers, float32 of shape `size`, in chunks of whole rows."""
     grid = _roots.grid(size, "f4", chunks, (0,))
-    return (_random.normal(size, grid, "f4", SEED, xp),)
+    return (_draws.normal(size, grid, "f4", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -42,7 +42,7 @@ def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
 def reference(size: tuple[int, int], window: _roots.Window | None = None) -> Any:
     """The scores, or their part at `window`, from moments in float64; reads those columns whole."""
     rows, columns = window or _roots.whole(size)
-    x = _random.normal_block((slice(0, size[0]), columns), size, "f4", SEED).astype("f8")
+    x = _draws.normal_block((slice(0, size[0]), columns), size, "f4", SEED).astype("f8")
     return ((x[rows] - x.mean(axis=0)) / x.std(axis=0)).astype("f4")
 
 

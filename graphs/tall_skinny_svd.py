@@ -13,7 +13,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _random, _roots
+from . import _draws, _roots
 
 SEED = 5
 
@@ -28,7 +28,7 @@ def inputs(
 ) -> tuple[da.Array]:
     """Standard normal numbers, float64 of shape `size`, in chunks of whole rows."""
     grid = _roots.grid(size, "f8", chunks, (0,))
-    return (_random.normal(size, grid, "f8", SEED, xp),)
+    return (_draws.normal(size, grid, "f8", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -46,7 +46,7 @@ def reference(size: tuple[int, int]) -> Any:
     """The singular values by NumPy, of an R factor updated with a few rows at a time."""
     r: Any = np.empty((0, size[1]))
     for rows in _roots.slabs(size[0], 8 * size[1]):
-        x = _random.normal_block((rows, slice(0, size[1])), size, "f8", SEED)
+        x = _draws.normal_block((rows, slice(0, size[1])), size, "f8", SEED)
         r = np.linalg.qr(np.concatenate([r, x]), mode="r")
     return np.linalg.svd(r, compute_uv=False)
 

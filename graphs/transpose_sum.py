@@ -13,7 +13,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _random, _roots
+from . import _draws, _roots
 
 SEED = 3
 
@@ -26,7 +26,7 @@ ATOL = 0.0
 def inputs(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> tuple[da.Array]:
     """Uniform numbers in [0, 1), float32, (size, size) in square blocks."""
     grid = _roots.grid((size, size), "f4", chunks, (0, 1))
-    return (_random.uniform((size, size), grid, "f4", SEED, xp),)
+    return (_draws.uniform((size, size), grid, "f4", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -44,8 +44,8 @@ def reference(size: int) -> Any:
     shape = (size, size)
     total = 0.0
     for part in _roots.slabs(size, 4 * size):
-        rows = _random.uniform_block((part, slice(0, size)), shape, "f4", SEED)
-        columns = _random.uniform_block((slice(0, size), part), shape, "f4", SEED)
+        rows = _draws.uniform_block((part, slice(0, size)), shape, "f4", SEED)
+        columns = _draws.uniform_block((slice(0, size), part), shape, "f4", SEED)
         total += (rows + columns.T).sum(dtype="f8")
     return np.float32(total)
 

@@ -212,7 +212,7 @@ for n in range(100):
     content = bytes([n % 256]) * 1000
     disk_cache.keep(n, content)
     for m in (n, n - 7):
-        assert disk_cache.found(m) in (None, bytes([m % 256]) * 1000)
+        assert disk_cache.read(m) in (None, bytes([m % 256]) * 1000)
 """
     given = {**os.environ, "DASK_GPUSCHEDULER__CACHE_DIRECTORY": str(folder)}
     every = [subprocess.Popen([sys.executable, "-c", code], env=given) for _ in range(3)]

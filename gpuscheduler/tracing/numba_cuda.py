@@ -64,14 +64,14 @@ def compile_call(call: DeviceCall, arch: str) -> bytes:
     returns 0 unless it raised.
     """
     with _one_at_a_time:  # kernels that are compiled together may call the same
-        return _found_or_compiled(call, arch)
+        return _find_or_compile(call, arch)
 
 
 _one_at_a_time = new_rlock()
 
 
 @lru_cache(1024)
-def _found_or_compiled(call: DeviceCall, arch: str) -> bytes:
+def _find_or_compile(call: DeviceCall, arch: str) -> bytes:
     words = None
     if call.function.lasting:
         types = call.part, call.args, call.gives
@@ -82,13 +82,13 @@ def _found_or_compiled(call: DeviceCall, arch: str) -> bytes:
             _numba()
             every = "numba.cuda.core.bytecode", "numba.core.bytecode"
             apart = False not in [numbered_apart(n) for n in every if find_spec(n)]
-            found = _find_or_compile_call(call, arch)
+            found = _compile_with_numba(call, arch)
         if apart:
             disk_cache.keep(words, found)
     return found
 
 
-def _find_or_compile_call(call: DeviceCall, arch: str) -> bytes:
+def _compile_with_numba(call: DeviceCall, arch: str) -> bytes:
     numba = _numba()
     capability = _capability(arch)
     texts = llvm(call, arch)

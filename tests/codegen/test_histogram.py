@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuscheduler.codegen.cpu import histogram
 from gpuscheduler.ir.bins import LEAST_CELLS, Bins
 
 INF = np.inf
@@ -61,16 +62,16 @@ def test_bins_are_numpys(name):
             those = edges.astype(kind)
         x, bins = numbers(those), Bins.of(those)
         where = expected(x, those)
-        np.testing.assert_array_equal(bins.find(x), where)
+        np.testing.assert_array_equal(histogram.find(bins, x), where)
         counts = np.full(len(bins), 5)
-        bins.count(x, counts)
+        histogram.count(bins, x, counts)
         np.testing.assert_array_equal(counts - 5, np.bincount(where, minlength=len(bins) + 1)[:-1])
         if len(bins) and np.isfinite(those).all():
             inside = x[(x >= those[0]) & (x <= those[-1])]
             np.testing.assert_array_equal(counts - 5, np.histogram(inside, those)[0])
         weights = np.arange(x.size, dtype="f8")
         sums = np.zeros(len(bins))
-        bins.weigh(x, weights, sums)
+        histogram.weigh(bins, x, weights, sums)
         np.testing.assert_array_equal(sums, np.bincount(where, weights, len(bins) + 1)[:-1])
 
 
@@ -81,4 +82,4 @@ def test_bins_are_numpys(name):
 def test_any_bins_of_any_numbers_are_those_by_the_definition(edges, x):
     edges = np.sort(np.array(edges))
     x = np.concatenate([x, edges])
-    np.testing.assert_array_equal(Bins.of(edges).find(x), expected(x, edges))
+    np.testing.assert_array_equal(histogram.find(Bins.of(edges), x), expected(x, edges))

@@ -374,13 +374,13 @@ def test_the_next_process_finds_it(always, monkeypatch, tmp_path):
         assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("broken", ["_target", "_object"])
+@pytest.mark.parametrize("broken", ["compile_target", "_object"])
 def test_without_a_compiler_it_is_numpys(always, broken, monkeypatch, tmp_path):
     def fails(*_):
         if broken == "_object":
             raise RuntimeError("no")
 
-    monkeypatch.setattr(llvm_map, broken, fails)
+    monkeypatch.setattr(llvm_jit, broken, fails)
     monkeypatch.setattr(llvm_jit, "_functions", {})
     monkeypatch.setattr(llvm_code, "_written", {})
     with dask.config.set({"gpuscheduler.cache-directory": str(tmp_path)}):

@@ -17,7 +17,7 @@ from scipy import stats
 
 from gpuscheduler.devices.cuda import dask_backend, random_generator
 from gpuscheduler.devices.cuda.dask_backend import BOUND_IN, FILLED, CupyBackend
-from gpuscheduler.devices.cuda.random_generator import DeviceGenerator, PhiloxBitGenerator
+from gpuscheduler.devices.cuda.random_generator import DeviceGenerator, Philox
 
 #: method: parameters and the distribution that it should draw. Read by the tests on GPUs too.
 CONTINUOUS = {
@@ -103,7 +103,7 @@ def fake(monkeypatch):
 @pytest.fixture
 def numpy_draws(monkeypatch, registered):
     """`array.backend` is "cupy", and NumPy draws the numbers."""
-    monkeypatch.setattr(PhiloxBitGenerator, "xp", "numpy")
+    monkeypatch.setattr(Philox, "xp", "numpy")
     with dask.config.set({"array.backend": "cupy"}):
         yield
 
@@ -344,19 +344,15 @@ def test_integers_have_the_type_asked_for():
 
 
 def test_a_bit_generator_is_its_seed():
-    bits = PhiloxBitGenerator(5)
+    bits = Philox(5)
     copy = pickle.loads(pickle.dumps(bits))
     assert copy == bits
-    assert (
-        dask.base.tokenize(copy)
-        == dask.base.tokenize(bits)
-        != dask.base.tokenize(PhiloxBitGenerator(6))
-    )
-    a, b = (PhiloxBitGenerator(seed) for seed in bits._seed_seq.spawn(2))
+    assert dask.base.tokenize(copy) == dask.base.tokenize(bits) != dask.base.tokenize(Philox(6))
+    a, b = (Philox(seed) for seed in bits._seed_seq.spawn(2))
     assert a != b
-    assert PhiloxBitGenerator(bits) == bits
-    assert PhiloxBitGenerator(a)._seed_seq is a._seed_seq
-    assert PhiloxBitGenerator() != PhiloxBitGenerator()
+    assert Philox(bits) == bits
+    assert Philox(a)._seed_seq is a._seed_seq
+    assert Philox() != Philox()
 
 
 def test_default_rng_goes_through_dask(numpy_draws):
@@ -403,7 +399,7 @@ def test_no_state_is_made_while_the_graph_is_built(monkeypatch, registered):
     [("permutation", (5,)), ("choice", (5, 3)), ("multivariate_hypergeometric", ([1, 2], 3))],
 )
 def test_what_stays_on_the_host_says_so(fake, monkeypatch, name, args):
-    monkeypatch.setattr(PhiloxBitGenerator, "xp", "numpy")
+    monkeypatch.setattr(Philox, "xp", "numpy")
     with pytest.raises(NotImplementedError, match=rf"Generator.{name} .*PCG64\(seed\)\).{name}"):
         getattr(da.random.default_rng(0), name)(*args)
 
@@ -435,7 +431,7 @@ def test_states_of_a_chunk():
 
 def test_a_bit_generator_finds_its_package_in_a_fresh_process():
     """As on a worker of another process, which has not called `register`."""
-    bits = PhiloxBitGenerator(5)
+    bits = Philox(5)
     bits.xp = "numpy"
     code = (
         "import pickle, sys; bits = pickle.load(sys.stdin.buffer);"

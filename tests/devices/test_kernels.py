@@ -104,7 +104,7 @@ def tasks(monkeypatch):
     device = SimpleNamespace(attributes={"MultiProcessorCount": 132}, compute_capability="90")
     monkeypatch.setattr(cuda_kernels.cupy.cuda, "Device", lambda number: device)
     monkeypatch.setattr(cuda_kernels.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(trace, "impure", lambda function: None)  # as of a mesh's own
+    monkeypatch.setattr(trace, "impure", lambda function, **_: None)  # as of a mesh's own
     call = calling(halvings)
     return [
         fused(lambda x: apply_expression(call, [x]).sum()),
@@ -134,15 +134,15 @@ def test_a_first_run_compiles_each_function_once_and_the_next_process_nothing(
         monkeypatch.setattr(module, name, lambda *a: made.append(name) or real(*a))
 
     for module, name in (
-        (numba_cuda, "_compiled"), (numba_cuda, "linked"), (cuda_kernels, "_translated"),
+        (numba_cuda, "_compile_with_numba"), (numba_cuda, "link"), (cuda_kernels, "_translate"),
     ):  # fmt: skip
         counted(module, name)
     first = cuda_kernels.Kernels()
     first.compile_ahead(tasks, 0)
-    assert sorted(made) == ["_compiled", *["_translated"] * 3, "linked", "linked"]
+    assert sorted(made) == ["_compile_with_numba", *["_translate"] * 3, "link", "link"]
     assert first.compiled == 3
     first.compile_ahead(tasks, 0)
-    numba_cuda._found_or_compiled.cache_clear()
+    numba_cuda._find_or_compile.cache_clear()
     for file in folder.iterdir():  # what was made of the function alone may be gone
         if file.read_bytes()[32:36] != b"\x7fELF":
             file.unlink()

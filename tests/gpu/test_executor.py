@@ -591,7 +591,7 @@ def test_what_may_leave_its_gpu_is_not_stored_to(scheduler, x):
     kept = dask.delayed(cupy.zeros)(x.shape).persist()
     with pytest.raises(PlanError, match=r"store-map.* to a persisted array.*compute\(\) it"):
         da.store(y, kept)
-    with pytest.raises(PlanError, match=r"store-map.*on a GPU that another task makes: compute"):
+    with pytest.raises(PlanError, match=r"store-map.*that another task makes on a GPU: compute"):
         da.store(y, dask.delayed(cupy.zeros)(x.shape, pure=False))
     target = kept.compute()
     da.store(y, target)

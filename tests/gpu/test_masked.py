@@ -145,13 +145,15 @@ def test_more_operations_than_a_kernel_has(rounds):
         np.testing.assert_allclose(host(y.compute()), f(x))
 
 
-@pytest.mark.parametrize("broken", ["generate", "compiled"])
+@pytest.mark.parametrize("broken", ["generate", "compile_kernel"])
 def test_where_there_is_no_kernel_it_is_done_operation_by_operation(monkeypatch, broken):
     from gpuscheduler.devices.cuda import kernels
     from gpuscheduler.errors import NotGenerated
 
     def fail(*args, **kwargs):
-        raise {"generate": NotGenerated, "compiled": kernels.CompileFailed}[broken]("none today")
+        raise {"generate": NotGenerated, "compile_kernel": kernels.CompileFailed}[broken](
+            "none today"
+        )
 
     monkeypatch.setattr(kernels, broken, fail)
     x = np.random.default_rng(2).random(3000)

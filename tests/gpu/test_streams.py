@@ -524,6 +524,7 @@ class Program:
         same = {id(t) for t, _ in tables}
         aliases = any(id(v) in same for v in got)
         del got
+        all_synchronized()  # `get` copies on the current stream of the current device
         with Device(self.device()):
             results = [host(r) for r in results]
         for result, each in zip(results, want, strict=True):

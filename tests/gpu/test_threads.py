@@ -27,7 +27,7 @@ MANY = 7  # more threads than there are GPUs
 
 @pytest.fixture
 def many(monkeypatch):
-    monkeypatch.setattr("gpuscheduler.scheduler.cpu_count", lambda: MANY)
+    monkeypatch.setattr("gpuscheduler.devices.cpu.cpu_count", lambda: MANY)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import dask.array as da
 import gpuscheduler
 from gpuscheduler.devices import choose
 from gpuscheduler.devices.cuda import (
-    arrays,
     lane,
 )
 from gpuscheduler.plan import working_memory
@@ -275,7 +274,7 @@ def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
         for room in (False, True):
             with monkeypatch.context() as patch:
                 if not room:
-                    patch.setattr(arrays, "map_leaves", refused)
+                    patch.setattr(lane, "map_leaves", refused)
                 part = lazy.persist()
                 (chunk,) = s._persisted.every()
                 assert chunk().data.mem.size == 8 * CHUNK * (9 if room else CHUNK)

@@ -277,7 +277,7 @@ def watched(monkeypatch):
         plans.append(plan)
         return run(plan, *args)
 
-    monkeypatch.setattr("gpuscheduler.scheduler.run", seen)
+    monkeypatch.setattr("gpuscheduler.runtime.loop.run", seen)
     return plans
 
 

@@ -454,7 +454,7 @@ def test_failures_of_other_kinds():
 def test_a_compiler_that_is_not_there_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvjitlink", None)
     numba_cuda._numba.cache_clear()
-    numba_cuda._found_or_compiled.cache_clear()
+    numba_cuda._find_or_compile.cache_clear()
     try:
         text = refused(zeta, "f8")
     finally:

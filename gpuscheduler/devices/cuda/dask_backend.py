@@ -31,7 +31,7 @@ from dask.base import tokenize
 from dask.blockwise import blockwise
 
 from ...frontend.tiles import MeshAxis, Tile, Tiles
-from .random_generator import PhiloxBitGenerator
+from .random_generator import Philox
 
 #: Creation functions that Dask itself does not dispatch and that we fill in.
 FILLED = ("linspace", "eye", "diag", "meshgrid")
@@ -99,8 +99,8 @@ class CupyBackend(CupyBackendEntrypoint):
         self.xp = xp
 
     @property
-    def default_bit_generator(self) -> type[PhiloxBitGenerator]:
-        return PhiloxBitGenerator
+    def default_bit_generator(self) -> type[Philox]:
+        return Philox
 
     def linspace(
         self,

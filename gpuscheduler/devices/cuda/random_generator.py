@@ -13,20 +13,20 @@ from dask.array.core import Array
 # Random numbers -----------------------------------------------------------------------------
 
 
-class PhiloxBitGenerator:
+class Philox:
     """A bit generator that holds nothing but its seed: the state is made on the device that draws.
 
     Dask spawns one for each chunk while the graph is built, on the host. CuPy's own allocate
     their state at once, on whichever device is current, and fail on any other.
 
-    >>> PhiloxBitGenerator(5) == PhiloxBitGenerator(5)
+    >>> Philox(5) == Philox(5)
     True
     """
 
     xp = "cupy"
 
     def __init__(self, seed: Any = None):
-        if isinstance(seed, PhiloxBitGenerator):
+        if isinstance(seed, Philox):
             seed = seed._seed_seq
         elif not isinstance(seed, np.random.SeedSequence):
             seed = np.random.SeedSequence(seed)
@@ -38,7 +38,7 @@ class PhiloxBitGenerator:
         return "Philox", entropy, tuple(seed.spawn_key), seed.pool_size
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PhiloxBitGenerator):
+        if not isinstance(other, Philox):
             return NotImplemented
         return self.__dask_tokenize__() == other.__dask_tokenize__()
 
@@ -51,7 +51,7 @@ class PhiloxBitGenerator:
 
 def default_rng(seed: Any = None) -> DeviceGenerator:
     """The generator for one chunk: what Dask calls inside the task."""
-    bits = seed if isinstance(seed, PhiloxBitGenerator) else PhiloxBitGenerator(seed)
+    bits = seed if isinstance(seed, Philox) else Philox(seed)
     return DeviceGenerator(bits._seed_seq, bits.xp)
 
 

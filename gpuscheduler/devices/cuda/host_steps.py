@@ -106,8 +106,9 @@ def _compute_from_copies(
     ready.synchronize()
     with lane.home:  # for arrays that the task itself sends to the device
         value = compute_on_host(run.plan.steps[i].task, values, bring=bring)
-        lane.make_current()
-        return send_value(value)
+        chose_stream = lane.make_current()
+        value = send_value(value)
+        return lane.copy_to_home(value) if chose_stream else value
 
 
 def take_host_value(

@@ -87,17 +87,29 @@ class DeviceLane:
         event.record(stream)
         return event
 
-    def make_current(self) -> None:
+    def make_current(self) -> bool:
         """Make the device and its home stream current, behind the current stream's work.
 
-        A task may have chosen another device or stream.
+        A task may have chosen another device or stream. Returns whether it chose another stream.
         """
         if runtime.getDevice() != self.device:
             Device(self.device).use()
         current = cupy.cuda.get_current_stream()
-        if current.ptr != self.home.ptr:
-            self.home.wait_event(self.mark(current))
-            self.home.use()
+        if current.ptr == self.home.ptr:
+            return False
+        self.home.wait_event(self.mark(current))
+        self.home.use()
+        return True
+
+    def copy_to_home(self, value: Any) -> Any:
+        """Copy a value's arrays to memory of the home stream.
+
+        What a task allocates on a stream of its own is used again in the order of that stream, or
+        of a later one at the same address: while the home stream may still read it.
+        """
+        here = map_leaves(lambda v: v.copy() if isinstance(v, cupy.ndarray) else v, value)
+        self.later.append(([self.mark(self.home)], value))
+        return here
 
     def release_memory(self) -> None:
         """Wait for the device, and give back what copies still hold and the pool has cached."""

@@ -79,7 +79,9 @@ def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: An
         else:
             value = host_steps.recompute_refused(run, lane, step, task, values, into, error, mixed)
     finally:
-        lane.make_current()
+        chose_stream = lane.make_current()
+    if chose_stream:
+        value = lane.copy_to_home(value)
     if type(task) not in KERNELS or _is_broken(run, task):
         value = _bring_here(run, lane, value)
     return arrays.make_contiguous(value) if run.crossing[i] else value

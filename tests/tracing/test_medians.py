@@ -21,6 +21,9 @@ from gpuscheduler.tracing.functions.medians import MOST_SORTED, MOST_WITH_NAN, e
 from tests.support import kernels as k
 from tests.tracing.test_trace import agree, traced
 
+#: Before NumPy 2.4 a float32 `q`, or float32 values, are interpolated with other rounding.
+ROUNDS_AS_NOW = np.lib.NumpyVersion(np.__version__) >= "2.4.0"
+
 
 @pytest.mark.parametrize("n", range(1, 13))
 def test_exchanges_sort(n):
@@ -64,7 +67,7 @@ def test_any_quantile(x, data):
             st.sampled_from([0, 1, 0.5]),
             st.floats(0, 1),
             st.lists(st.floats(0, 1), min_size=1, max_size=3).map(np.array),
-            st.floats(0, 1, width=32).map(np.float32),
+            *([st.floats(0, 1, width=32).map(np.float32)] if ROUNDS_AS_NOW else []),
         )
     )
     if x.ndim == 1 and x.dtype == "f2" and type(q) is np.float32 and np.isnan(x).any():
@@ -133,7 +136,9 @@ def test_filters(devices):
             assert any(isinstance(step.task, KernelTask) for step in steps)
             # of rows without NaN Dask adds up two products, where NumPy goes from one to the other
             exact = not y.name.startswith(("_custom_nanquantile", "_custom_quantile"))
-            np.testing.assert_allclose(y.compute(), want, rtol=0 if exact else 3e-7)
+            np.testing.assert_allclose(
+                y.compute(), want, rtol=0 if exact and ROUNDS_AS_NOW else 3e-7
+            )
 
 
 def test_dask_without_its_own_nanquantile_is_enough():

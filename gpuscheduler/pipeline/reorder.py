@@ -87,8 +87,10 @@ def ranks(plan: Plan) -> list[float]:
 
 
 def by_rank(plan: Plan) -> list[int]:
-    """An order in which each device, when it is free, does what has the highest rank of all that
-    can begin; of those that are alike what comes first in the plan."""
+    """Order the steps by rank: a free device takes the highest-ranked step that can begin.
+
+    Of steps of equal rank, the first in the plan comes first.
+    """
     steps, readers, rank = plan.steps, plan.readers, ranks(plan)
     missing = [len(s.inputs) for s in steps]
     latest = [0.0] * len(steps)  # when the last of its inputs comes

@@ -268,9 +268,11 @@ def _put_together(
     steps: Sequence[Step],
     machine: Machine,
 ) -> tuple[tuple[slice, ...], ...]:
-    """The boxes of blocks, each of one device, that are put together there before a result is
-    brought to the host; none where each block comes by itself. It is for many small ones: to bring
-    one takes the host some 100 µs, whatever its size. Measured."""
+    """Boxes of blocks that their device concatenates before a result goes to the host.
+
+    Empty where each block is copied by itself. Concatenation pays for many small blocks: each copy
+    takes the host some 100 µs, whatever the size (measured).
+    """
     made = _made_for(gather, graph, index)
     if gather.chunks is None or len(made) < MANY_BLOCKS or min(made) < 0:
         return ()

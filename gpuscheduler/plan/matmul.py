@@ -46,9 +46,11 @@ MOST = 16
 
 
 class MatmulSumTask:
-    """A task whose value is the sum of products of matrices, as an array of `shape`; and of what it
-    reads as `before`, the sum of those before it. Where it stands for the task that has added them
-    up, it is `ended` by that task if blocks are not as foreseen: which reads the sum by a name."""
+    """A task whose value is a sum of products of matrices, as an array of `shape`.
+
+    `before` names the sum that it adds to. `ended` is the task of Dask's that it stands for, which
+    adds the terms up where blocks are not as planned.
+    """
 
     __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "shape")
 

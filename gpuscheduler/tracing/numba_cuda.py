@@ -193,8 +193,10 @@ def _numba() -> SimpleNamespace:
 
 @contextmanager
 def _pretend_capability(capability: tuple[int, int]) -> Iterator[None]:
-    """Numba asks the current device what functions that are called are compiled for; there may be
-    no device, and it is not the current one that we compile for."""
+    """Tell Numba a compute capability in place of the current device's.
+
+    There may be no device, and Numba would compile called functions for the current one.
+    """
     device = SimpleNamespace(compute_capability=capability)
     with patch.object(_numba().dispatcher, "get_current_device", lambda: device):
         yield

@@ -173,8 +173,11 @@ class _LoopAccumulator:
         self, text: LlvmText, where: str, piece: str, count: str, at: tuple[str, str],
         helpers: dict[str, str],
     ) -> None:  # fmt: skip
-        """Put where a piece of a row has its extreme to one state; `at` is the position of the
-        piece and the step from one element to the next. It is looked for where it could matter."""
+        """Merge the position of the extreme of a piece of a row into one state.
+
+        `at` is the position of the piece and the step from one element to the next. The position is
+        searched only where the extreme of the piece could change the state.
+        """
         dtype, kind, op = self.dtype, memory_type(self.dtype), EXTREMES[self.op]
         name = f"row_{op}_{dtype.str[1:]}"
         helpers[name] = helpers.get(name) or _lanes(name, op, dtype, text.used)

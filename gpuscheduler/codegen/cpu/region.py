@@ -363,8 +363,10 @@ class DrawCall(NamedTuple):
 
 
 class DrawnNumbers:
-    """A region whose random numbers are drawn into buffers, block by block; machine code makes of
-    them, in one pass, what else would take a call of NumPy's for each operation."""
+    """A region whose random numbers are drawn into buffers, block by block.
+
+    Machine code reads the buffers and evaluates all operations of the region in one pass.
+    """
 
     def __init__(self, region: Region):
         self.region = region

@@ -22,12 +22,18 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 
 #: Rooms, and files outside of rooms: each imports only from those before it.
 ROOMS = [
-    "_version", "errors", "values", "gc_control", "forks", "disk_cache", "ir", "codegen",
-    "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
-    "scheduler", "default", "mesh", "cluster", "__init__", "cli", "__main__",
+    "_version", "errors", "values", "algorithms", "gc_control", "forks", "disk_cache", "ir",
+    "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
+    "diagnostics", "scheduler", "default", "mesh", "cluster", "__init__", "cli", "__main__",
 ]  # fmt: skip
 #: The files of each room: each imports only from those before it.
 WITHIN = {
+    "algorithms": [
+        "blocks",
+    ],  # fmt: skip
+    "diagnostics": [
+        "log",
+    ],  # fmt: skip
     "ir": [
         "bins",
         "cost",
@@ -231,6 +237,8 @@ NEVER = [
     ("frontend", "ir codegen"),
     ("pipeline", "devices"),
     ("devices", "pipeline"),
+    ("algorithms", "runtime devices scheduler"),
+    ("diagnostics", "ir codegen tracing fusion devices"),
     ("codegen/cpu", "codegen/cuda"),
     ("codegen/cuda", "codegen/cpu"),
 ]

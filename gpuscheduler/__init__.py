@@ -23,6 +23,7 @@ import dask.config
 import yaml
 
 from ._version import __version__
+from .algorithms import register
 from .devices.cuda import pickling
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ _MODULES = {
     "mesh": "mesh",
     "simulate": "cluster.simulate",
 }
+#: Public modules, imported at first use, too.
+_SUBMODULES = {"array"}
 #: Functions and types of ours that Dask looks up here: it takes the first part of the name of a
 #: generator's module for the library whose random numbers it draws.
 _OF_GENERATORS = {"random": "dask_random", "arange": "dask_arange"}
@@ -85,6 +88,8 @@ def __getattr__(name: str) -> Any:
         from .devices.cuda import random_generator
 
         return getattr(random_generator, _OF_GENERATORS[name])
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
@@ -92,7 +97,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})
 
 
 class _Package(ModuleType):
@@ -113,6 +118,7 @@ pickling.register()
 if isinstance(dask.config.get("gpuscheduler", None) or {}, Mapping):
     _defaults = Path(__file__).with_name("gpuscheduler.yaml").read_text(encoding="utf-8")
     dask.config.update_defaults(yaml.safe_load(_defaults))
+register.register_with_dask()
 
 # Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.
 _shorten = dask.config.get("admin.traceback.shorten", [])

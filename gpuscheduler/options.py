@@ -276,4 +276,6 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     # not options of a Scheduler, but of the process
     "cache_directory": (_is_path, "the path of a directory, or None"),
     "ipc": _FLAG,
+    "register_functions": _FLAG,
+    "sort_runs": (_or_none(_is_number_from(1)), "a whole number from 1, or None"),
 }

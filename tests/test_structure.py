@@ -24,12 +24,15 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 ROOMS = [
     "_version", "errors", "values", "algorithms", "gc_control", "forks", "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
-    "diagnostics", "scheduler", "default", "mesh", "cluster", "__init__", "cli", "__main__",
+    "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "__init__", "cli",
+    "__main__",
 ]  # fmt: skip
 #: The files of each room: each imports only from those before it.
 WITHIN = {
     "algorithms": [
+        "register",
         "blocks",
+        "products",
     ],  # fmt: skip
     "diagnostics": [
         "log",

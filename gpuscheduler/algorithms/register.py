@@ -1,0 +1,123 @@
+"""Register our functions with Dask, so that `np.sort(x)` of a dask array is lazy.
+
+A dask array looks for a function of `dask.array` of the same name first, then for one that was
+registered by `dask.array.core.implements`. So only names that Dask lacks reach ours, and nothing is
+patched. Where Dask gains a function, Dask's is used.
+
+Reaches into Dask (2026.1 to 2026.8): `dask.array.core.implements`, which has no page in Dask's
+reference, and the dict that it fills, `_HANDLED_FUNCTIONS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from operator import attrgetter
+from types import ModuleType
+from typing import Any
+
+from dask import config
+
+#: By function, as an attribute of `numpy`, the file of this room that has one of its last name.
+FUNCTIONS: dict[str, str] = {
+    "cross": "products",
+    "inner": "products",
+    "kron": "products",
+    "matrix_transpose": "products",
+    "take_along_axis": "products",
+}
+#: The module of Dask after whose import the functions are registered.
+_DASK = "dask.array.core"
+
+#: NumPy's functions that are registered now, each with the function that was.
+_registered: dict[Any, Callable[..., Any]] = {}
+
+
+def register() -> None:
+    """Register all `FUNCTIONS` that no other package has registered.
+
+    `gpuscheduler.register-functions: false` in Dask's configuration switches it off. Functions that
+    the installed NumPy lacks are left out.
+    """
+    if not config.get("gpuscheduler.register-functions", True):
+        return
+    import numpy as np
+    from dask.array import core
+
+    for name, file in FUNCTIONS.items():
+        try:
+            function = attrgetter(name)(np)
+        except AttributeError:
+            continue
+        if function not in core._HANDLED_FUNCTIONS:
+            _registered[function] = core.implements(function)(_import_when_called(function, file))
+
+
+def unregister() -> None:
+    """Take back what `register` has registered."""
+    from dask.array import core
+
+    for function, ours in _registered.items():
+        if core._HANDLED_FUNCTIONS.get(function) is ours:
+            del core._HANDLED_FUNCTIONS[function]
+    _registered.clear()
+
+
+def register_with_dask() -> None:
+    """Register now if Dask's arrays are imported, else right after their import.
+
+    To import them takes most of a second, which a program without arrays need not spend.
+    """
+    dask = sys.modules.get(_DASK)
+    if dask is None:
+        sys.meta_path.insert(0, _Finder())
+    elif hasattr(dask, "implements"):
+        register()
+
+
+def _import_when_called(function: Any, file: str) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        module = import_module(f".{file}", __package__)
+        return getattr(module, function.__name__)(*args, **kwargs)
+
+    return call
+
+
+class _Finder:
+    """Finds one module as the other finders do, with a loader that registers after it."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _DASK:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads a module by its own loader, restores this one, and registers our functions."""
+
+    def __init__(self, loader: Any):
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self.loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        register()

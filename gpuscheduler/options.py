@@ -19,6 +19,7 @@ import numpy as np
 from dask import config
 from dask.utils import parse_bytes
 
+from .runtime.observe import Level
 from .runtime.spill import CODECS
 from .runtime.state import DEEP_WINDOW, WINDOW
 
@@ -75,7 +76,12 @@ class Options:
         Host memory for cached plans, about, in the form of ``memory_limit``; 0 for no cache. Plans
         are also dropped while host memory is short. A step takes 2 to 3 KB.
     timeline
-        Keep where and when the latest steps ran, for `Scheduler.timeline`.
+        Keep where and when the latest steps ran, for `Scheduler.timeline`: at least
+        ``observe="device"``.
+    observe
+        How much is recorded of runs. ``"counters"``: one record for each run. ``"steps"``: also
+        when steps and copies ran, and the memory over time. ``"device"``: also by the clocks of the
+        GPUs. ``"memory"``: also allocations. `Scheduler.record` raises it for a while.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -89,7 +95,7 @@ class Options:
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
 spill_compression=None, direct_storage='auto', plan_memory='256 MiB', timeline=False, \
-check=False)
+observe='counters', check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -106,6 +112,7 @@ check=False)
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
     timeline: bool = False  # keep which step ran where and when
+    observe: str = "counters"  # how much is recorded: "counters", "steps", "device", "memory"
     check: bool = False  # validate the state after each event (slow)
 
     def __post_init__(self) -> None:
@@ -272,6 +279,10 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
         _LIMIT,
     ),
     "timeline": _FLAG,
+    "observe": (
+        _is_one_of(*[level.name.lower() for level in Level]),
+        ", ".join([repr(level.name.lower()) for level in Level]),
+    ),
     "check": _FLAG,
     # not options of a Scheduler, but of the process
     "cache_directory": (_is_path, "the path of a directory, or None"),

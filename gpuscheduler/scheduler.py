@@ -9,10 +9,11 @@ its plan, and the executor (`pipeline.execute`) runs the plan on devices.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from os import PathLike
+from time import perf_counter_ns, time_ns
 from typing import Any
 from weakref import WeakSet
 
@@ -22,6 +23,9 @@ from dask.utils import shorten_traceback
 from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
+from .diagnostics.log import logger
+from .diagnostics.recording import Recording
+from .diagnostics.trace_json import Trace, take_trace, write
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
 from .frontend.lowering import received_by_scheduler
@@ -40,9 +44,10 @@ from .runtime.admission import Admission
 from .runtime.dask_config import ConfigOverride
 from .runtime.host_memory import available_memory
 from .runtime.loop import add_note
+from .runtime.observe import Level, Recorder, Row, RunRecord
 from .runtime.persisted import PersistedChunks
-from .runtime.protocol import Devices, Hardware, StepWatcher
-from .runtime.timeline import LATEST, TimelineRow, write
+from .runtime.pools import CallersPool
+from .runtime.protocol import Devices, Hardware, Lease, StepWatcher
 
 
 class Scheduler:
@@ -101,7 +106,8 @@ class Scheduler:
         self._host: Scheduler | None = None  # does the host work of this one; made at first use
         self._making = new_lock()
         self._libraries = Libraries()
-        self._rows: deque[TimelineRow] = deque(maxlen=LATEST) if gpus is None else gpus._rows
+        #: What is recorded of runs, on the devices and on the host's threads.
+        self.recorder: Recorder = _make_recorder(options) if gpus is None else gpus.recorder
         self._hardware: Hardware | None = None  # stays None in a forked child until it is needed
         self._begin(hardware)
         self._entered: list[ConfigOverride] = []
@@ -138,7 +144,7 @@ class Scheduler:
         else:
             self._turns = self._gpus._turns
         self._executor = PlanExecutor(
-            hardware, o, self._persisted, self._turns, memory, self._rows,
+            hardware, o, self._persisted, self._turns, memory,
             is_host=self._gpus is not None, others_chunks=self._others_chunks,
         )  # fmt: skip
         self._hardware = hardware
@@ -169,6 +175,7 @@ class Scheduler:
         if self._hardware is None:
             return
         _left_behind.append({**vars(self)})
+        self.recorder.running.clear()  # no run of the parent goes on here
         if self._hardware.kind == "cuda":
             for setting in self._entered:
                 setting.keep("scheduler")
@@ -258,10 +265,12 @@ class Scheduler:
         if request.pool is not None and not request.pool.runs_here():
             return request.compute_by_processes()
         with request.run_callbacks() as callbacks:
-            with garbage_spared(), self.hardware.lease(request.num_workers, request.pool) as lease:
-                graph, plan = self._planner.plan_request(request, lease, callbacks)
+            workers, pool = request.num_workers, request.pool
+            with garbage_spared(), self._recorded() as record, self._lease(workers, pool) as lease:
+                graph, plan = self._planner.plan_request(request, lease, callbacks, record)
+                record.planned_ns = self.recorder.clock()
                 rerun = bool(request.rerun_exceptions_locally)
-                run = PlanRun(graph, plan, lease, request.keep, callbacks, rerun)
+                run = PlanRun(graph, plan, lease, request.keep, callbacks, rerun, record=record)
                 values = self._execute(run)
             if request.cache is not None:  # Dask's own schedulers leave results in it
                 request.cache.update(zip(graph.wanted, values, strict=True))
@@ -273,6 +282,24 @@ class Scheduler:
         finally:
             if run.took is not None:
                 self.last = run.took
+                if run.record is not None:
+                    run.record.footprint = run.took
+
+    def _lease(
+        self, workers: int | None = None, pool: CallersPool | None = None
+    ) -> AbstractContextManager[Lease]:
+        return self.hardware.lease(workers, pool)
+
+    @contextmanager
+    def _recorded(self) -> Iterator[RunRecord]:
+        """The record of one run, which ends with the block."""
+        record = self.recorder.begin(self._where, self._gpus is not None)
+        try:
+            yield record
+        except BaseException as error:
+            self.recorder.end(record, error)
+            raise
+        self.recorder.end(record)
 
     def _compute_on_host(self, host: Scheduler, request: ComputeRequest) -> Any:
         try:
@@ -333,10 +360,11 @@ class Scheduler:
         plan is kept: `graph` is called only for a new name. Changes the graph that it gives.
         """
         self._check_open()
-        with garbage_spared(), self.hardware.lease(None, None) as lease:
+        with garbage_spared(), self._recorded() as record, self._lease() as lease:
             planned, plan = self._planner.plan_graph(graph, given, lease, known)
+            record.planned_ns = self.recorder.clock()
             watcher = None if counter is None else counter(plan)
-            run = PlanRun(planned, plan, lease, watcher=watcher, begun=begun)
+            run = PlanRun(planned, plan, lease, watcher=watcher, begun=begun, record=record)
             return dict(zip(planned.wanted, self._execute(run), strict=True))
 
     def plan(self, *collections: Any) -> Plan:
@@ -364,7 +392,7 @@ class Scheduler:
         return (host or self)._predict(dsk, keys)
 
     def _predict(self, dsk: Any, keys: Any) -> Plan:
-        with garbage_spared(), self.hardware.lease(None, None) as lease:
+        with garbage_spared(), self._lease() as lease:
             graph, plan = self._planner.find_or_plan(dsk, keys, lease)
         plan.where = self._where
         plan.predicted = replace(self._executor.predict(graph, plan), where=self._where)
@@ -402,15 +430,58 @@ class Scheduler:
 
     # ---- to look at
 
-    def rows(self) -> list[TimelineRow]:
-        """The latest steps that have run, with `timeline=True`."""
-        if not self.options.timeline:
-            raise RuntimeError("nothing was kept of when steps ran: say timeline=True before")
-        return list(self._rows.copy())  # other threads may be adding some
+    @property
+    def observers(self) -> list[Any]:
+        """Objects that hear of runs: `run_began(record)` and `run_ended(record)`.
+
+        They are called in the thread that computes. One that raises is logged and removed.
+        """
+        return self.recorder.observers
+
+    def record(self, level: str = "device") -> Recording:
+        """Record the runs of a `with` block: "steps", "device" or "memory".
+
+        >>> import dask.array as da
+        >>> with Scheduler("cpu:2") as s, s.record("steps") as recording:
+        ...     _ = da.ones(10, chunks=5).sum().compute()
+        >>> recording
+        <Recording of 1 run, level steps, ended>
+        >>> sorted({row.place for row in recording.rows()})
+        [0, 1]
+        """
+        return Recording(self.recorder, Level.read(level), self._limits)
+
+    def rows(self) -> list[Row]:
+        """The latest steps that have run, with times in ns since 1970.
+
+        Raises
+        ------
+        RuntimeError
+            where nothing was recorded of steps.
+        """
+        return self.trace().rows
+
+    def trace(self) -> Trace:
+        """The latest steps, copies and bytes in memory, with times in ns since 1970."""
+        kept = any(record.level >= Level.STEPS for record in self.recorder.records())
+        if not kept and self.recorder.level < Level.STEPS:
+            raise RuntimeError(
+                "nothing was kept of when steps ran: say timeline=True or observe='steps' before, "
+                "or compute in `with scheduler.record():`"
+            )
+        return take_trace(self.recorder, self._limits())
 
     def timeline(self, path: str | PathLike[str]) -> None:
-        """Write the latest steps, with `timeline=True`, for Perfetto: a thread for each device."""
-        write(path, {"gpuscheduler": self.rows()})
+        """Write the latest steps, as `rows` has them, for Perfetto: a thread for each device.
+
+        The file also has copies, with arrows from the steps that made the values, and the memory
+        over time. A path that ends in ``.gz`` is compressed.
+        """
+        write(path, {"gpuscheduler": self.trace()})
+
+    def _limits(self) -> dict[int, int]:
+        machine = self.hardware.machine
+        return {memory: machine.limit(memory) for memory in machine.memories}
 
     def __repr__(self) -> str:
         if self._hardware is None and self._closed:
@@ -441,6 +512,18 @@ def _begin_anew_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew_after_fork)
+
+
+def _make_recorder(options: Options) -> Recorder:
+    level = Level.read(options.observe)
+    if options.timeline:
+        level = max(level, Level.DEVICE)
+    epoch = time_ns() - perf_counter_ns()
+    return Recorder(perf_counter_ns, epoch, level, complain=_complain)
+
+
+def _complain(observer: Any, error: BaseException) -> None:
+    logger("run").warning("observer %r is removed, as it raised", observer, exc_info=error)
 
 
 def nest_values(keys: Any, values: Iterator[Any]) -> Any:

@@ -41,6 +41,7 @@ RIGHT = {
     "direct_storage": [True, False, 1, "auto"],
     "plan_memory": [0, "256 MiB", 2**20, 0.1],
     "timeline": [True, False],
+    "observe": ["counters", "steps", "device", "memory"],
     "check": [True, False],
 }
 #: ... and what it may not.
@@ -59,6 +60,7 @@ WRONG = {
     "direct_storage": ["yes", 2, None, []],
     "plan_memory": ["much", -1, 1.5, True],
     "timeline": ["no", "trace.json"],
+    "observe": ["all", True, 1, None],
     "check": ["no", 7],
 }
 

@@ -36,6 +36,8 @@ WITHIN = {
     ],  # fmt: skip
     "diagnostics": [
         "log",
+        "trace_json",
+        "recording",
     ],  # fmt: skip
     "ir": [
         "bins",
@@ -144,6 +146,7 @@ WITHIN = {
         "machine",
         "placement",
         "plan",
+        "origins",
         "batching",
         "build",
         "matmul",
@@ -160,10 +163,10 @@ WITHIN = {
         "spill",
         "state",
         "tape",
+        "observe",
         "protocol",
         "dask_callbacks",
         "loop",
-        "timeline",
         "simulated",
         "threads",
     ],  # fmt: skip
@@ -265,7 +268,7 @@ LIBRARIES = {
 }
 #: Files that decide and are tested with numbers: no thread, no clock, no device.
 PURE = ["ir", "codegen/cuda", "frontend", "tracing", "fusion", "plan"]
-PURE += [f"runtime/{name}" for name in ("events", "state", "tape")]
+PURE += [f"runtime/{name}" for name in ("events", "state", "tape", "observe")]
 PURE += [f"pipeline/{name}" for name in ("fingerprint", "template", "compile", "reorder")]
 IMPURE = {
     "plan/matmul": "cupy",

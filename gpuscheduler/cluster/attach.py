@@ -29,13 +29,13 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from ..devices.choose import cuda_devices
+from ..diagnostics.trace_json import write
 from ..frontend.graph import wanted_keys
 from ..frontend.lowering import from_dask, received_by_scheduler
 from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..pipeline.cache import PlanCache, signature
 from ..runtime.dask_config import ConfigOverride
-from ..runtime.timeline import write
 from ..scheduler import nest_values
 from .answer import Key, PickledWork, RemoteBlock
 from .membership import Membership, check_versions, locate_values, worker_label
@@ -251,7 +251,7 @@ class AttachedCluster:
         Needs `attach(..., timeline=True)`. Each worker is a process, each of its devices a thread.
         Times are those of the clock of the cluster's scheduler.
         """
-        found = self.membership.ask("rows", workers=self._addresses())
+        found = self.membership.ask("trace", workers=self._addresses())
         for error in found.values():
             if isinstance(error, Exception):
                 raise error

@@ -27,6 +27,7 @@ from dask.base import get_scheduler, persist
 from distributed import Reschedule, SchedulerPlugin, Status, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import dumps, loads
 
+from ..diagnostics.trace_json import Trace
 from ..errors import Interrupted
 from ..forks import new_lock
 from ..frontend.graph import Graph
@@ -35,7 +36,6 @@ from ..plan.plan import Plan
 from ..runtime.dask_config import ConfigOverride
 from ..runtime.loop import add_note
 from ..runtime.protocol import Devices, StepWatcher
-from ..runtime.timeline import TimelineRow
 from ..scheduler import Scheduler
 from ..values import leaves
 from .transport import Bundle, off_device, put_back
@@ -239,10 +239,10 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         memory, bandwidth = tuple(hardware.machine.memory), hardware.machine.bandwidth
         return WorkerFacts(hardware.kind, memory, bandwidth, self.sample)
 
-    def rows(self) -> list[TimelineRow]:
+    def trace(self) -> Trace:
         """When steps ran, by the clock of the cluster's scheduler."""
         assert self.scheduler is not None
-        return [row.later(self.worker.scheduler_delay) for row in self.scheduler.rows()]
+        return self.scheduler.trace().later(int(self.worker.scheduler_delay * 1e9))
 
     def readable(self, samples: dict[str, SharedSample]) -> set[str]:
         """The addresses of the workers whose samples this one can read."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
 from queue import SimpleQueue
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from ..plan.plan import SHORT, Plan
 from ..runtime.events import Copied, Done, Event, Failed, Issued, NoRoom
 from ..runtime.gather import ResultAssembly
 from ..runtime.host_memory import MemoryTrimmer, available_memory
+from ..runtime.observe import RunRecord
 from ..runtime.pools import CallersPool
 from ..runtime.protocol import Lease, StepListener
 from ..runtime.spill import RunFiles, SpillStore
@@ -213,6 +214,7 @@ class CpuDevices:
         if plan.machine.arrays and not plan.tried:
             self.left = SHORT * plan.machine.limit(0)
         self.stopped = False
+        self.timed = False  # whether events say when steps ran
         #: Steps that were sent to a thread and that none has begun: whoever takes one out runs it.
         self._open: dict[int, None] = {}
         self._stage = bytearray([MADE] * len(plan.steps))  # ... of what a launched step may read
@@ -287,6 +289,9 @@ class CpuDevices:
             return wait_for_events(self._events, self.team)
         out += pending_events(self._events)
         return out
+
+    def observe(self, record: RunRecord) -> None:
+        self.timed = True
 
     def follow(self, tape: LaunchTape) -> bool:
         return False  # its threads do not obey in order
@@ -432,7 +437,8 @@ class CpuDevices:
             self.left -= nbytes
             if self.left < 0:
                 self.short = self.slack
-        return Issued(i, nbytes, extra), Done(i)
+        span = (int(begin * 1e9), perf_counter_ns()) if self.timed else None
+        return Issued(i, nbytes, extra, span), Done(i)
 
     def _made(self, i: int) -> Any:
         """A step's value."""

@@ -1,4 +1,6 @@
 """What users see of their runs: progress, explanations, reports, pages.
 
-log    Loggers of the package: who writes what at which level.
+log         Loggers of the package: who writes what at which level.
+trace_json  When steps and copies ran, as a file for Perfetto.
+recording   What was recorded while a `with` block ran.
 """

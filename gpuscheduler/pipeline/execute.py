@@ -11,7 +11,6 @@ and working memory of the steps go back to the plan, for its next run.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,12 +30,12 @@ from ..runtime import loop
 from ..runtime.admission import SMALL, Admission, AdmittedRun
 from ..runtime.dask_callbacks import DaskCallbacks
 from ..runtime.gather import ResultAssembly
+from ..runtime.observe import Level, RunRecord
 from ..runtime.persisted import PersistedChunks
 from ..runtime.protocol import Devices, Hardware, Lease, StepListener, StepWatcher
 from ..runtime.simulated import predict
 from ..runtime.state import DEEP_WINDOW, WINDOW, State
 from ..runtime.tape import LaunchTape, rehearse
-from ..runtime.timeline import TimelineRecorder, TimelineRow
 from . import planner
 from .compile import write_in_place
 from .results import RunResults, collect_values, keep_chunks
@@ -54,6 +53,7 @@ class PlanRun:
     rerun: bool = False  # run a task that failed once more in the calling thread, to debug it
     watcher: StepWatcher | None = None  # hears which steps are launched and done
     begun: Callable[[Devices], None] | None = None  # gets the devices before they run anything
+    record: RunRecord | None = None  # where it is recorded
     took: Footprint | None = None  # what the run took, once it is over
 
     @property
@@ -71,7 +71,6 @@ class PlanExecutor:
     persisted: PersistedChunks
     admission: Admission
     working_memory: WorkingMemory
-    timeline: deque[TimelineRow]
     is_host: bool  # whether these are the host's threads beside a scheduler's GPUs
     #: Bytes of persisted chunks of the other side, GPUs or host, by place of this one.
     others_chunks: Callable[[], dict[int, int]]
@@ -79,7 +78,10 @@ class PlanExecutor:
     def execute(self, run: PlanRun) -> list[Any]:
         """Return the values of the wanted keys, in their order."""
         need = partial(self._admission_need, run.graph, run.plan)
+        record = run.record
         with self.admission.turn(need) as turn:  # a run that waits borrows no chunks
+            if record is not None:
+                record.admitted = record.recorder.clock()
             try:
                 if not run.has_listener:
                     values = self._run_alone(run, turn)
@@ -137,7 +139,7 @@ class PlanExecutor:
         self, run: PlanRun, chunks: list[Chunk], others: dict[int, int]
     ) -> list[Any] | None:
         """Run by the plan's launch tape; None where there is none, or it cannot be followed."""
-        if self.options.timeline or self.options.check:
+        if self.options.check:
             return None
         if run.lease.threads is not None:  # the caller's own threads are given all steps
             return None
@@ -154,9 +156,15 @@ class PlanExecutor:
         assembly = self._assembly(run.graph, plan, free)
         devices = run.lease.devices(plan, assembly, StepListener.NOTHING, tape)
         try:
+            if run.record is not None:
+                run.record.enter(plan, "replay")
+                run.record.tape = tape
+                _observe(run.record, devices)
             begin = perf_counter()
             if not devices.follow(tape):
                 return None
+            if run.record is not None:
+                run.record.queued = run.record.recorder.clock()
             run.took = tape.footprint(perf_counter() - begin, others, assembly.need)
             return self._hand_over(run, RunResults(run.graph, plan, devices, assembly, tape.nbytes))
         finally:
@@ -167,15 +175,15 @@ class PlanExecutor:
     ) -> list[Any]:
         """Run step by step, as `State` decides, and learn from what the steps took."""
         watcher = run.callbacks or run.watcher
-        if self.options.timeline:
-            place = HOST if self.is_host else None
-            watcher = TimelineRecorder(plan, self.timeline, watcher, place=place)
         if run.callbacks:
             listener = StepListener.EACH
         else:
             listener = StepListener.DONE if watcher or run.begun else StepListener.NOTHING
         devices = run.lease.devices(plan, assembly, listener, None)
         try:
+            if run.record is not None:
+                run.record.enter(plan, "steps")
+                _observe(run.record, devices)
             if run.begun:
                 run.begun(devices)
             if run.callbacks:
@@ -205,9 +213,11 @@ class PlanExecutor:
         begin = perf_counter()
         state = loop.run(
             plan, devices, watcher, threads or options.window, threads or options.deep_window,
-            ahead, options.check, run.rerun, turn,
+            ahead, options.check, run.rerun, turn, run.record,
         )  # fmt: skip
         run.took = state.footprint(perf_counter() - begin)
+        if run.record is not None:
+            run.record.queued = run.record.recorder.clock()
         return state
 
     def _hand_over(self, run: PlanRun, results: RunResults) -> list[Any]:
@@ -324,3 +334,9 @@ class PlanExecutor:
             foreseen = predict(plan, self.options.window, self.options.deep_window).peak
             return {m: min(n, foreseen[m]) for m, n in most.items()}
         return most
+
+
+def _observe(record: RunRecord, devices: Devices) -> None:
+    """Ask devices for the times of steps, where somebody wants these."""
+    if record.level >= Level.STEPS:
+        devices.observe(record)

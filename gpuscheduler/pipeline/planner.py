@@ -21,6 +21,7 @@ from ..options import Options
 from ..plan.plan import Plan
 from ..plan.working_memory import WorkingMemory
 from ..runtime.dask_callbacks import DaskCallbacks
+from ..runtime.observe import RunRecord
 from ..runtime.protocol import Hardware, Lease
 from . import compile
 from .cache import PlanCache, build_expression, signature
@@ -51,37 +52,51 @@ class Planner:
         self._graphs.clear()
 
     def plan_request(
-        self, request: ComputeRequest, lease: Lease, callbacks: DaskCallbacks | None
+        self,
+        request: ComputeRequest,
+        lease: Lease,
+        callbacks: DaskCallbacks | None,
+        record: RunRecord | None = None,
     ) -> tuple[Graph, Plan]:
         """Read and plan for callbacks and for Dask's cache of values; else find or plan."""
         if callbacks is None and request.cache is None:
-            return self.find_or_plan(request.dsk, request.keys, lease)
+            return self.find_or_plan(request.dsk, request.keys, lease, record)
         expr = build_expression(request.dsk)
         return self.plan_expression(expr, request.keys, lease, request.cache, callbacks)
 
-    def find_or_plan(self, dsk: Any, keys: Any, lease: Lease) -> tuple[Graph, Plan]:
-        """The plan of this collection or of one like it, from the cache if it was made before."""
-        wanted = wanted_keys(keys)
+    def find_or_plan(
+        self, dsk: Any, keys: Any, lease: Lease, record: RunRecord | None = None
+    ) -> tuple[Graph, Plan]:
+        """The plan of this collection or of one like it, from the cache if it was made before.
+
+        Notes in the `record` which of these it was: "cache", "template" or "new".
+        """
+        wanted, how = wanted_keys(keys), "cache"
         known = signature(dsk, wanted)
         if known is None:
             graph, plan = self.plan_expression(build_expression(dsk), keys, lease)
             plan.once = True
+            if record is not None:
+                record.planned = "new"
             return graph, plan
         where = lease.machine, self.front_device(lease), self._run_options().fuse
         found = self.cache.find(known, *where)
         if found is None:
-            dsk = build_expression(dsk)
+            dsk, how = build_expression(dsk), "template"
             with without_garbage_collection():
                 like = self.cache.likeness(dsk, wanted, self._home_finder(lease))
                 if like is not None:
                     found = self.cache.like(like, wanted, *where)
             if found is None:
                 found = graph, plan = self.plan_expression(dsk, keys, lease)
+                how = "new"
                 if like is not None:
                     with without_garbage_collection():
                         self.cache.learn_from(dsk, like, *where, graph=graph, plan=plan)
             graph, plan = found
             self.cache.keep(known, *where, graph=graph, plan=plan)
+        if record is not None:
+            record.planned = how
         return found
 
     def plan_expression(

@@ -10,10 +10,10 @@ persisted       The registry of persisted chunks: where each is, and which run m
 spill           The spill store: evicted values in files, one for each.
 state           Decide what to do next: events in, instructions out.
 tape            Launch tapes: the orders of a run that needs no decisions.
+observe         What runs did: one recording, from which everything is fed.
 protocol        What the loop asks of devices and of hardware.
 dask_callbacks  Run Dask's callbacks (progress bar, profilers, cache) around a run.
 loop            The run loop: instructions go to devices, their events to `State`.
-timeline        Record when and where steps ran, as a file for Perfetto.
 simulated       Simulated devices: values in order, values in any order, or only a clock.
 threads         Worker threads that run what they are sent, in order.
 """

@@ -43,6 +43,8 @@ class Issued:
     nbytes: int
     #: Bytes of its working memory; None where nobody has measured.
     extra: int | None = 0
+    #: When it ran, in ns of `perf_counter_ns`, where the device was asked to say so.
+    span: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)

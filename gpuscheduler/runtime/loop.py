@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..plan.plan import Plan, Step
 from .admission import AdmittedRun
 from .events import Copy, Done, Failed, Launch
+from .observe import TRIM_EVERY, RunRecord, Turn
 from .protocol import Devices, StepWatcher
 from .state import DEEP_WINDOW, WINDOW, State
 
@@ -23,6 +24,7 @@ def run(
     check: bool = False,
     rerun: bool = False,
     turn: AdmittedRun | None = None,
+    record: RunRecord | None = None,
 ) -> State:
     """Run every step of a plan on devices; returns the final state.
 
@@ -38,6 +40,8 @@ def run(
         Run a task that failed once more in the calling thread, for a debugger.
     turn
         The run as `Admission` knows it: each wait counts as a sign of life.
+    record
+        The run as it is recorded: gets the state, and each turn from level STEPS on.
 
     Raises
     ------
@@ -47,6 +51,9 @@ def run(
     state = State(plan, window, deep_window, ahead, check)
     instructions = state.start()
     launch, copy, free, wait = devices.launch, devices.copy, devices.free, devices.wait
+    turns, used, count = None, state.used, 0
+    if record is not None:
+        turns, clock = record.loop_begins(state), record.recorder.clock
     while True:
         for ins in instructions:
             kind = type(ins)
@@ -81,6 +88,11 @@ def run(
                     del error
             if watch is not None and type(event) is Done:
                 watch.done(event.step)
+        if turns is not None and record is not None:
+            turns.append(Turn(clock(), instructions, events, tuple(used.values())))
+            count += 1
+            if not count % TRIM_EVERY:
+                record.trim()
         instructions = state.handle(*events)
 
 

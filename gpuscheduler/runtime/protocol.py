@@ -18,6 +18,7 @@ from ..plan.machine import Machine
 from ..plan.plan import Plan
 from .events import Event
 from .gather import ResultAssembly
+from .observe import RunRecord
 from .pools import CallersPool
 from .tape import LaunchTape
 
@@ -60,6 +61,12 @@ class Devices(Protocol):
         """Replay a launch tape instead of single instructions, without events.
 
         Returns False where that is not possible: then these devices cannot be used any more.
+        """
+
+    def observe(self, record: RunRecord) -> None:
+        """Say when steps run, as far as the devices have clocks.
+
+        Called at most once, before anything runs. They set `Issued.span` or add to `record.marks`.
         """
 
     def wait(self) -> list[Event]:

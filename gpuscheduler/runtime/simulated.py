@@ -20,6 +20,7 @@ from ..plan.plan import Footprint, Plan
 from ..values import part_of, sizeof
 from .events import Copied, Done, Event, Failed, Issued, NoRoom
 from .loop import run
+from .observe import RunRecord
 from .state import DEEP_WINDOW, WINDOW, deep_bytes
 from .tape import LaunchTape
 
@@ -85,6 +86,9 @@ class InOrderDevices:
                     raise failed.error
                 self.events.clear()
         return True
+
+    def observe(self, record: RunRecord) -> None:
+        pass
 
     def interrupt(self) -> None:
         self.events.append(Failed(-1, Interrupted()))
@@ -264,6 +268,9 @@ class ClockDevices:
 
     def follow(self, tape: LaunchTape) -> bool:
         return False  # it says when things happen
+
+    def observe(self, record: RunRecord) -> None:
+        pass
 
     def interrupt(self) -> None:
         self._later(self.now, Failed(-1, Interrupted()))

@@ -994,7 +994,7 @@ def test_a_chunk_whose_making_is_seen_to_be_over_by_another_run(scheduler):
 
 @pytest.mark.real
 def test_a_run_may_end_when_all_is_queued(monkeypatch):
-    """As CuPy's own functions do, but not where somebody looks at its steps."""
+    """As CuPy's own functions do, recorded or not, but not where callbacks look at its steps."""
     monkeypatch.setattr(executor, "A_MOMENT", 10)
 
     def under_way():
@@ -1003,7 +1003,7 @@ def test_a_run_may_end_when_all_is_queued(monkeypatch):
         return busy
 
     ends = gpuscheduler.axis(0, 1, 200_000)
-    for options, early in (({}, True), ({"timeline": True}, False)):
+    for options in ({}, {"timeline": True}):
         with gpuscheduler.Scheduler(devices="cuda:0", **options):
             z = gpuscheduler.mesh(lambda y, x: np.sin(y + x), (ends, ends)).sum()
             first = float(z.compute())
@@ -1013,7 +1013,7 @@ def test_a_run_may_end_when_all_is_queued(monkeypatch):
                 value = z.compute()
                 seen.append(under_way())
                 assert float(value) == first
-            assert any(seen) == early  # other processes may hold up this one
+            assert any(seen)  # other processes may hold up this one
             z.to_backend("numpy").compute()
             with dask.callbacks.Callback(posttask=lambda *args: None):
                 z.compute()

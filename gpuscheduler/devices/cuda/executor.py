@@ -36,6 +36,7 @@ from ...plan.plan import Plan, no_room
 from ...runtime.events import Done, Failed, Issued, NoRoom
 from ...runtime.events import Event as StateEvent
 from ...runtime.gather import ResultAssembly
+from ...runtime.observe import RunRecord
 from ...runtime.protocol import StepListener
 from ...runtime.tape import LaunchTape, Order, by_turns, interleave_orders
 from ...runtime.threads import Team, wait_for_events
@@ -179,6 +180,9 @@ class CudaDevices(GpuRun):
         finally:
             if self.late:
                 given_values.take_chunks(self)
+
+    def observe(self, record: RunRecord) -> None:
+        pass
 
     def wait(self) -> list[StateEvent]:
         while True:

@@ -1,0 +1,81 @@
+"""What was recorded while a `with` block ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from os import PathLike
+
+from ..runtime.observe import CopyRow, Level, MemorySample, Recorder, Row, RunRecord
+from .trace_json import Trace, take_trace, write
+
+
+class Recording:
+    """The runs of a scheduler since `begin`; `Scheduler.record` makes one.
+
+    As a context manager it raises the level of what is recorded, and ends with the block.
+    """
+
+    def __init__(
+        self, recorder: Recorder, level: Level, limits: Callable[[], Mapping[int, int]]
+    ) -> None:
+        self._recorder, self._level, self._limits = recorder, level, limits
+        self._token: int | None = None
+        #: ns of the recorder's clock.
+        self.began = recorder.clock()
+        #: ns of the recorder's clock; 0 while it goes on.
+        self.ended = 0
+        self._kept: list[RunRecord] | None = None
+
+    def __enter__(self) -> Recording:
+        self.began, self.ended, self._kept = self._recorder.clock(), 0, None
+        self._token = self._recorder.raise_level(self._level)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the recording; what was recorded stays, as far as the recorder keeps it."""
+        if self._token is not None:
+            self._recorder.lower_level(self._token)
+            self._token = None
+            self._kept = self.runs()
+            self.ended = self._recorder.clock()
+
+    def runs(self) -> list[RunRecord]:
+        """The runs that began while it went on, in order."""
+        if self._kept is not None:
+            return list(self._kept)
+        return [r for r in self._recorder.records() if r.began >= self.began]
+
+    def trace(self) -> Trace:
+        """Its steps, copies and memory, in ns since 1970."""
+        numbers = {r.number for r in self.runs()}
+        found = take_trace(self._recorder, self._limits(), self.began)
+        return Trace(
+            [r for r in found.rows if r.run in numbers],
+            [r for r in found.copies if r.run in numbers],
+            [s for s in found.memory if s.run in numbers],
+            found.limits,
+        )
+
+    def rows(self) -> list[Row]:
+        """The steps that ran, in ns since 1970."""
+        return self.trace().rows
+
+    def copies(self) -> list[CopyRow]:
+        """The copies between devices, the host and the disk, in ns since 1970."""
+        return self.trace().copies
+
+    def samples(self) -> list[MemorySample]:
+        """Bytes in each place over time, in ns since 1970."""
+        return self.trace().memory
+
+    def timeline(self, path: str | PathLike[str]) -> None:
+        """Write a file for Perfetto: a thread for each device, copies, memory."""
+        write(path, {"gpuscheduler": self.trace()})
+
+    def __repr__(self) -> str:
+        n = len(self.runs())
+        state = "under way" if self._token is not None else "ended"
+        return f"<Recording of {n} run{'s'[: n != 1]}, level {self._level.name.lower()}, {state}>"

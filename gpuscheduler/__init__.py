@@ -27,6 +27,7 @@ from .algorithms import register
 from .devices.cuda import pickling
 
 if TYPE_CHECKING:
+    from .algorithms.cyclic import Cyclic
     from .cluster.attach import attach
     from .cluster.simulate import simulate
     from .errors import DeviceLost, NotCompiled, OutOfMemory, PlanError
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
     from .scheduler import Scheduler
 
 __all__ = [
-    "DeviceLost", "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler", "__version__",
-    "attach", "axis", "geomaxis", "get", "mesh", "simulate",
+    "Cyclic", "DeviceLost", "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler",
+    "__version__", "attach", "axis", "geomaxis", "get", "mesh", "simulate",
 ]  # fmt: skip
 
 #: The module of each public name. They are imported at first use: Dask's arrays take most of a
 #: second, and the command line's help needs none.
 _MODULES = {
+    "Cyclic": "algorithms.cyclic",
     "DeviceLost": "errors",
     "NotCompiled": "errors",
     "Options": "options",

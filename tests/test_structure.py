@@ -33,6 +33,13 @@ WITHIN = {
         "register",
         "blocks",
         "products",
+        "capacity",
+        "cyclic",
+        "lapack",
+        "matrices",
+        "lu",
+        "cholesky",
+        "square",
     ],  # fmt: skip
     "diagnostics": [
         "log",

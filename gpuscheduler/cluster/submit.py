@@ -21,7 +21,7 @@ from dask.utils import key_split
 
 from ..errors import PlanError
 from ..frontend.compiled_task import Chain
-from ..frontend.graph import Graph
+from ..frontend.graph import Graph, pinned_device
 from ..frontend.transfers import identity
 from ..plan.machine import Machine
 from ..values import sizeof
@@ -128,7 +128,10 @@ def split_pins(
     """
     every = [(w, d) for w, facts in enumerate(workers) for d in range(len(facts.memory))]
     on_worker, on_device = {}, {}
-    for key, pin in graph.pins.items():
+    for key, asked in graph.pins.items():
+        pin = pinned_device(asked, len(every))
+        if pin is None:
+            continue
         if not isinstance(pin, int) or not 0 <= pin < len(every):
             raise PlanError(
                 f"{key!r} is annotated with device={pin!r}, but the devices of the cluster are "

@@ -31,6 +31,31 @@ SLICERS = (*GETTERS, operator.getitem)
 
 
 @dataclass(frozen=True, slots=True)
+class RulePin:
+    """The pin of a task whose device a rule says, once it is known how many there are."""
+
+    rule: Any  # has `device_of(key, devices)`, which gives a device or None
+    key: Key
+
+    def device(self, devices: int) -> Any:
+        return self.rule.device_of(self.key, devices)
+
+
+def is_pin_rule(pin: Any) -> bool:
+    """Whether what `dask.annotate(device=...)` got is a rule, such as `Cyclic`."""
+    return callable(getattr(pin, "device_of", None))
+
+
+def pinned_device(pin: Any, devices: int) -> Any:
+    """The device that a pin means among this many; None for none.
+
+    >>> pinned_device(1, 2)
+    1
+    """
+    return pin.device(devices) if type(pin) is RulePin else pin
+
+
+@dataclass(frozen=True, slots=True)
 class GatherTask:
     """The `finalize` task of an array: blocks that become one array, outside any device."""
 

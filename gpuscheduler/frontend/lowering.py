@@ -31,7 +31,18 @@ from .block_ids import fewer_places
 from .builder import GraphBuilder, GraphOrCache, holds_chunks
 from .compiled_task import Chain, SubgraphCompiler
 from .files import uses_files
-from .graph import APART, NOTHING, PIN, Callback, Compile, Graph, Key, LoweredCollection
+from .graph import (
+    APART,
+    NOTHING,
+    PIN,
+    Callback,
+    Compile,
+    Graph,
+    Key,
+    LoweredCollection,
+    RulePin,
+    is_pin_rule,
+)
 from .index_lists import by_slices, picked_first
 from .random_blocks import draws_random_numbers
 from .shapes import block_shape
@@ -151,7 +162,8 @@ def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCol
     else:
         out = LoweredCollection(dict(dsk.__dask_graph__()))
         if hasattr(dsk, "__dask_annotations__"):
-            out.pins = dict(dsk.__dask_annotations__().get(PIN, {}))
+            pins = dsk.__dask_annotations__().get(PIN, {})
+            out.pins = {k: RulePin(p, k) if is_pin_rule(p) else p for k, p in pins.items()}
     return out
 
 
@@ -199,7 +211,10 @@ def _from_layers(hlg: HighLevelGraph) -> LoweredCollection:
         out.dsk.update(layer)
         if layer.annotations and PIN in layer.annotations:
             pin = layer.annotations[PIN]
-            out.pins.update({k: pin(k) if callable(pin) else pin for k in layer})
+            if is_pin_rule(pin):
+                out.pins.update({k: RulePin(pin, k) for k in layer})
+            else:
+                out.pins.update({k: pin(k) if callable(pin) else pin for k in layer})
     return out
 
 

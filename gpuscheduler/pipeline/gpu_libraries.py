@@ -21,7 +21,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from ..frontend.chunk import Chunk
-from ..frontend.graph import PIN
+from ..frontend.graph import PIN, is_pin_rule
 from ..frontend.transfers import is_sender
 from .fingerprint import Items, has_items, items_of
 
@@ -76,7 +76,8 @@ def _is_pinned(expr: Any) -> bool:
         return any(_is_pinned(root) for root in roots)
     if not hasattr(expr, "__dask_annotations__"):
         return False
-    return any(p is not None for p in expr.__dask_annotations__().get(PIN, {}).values())
+    pins = expr.__dask_annotations__().get(PIN, {}).values()
+    return any(p is not None and not is_pin_rule(p) for p in pins)
 
 
 class Libraries:
@@ -119,7 +120,8 @@ class Libraries:
             facts = layer.collection_annotations
             if facts and (found := library(facts.get("chunk_type"))):
                 return found
-            if layer.annotations and layer.annotations.get(PIN) is not None:
+            pin = (layer.annotations or {}).get(PIN)
+            if pin is not None and not is_pin_rule(pin):
                 return f"{PIN}="
         for layer in layers:
             found = self._layer(layer)

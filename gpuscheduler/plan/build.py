@@ -14,7 +14,7 @@ from dask.core import flatten
 from ..errors import OutOfMemory, PlanError
 from ..frontend.compiled_task import Chain
 from ..frontend.files import array_written
-from ..frontend.graph import GatherTask, Graph
+from ..frontend.graph import GatherTask, Graph, pinned_device
 from ..frontend.tiles import boxes_alike
 from ..values import sizeof
 from .machine import HOST, Machine
@@ -231,7 +231,7 @@ def _pins(
             if place is not None:
                 out[i] = place
                 continue
-        pin = graph.pins.get(key)
+        pin = pinned_device(graph.pins.get(key), n)
         if pin is None:
             continue
         if not isinstance(pin, int) or not 0 <= pin < n:

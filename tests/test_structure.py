@@ -24,7 +24,7 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 ROOMS = [
     "_version", "errors", "values", "algorithms", "gc_control", "forks", "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
-    "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "__init__", "cli",
+    "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "linalg", "__init__", "cli",
     "__main__",
 ]  # fmt: skip
 #: The files of each room: each imports only from those before it.

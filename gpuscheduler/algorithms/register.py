@@ -28,6 +28,8 @@ FUNCTIONS: dict[str, str] = {
     "cross": "products",
     "inner": "products",
     "kron": "products",
+    "linalg.det": "square",
+    "linalg.slogdet": "square",
     "matrix_transpose": "products",
     "take_along_axis": "products",
 }

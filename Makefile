@@ -60,7 +60,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 
 usual: $(VENV)/.test
-	$(BIN)/python graphs/_usual.py
+	$(BIN)/python -m graphs.bench usual
 
 versions: $(VENV)/.test
 	$(BIN)/python tests/tools/versions.py

@@ -17,7 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _draws, _roots
+from . import _blocks
 
 RATE = 0.02  # riskless, per year
 VOLATILITY = 0.30
@@ -37,12 +37,12 @@ erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 def inputs(
-    size: int, chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: int, chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array, da.Array, da.Array]:
     """Stock prices, strikes and years to expiry: uniform random float32, `size` of each."""
-    grid = _roots.grid((size,), "f4", chunks, (0,))
+    grid = _blocks.grid((size,), "f4", chunks, (0,))
     stock, strike, years = (
-        low + (high - low) * _draws.uniform((size,), grid, "f4", SEED + i, xp)
+        low + (high - low) * _blocks.uniform((size,), grid, "f4", SEED + i, xp)
         for i, (low, high) in enumerate((PRICES, STRIKES, YEARS))
     )
     return stock, strike, years
@@ -56,16 +56,16 @@ def apply(stock: da.Array, strike: da.Array, years: da.Array) -> da.Array:
     return stock * _normal_cdf(d1) - strike * da.exp(-RATE * years) * _normal_cdf(d2)
 
 
-def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The prices of `size` options."""
     return apply(*inputs(size, chunks, xp))
 
 
-def reference(size: int, window: _roots.Window | None = None) -> Any:
+def reference(size: int, window: _blocks.Window | None = None) -> Any:
     """The prices, or their part at `window`, in float64 with the exact distribution function."""
-    where = window or _roots.whole((size,))
+    where = window or _blocks.whole((size,))
     stock, strike, years = (
-        low + (high - low) * _draws.uniform_block(where, (size,), "f4", SEED + i).astype("f8")
+        low + (high - low) * _blocks.uniform_block(where, (size,), "f4", SEED + i).astype("f8")
         for i, (low, high) in enumerate((PRICES, STRIKES, YEARS))
     )
     spread = VOLATILITY * np.sqrt(years)

@@ -12,7 +12,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _draws, _roots
+from . import _blocks
 
 MEAN = np.float32(0.1)
 DEVIATION = np.float32(2.0)
@@ -25,11 +25,11 @@ ATOL = 0.0
 
 
 def inputs(
-    size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array]:
     """Standard normal numbers, float32 of shape `size`, in chunks of whole rows."""
-    grid = _roots.grid(size, "f4", chunks, (0,))
-    return (_draws.normal(size, grid, "f4", SEED, xp),)
+    grid = _blocks.grid(size, "f4", chunks, (0,))
+    return (_blocks.normal(size, grid, "f4", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -37,7 +37,7 @@ def apply(x: da.Array) -> da.Array:
     return da.exp(np.float32(-0.5) * ((x - MEAN) / DEVIATION) ** 2).sum()
 
 
-def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The sum over an array of shape `size` (rows, columns)."""
     return apply(*inputs(size, chunks, xp))
 
@@ -45,8 +45,8 @@ def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
 def reference(size: tuple[int, int]) -> Any:
     """The sum, added up in float64, a few rows at a time: at full size this takes minutes."""
     total = 0.0
-    for rows in _roots.slabs(size[0], 4 * size[1]):
-        x = _draws.normal_block((rows, slice(0, size[1])), size, "f4", SEED)
+    for rows in _blocks.slabs(size[0], 4 * size[1]):
+        x = _blocks.normal_block((rows, slice(0, size[1])), size, "f4", SEED)
         total += np.exp(-0.5 * ((x.astype("f8") - MEAN) / DEVIATION) ** 2).sum()
     return np.float32(total)
 

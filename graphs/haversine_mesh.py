@@ -24,7 +24,7 @@ import numpy as np
 
 from gpuscheduler import axis, mesh
 
-from . import _roots
+from . import _blocks
 
 LATITUDES = (29.0, 31.0)
 LONGITUDES = (99.0, 101.0)
@@ -46,20 +46,20 @@ def field(lat: Any, lon: Any) -> Any:
     return math.atan2(a, 1 - a)
 
 
-def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The field, (size, size) float64: rows are latitudes, columns are longitudes."""
     axes = axis(*LATITUDES, size), axis(*LONGITUDES, size)
-    return mesh(field, axes, chunks=_roots.grid((size, size), "f8", chunks, (0, 1)), backend=xp)
+    return mesh(field, axes, chunks=_blocks.grid((size, size), "f8", chunks, (0, 1)), backend=xp)
 
 
-def build_sum(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build_sum(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The field's sum, for which nothing needs to be written: the peers' `mesh_sum`."""
     return build(size, chunks, xp).sum()
 
 
-def reference(size: int, window: _roots.Window | None = None) -> Any:
+def reference(size: int, window: _blocks.Window | None = None) -> Any:
     """The field, or its part at `window`, by NumPy."""
-    rows, columns = window or _roots.whole((size, size))
+    rows, columns = window or _blocks.whole((size, size))
     lat1 = np.linspace(*LATITUDES, size)[rows, None]
     lon1 = np.linspace(*LONGITUDES, size)[None, columns]
     lat2, lon2 = POINT

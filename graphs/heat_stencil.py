@@ -16,7 +16,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _draws, _roots
+from . import _blocks
 
 R = 0.2
 SEED = 10
@@ -28,12 +28,12 @@ ATOL = 1e-6
 
 
 def inputs(
-    size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array, int]:
     """Temperatures in [0, 1), float32, (n, n) in square blocks; and the number of steps."""
     n, steps = size
-    grid = _roots.grid((n, n), "f4", chunks, (0, 1))
-    return _draws.uniform((n, n), grid, "f4", SEED, xp), steps
+    grid = _blocks.grid((n, n), "f4", chunks, (0, 1))
+    return _blocks.uniform((n, n), grid, "f4", SEED, xp), steps
 
 
 def apply(u: da.Array, steps: int) -> da.Array:
@@ -45,7 +45,7 @@ def apply(u: da.Array, steps: int) -> da.Array:
     return u
 
 
-def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The temperatures of `size[0]` x `size[0]` cells after `size[1]` steps."""
     return apply(*inputs(size, chunks, xp))
 
@@ -60,13 +60,13 @@ def step(u: Any) -> Any:
     return out
 
 
-def reference(size: tuple[int, int], window: _roots.Window | None = None) -> Any:
+def reference(size: tuple[int, int], window: _blocks.Window | None = None) -> Any:
     """The temperatures, or their part at `window`, in float64, from the part that can reach it."""
     n, steps = size
-    rows, columns = window or _roots.whole((n, n))
+    rows, columns = window or _blocks.whole((n, n))
     u: Any = np.block(
         [
-            [_draws.uniform_block((r, c), (n, n), "f4", SEED) for c in _around(columns, steps, n)]
+            [_blocks.uniform_block((r, c), (n, n), "f4", SEED) for c in _around(columns, steps, n)]
             for r in _around(rows, steps, n)
         ]
     ).astype("f8")

@@ -20,7 +20,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _roots
+from . import _blocks
 
 AZIMUTH = 315.0  # degrees clockwise from north
 ALTITUDE = 45.0  # degrees above the horizon
@@ -33,11 +33,11 @@ ATOL = 1e-3  # elevations of 1000 m are rounded to 0.06 mm, and slopes are their
 
 
 def inputs(
-    size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array]:
     """Elevations in metres, float32 of shape `size`, in square blocks."""
-    grid = _roots.grid(size, "f4", chunks, (0, 1))
-    return (_roots.from_blocks(elevation_block, grid, "f4", xp, shape=size),)
+    grid = _blocks.grid(size, "f4", chunks, (0, 1))
+    return (_blocks.from_blocks(elevation_block, grid, "f4", xp, shape=size),)
 
 
 def apply(z: da.Array) -> da.Array:
@@ -56,7 +56,7 @@ def apply(z: da.Array) -> da.Array:
     )
 
 
-def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The shaded relief with `size` (rows, columns) points, at least two of each."""
     return apply(*inputs(size, chunks, xp))
 
@@ -103,9 +103,9 @@ def terrain() -> tuple[Any, float, float]:
         return sample["elevation"].astype("f4"), dy, dx
 
 
-def elevation_block(where: _roots.Window, shape: tuple[int, int], xp: str = "numpy") -> Any:
+def elevation_block(where: _blocks.Window, shape: tuple[int, int], xp: str = "numpy") -> Any:
     """The part at `where` of the terrain interpolated to `shape`."""
-    lib = _roots.array_module(xp)
+    lib = _blocks.array_module(xp)
     z = terrain()[0]
     (row, down), (column, right) = (
         _position(where[axis], shape[axis], z.shape[axis]) for axis in (0, 1)
@@ -121,10 +121,10 @@ def elevation_block(where: _roots.Window, shape: tuple[int, int], xp: str = "num
     return out
 
 
-def reference(size: tuple[int, int], window: _roots.Window | None = None) -> Any:
+def reference(size: tuple[int, int], window: _blocks.Window | None = None) -> Any:
     """The shade, or its part at `window`, in float64 by NumPy's interpolation and gradient."""
     z, _, _ = terrain()
-    rows, columns = window or _roots.whole(size)
+    rows, columns = window or _blocks.whole(size)
     i, j = (
         np.clip(np.arange(s.start - 1, s.stop + 1), 0, n - 1)
         for s, n in zip((rows, columns), size, strict=True)

@@ -17,7 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _draws, _roots
+from . import _blocks
 
 RATE = 0.5
 SHIFT = 0.125
@@ -30,14 +30,14 @@ ATOL = 1e-6
 
 
 def inputs(
-    size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array, da.Array, da.Array]:
     """X (n, d) in chunks of whole rows, y (n,) in chunks to match, w (d,) in one; float32."""
     n, d = size
-    grid = _roots.grid(size, "f4", chunks, (0,))
-    y = _roots.from_blocks(_labels, grid[:1], "f4", xp, n=n)
-    x = _draws.normal(size, grid, "f4", SEED, xp) + SHIFT * (2 * y - 1)[:, None]
-    w = _draws.normal((d,), ((d,),), "f4", SEED + 2, xp) / d
+    grid = _blocks.grid(size, "f4", chunks, (0,))
+    y = _blocks.from_blocks(_labels, grid[:1], "f4", xp, n=n)
+    x = _blocks.normal(size, grid, "f4", SEED, xp) + SHIFT * (2 * y - 1)[:, None]
+    w = _blocks.normal((d,), ((d,),), "f4", SEED + 2, xp) / d
     return x, y, w
 
 
@@ -47,7 +47,7 @@ def apply(x: da.Array, y: da.Array, w: da.Array) -> da.Array:
     return w - x.T @ (probability - y) * (RATE / x.shape[0])
 
 
-def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The weights after one step, for `size` (observations n, features d)."""
     return apply(*inputs(size, chunks, xp))
 
@@ -55,11 +55,11 @@ def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
 def reference(size: tuple[int, int]) -> Any:
     """The weights after the step, added up in float64, a few observations at a time."""
     n, d = size
-    w = _draws.normal_block((slice(0, d),), (d,), "f4", SEED + 2).astype("f8") / d
+    w = _blocks.normal_block((slice(0, d),), (d,), "f4", SEED + 2).astype("f8") / d
     gradient = np.zeros(d)
-    for rows in _roots.slabs(n, 8 * d):
+    for rows in _blocks.slabs(n, 8 * d):
         y = _labels((rows,), n).astype("f8")
-        x = _draws.normal_block((rows, slice(0, d)), size, "f4", SEED).astype("f8")
+        x = _blocks.normal_block((rows, slice(0, d)), size, "f4", SEED).astype("f8")
         x += SHIFT * (2 * y - 1)[:, None]
         gradient += x.T @ (1 / (1 + np.exp(-x @ w)) - y)
     return (w - RATE / n * gradient).astype("f4")
@@ -77,6 +77,6 @@ def flops(size: tuple[int, int]) -> int:
     return 4 * n * d + 5 * n + 2 * d
 
 
-def _labels(where: _roots.Window, n: int, xp: str = "numpy") -> Any:
+def _labels(where: _blocks.Window, n: int, xp: str = "numpy") -> Any:
     """The classes, 0 or 1: the same everywhere, since they come from integers."""
-    return (_draws.uniform_block(where, (n,), "f4", SEED + 1, xp) >= 0.5).astype("f4")
+    return (_blocks.uniform_block(where, (n,), "f4", SEED + 1, xp) >= 0.5).astype("f4")

@@ -13,7 +13,7 @@ from typing import Any
 
 import dask.array as da
 
-from . import _draws, _roots
+from . import _blocks
 
 SEED = 4
 
@@ -23,10 +23,10 @@ RTOL = 1e-5
 ATOL = 0.0
 
 
-def inputs(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> tuple[da.Array]:
+def inputs(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> tuple[da.Array]:
     """Uniform numbers in [0, 1), float32, (size, size) in square blocks."""
-    grid = _roots.grid((size, size), "f4", chunks, (0, 1))
-    return (_roots.once(_draws.uniform((size, size), grid, "f4", SEED, xp)),)
+    grid = _blocks.grid((size, size), "f4", chunks, (0, 1))
+    return (_blocks.once(_blocks.uniform((size, size), grid, "f4", SEED, xp)),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -34,17 +34,17 @@ def apply(x: da.Array) -> da.Array:
     return x @ x
 
 
-def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The product for a matrix of `size` rows and columns."""
     return apply(*inputs(size, chunks, xp))
 
 
-def reference(size: int, window: _roots.Window | None = None) -> Any:
+def reference(size: int, window: _blocks.Window | None = None) -> Any:
     """The product, or its part at `window`, added up in float64."""
     shape = (size, size)
-    rows, columns = window or _roots.whole(shape)
-    left = _draws.uniform_block((rows, slice(0, size)), shape, "f4", SEED)
-    right = _draws.uniform_block((slice(0, size), columns), shape, "f4", SEED)
+    rows, columns = window or _blocks.whole(shape)
+    left = _blocks.uniform_block((rows, slice(0, size)), shape, "f4", SEED)
+    right = _blocks.uniform_block((slice(0, size), columns), shape, "f4", SEED)
     return (left.astype("f8") @ right.astype("f8")).astype("f4")
 
 

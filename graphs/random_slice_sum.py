@@ -19,7 +19,7 @@ import numpy as np
 
 from gpuscheduler.devices.cuda import dask_backend
 
-from . import _roots
+from . import _blocks
 
 MEAN, DEVIATION = 10, 1
 SEED = 6
@@ -31,12 +31,12 @@ RTOL = 6 * DEVIATION / ((MEAN + 1) * (SMALL // 2))  # six standard errors, at SM
 ATOL = 0.0
 
 
-def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The sum for `size` rows and columns; by default in blocks of 10,000 a side, as published."""
     if chunks is None and size > 4 * CHUNK:
         chunks = CHUNK
     shape = (size, size)
-    grid = _roots.grid(shape, "f8", chunks, (0, 1))
+    grid = _blocks.grid(shape, "f8", chunks, (0, 1))
     if xp == "cupy":  # Dask's own CuPy backend has no `normal`
         dask_backend.register()
     with dask.config.set({"array.backend": xp}):

@@ -11,7 +11,7 @@ from typing import Any
 
 import dask.array as da
 
-from . import _draws, _roots
+from . import _blocks
 
 SEED = 2
 
@@ -22,11 +22,11 @@ ATOL = 1e-5  # scores near zero are differences
 
 
 def inputs(
-    size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array]:
     """Standard normal numbers, float32 of shape `size`, in chunks of whole rows."""
-    grid = _roots.grid(size, "f4", chunks, (0,))
-    return (_draws.normal(size, grid, "f4", SEED, xp),)
+    grid = _blocks.grid(size, "f4", chunks, (0,))
+    return (_blocks.normal(size, grid, "f4", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -34,15 +34,15 @@ def apply(x: da.Array) -> da.Array:
     return (x - x.mean(axis=0)) / x.std(axis=0)
 
 
-def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The scores of an array of shape `size` (rows, columns)."""
     return apply(*inputs(size, chunks, xp))
 
 
-def reference(size: tuple[int, int], window: _roots.Window | None = None) -> Any:
+def reference(size: tuple[int, int], window: _blocks.Window | None = None) -> Any:
     """The scores, or their part at `window`, from moments in float64; reads those columns whole."""
-    rows, columns = window or _roots.whole(size)
-    x = _draws.normal_block((slice(0, size[0]), columns), size, "f4", SEED).astype("f8")
+    rows, columns = window or _blocks.whole(size)
+    x = _blocks.normal_block((slice(0, size[0]), columns), size, "f4", SEED).astype("f8")
     return ((x[rows] - x.mean(axis=0)) / x.std(axis=0)).astype("f4")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _draws, _roots
+from . import _blocks
 
 SEED = 5
 
@@ -24,11 +24,11 @@ ATOL = 0.0
 
 
 def inputs(
-    size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
+    size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy"
 ) -> tuple[da.Array]:
     """Standard normal numbers, float64 of shape `size`, in chunks of whole rows."""
-    grid = _roots.grid(size, "f8", chunks, (0,))
-    return (_draws.normal(size, grid, "f8", SEED, xp),)
+    grid = _blocks.grid(size, "f8", chunks, (0,))
+    return (_blocks.normal(size, grid, "f8", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -37,7 +37,7 @@ def apply(x: da.Array) -> da.Array:
     return s
 
 
-def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: tuple[int, int], chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The singular values of a matrix of shape `size` (rows, columns), rows ≥ columns."""
     return apply(*inputs(size, chunks, xp))
 
@@ -45,8 +45,8 @@ def build(size: tuple[int, int], chunks: _roots.Chunks = None, xp: str = "numpy"
 def reference(size: tuple[int, int]) -> Any:
     """The singular values by NumPy, of an R factor updated with a few rows at a time."""
     r: Any = np.empty((0, size[1]))
-    for rows in _roots.slabs(size[0], 8 * size[1]):
-        x = _draws.normal_block((rows, slice(0, size[1])), size, "f8", SEED)
+    for rows in _blocks.slabs(size[0], 8 * size[1]):
+        x = _blocks.normal_block((rows, slice(0, size[1])), size, "f8", SEED)
         r = np.linalg.qr(np.concatenate([r, x]), mode="r")
     return np.linalg.svd(r, compute_uv=False)
 

@@ -13,7 +13,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from . import _draws, _roots
+from . import _blocks
 
 SEED = 3
 
@@ -23,10 +23,10 @@ RTOL = 1e-5  # a tree of float32 sums
 ATOL = 0.0
 
 
-def inputs(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> tuple[da.Array]:
+def inputs(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> tuple[da.Array]:
     """Uniform numbers in [0, 1), float32, (size, size) in square blocks."""
-    grid = _roots.grid((size, size), "f4", chunks, (0, 1))
-    return (_draws.uniform((size, size), grid, "f4", SEED, xp),)
+    grid = _blocks.grid((size, size), "f4", chunks, (0, 1))
+    return (_blocks.uniform((size, size), grid, "f4", SEED, xp),)
 
 
 def apply(x: da.Array) -> da.Array:
@@ -34,7 +34,7 @@ def apply(x: da.Array) -> da.Array:
     return (x + x.T).sum()
 
 
-def build(size: int, chunks: _roots.Chunks = None, xp: str = "numpy") -> da.Array:
+def build(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Array:
     """The sum for a matrix of `size` rows and columns."""
     return apply(*inputs(size, chunks, xp))
 
@@ -43,9 +43,9 @@ def reference(size: int) -> Any:
     """The sum, added up in float64, a few rows and columns at a time."""
     shape = (size, size)
     total = 0.0
-    for part in _roots.slabs(size, 4 * size):
-        rows = _draws.uniform_block((part, slice(0, size)), shape, "f4", SEED)
-        columns = _draws.uniform_block((slice(0, size), part), shape, "f4", SEED)
+    for part in _blocks.slabs(size, 4 * size):
+        rows = _blocks.uniform_block((part, slice(0, size)), shape, "f4", SEED)
+        columns = _blocks.uniform_block((slice(0, size), part), shape, "f4", SEED)
         total += (rows + columns.T).sum(dtype="f8")
     return np.float32(total)
 

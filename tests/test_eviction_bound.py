@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from gpuscheduler.plan.machine import ENDLESS, HOST
 from gpuscheduler.runtime.loop import run
 from graphs import matmul, transpose_sum
-from graphs._offline import Orderly, fewest, immovable, limited, traffic
+from graphs.bench.eviction import Orderly, fewest, immovable, limited, traffic
 from tests.support.strategies import cases, plan_of, thorough
 
 NAMES = "abcdefgh"

@@ -199,7 +199,7 @@ def test_a_gradient_step_lowers_the_loss():
 
 def test_splitmix_is_the_published_one():
     """Seed 0 gives these three first outputs in the authors' program, splitmix64.c."""
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     assert [random._mix(i * random.GAMMA & random.MASK) for i in range(3)] == [
         0xE220A8397B1DCDAF,
         0x6E789E6AA1B965F4,
@@ -209,7 +209,7 @@ def test_splitmix_is_the_published_one():
 
 @pytest.mark.parametrize("shape", [(1000,), (50, 20), (10, 10, 10)])
 def test_a_block_hashes_the_row_major_index(shape):
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     key = random._mix(5)
     expected = [random._mix(key + i * random.GAMMA & random.MASK) >> 11 for i in range(1000)]
     whole = tuple(slice(0, n) for n in shape)
@@ -218,7 +218,7 @@ def test_a_block_hashes_the_row_major_index(shape):
 
 
 def test_slabs_leave_no_seam(monkeypatch):
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     where = (slice(3, 40), slice(5, 30))
     one = random.normal_block(where, (50, 50), "f8", 1)
     monkeypatch.setattr(random, "SLAB", 60)
@@ -228,7 +228,7 @@ def test_slabs_leave_no_seam(monkeypatch):
 @pytest.mark.parametrize("kind", ["f4", "f8"])
 def test_random_numbers_are_distributed_as_named(kind):
     """Moments within five standard errors, neighbours and seeds uncorrelated."""
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     n = 200_000
     where, shape = (slice(2**33, 2**33 + n),), (2**34,)
     u, v = (random.uniform_block(where, shape, kind, seed).astype("f8") for seed in (1, 2))
@@ -311,7 +311,7 @@ def test_the_random_matrix_has_two_terabytes_in_its_published_chunks():
 
 def test_a_corner_of_the_full_inputs_is_made_without_the_rest():
     """A hundred elements out of 2**32 take kilobytes."""
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     hillshade = graph("hillshade")
     hillshade.terrain()  # read once
     shape = hillshade.FULL
@@ -327,7 +327,7 @@ def test_a_corner_of_the_full_inputs_is_made_without_the_rest():
 
 def test_the_temporaries_of_random_numbers_are_bounded(monkeypatch):
     """A block of 8 MB, made 10,000 elements at a time."""
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     monkeypatch.setattr(random, "SLAB", 10_000)
     shape = (1000, 1000)
     tracemalloc.start()
@@ -341,7 +341,7 @@ def test_the_temporaries_of_random_numbers_are_bounded(monkeypatch):
 def test_each_block_of_the_inputs_is_made_once(name, monkeypatch):
     """Also after Dask has optimised: it may fuse a root into its reader, but not into several."""
     module = graph(name)
-    random = importlib.import_module("graphs._draws")
+    random = importlib.import_module("graphs._blocks")
     made = []
     if name == "hillshade":
         owner, makers = module, ("elevation_block",)

@@ -134,10 +134,12 @@ def reference_workloads() -> ModuleType | None:
 
 
 def workload_names() -> list[str]:
+    """The names of the reference workloads; measuring tools and private modules are none."""
     package = reference_workloads()
     if package is None:
         return []
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_")
+    modules = [m for m in pkgutil.iter_modules(package.__path__) if not m.ispkg]
+    return sorted(m.name for m in modules if m.name[0] != "_")
 
 
 def load(name: str) -> Workload:

@@ -22,7 +22,7 @@ from gpuscheduler.devices.cuda import (
 )
 from gpuscheduler.frontend import transfers as frontend_transfers
 from gpuscheduler.plan import machine
-from graphs._roots import views
+from graphs._blocks import views
 
 from .test_executor import cupy_array, used_bytes
 

@@ -19,7 +19,7 @@ from gpuscheduler.frontend import transfers
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.plan.batching import Batch
 from gpuscheduler.runtime.threads import Team
-from graphs._roots import views
+from graphs._blocks import views
 
 SIDE = 240
 

@@ -1,22 +1,18 @@
-"""What belongs to a cluster, measured here, or simulated: `python graphs/_cluster.py tasks`,
+"""What belongs to a cluster, measured here, or simulated: `python -m graphs.bench cluster tasks`,
 `again`, `gpus`, `dask-cuda` or `simulate`. Prints the figures of RESULTS.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import gpuscheduler
 from gpuscheduler.cluster.simulate import simulate
@@ -170,7 +166,8 @@ def simulated(workers: int, devices: int) -> None:
         print(f"{name}: {result} (simulated in {time.perf_counter() - begin:.1f} s)", flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["tasks", "again", "gpus", "dask-cuda", "simulate"])
     parser.add_argument("--count", type=int, default=20_000)
@@ -191,3 +188,7 @@ if __name__ == "__main__":
         dask_cuda(3 * options.repeat, options.protocol, options.matrix)
     else:
         simulated(options.workers, options.devices)
+
+
+if __name__ == "__main__":
+    main()

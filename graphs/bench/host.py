@@ -1,6 +1,6 @@
 """NumPy's blocks on a machine's cores: Dask's threads, and Schedulers on GPUs and CPU devices.
 
-`python graphs/_host.py [--gib 4] [--small-gib 1] [--threads N] [--devices cuda]
+`python -m graphs.bench host [--gib 4] [--small-gib 1] [--threads N] [--devices cuda]
 [--seconds 180] [--only NAME,...] [--no-causes]`
 
 Each workload runs by all of them in turns, in one process, as often as there is time for; what it
@@ -12,18 +12,13 @@ under other rules for who runs what. Figures in RESULTS.md come from here. No wo
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.pop(0)  # this folder is no place for modules
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 import argparse
 import gc
 import importlib
 import multiprocessing.pool
 import os
 import resource
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -33,6 +28,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import dask

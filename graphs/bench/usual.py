@@ -1,4 +1,4 @@
-"""Time usual expressions beside Dask's threads: `python graphs/_usual.py [MIB] [--only PATTERN]`.
+"""Time usual expressions beside Dask's threads: `python -m graphs.bench usual [MIB]`.
 
 Some two hundred expressions of NumPy's blocks, of dask.array and xarray, are computed by Dask's
 threads and by a Scheduler in turns (ABAB), each time as a new collection. Printed is, worst first,
@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one device is one thread
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])
 
 import argparse
 import csv

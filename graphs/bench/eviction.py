@@ -1,5 +1,7 @@
-"""Bytes that our evictions move, beside the fewest that any eviction could: `python
-graphs/_offline.py`. Prints the table of RESULTS.md. Nothing is computed: the devices are pretended.
+"""Bytes that our evictions move, beside the fewest that any eviction could.
+
+`python -m graphs.bench eviction` prints the table of RESULTS.md. Nothing is computed: the devices
+are simulated.
 
 The devices' memory is a quarter of the working set: of the most bytes on one device when nothing
 has to leave. Needs SciPy.
@@ -7,10 +9,8 @@ has to leave. Needs SciPy.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,8 +19,6 @@ import dask.array as da
 from dask.core import flatten
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpuscheduler.frontend.chunk import Chunk, ChunkTask
 from gpuscheduler.frontend.lowering import from_dask, received_by_scheduler

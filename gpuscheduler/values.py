@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from dask.sizeof import sizeof as dask_sizeof
 
+from .sparse_parts import arrays_of, is_scipys, library_of, rebuild
+
 #: Libraries whose arrays are in files, whatever `nbytes` they say.
 FILES = {"zarr", "h5py", "netCDF4", "tiledb"}
 _SMALL = (int, float, complex, bool, str, bytes, type(None), np.generic)
@@ -36,6 +38,12 @@ def sizeof(value: Any) -> int:
             return sum(sizeof(v) for v in value)
         if isinstance(value, np.memmap) or kind.__module__.partition(".")[0] in FILES:
             return 0  # the bytes are in a file: no memory gets smaller without them
+        if library_of(kind) is not None:
+            return sum(sizeof(v) for v in arrays_of(value))
+        if is_scipys(kind):  # of lists or a dict, or of a class of the user's
+            held = [v.tolist() if isinstance(v, np.ndarray) and v.dtype.hasobject else v
+                    for v in vars(value).values()]  # fmt: skip
+            return sum(sum(map(dask_sizeof, v)) if type(v) is list else sizeof(v) for v in held)
         nbytes = getattr(value, "nbytes", None)
         if isinstance(nbytes, (int, np.integer)):
             return int(nbytes)
@@ -76,6 +84,52 @@ def map_leaves(f: Callable[[Any], Any], value: Any) -> Any:
     if _has_names(value):
         return kind._make([map_leaves(f, v) for v in value])
     return f(value)
+
+
+def is_container(value: Any) -> bool:
+    """Whether a value holds others: a dict, a list, a tuple or a sparse matrix.
+
+    >>> is_container((1, 2)), is_container(np.ones(2))
+    (True, False)
+    """
+    kind = type(value)
+    return kind in (dict, tuple, list) or _has_names(value) or library_of(kind) is not None
+
+
+def deep_leaves(value: Any) -> Iterator[Any]:
+    """The leaves of a value, with the arrays of sparse matrices in place of these.
+
+    For what moves and counts bytes. What traces and fuses takes a sparse matrix for one thing.
+
+    >>> import scipy.sparse
+    >>> [a.dtype.kind for a in deep_leaves((scipy.sparse.eye_array(3, format="csr"), np.ones(3)))]
+    ['f', 'i', 'i', 'f']
+    """
+    for leaf in leaves(value):
+        if library_of(type(leaf)) is None:
+            yield leaf
+        else:
+            for part in arrays_of(leaf):
+                yield from deep_leaves(part)
+
+
+def map_deep_leaves(f: Callable[[Any], Any], value: Any) -> Any:
+    """As `map_leaves`, and inside of sparse matrices on each of their arrays.
+
+    They become matrices of SciPy or CuPy, as their new arrays are (see `sparse_parts.rebuild`).
+
+    >>> import scipy.sparse
+    >>> map_deep_leaves(lambda a: a + 0, scipy.sparse.eye_array(2, format="csr")).toarray()
+    array([[1., 0.],
+           [0., 1.]])
+    """
+
+    def change(leaf: Any) -> Any:
+        if library_of(type(leaf)) is None:
+            return f(leaf)
+        return rebuild(leaf, [map_deep_leaves(f, v) for v in arrays_of(leaf)])
+
+    return map_leaves(change, value)
 
 
 def part_of(value: Any, path: Iterable[int]) -> Any:

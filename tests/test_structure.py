@@ -22,7 +22,8 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 
 #: Rooms, and files outside of rooms: each imports only from those before it.
 ROOMS = [
-    "_version", "errors", "values", "algorithms", "gc_control", "forks", "disk_cache", "ir",
+    "_version", "errors", "sparse_parts", "values", "algorithms", "gc_control", "forks",
+    "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
     "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "linalg", "__init__", "cli",
     "__main__",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from dask.sizeof import sizeof as dask_sizeof
 
-from ..values import leaves, map_leaves, sizeof
+from ..values import deep_leaves, map_deep_leaves, sizeof
 from .wire import BroadcastArray, BufferSlot, LentArray, LostArray, OffDevice
 
 Key = Any
@@ -54,7 +54,7 @@ class Bundle:
 
 def _sizeof_cargo(cargo: Bundle) -> int:
     """Bytes on the host: what is on a device takes none of the worker's memory."""
-    return sum(0 if _on_device(v) else sizeof(v) for v in leaves(list(cargo.values.values())))
+    return sum(0 if _on_device(v) else sizeof(v) for v in deep_leaves(list(cargo.values.values())))
 
 
 dask_sizeof.register(Bundle, _sizeof_cargo)
@@ -78,7 +78,7 @@ def pack_values(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key
             away.append(leaf)
 
     for value in values.values():
-        for leaf in leaves(value):
+        for leaf in deep_leaves(value):
             looked_at(leaf)
     here, there = _slots(small, device=False), _slots(away, device=True)
     buffers = [_host_buffer(small, here), _device_buffer(away, there)]
@@ -94,7 +94,7 @@ def pack_values(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key
             return BroadcastArray(np.ascontiguousarray(leaf[once]), leaf.shape)
         return leaf
 
-    return {k: map_leaves(slot, v) for k, v in values.items()}, buffers
+    return {k: map_deep_leaves(slot, v) for k, v in values.items()}, buffers
 
 
 def _lent(values: Mapping[Key, Any]) -> dict[Key, Any]:
@@ -112,7 +112,7 @@ def _lent(values: Mapping[Key, Any]) -> dict[Key, Any]:
         used.add(leaf.device.id)
         return found
 
-    out = {k: map_leaves(lent, v) for k, v in values.items()}
+    out = {k: map_deep_leaves(lent, v) for k, v in values.items()}
     cuda_ipc.finish(used)
     return out
 
@@ -120,7 +120,7 @@ def _lent(values: Mapping[Key, Any]) -> dict[Key, Any]:
 def _fetch_lent(values: dict[Key, Any]) -> list[Any]:
     """Copies of all that is lent, in order. The owner may let go of it when this returns, so what
     fails is told where it is read."""
-    things = [leaf for v in values.values() for leaf in leaves(v) if type(leaf) is LentArray]
+    things = [leaf for v in values.values() for leaf in deep_leaves(v) if type(leaf) is LentArray]
     if not things:
         return []
     try:
@@ -145,7 +145,7 @@ def _unpack_values(values: dict[Key, Any], buffers: list[Any]) -> Bundle:
             return np.broadcast_to(leaf.values, leaf.shape)
         return leaf
 
-    return Bundle({k: map_leaves(array, v) for k, v in values.items()})
+    return Bundle({k: map_deep_leaves(array, v) for k, v in values.items()})
 
 
 def _packs(leaf: Any) -> bool:
@@ -193,9 +193,9 @@ def _device_buffer(arrays: list[Any], slots: list[BufferSlot]) -> Any:
 
 def off_device(value: Any) -> Iterator[OffDevice]:
     """What a value has that was on a device of another process."""
-    return (leaf for leaf in leaves(value) if type(leaf) is OffDevice)
+    return (leaf for leaf in deep_leaves(value) if type(leaf) is OffDevice)
 
 
 def put_back(value: Any, put: Callable[[Any], Any]) -> Any:
     """The value with `put(array)` in place of each array that was on a device elsewhere."""
-    return map_leaves(lambda v: put(v.array) if type(v) is OffDevice else v, value)
+    return map_deep_leaves(lambda v: put(v.array) if type(v) is OffDevice else v, value)

@@ -37,7 +37,7 @@ from ..runtime.dask_config import ConfigOverride
 from ..runtime.loop import add_note
 from ..runtime.protocol import Devices, StepWatcher
 from ..scheduler import Scheduler
-from ..values import leaves
+from ..values import deep_leaves
 from .transport import Bundle, off_device, put_back
 from .wire import LentArray, LostArray, Unreachable
 
@@ -312,7 +312,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
     def _brought(self, given: dict[Key, Any]) -> dict[Key, Any]:
         """Values from other processes that were on devices, on devices of this one."""
         for key, value in given.items():
-            for leaf in leaves(value):
+            for leaf in deep_leaves(value):
                 if type(leaf) is LostArray:
                     raise Unreachable(
                         f"{key!r} is on a device of another worker, and could not be copied from "

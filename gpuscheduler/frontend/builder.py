@@ -497,7 +497,8 @@ class GraphBuilder:
             if type(key) is tuple and key[0] not in out:
                 inner = task.args[0]
                 values = [self._read(name, inner, key) for name in inner]
-                out[key[0]] = max([b.nbytes for b in values if isinstance(b, BlockInfo)], default=0)
+                known = [b for b in values if isinstance(b, BlockInfo) and not b.is_sparse]
+                out[key[0]] = max([b.nbytes for b in known], default=0)
         return out
 
 

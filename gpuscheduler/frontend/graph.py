@@ -16,6 +16,7 @@ from dask.array.optimization import GETTERS
 from dask.core import flatten
 from dask.highlevelgraph import Layer
 
+from ..sparse_parts import is_sparse_type
 from .captured import Variable, all_unchanged, content
 from .chunk import Chunk
 from .compiled_task import Chain, literal
@@ -82,6 +83,11 @@ class BlockInfo:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether `nbytes` says nothing, as its zeros are not stored."""
+        return is_sparse_type(self.kind)
 
 
 #: What is known of a value: of an array, of several, or nothing.

@@ -33,9 +33,14 @@ BETWEEN: dict[str, Callable[[dict[str, Any]], int]] = {
 
 
 def block_sizes(values: Mapping[Key, Any], tasks: Mapping[Key, Any]) -> dict[Key, int]:
-    """Bytes of each value, as the collections say."""
+    """Bytes of each value, as the collections say.
+
+    How many a sparse block has, only the run shows.
+    """
     out, times = {}, {}
     for key, value in values.items():
+        if isinstance(value, BlockInfo) and value.is_sparse:
+            continue
         nbytes = sum([b.nbytes for b in value]) if isinstance(value, tuple) else value.nbytes
         name = key[0] if type(key) is tuple and key else key
         if name not in times:

@@ -31,6 +31,8 @@ SMALL_BLOCK = 2**22
 MOST_TOGETHER = 2**30
 #: ... and take at most one part in so many of the device's memory.
 PART_TOGETHER = 16
+#: A sparse block of unknown size is taken for at most one part in so many of a memory.
+PART_OF_SPARSE = 8
 
 
 def make_plan(
@@ -146,7 +148,10 @@ def placed_tasks(
     inputs = [tuple(dict.fromkeys(s)) for s in sources] if twice else sources
     kinds = _kinds(keys, graph.tasks)
     given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
-    nbytes, known = _sizes(keys, graph.sizes | given, inputs)
+    most = min(machine.memory, default=0) // PART_OF_SPARSE
+    most //= len(machine.memory) if machine.shared else 1
+    sparse = {k: min(b.nbytes, most) for k, b in graph.blocks.items() if b.is_sparse}
+    nbytes, known = _sizes(keys, graph.sizes | given, inputs, sparse)
     pins = _pins(graph, keys, machine, home)
     places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
     return PlacedTasks(keys, index, sources, inputs, kinds, given, nbytes, known, places)
@@ -172,9 +177,15 @@ def _what(task: Any) -> Any:
 
 
 def _sizes(
-    keys: list[Key], sizes: Mapping[Key, int], inputs: list[tuple[int, ...]]
+    keys: list[Key],
+    sizes: Mapping[Key, int],
+    inputs: list[tuple[int, ...]],
+    sparse: Mapping[Key, int],
 ) -> tuple[list[int], list[bool]]:
-    """Bytes of each value: as the collection says, or as large as the largest thing it reads."""
+    """Bytes of each value: as the collection says, or as large as the largest thing it reads.
+
+    `sparse` is how many a sparse block may have: with all zeros stored, or a part of the memory.
+    """
     nbytes: list[int] = []
     known: list[bool] = []
     for key, reads in zip(keys, inputs, strict=True):
@@ -185,6 +196,8 @@ def _sizes(
             for j in reads:
                 if nbytes[j] > size:
                     size = nbytes[j]
+            if key in sparse:
+                size = min(size or sparse[key], sparse[key])
         nbytes.append(size)
     return nbytes, known
 

@@ -13,7 +13,7 @@ from cupy.cuda import Event, runtime
 
 from ...errors import OutOfMemory
 from ...frontend.graph import is_plain
-from ...values import leaves, map_leaves
+from ...values import deep_leaves, is_container, map_deep_leaves
 from .result_rooms import one_copy_pays
 
 Refused = cupy.cuda.memory.OutOfMemoryError
@@ -53,8 +53,8 @@ def device_bytes(value: Any) -> int:
     """
     if isinstance(value, cupy.ndarray):
         return int(value.nbytes)
-    if type(value) is dict or isinstance(value, (tuple, list)):
-        return sum(int(v.nbytes) for v in leaves(value) if isinstance(v, cupy.ndarray))
+    if is_container(value) or isinstance(value, (tuple, list)):
+        return sum(int(v.nbytes) for v in deep_leaves(value) if isinstance(v, cupy.ndarray))
     return 0
 
 
@@ -62,7 +62,7 @@ def array_bytes(value: Any) -> int:
     """Bytes of arrays that are on a device, or have left it."""
     if type(value) is cupy.ndarray:
         return int(value.nbytes)
-    arrays = [v.array if isinstance(v, PinnedCopy) else v for v in leaves(value)]
+    arrays = [v.array if isinstance(v, PinnedCopy) else v for v in deep_leaves(value)]
     return sum([int(v.nbytes) for v in arrays if isinstance(v, (cupy.ndarray, np.ndarray))])
 
 
@@ -74,8 +74,8 @@ def is_on_host(value: Any) -> bool:
     >>> is_on_host(1.5), is_on_host((np.ones(5), "a")), is_on_host(None)
     (True, True, False)
     """
-    if type(value) in (dict, tuple, list):
-        return all(map(is_on_host, leaves(value)))
+    if is_container(value):
+        return all(map(is_on_host, deep_leaves(value)))
     return isinstance(value, HOST_TYPES) and not getattr(value, "dtype", np.dtype(int)).hasobject
 
 
@@ -83,13 +83,15 @@ def make_contiguous(value: Any) -> Any:
     """The same value with arrays that one copy can move: contiguous, in either order."""
     if is_contiguous_array(value):
         return value
-    return map_leaves(lambda v: v if is_contiguous_array(v) else cupy.ascontiguousarray(v), value)
+    return map_deep_leaves(
+        lambda v: v if is_contiguous_array(v) else cupy.ascontiguousarray(v), value
+    )
 
 
 def is_contiguous_array(value: Any) -> bool:
     return all(
         v.flags.c_contiguous or v.flags.f_contiguous
-        for v in leaves(value)
+        for v in deep_leaves(value)
         if isinstance(v, cupy.ndarray)
     )
 
@@ -103,7 +105,7 @@ def as_one_array(value: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any]] | N
 
     None where they do not share one piece of memory.
     """
-    every = list(leaves(value))
+    every = list(deep_leaves(value))
     if len(every) < 2 or not all(isinstance(v, cupy.ndarray) and v.nbytes for v in every):
         return None
     memory = every[0].data.mem
@@ -115,7 +117,7 @@ def as_one_array(value: tuple[Any, ...]) -> tuple[Any, Callable[[Any], Any]] | N
         return None
 
     def parts(copy: Any) -> Any:
-        return map_leaves(
+        return map_deep_leaves(
             lambda v: cupy.ndarray(v.shape, v.dtype, copy.data + (v.data.ptr - begin)), value
         )
 

@@ -40,7 +40,7 @@ from ...runtime.observe import RunRecord
 from ...runtime.protocol import StepListener
 from ...runtime.tape import LaunchTape, Order, by_turns, interleave_orders
 from ...runtime.threads import Team, wait_for_events
-from ...values import map_leaves
+from ...values import map_deep_leaves
 from . import (
     caller_order,
     file_steps,
@@ -217,7 +217,7 @@ class CudaDevices(GpuRun):
                 continue
             if place == HOST:
                 if step in self.plan.deliver:
-                    return map_leaves(to_host_array, held.value)
+                    return map_deep_leaves(to_host_array, held.value)
                 return self._bring_back(step, held.value)
             return self.hardware.value_behind(held, self.lanes[place].device)
         if step in self.files.of:
@@ -229,7 +229,7 @@ class CudaDevices(GpuRun):
         if not s.sent:
             return s.read()
         with Device(self.lanes[s.place].device):
-            return map_leaves(to_current_device, file_steps.read_pinned(self, s))
+            return map_deep_leaves(to_current_device, file_steps.read_pinned(self, s))
 
     def _bring_back(self, i: int, value: Any) -> Any:
         """Copy a result that had to leave its device back to that device."""
@@ -237,7 +237,7 @@ class CudaDevices(GpuRun):
         device = self.lanes[step.place].device
         try:
             with Device(device):
-                return map_leaves(to_current_device, value)
+                return map_deep_leaves(to_current_device, value)
         except Refused as error:
             what = f"{step.key!r} is a result"
             raise OutOfMemory(no_room(step.nbytes, f"GPU {device}", what)) from error

@@ -18,7 +18,7 @@ from ...plan.plan import Step
 from ...runtime.events import Done, Failed, Issued, NoRoom
 from ...runtime.events import Event as StateEvent
 from ...runtime.gather import WIDEST
-from ...values import leaves, map_leaves
+from ...values import deep_leaves, map_deep_leaves
 from . import arrays, caller_order, staging, transfers
 from .arrays import (
     PinnedCopy,
@@ -106,14 +106,14 @@ def run_aside(launch: tuple[GpuRun, int, int]) -> None:
             _refuse_store_to_copy(run, step, place)
             value = step.task(step.values(lambda j: _bring_home(run, lane, run.held[place][j])))
         del home
-        if any(isinstance(v, cupy.ndarray) for v in leaves(value)):  # of a source
+        if any(isinstance(v, cupy.ndarray) for v in deep_leaves(value)):  # of a source
             cupy.cuda.get_current_stream().synchronize()
         if step.sent:
             sent = _send(run, lane, i, value)
             del value, come
             run.events.put(sent)
             return
-        value = map_leaves(lambda v: _pin(run, v), value)
+        value = map_deep_leaves(lambda v: _pin(run, v), value)
         run.held[place][i] = HeldValue(value)
         run.events.put([Issued(i, device_bytes(value)), Done(i)])
     except BaseException as error:
@@ -135,12 +135,14 @@ def _bring_home(run: GpuRun, lane: DeviceLane, held: HeldValue) -> Any:
         with stream:
             pinned = run.hardware.pinned
             made.append(value := arrays.make_contiguous(held.value))
-            out = map_leaves(lambda v: transfers.copy_to_pinned(v, stream, pinned, made), value)
+            out = map_deep_leaves(
+                lambda v: transfers.copy_to_pinned(v, stream, pinned, made), value
+            )
         lane.mark(stream, block=True).synchronize()
     except BaseException:
         lane.outlive(stream, made)
         raise
-    return map_leaves(to_host_array, out)
+    return map_deep_leaves(to_host_array, out)
 
 
 def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]:
@@ -151,7 +153,7 @@ def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]
             if type(value) is FileBlock:
                 value = _read_directly(run, lane, value, direct)
             else:
-                value = map_leaves(lambda v: send_array(run, lane, v, direct), value)
+                value = map_deep_leaves(lambda v: send_array(run, lane, v, direct), value)
     except BaseException as error:
         lane.outlive(lane.incoming, direct)
         if not is_refusal(error):
@@ -268,4 +270,4 @@ def _pin(run: GpuRun, v: Any) -> Any:
 def read_pinned(run: GpuRun, step: Step) -> Any:
     """The value that a step reads from its source, in pinned memory."""
     pin = _pin_in_order if step.sent else _pin
-    return map_leaves(lambda v: pin(run, v), step.read())
+    return map_deep_leaves(lambda v: pin(run, v), step.read())

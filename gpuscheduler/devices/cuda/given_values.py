@@ -7,7 +7,7 @@ from cupy.cuda import Device, Event
 from ...errors import OutOfMemory
 from ...frontend.chunk import Chunk
 from ...plan.machine import DISK
-from ...values import map_leaves
+from ...values import map_deep_leaves
 from . import copies
 from .arrays import (
     Refused,
@@ -45,7 +45,7 @@ def bring_value(run: GpuRun, i: int) -> None:
     value = held.value
     try:
         with Device(lane.device), lane.incoming:
-            moved = map_leaves(
+            moved = map_deep_leaves(
                 lambda v: copies.copy_to_device(v, lane.device, lane.incoming), value
             )
             ready = lane.mark(lane.incoming)

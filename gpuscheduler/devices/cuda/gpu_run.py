@@ -27,7 +27,7 @@ from ...runtime.host_memory import PassageLane
 from ...runtime.protocol import StepListener
 from ...runtime.spill import RunFiles
 from ...runtime.threads import Team
-from ...values import leaves
+from ...values import deep_leaves
 from .arrays import HOST_TYPES
 from .lane import DeviceLane, HeldValue
 from .numpy_fallback import OwnCode
@@ -52,7 +52,7 @@ def is_elsewhere(value: Any, device: int) -> bool:
         return bool(value.data.device_id != device)
     if isinstance(value, HOST_TYPES):
         return False
-    return any(isinstance(v, cupy.ndarray) and v.device.id != device for v in leaves(value))
+    return any(isinstance(v, cupy.ndarray) and v.device.id != device for v in deep_leaves(value))
 
 
 class GpuRun:

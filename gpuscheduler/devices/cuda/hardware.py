@@ -29,7 +29,8 @@ from ...runtime.pools import CallersPool
 from ...runtime.protocol import Lease
 from ...runtime.spill import SpillStore
 from ...runtime.threads import BorrowedTeam, Team, Teams, Worker
-from ...values import leaves, map_leaves
+from ...sparse_parts import library_of
+from ...values import deep_leaves, map_deep_leaves
 from ..cpu import CpuDevices
 from . import copies as cuda_copies
 from . import dask_backend
@@ -245,7 +246,7 @@ class CudaHardware:
         return copies[device]
 
     def home(self, value: Any) -> int | None:
-        found = next((v for v in leaves(value) if isinstance(v, cupy.ndarray)), None)
+        found = next((v for v in deep_leaves(value) if isinstance(v, cupy.ndarray)), None)
         if found is None:
             return None
         device = found.device.id
@@ -274,12 +275,12 @@ class CudaHardware:
         if HOST in places or DISK in places:
             value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
             with Device(device):
-                return map_leaves(to_current_device, value)
+                return map_deep_leaves(to_current_device, value)
         other = max(places)
         value = self.value_behind(places[other], self.ids[other])
         with Device(device):
             stream = cupy.cuda.get_current_stream()
-            moved = map_leaves(lambda v: cuda_copies.copy_to_device(v, device, stream), value)
+            moved = map_deep_leaves(lambda v: cuda_copies.copy_to_device(v, device, stream), value)
             stream.synchronize()  # until then the value may not go
             return moved
 
@@ -344,7 +345,7 @@ class CudaHardware:
         """
         flat = list(flatten(blocks)) if isinstance(blocks, list) else [blocks]
         if not all(type(b) is cupy.ndarray and b.dtype == flat[0].dtype for b in flat):
-            return finalize(blocks)
+            return finalize(each_block(self._bring_sparse, blocks))
         parts = block_grid(blocks, flat[0].ndim)
         if parts is None:
             return finalize(blocks)
@@ -379,6 +380,13 @@ class CudaHardware:
         if left:
             self._order_reuse_behind(stream)
         return out
+
+    def _bring_sparse(self, block: Any) -> Any:
+        """A sparse matrix on the caller's current device; other blocks as they are."""
+        if library_of(type(block)) is None:
+            return block
+        device, stream = runtime.getDevice(), cupy.cuda.get_current_stream()
+        return map_deep_leaves(lambda v: cuda_copies.copy_to_device(v, device, stream), block)
 
     def _copy_alike(self, blocks: list[Any], out: Any, here: int) -> list[Any]:
         """Copy many blocks of one shape by one launch. Returns the pairs still to be copied."""

@@ -16,7 +16,7 @@ from ...runtime.events import Done, Failed
 from ...runtime.events import Event as StateEvent
 from ...runtime.host_memory import PassageRoom
 from ...runtime.threads import Worker
-from ...values import leaves, map_leaves, part_of
+from ...values import deep_leaves, map_deep_leaves, part_of
 from .arrays import REST, Refused, is_over
 from .launch import Workspace
 
@@ -107,7 +107,7 @@ class DeviceLane:
         What a task allocates on a stream of its own is used again in the order of that stream, or
         of a later one at the same address: while the home stream may still read it.
         """
-        here = map_leaves(lambda v: v.copy() if isinstance(v, cupy.ndarray) else v, value)
+        here = map_deep_leaves(lambda v: v.copy() if isinstance(v, cupy.ndarray) else v, value)
         self.later.append(([self.mark(self.home)], value))
         return here
 
@@ -238,7 +238,7 @@ class AllocationMeter(cupy.cuda.MemoryHook):
         if self.now < REST:
             return value
         taken: dict[int, int] = {}
-        for v in leaves(value):
+        for v in deep_leaves(value):
             if isinstance(v, cupy.ndarray) and v.data.device_id == device:
                 taken[id(v.data.mem)] = taken.get(id(v.data.mem), 0) + v.nbytes
         large = {m for m, n in taken.items() if self.sizes.get(m, 0) - n >= max(n, REST)}
@@ -251,6 +251,6 @@ class AllocationMeter(cupy.cuda.MemoryHook):
             return v.copy("K") if part else v
 
         try:
-            return map_leaves(own, value)
+            return map_deep_leaves(own, value)
         except Refused:  # there is no room for both
             return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator
+from operator import is_not
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -20,8 +21,9 @@ from ...frontend.graph import is_plain
 from ...frontend.rebuild import like_function, swap_parts
 from ...frontend.transfers import is_sender
 from ...plan.batching import Batch
+from ...sparse_parts import arrays_of, library_of, rebuild
 from ...tracing.purity import is_users
-from ...values import leaves, map_leaves
+from ...values import deep_leaves, map_deep_leaves
 
 Values = dict[Any, Any]
 Task = Callable[[Values], Any]
@@ -80,10 +82,10 @@ def move_values(values: Values) -> Values | None:
 
     None where all or none of the arrays are on the host.
     """
-    every = [v for value in values.values() for v in leaves(value)]
+    every = [v for value in values.values() for v in deep_leaves(value)]
     if not any(isinstance(v, cupy.ndarray) for v in every) or not any(map(_is_of_host, every)):
         return None
-    return {k: map_leaves(_copy_to_device, v) for k, v in values.items()}
+    return {k: map_deep_leaves(_copy_to_device, v) for k, v in values.items()}
 
 
 def is_cupy_refusal(error: BaseException) -> bool:
@@ -117,7 +119,7 @@ class MovedCall:
         self._there = False  # whether some arrays are on a device, or brought to one
         self._writes = False  # whether a function may write to one of these
         self._around = False  # whether what is looked at is the task's own
-        self.values = {k: map_leaves(self._swap, v) for k, v in values.items()}
+        self.values = {k: map_deep_leaves(self._swap, v) for k, v in values.items()}
         self._around = True
         self.task: Task = task
         if type(task) is not Batch:  # whose members are programs, and have no arrays
@@ -133,6 +135,10 @@ class MovedCall:
     def _swap(self, it: Any) -> Any:
         if self._is_moved(it):
             return self._copy_of(it)
+        if library_of(type(it)) is not None:  # one that a task has captured
+            before = arrays_of(it)
+            arrays = [self._swap(a) for a in before]
+            return rebuild(it, arrays) if any(map(is_not, arrays, before)) else it
         if isinstance(it, cupy.ndarray) or (callable(it) and is_sender(it)):
             self._there = True
             return it
@@ -248,7 +254,7 @@ def move_to_host(
 
 def send_value(value: Any) -> Any:
     """A value that was made on the host, with its arrays on the current device."""
-    return map_leaves(_copy_to_device, value)
+    return map_deep_leaves(_copy_to_device, value)
 
 
 def _is_of_host(value: Any) -> bool:

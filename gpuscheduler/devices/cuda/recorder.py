@@ -12,7 +12,7 @@ from ...fusion.task import KernelTask
 from ...ir.expr import Out
 from ...plan.batching import SMALL, Batch
 from ...plan.plan import Plan, Step
-from ...values import leaves, map_leaves
+from ...values import deep_leaves, map_deep_leaves
 from .kernels import Kernels
 from .launch import PreparedKernel, PreparedProgram, all_on_device, argument_rows, round_up
 from .replay import (
@@ -125,7 +125,7 @@ class ReplayRecorder:
         def entry(leaf: Any) -> int:
             return self._entry() if isinstance(leaf, cupy.ndarray) and leaf.nbytes else -1
 
-        return map_leaves(entry, value)
+        return map_deep_leaves(entry, value)
 
     def _at(self, place: int, i: int, held: dict[int, Any]) -> _RecordedValue:
         """A value on a place; one that was there before is given to each run."""
@@ -136,7 +136,7 @@ class ReplayRecorder:
             value = held[i].value
             seen = self._seen[place, i] = _RecordedValue(value, self._new_entries(value), -1)
             for n, (leaf, entry) in enumerate(
-                zip(leaves(value), leaves(seen.entries), strict=True)
+                zip(deep_leaves(value), deep_leaves(seen.entries), strict=True)
             ):
                 if entry >= 0:
                     rest = leaf.data.ptr % 16
@@ -155,7 +155,11 @@ class ReplayRecorder:
         arrays = []  # bytes, and entries there and here
         rests = []  # of the copies' addresses, by 16
         for leaf, at, to, here in zip(
-            leaves(source.value), leaves(source.entries), leaves(entries), leaves(copy), strict=True
+            deep_leaves(source.value),
+            deep_leaves(source.entries),
+            deep_leaves(entries),
+            deep_leaves(copy),
+            strict=True,
         ):
             if isinstance(leaf, cupy.ndarray) and leaf.nbytes:
                 if not (leaf.flags.c_contiguous or leaf.flags.f_contiguous):
@@ -258,7 +262,7 @@ class ReplayRecorder:
                         raise NotReplayable
                     continue
                 value, entries, offset = parts[name]
-                numbers = leaves(entries) if not isinstance(value, cupy.ndarray) else [entries]
+                numbers = deep_leaves(entries) if not isinstance(value, cupy.ndarray) else [entries]
                 for entry, foreseen in zip(numbers, expects, strict=True):
                     if foreseen is None:
                         continue
@@ -310,7 +314,7 @@ def _made_entries(ready: PreparedProgram, begin: int, count: int, single: bool) 
     sizes = [n for k in ready.kernels for n in k.sizes]
 
     def of(m: int) -> Any:
-        return map_leaves(
+        return map_deep_leaves(
             lambda leaf: (
                 begin + (leaf.array - program.inputs) * count + m if isinstance(leaf, Out) else -1
             ),

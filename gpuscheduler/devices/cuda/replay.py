@@ -21,7 +21,7 @@ from cupy.cuda import Event, Stream, runtime
 from ...fusion.task import fill_result
 from ...plan.batching import SMALL
 from ...plan.plan import Plan
-from ...values import leaves
+from ...values import deep_leaves
 from .launch import PreparedKernel, PreparedProgram, Workspace, batch_value, queue
 from .result_rooms import ResultRoom
 
@@ -252,7 +252,7 @@ class Replay:
                 array = value
             else:
                 if value is not known:
-                    known, every = value, list(leaves(value))
+                    known, every = value, list(deep_leaves(value))
                 array = every[g.leaf] if g.leaf < len(every) else None
             if type(array) is not cupy.ndarray or array.strides != g.strides:
                 return False

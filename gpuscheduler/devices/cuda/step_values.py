@@ -8,7 +8,8 @@ import cupy
 
 from ...plan.batching import Batch
 from ...plan.plan import Step
-from ...values import map_leaves
+from ...sparse_parts import arrays_of, library_of, rebuild
+from ...values import map_deep_leaves
 from . import arrays, copies, host_steps
 from .arrays import (
     is_refusal,
@@ -27,13 +28,21 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
     alone = run.alone and step.kind not in run.plan.hosted
     by_heart = type(task) is Batch and alone and task.known()
     reads = (step.names or step.constants) and not by_heart
-    values = step.values(lambda j: held[j].value) if reads else {}
+    values = step.values(lambda j: _own(held[j].value)) if reads else {}
     for name in step.constants:
         # the graph's own arrays may be on a GPU that is not among these
-        values[name] = map_leaves(
+        values[name] = map_deep_leaves(
             lambda v: copies.copy_to_device(v, lane.device, lane.home), values[name]
         )
     return values
+
+
+def _own(value: Any) -> Any:
+    """A sparse matrix as an object of the task's own, which shares its arrays.
+
+    CuPy puts other arrays into a matrix whose indices it sorts, while other devices copy it.
+    """
+    return value if library_of(type(value)) is None else rebuild(value, arrays_of(value))
 
 
 def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
@@ -100,7 +109,7 @@ def _bring_here(run: GpuRun, lane: DeviceLane, value: Any) -> Any:
     """
     if not is_elsewhere(value, lane.device):
         return value
-    here = map_leaves(lambda v: copies.copy_to_device(v, lane.device, lane.home), value)
+    here = map_deep_leaves(lambda v: copies.copy_to_device(v, lane.device, lane.home), value)
     lane.later.append(([lane.mark(lane.home)], value))  # its memory is another stream's
     return here
 

@@ -17,7 +17,7 @@ from ...errors import NotSpillable, OutOfMemory
 from ...plan.machine import DISK, HOST
 from ...runtime.events import Copied, Failed, NoRoom
 from ...runtime.events import Event as StateEvent
-from ...values import map_leaves
+from ...values import map_deep_leaves
 from . import arrays
 from .arrays import (
     PinnedCopy,
@@ -96,7 +96,7 @@ def _receive(
             if type(value) is tuple and (found := as_one_array(value)) is not None:
                 whole, parts = found
                 return parts(copy(whole)), 0
-            return map_leaves(copy, value), 0
+            return map_deep_leaves(copy, value), 0
     except Refused as error:
         return None, requested_bytes(error, 1)
 
@@ -197,7 +197,7 @@ def queue_to_host(run: GpuRun, lane: DeviceLane, i: int, dst: int, made: list[An
     pinned = run.hardware.pinned if i in run.plan.deliver else run.hardware.inside
     kept = None
     if whole:
-        kept = map_leaves(lambda v: copy_to_pinned(v, stream, pinned, made), value)
+        kept = map_deep_leaves(lambda v: copy_to_pinned(v, stream, pinned, made), value)
     done = lane.mark(stream, block=True)
     held.reads.append(done)
     copy = HostCopy(run, i, lane.place, done, written, kept, (value, room), dst)

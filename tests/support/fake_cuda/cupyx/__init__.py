@@ -1,0 +1,1 @@
+"""What the package calls of `cupyx`, on the stand-in for CuPy."""

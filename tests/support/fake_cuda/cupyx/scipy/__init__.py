@@ -1,0 +1,1 @@
+"""SciPy for the stand-in's arrays."""

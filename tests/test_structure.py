@@ -9,13 +9,13 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import gpuscheduler
-from gpuscheduler.frontend import rebuild
 from tests.tools import mutants
 
 PACKAGE = Path(gpuscheduler.__file__).parent
@@ -93,6 +93,7 @@ WITHIN = {
         "block_ids",
         "captured",
         "chunk",
+        "task",
         "compiled_task",
         "linalg_shapes",
         "tiles",
@@ -450,10 +451,46 @@ def test_no_two_classes_have_one_name():
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
-def test_kinds_of_tasks_that_are_rewritten_exist():
-    """`rebuild.TASKS` names classes; one that was renamed would silently stop being rewritten."""
-    classes = {n.name for f in FILES for n in parse(f).body if isinstance(n, ast.ClassDef)}
-    assert set(rebuild.TASKS) <= classes
+@cache
+def classes_of_tasks() -> set[str]:
+    """The names of our own kinds of tasks: `OwnTask`, and all that derives from it."""
+    bases = {
+        n.name: {ast.unparse(b) for b in n.bases}
+        for f in FILES
+        for n in parse(f).body
+        if isinstance(n, ast.ClassDef)
+    }
+    kinds = {"OwnTask"}
+    while more := {n for n, b in bases.items() if b & kinds} - kinds:
+        kinds |= more
+    return kinds
+
+
+def type_tests(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+    """Lines with a comparison of `type(...)`, and the names that it is compared with."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            calls = [n for s in sides for n in ast.walk(s) if isinstance(n, ast.Call)]
+            if any(ast.unparse(call.func) == "type" for call in calls):
+                names = {n.id for s in sides for n in ast.walk(s) if isinstance(n, ast.Name)}
+                yield node.lineno, names
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_no_code_asks_for_the_exact_kind_of_a_task(file):
+    """A kind of task says what it can do: a new kind works where the others do."""
+    kinds = classes_of_tasks()
+    assert {"KernelTask", "Batch", "CompressTask", "Chain"} <= kinds
+    asked = [(line, names & kinds) for line, names in type_tests(parse(file)) if names & kinds]
+    assert asked == []
+
+
+def test_the_test_of_exact_kinds_can_fail():
+    code = "a = type(t) is Batch or type(t) in (Chain, KernelTask)"
+    assert [names & classes_of_tasks() for _, names in type_tests(ast.parse(code))] == [
+        {"Batch"}, {"Chain", "KernelTask"}
+    ]  # fmt: skip
 
 
 def test_all_is_what_is_exported():

@@ -27,6 +27,7 @@ from rich.table import Table
 from ..errors import OutOfMemory, PlanError
 from ..frontend.graph import Graph
 from ..frontend.lowering import from_dask, received_by_scheduler
+from ..fusion.task import cuda_source
 from ..options import Options
 from ..pipeline.compile import plan_dask, write_in_place
 from ..plan.machine import Machine
@@ -39,7 +40,6 @@ from ..scheduler import Scheduler
 from .report import (
     check_value,
     compare_footprints,
-    cuda_source,
     device_tables,
     draw,
     figure_class,

@@ -19,10 +19,10 @@ from .._version import __version__
 from ..codegen.cuda.kernel import generate
 from ..devices.choose import driver_version, has_cupy
 from ..errors import NotGenerated
-from ..fusion.task import KernelTask, program_of
+from ..frontend.task import kernels_of
+from ..fusion.task import KernelTask
 from ..ir.expr import Kernel
 from ..ir.regions import bytes_touched
-from ..plan.batching import Batch
 from ..plan.machine import DISK, ENDLESS, HOST, Machine
 from ..plan.plan import Footprint, Plan
 from ..runtime.host_memory import available_memory
@@ -249,23 +249,13 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
 def kernel_tasks(planned: Plan) -> Iterator[KernelTask]:
     """The kernel tasks of a plan, those of batches one by one."""
     for step in planned.steps:
-        if isinstance(step.task, Batch):
-            yield from step.task.members
-        elif (fused := program_of(step.task)) is not None:
-            yield fused
+        yield from kernels_of(step.task)
 
 
 def kernels(planned: Plan) -> Iterator[Kernel]:
     """The distinct kernels of a plan."""
     programs = {id(f.program): f.program for f in kernel_tasks(planned)}
     return (k for p in programs.values() for k in p.kernels)
-
-
-def cuda_source(kernel: Kernel) -> str:
-    try:
-        return generate(kernel).source
-    except NotGenerated as error:
-        return f"// none: {error}"
 
 
 def kernel_tables(planned: Plan) -> Iterator[Table]:

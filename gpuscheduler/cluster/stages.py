@@ -23,6 +23,7 @@ from typing import Any
 from dask._task_spec import DataNode
 
 from ..frontend.graph import Graph
+from ..frontend.task import sequence_of
 from ..plan.build import PlacedTasks, placed_tasks
 from ..plan.machine import Machine
 
@@ -222,9 +223,8 @@ def _draws_of(graph: Graph, mine: Sequence[Key]) -> set[Key]:
     """
     found = set(mine).intersection(graph.draws)
     for key in mine:
-        tasks = getattr(graph.tasks[key], "tasks", None)
-        if tasks:
-            found.update(k for k in (getattr(t, "key", None) for _, t in tasks) if k in graph.draws)
+        tasks = sequence_of(graph.tasks[key])
+        found.update(k for k in (getattr(t, "key", None) for _, t in tasks) if k in graph.draws)
     return found
 
 

@@ -12,7 +12,6 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dask._task_spec import DataNode, List, Task, TaskRef
@@ -20,8 +19,8 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.utils import key_split
 
 from ..errors import PlanError
-from ..frontend.compiled_task import Chain
 from ..frontend.graph import Graph, pinned_device
+from ..frontend.task import sequence_of
 from ..frontend.transfers import identity
 from ..plan.machine import Machine
 from ..values import sizeof
@@ -48,8 +47,7 @@ def refuse_peer_to_peer(graph: Graph) -> None:
     """Raise `PeerToPeer` for a graph that has the barrier task of a peer-to-peer shuffle."""
     from distributed.shuffle._core import P2PBarrierTask
 
-    chains = [task.tasks for task in graph.tasks.values() if type(task) is Chain]
-    every = chain(graph.tasks.values(), (t for tasks in chains for _, t in tasks))
+    every = (t for task in graph.tasks.values() for _, t in sequence_of(task))
     if any(type(t) is P2PBarrierTask for t in every):
         raise PeerToPeer(
             "a peer-to-peer shuffle is tasks that talk to each other, which the cluster runs "

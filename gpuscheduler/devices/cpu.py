@@ -444,7 +444,7 @@ class CpuDevices:
         """A step's value."""
         step = self.plan.steps[i]
         values = step.values(self.values.__getitem__)
-        if type(step.task) is KernelTask and (room := self._room(i, step.task)) is not None:
+        if isinstance(step.task, KernelTask) and (room := self._room(i, step.task)) is not None:
             return step.task(values, room)
         return _contiguous(step.task(values)) if step.aside else step.task(values)
 

@@ -27,6 +27,8 @@ from dask._task_spec import (
 from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.slicing import setitem
 
+from .task import OwnTask, TaskDescription, describe
+
 Values = dict[Any, Any]
 
 #: The file of the functions that are made here.
@@ -57,7 +59,7 @@ class InnerStep(NamedTuple):
         return own[self.constants[-1]], self.steps, [known.get(name) for name in self.given]
 
 
-class CompiledCall:
+class CompiledCall(OwnTask):
     """A compiled function and the arguments that one chunk gives it. Called like a Dask task."""
 
     __slots__ = ("args", "function", "key", "steps")
@@ -75,11 +77,23 @@ class CompiledCall:
     def __call__(self, values: Values) -> Any:
         return self.function(*[_value(a, values) for a in self.args])
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.function, *self.args
+
+    def with_parts(self, *parts: Any) -> CompiledCall:
+        function, *args = parts
+        return CompiledCall(self.key, function, tuple(args), self.steps)
+
+    def describe(self) -> TaskDescription:
+        n = len(self.steps)
+        return TaskDescription(f"call of {n} fused task{'s'[: n != 1]}")
+
     def __repr__(self) -> str:
         return f"<Call {self.key!r} of a fused sub-graph>"
 
 
-class Chain:
+class Chain(OwnTask):
     """Tasks of which each reads only the one before (and constants): one step, one value kept."""
 
     __slots__ = ("key", "tasks")
@@ -97,6 +111,21 @@ class Chain:
             env[key] = value
             before = key
         return value
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return tuple([task for _, task in self.tasks])
+
+    def with_parts(self, *parts: Any) -> Chain:
+        return Chain([(key, part) for (key, _), part in zip(self.tasks, parts, strict=True)])
+
+    @property
+    def sequence(self) -> list[tuple[Any, Callable[[Values], Any]]]:
+        return self.tasks
+
+    def describe(self) -> TaskDescription:
+        words = [describe(task).words for _, task in self.tasks]
+        return TaskDescription(f"chain of {', '.join(words)}")
 
     def __repr__(self) -> str:
         return f"<Chain {' -> '.join(str(k) for k, _ in self.tasks)}>"

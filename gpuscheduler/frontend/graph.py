@@ -20,6 +20,7 @@ from ..sparse_parts import is_sparse_type
 from .captured import Variable, all_unchanged, content
 from .chunk import Chunk
 from .compiled_task import Chain, literal
+from .task import sequence_of
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
@@ -200,8 +201,8 @@ def _row(task: Any) -> tuple[Any, ...]:
         refs = tuple([n for n, a in enumerate(args) if isinstance(a, TaskRef)])
         plain = tuple([a.key if isinstance(a, TaskRef) else _name_futures(a) for a in args])
         return task.key, task.func, plain, refs, task.kwargs, task.data_producer
-    if type(task) is Chain:
-        return tuple([(k, _row(t)) for k, t in task.tasks]), None
+    if len(sequence := sequence_of(task)) > 1:
+        return tuple([(k, _row(t)) for k, t in sequence]), None
     return (task,)
 
 

@@ -29,7 +29,7 @@ from dask.highlevelgraph import HighLevelGraph
 from ..errors import PlanError
 from .block_ids import fewer_places
 from .builder import GraphBuilder, GraphOrCache, holds_chunks
-from .compiled_task import Chain, SubgraphCompiler
+from .compiled_task import SubgraphCompiler
 from .files import uses_files
 from .graph import (
     APART,
@@ -46,6 +46,7 @@ from .graph import (
 from .index_lists import by_slices, picked_first
 from .random_blocks import draws_random_numbers
 from .shapes import block_shape
+from .task import OwnTask
 
 
 def from_dask(
@@ -135,8 +136,8 @@ def compile_tasks(tasks: dict[Key, Any]) -> None:
     """Compile the fused tasks that `from_dask` left as they are. Changes the dictionary."""
     compiler: Compile = SubgraphCompiler()
     for key, task in tasks.items():
-        if type(task) is Chain:
-            tasks[key] = Chain([(k, compiler(t)) for k, t in task.tasks])
+        if isinstance(task, OwnTask):
+            tasks[key] = task.with_parts(*map(compiler, task.parts))
         else:
             tasks[key] = compiler(task)
 

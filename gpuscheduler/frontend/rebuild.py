@@ -12,21 +12,8 @@ from typing import Any
 from dask._task_spec import GraphNode, TaskRef
 
 from .compiled_task import COMPILED
+from .task import OwnTask
 
-#: Our own kinds of tasks, which have others in them.
-TASKS = (
-    "CompiledCall",
-    "Chain",
-    "KernelTask",
-    "Batch",
-    "OptionalTask",
-    "CompressTask",
-    "MatmulSumTask",
-    "_SequentialTasks",
-    "PairsTask",
-    "TaskWithProducers",
-    "_OptionalTermsTask",
-)
 _PLAIN = (int, float, bool, str, type(None), TaskRef)
 
 
@@ -62,7 +49,11 @@ def _put_together(it: Any, change: Callable[[Any], Any]) -> Any:
         return partial(function, *args, **keywords) if any(map(is_not, parts, before)) else it
     if kind is FunctionType:  # a module's own counts as itself, with all that it has
         return it if has_name(it) else _function_with(it, change)
-    if not (isinstance(it, GraphNode) or kind.__name__ in TASKS):
+    if isinstance(it, OwnTask):
+        held = it.parts
+        parts = [change(v) for v in held]
+        return it.with_parts(*parts) if any(map(is_not, parts, held)) else it
+    if not isinstance(it, GraphNode):
         return it
     new = {n: change(v) for n, v in attributes_of(it).items()}
     if not any(getattr(it, n) is not v for n, v in new.items()):
@@ -73,7 +64,8 @@ def _put_together(it: Any, change: Callable[[Any], Any]) -> Any:
     return other
 
 
-def attributes_of(it: Any) -> dict[str, Any]:
+def attributes_of(it: GraphNode) -> dict[str, Any]:
+    """The attributes of a task of Dask, by name."""
     names = [n for c in type(it).__mro__ for n in getattr(c, "__slots__", ())]
     names += getattr(it, "__dict__", {})
     return {n: getattr(it, n) for n in names if n != "__weakref__" and hasattr(it, n)}

@@ -21,6 +21,7 @@ from dask.utils import key_split
 from ..frontend.chunk import Chunk
 from ..frontend.compiled_task import Chain
 from ..frontend.graph import Graph, is_plain, layer_of
+from ..frontend.task import sequence_of
 from ..frontend.transfers import referenced_keys
 from ..tracing import context
 from ..tracing.abstract import (
@@ -147,9 +148,9 @@ class FusionPass:
         They are drawn by position all the same.
         """
         graph = self.graph
-        if type(task) is not Chain or self.draws.draw(task.tasks[0][1]) is None:
+        (name, first), *rest = sequence_of(task)
+        if not rest or self.draws.draw(first) is None:
             return
-        (name, first), *rest = task.tasks
         drawn: Key = getattr(first, "key", None)
         graph.names[drawn], graph.needs[drawn] = (), ()
         if not self._fuse_task(drawn, first):

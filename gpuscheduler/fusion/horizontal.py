@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from ..frontend.graph import Graph
+from ..frontend.task import OwnTask, TaskDescription, describe
 from ..ir.expr import Expr, Kernel, Out, Program, Reduction, replace_leaves
 from ..ir.regions import bytes_read
 from ..ir.rewrite import renumber_arrays
@@ -43,11 +44,23 @@ class TupleItemKey:
         return " and ".join(map(str, self.keys))
 
 
-class _SequentialTasks:
+class SequentialTasks(OwnTask):
     """The original tasks of a group, run one after the other."""
 
-    def __init__(self, tasks: Sequence[Callable[[Values], Any]]):
-        self.tasks = tasks
+    __slots__ = ("key", "tasks")
+
+    def __init__(self, key: Key, tasks: Sequence[Callable[[Values], Any]]):
+        self.key, self.tasks = key, tasks
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return tuple(self.tasks)
+
+    def with_parts(self, *parts: Any) -> SequentialTasks:
+        return SequentialTasks(self.key, parts)
+
+    def describe(self) -> TaskDescription:
+        return TaskDescription(" and ".join([describe(task).words for task in self.tasks]))
 
     def __call__(self, values: Values) -> tuple[Any, ...]:
         return tuple([task(values) for task in self.tasks])
@@ -101,7 +114,7 @@ def _find_siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
     groups: dict[Any, list[list[Key]]] = {}
     bytes_of = cache(partial(_bytes_read, graph))
     for key, task in graph.tasks.items():
-        if type(task) is not KernelTask or key in kept or task.positions or not task.names:
+        if not isinstance(task, KernelTask) or key in kept or task.positions or not task.names:
             continue
         if type(key) is TupleItemKey or not _is_small(task):
             continue
@@ -190,7 +203,7 @@ def _join_tasks(
         known[words] = parts, join_programs(parts, count)  # what is known by its id must live on
     return KernelTask(
         holder, known[words][1], tuple(first), tuple(expects), (),
-        members[0].kind, _SequentialTasks([t.original for t in members]),
+        members[0].kind, SequentialTasks(holder, [t.original for t in members]),
     )  # fmt: skip
 
 

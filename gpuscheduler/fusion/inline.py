@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..frontend.graph import Graph
+from ..frontend.task import original_of
 from ..ir.expr import Expr, Kernel, Out, replace_leaves, view_of, with_view
 from ..ir.rewrite import renumber_leaf
 from ..tracing.abstract import (
@@ -37,7 +38,7 @@ from .source import (
     sliced_share,
     work_per_element,
 )
-from .task import Key, TaskWithProducers, Values, count_arrays, original_task
+from .task import Key, TaskWithProducers, Values, count_arrays
 
 #: Arrays that a task may read because of the tasks that disappear into it. Its kernel has an
 #: argument for each, and all of them are in memory at once.
@@ -229,7 +230,7 @@ class Inliner:
         graph = self.graph
         return source.apart or UnfusedTask(
             graph.names[target], graph.needs[target], graph.constants.get(target, {}),
-            original_task(graph.tasks[target]),
+            original_of(graph.tasks[target]),
         )  # fmt: skip
 
     def inputs_with_producers(

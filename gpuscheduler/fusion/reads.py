@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..frontend.compiled_task import Chain, literal
+from ..frontend.compiled_task import literal
 from ..frontend.graph import Graph
+from ..frontend.task import sequence_of
 from ..tracing import purity
 from .task import PAIRING, task_function
 
@@ -73,8 +74,7 @@ class Reads:
 
     def gives_pairs(self, task: Any) -> bool:
         """Whether a task gives pairs of a value and its place, as Dask's argmin does."""
-        parts = task.tasks if type(task) is Chain else [(None, task)]
-        return any(self._calls_pairing(task_function(part)) for _, part in parts)
+        return any(self._calls_pairing(task_function(part)) for _, part in sequence_of(task))
 
     def _calls_pairing(self, function: Any) -> bool:
         known = self._pairing.get(id(function))

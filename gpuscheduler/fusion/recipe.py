@@ -15,8 +15,9 @@ from dask.array import reductions as dask_reductions
 from dask.array.core import concatenate_shaped
 
 from ..frontend.captured import FRESH
-from ..frontend.compiled_task import COMPILED, FIRST_LINE, Chain, CompiledCall, InnerStep, literal
+from ..frontend.compiled_task import COMPILED, FIRST_LINE, CompiledCall, InnerStep, literal
 from ..frontend.graph import Graph
+from ..frontend.task import sequence_of
 from ..frontend.tiles import Tile
 from ..tracing import purity, registry, trace
 from ..tracing.abstract import AbstractArray
@@ -53,8 +54,7 @@ class Recipe:
         self._at = 0
         #: What stands for each name in `key`.
         self._numbers: dict[Key, Any] = {}
-        parts = task.tasks if type(task) is Chain else [(task.key, task)]
-        self._parts = [(name, _with_tile(part)) for name, part in parts]
+        self._parts = [(name, _with_tile(part)) for name, part in sequence_of(task)]
         self.names: list[Key] = []
         words: list[Any] = []
         for name, part in self._parts:
@@ -62,7 +62,7 @@ class Recipe:
             if draw is not None:
                 words.append("draw")
                 self.draws.append(draw)
-            elif type(part) is CompiledCall:
+            elif isinstance(part, CompiledCall):
                 self._check(part.function)
                 words.append((id(part.function), tuple([self._words_of(a) for a in part.args])))
             else:
@@ -89,7 +89,7 @@ class Recipe:
 
     def _steps(self, name: Key, part: Any) -> Sequence[tuple[Key, Iterable[Any]]]:
         """Return key and arguments of each step of a part, in order."""
-        if type(part) is CompiledCall and part.steps:
+        if isinstance(part, CompiledCall) and part.steps:
             return list(_flatten_steps(part.function, part.steps, part.args))
         return [(name, () if self._draws.draw(part) is not None else [part])]
 
@@ -110,7 +110,7 @@ class Recipe:
         if self._at == len(self._parts):
             return -1
         _, part = self._parts[self._at]
-        if type(part) is not CompiledCall:
+        if not isinstance(part, CompiledCall):
             return before
         steps = part.steps
         for line in _error_lines(error):
@@ -190,7 +190,7 @@ class Recipe:
             self._at = n
             if self._draws.draw(part) is not None:
                 value = next(random)
-            elif type(part) is CompiledCall:
+            elif isinstance(part, CompiledCall):
                 function = trace.adapt_function(part.function)
                 value = function(*[_evaluate_task(a, env, tiles) for a in part.args])
             else:

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.array import reductions as dask_reductions
 
 from ..codegen.cpu import evaluate as cpu_evaluate
+from ..codegen.cuda.kernel import generate
+from ..errors import NotGenerated
 from ..frontend.compiled_task import CompiledCall, literal
+from ..frontend.task import (
+    KernelDescription,
+    Launcher,
+    OwnTask,
+    TaskDescription,
+    describe,
+    kernels_of,
+    members_of,
+)
 from ..ir.expr import PLACEHOLDER, Expr, Kernel, Out, Program, constant
 from ..ir.regions import bytes_touched
 from ..tracing.abstract import AbstractArray, KnownArray
 from ..tracing.context import ValueIfThere
 from ..values import leaves, map_leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Key = Any
 Values = dict[Any, Any]
@@ -27,10 +41,14 @@ Values = dict[Any, Any]
 PAIRING = (dask_reductions.arg_chunk, dask_reductions.arg_combine)
 
 
-class KernelTask:
+class KernelTask(OwnTask):
     """A task that is a program for a device, and computes with NumPy when called."""
 
     __slots__ = ("expects", "key", "kind", "names", "original", "positions", "program")
+    launches_only = kernels_only = True
+
+    #: The task as it was, with its producers: for values that are not as expected.
+    original: Callable[[Values], Any]
 
     def __init__(
         self,
@@ -51,7 +69,6 @@ class KernelTask:
         self.positions = positions
         #: Type of the arrays that the task makes, where it reads none.
         self.kind = kind
-        #: The task as it was, with its producers: for values that are not as expected.
         self.original = original
 
     def arrays(self, values: Values, copy: type[Any] | None = None) -> list[Any] | None:
@@ -85,8 +102,37 @@ class KernelTask:
         )  # fmt: skip
 
     @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.original,)
+
+    def with_parts(self, *parts: Any) -> KernelTask:
+        (original,) = parts
+        return KernelTask(
+            self.key, self.program, self.names, self.expects, self.positions, self.kind, original
+        )  # fmt: skip
+
+    def with_originals(self, change: Callable[[Any], Any]) -> KernelTask:
+        return self.with_parts(change(self.original))
+
+    @property
+    def kernels(self) -> tuple[KernelTask, ...]:
+        return (self,)
+
+    @property
+    def alike(self) -> Any:
+        return self.program
+
+    def launch(self, launcher: Launcher, values: Values) -> Any:
+        return launcher.run(self, values)
+
+    def describe(self) -> TaskDescription:
+        kernels = tuple([describe_kernel(k) for k in self.program.kernels])
+        return TaskDescription(
+            "kernel" if len(kernels) == 1 else f"{len(kernels)} kernels", kernels
+        )
+
+    @property
     def on_device(self) -> bool:
-        """Whether GPUs make the value, where there are GPUs."""
         return bool(self.names) or self.kind == "cupy.ndarray"
 
     @property
@@ -96,7 +142,6 @@ class KernelTask:
 
     @property
     def touched(self) -> int:
-        """Bytes that the task reads and writes."""
         return sum([bytes_touched(k) for k in self.program.kernels])
 
     @property
@@ -135,16 +180,48 @@ class KernelTask:
         return f"<KernelTask {self.key!r}: {n} kernel{'s'[: n != 1]}>"
 
 
-class OptionalTask:
+class HolderTask(OwnTask):
+    """A task that has a kernel task in it, `fused`, and makes something else of its value."""
+
+    __slots__ = ("fused", "key")
+
+    fused: KernelTask
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.fused,)
+
+    @property
+    def original(self) -> Any:
+        return self.fused.original
+
+    def with_originals(self, change: Callable[[Any], Any]) -> Self:
+        return self.with_parts(self.fused.with_originals(change))
+
+    @property
+    def kernels(self) -> tuple[KernelTask, ...]:
+        return (self.fused,)
+
+
+class OptionalTask(HolderTask):
     """A task whose value is an array of one element, or of none.
 
     `fused` makes the element, and whether there is one.
     """
 
-    __slots__ = ("fused", "key")
+    __slots__ = ()
 
     def __init__(self, fused: KernelTask):
         self.fused, self.key = fused, fused.key
+
+    def with_parts(self, *parts: Any) -> OptionalTask:
+        return OptionalTask(*parts)
+
+    def launch(self, launcher: Launcher, values: Values) -> Any:
+        return launcher.run_optional(self, values)
+
+    def describe(self) -> TaskDescription:
+        return TaskDescription("kernel of an optional value", self.fused.describe().kernels)
 
     def __call__(self, values: Values) -> Any:
         return self.found(self.fused(values))
@@ -157,14 +234,14 @@ class OptionalTask:
         return made.value if bool(made.there[0]) else made.value[:0]
 
 
-class CompressTask:
+class CompressTask(HolderTask):
     """A task whose value is what a mask selects.
 
     One kernel of `fused` counts the elements, and the other writes them. On CPU devices the
     original task runs.
     """
 
-    __slots__ = ("columns", "fused", "key")
+    __slots__ = ("columns",)
 
     def __init__(self, fused: KernelTask, columns: tuple[int, ...]):
         self.fused, self.key = fused, fused.key
@@ -173,6 +250,16 @@ class CompressTask:
 
     def __call__(self, values: Values) -> Any:
         return self.fused.original(values)
+
+    def with_parts(self, *parts: Any) -> CompressTask:
+        (fused,) = parts
+        return CompressTask(fused, self.columns)
+
+    def launch(self, launcher: Launcher, values: Values) -> Any:
+        return launcher.compress(self, values)
+
+    def describe(self) -> TaskDescription:
+        return TaskDescription("kernels that compress", self.fused.describe().kernels)
 
     def __repr__(self) -> str:
         return f"<Picked {self.key!r}>"
@@ -261,15 +348,27 @@ def placeholder(n: int) -> Expr:
     return constant(PLACEHOLDER + 2 * n, np.int64)
 
 
-class PairsTask:
+class PairsTask(OwnTask):
     """A task of Dask's argmin or argmax that returns two arrays instead of records.
 
     Programs return two arrays, and a reader may have blocks of either kind.
     """
 
+    __slots__ = ("key", "task")
+
     def __init__(self, task: Callable[[Values], Any]):
         self.task = task
         self.key = getattr(task, "key", None)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.task,)
+
+    def with_parts(self, *parts: Any) -> PairsTask:
+        return PairsTask(*parts)
+
+    def describe(self) -> TaskDescription:
+        return TaskDescription(f"{describe(self.task).words}, as two arrays")
 
     def __call__(self, values: Values) -> Any:
         value = self.task(values)
@@ -280,29 +379,53 @@ class PairsTask:
 
 def task_function(task: Any) -> Any:
     """Return the function that a task calls; None for tasks without one."""
-    return task.function if type(task) is CompiledCall else getattr(task, "func", None)
+    return task.function if isinstance(task, CompiledCall) else getattr(task, "func", None)
 
 
-class TaskWithProducers:
+class TaskWithProducers(OwnTask):
     """A task, and the producers that it computes first."""
+
+    __slots__ = ("before", "key", "task")
 
     def __init__(self, task: Callable[[Values], Any], before: list[tuple[Key, Any]]):
         self.task, self.before = task, before
+        self.key = getattr(task, "key", None)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.task, *[producer for _, producer in self.before]
+
+    def with_parts(self, *parts: Any) -> TaskWithProducers:
+        task, *producers = parts
+        names = [name for name, _ in self.before]
+        return TaskWithProducers(task, list(zip(names, producers, strict=True)))
+
+    def describe(self) -> TaskDescription:
+        words = [describe(task).words for _, task in self.before]
+        return TaskDescription(f"{describe(self.task).words}, after {', '.join(words)}")
 
     def __call__(self, values: Values) -> Any:
         return self.task({**values, **{name: t(values) for name, t in self.before}})
 
 
 def program_of(task: Any) -> KernelTask | None:
-    """Return the `KernelTask` that a task is or holds; None for other tasks."""
-    if isinstance(task, OptionalTask | CompressTask):
-        return task.fused
-    return task if isinstance(task, KernelTask) else None
+    """Return the kernel task that a task is or holds; None for batches and other tasks."""
+    return None if members_of(task) else next(iter(kernels_of(task)), None)
 
 
-def original_task(task: Any) -> Any:
-    """Return the task from which a kernel task was made; other tasks as they are."""
-    return task.original if isinstance(task, KernelTask) else task
+def describe_kernel(kernel: Kernel) -> KernelDescription:
+    """Say what a kernel does."""
+    return KernelDescription(
+        bytes_touched(kernel), kernel.operations(), lambda: cuda_source(kernel)
+    )
+
+
+def cuda_source(kernel: Kernel) -> str:
+    """Return a kernel's CUDA text, or a comment that says why it has none."""
+    try:
+        return generate(kernel).source
+    except NotGenerated as error:
+        return f"// none: {error}"
 
 
 def count_arrays(structures: tuple[Any, ...]) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import is_not
 from types import FunctionType
 from typing import Any
 
@@ -24,11 +23,10 @@ from dask._task_spec import DataNode, GraphNode, Task
 from ..frontend.captured import Variable, all_unchanged, content
 from ..frontend.compiled_task import COMPILED
 from ..frontend.graph import Graph
-from ..frontend.rebuild import TASKS, attributes_of, swap_parts
+from ..frontend.rebuild import attributes_of, swap_parts
+from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
 from ..frontend.transfers import identity
 from ..fusion.horizontal import TupleItemKey
-from ..fusion.task import CompressTask, KernelTask, OptionalTask
-from ..plan.batching import Batch
 from ..plan.plan import Plan, Step
 from ..tracing.bytecode import ClosureCells
 from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
@@ -37,15 +35,31 @@ from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
 SENDERS = (identity, np.ascontiguousarray)
 
 
-@dataclass(frozen=True, slots=True)
-class _FilledTask:
+class FilledTask(OwnTask):
     """A task with slots for arrays, which are filled when it is called."""
 
-    task: Callable[[dict[Key, Any]], Any]
-    data: Sequence[Any]
+    __slots__ = ("arrays", "key", "task")
+
+    def __init__(self, task: Callable[[dict[Key, Any]], Any], arrays: Sequence[Any]):
+        self.task, self.arrays = task, arrays
+        self.key = getattr(task, "key", None)
 
     def __call__(self, values: dict[Key, Any]) -> Any:
-        return _fill_task(self.task, self.data, {})(values)
+        return self._filled()(values)
+
+    def _filled(self) -> Any:
+        return _fill_task(self.task, self.arrays, {})
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self._filled(),)
+
+    def with_parts(self, *parts: Any) -> FilledTask:
+        (task,) = parts
+        return FilledTask(task, ())
+
+    def describe(self) -> TaskDescription:
+        return describe(self.task)
 
 
 @dataclass(slots=True, repr=False)
@@ -83,8 +97,8 @@ class PlanTemplate:
             task: Any = s.task
             if i in self.slots:
                 task = _with_arrays(task, data, known)
-            if type(task) is Batch:  # it remembers where its arrays were
-                task = Batch(task.key, task.members, task.fixed, tuple(own))
+            if isinstance(task, OwnTask):  # it may remember where its arrays were
+                task = task.with_data(tuple(own))
             elif own:
                 task = DataNode(key, *own) if type(task) is DataNode else Task(key, task.func, *own)
             if i in self.constants:
@@ -95,7 +109,9 @@ class PlanTemplate:
                 s.seconds, s.kind, s.fixed, s.picks, s.aside, s.again, s.sent,
             ))  # fmt: skip
         plan = replace(self.plan, steps=steps, template=self.plan)
-        for fact in ("readers", "crossing", "launches", "types", "fixed"):
+        for fact in (
+            "readers", "crossing", "launches", "launches_only", "kernels_only", "fixed",
+        ):  # fmt: skip
             plan.__dict__[fact] = getattr(self.plan, fact)
         graph = self.graph
         called = {t: _rename_key(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
@@ -136,8 +152,8 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
             if not others or id(task.args[0]) in number:
                 own, task = [*task.args], Task(step.key, task.func, None)
         else:
-            if type(task) is Batch and task.chunks:
-                own, task = [*task.chunks], Batch(task.key, task.members, task.fixed)
+            if isinstance(task, OwnTask) and task.data:
+                own, task = [*task.data], task.with_data(())
             emptied = _empty_task(task, number, known)
             if emptied is not task:
                 slots.add(i)
@@ -186,11 +202,6 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
 def _empty_task(task: Any, number: Mapping[int, int], known: dict[int, Any]) -> Any:
     """The task with slots in place of data; the task itself if it has none."""
 
-    if type(task) is Batch:
-        members = [_empty_task(t, number, known) for t in task.members]
-        same = not any(map(is_not, members, task.members))
-        return task if same else Batch(task.key, members, task.fixed)
-
     def swap(it: Any) -> Any:
         n = number.get(id(it))
         return it if n is None or not is_task_data(it) else ArraySlot(n)
@@ -205,17 +216,8 @@ def _fill_task(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
 def _with_arrays(task: Any, data: Sequence[Any], known: dict[int, Any]) -> Any:
     """The task with arrays in its slots. What is a program reads them with its other arrays; only
     where it is not computed as one, it needs them in there."""
-    if type(task) is Batch:
-        return Batch(task.key, [_with_arrays(t, data, known) for t in task.members], task.fixed)
-    if type(task) is KernelTask:
-        return KernelTask(
-            task.key, task.program, task.names, task.expects, task.positions, task.kind,
-            _FilledTask(task.original, data),
-        )  # fmt: skip
-    if type(task) is OptionalTask:
-        return OptionalTask(_with_arrays(task.fused, data, known))
-    if type(task) is CompressTask:
-        return CompressTask(_with_arrays(task.fused, data, known), task.columns)
+    if kernels_of(task):
+        return task.with_originals(lambda original: FilledTask(original, data))
     return _fill_task(task, data, known)
 
 
@@ -243,6 +245,8 @@ def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
             stack += [it.__defaults__, it.__kwdefaults__]
             if it.__code__.co_filename == COMPILED:
                 stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]
-        elif isinstance(it, GraphNode) or kind.__name__ in TASKS:
+        elif isinstance(it, OwnTask):
+            stack += it.parts
+        elif isinstance(it, GraphNode):
             stack += attributes_of(it).values()
     return False

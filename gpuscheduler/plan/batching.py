@@ -8,7 +8,7 @@ It comes after placement: only tasks on the same device are put together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dask._task_spec import DataNode
@@ -17,6 +17,7 @@ from dask.core import flatten
 from ..frontend.chunk import Chunk
 from ..frontend.graph import Graph
 from ..frontend.order import depth_first
+from ..frontend.task import Launcher, OwnTask, TaskDescription
 from ..fusion.horizontal import TupleItemKey, add_group, forget_tasks, rewire_readers
 from ..fusion.task import KernelTask
 from ..ir.limits import CLOSE
@@ -41,10 +42,13 @@ SHARE, FETCHED = 20, 8
 CHUNKS = 2
 
 
-class Batch:
+class Batch(OwnTask):
     """Tasks that are the same program on different arrays; its value has theirs by number."""
 
     __slots__ = ("_moved", "chunks", "fixed", "key", "members", "ready")
+    launches_only = kernels_only = True
+
+    members: list[KernelTask]
 
     def __init__(
         self,
@@ -60,12 +64,43 @@ class Batch:
         self._moved = -1
 
     @property
+    def parts(self) -> tuple[Any, ...]:
+        return tuple(self.members)
+
+    def with_parts(self, *parts: Any) -> Batch:
+        return Batch(self.key, list(parts), self.fixed)
+
+    def with_originals(self, change: Callable[[Any], Any]) -> Batch:
+        return self.with_parts(*[task.with_originals(change) for task in self.members])
+
+    @property
+    def data(self) -> tuple[Chunk, ...]:
+        return self.chunks
+
+    def with_data(self, data: tuple[Any, ...]) -> Batch:
+        return Batch(self.key, self.members, self.fixed, data)
+
+    @property
+    def kernels(self) -> tuple[KernelTask, ...]:
+        return tuple(self.members)
+
+    @property
+    def alike(self) -> Any:
+        return self.members[0].alike
+
+    @property
     def touched(self) -> int:
-        """Bytes that the batch reads and writes."""
         return sum([f.touched for f in self.members])
 
+    def launch(self, launcher: Launcher, values: Values) -> Any:
+        return launcher.run_batch(self, values)
+
+    def describe(self) -> TaskDescription:
+        kernels = [k for task in self.members for k in task.describe().kernels]
+        return TaskDescription(f"batch of {len(self.members)} kernel tasks", tuple(kernels))
+
     def known(self) -> bool:
-        """Whether what was prepared still holds: where the arrays are is known by heart."""
+        """Whether what was prepared still holds."""
         if self.chunks:
             moved = sum([c.moved for c in self.chunks])
             if moved != self._moved:
@@ -85,7 +120,7 @@ def batch_alike(graph: Graph, plan: Plan) -> bool:
 
     True if there were any. Changes the graph.
     """
-    if not any(type(t) is KernelTask for t in graph.tasks.values()):
+    if not any(isinstance(t, KernelTask) for t in graph.tasks.values()):
         return False
     places = {s.key: s.place for s in plan.steps}
     groups = _groups(graph, plan, places)
@@ -132,7 +167,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
     for key, task in graph.tasks.items():
         needs = graph.needs[key]
         height[key] = 1 + max([height[d] for d in needs], default=-1)
-        if type(task) is not KernelTask or key in gathered:
+        if not isinstance(task, KernelTask) or key in gathered:
             continue
         if key not in outputs and not _modest(task):
             continue  # its readers let go of it one by one

@@ -12,9 +12,9 @@ from dask._task_spec import DataNode
 from dask.core import flatten
 
 from ..errors import OutOfMemory, PlanError
-from ..frontend.compiled_task import Chain
 from ..frontend.files import array_written
 from ..frontend.graph import GatherTask, Graph, pinned_device
+from ..frontend.task import OwnTask, alike_of, bytes_touched_by, sequence_of
 from ..frontend.tiles import boxes_alike
 from ..values import sizeof
 from .machine import HOST, Machine
@@ -77,7 +77,7 @@ def make_plan(
         )
     ]  # fmt: skip
     for step in steps:
-        touched = getattr(step.task, "touched", None)  # of kernels, which read parts of arrays
+        touched = bytes_touched_by(step.task)  # of kernels, which read parts of arrays
         if touched is not None:
             step.seconds = seconds(touched)
     for key, operations in graph.operations.items():
@@ -164,16 +164,9 @@ def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
     for key in keys:
         array = type(key) is tuple and key
         task = tasks[key]
-        kind = key[0] if array else id(_what(task))
+        kind = key[0] if array else id(alike_of(task))
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
-
-
-def _what(task: Any) -> Any:
-    """What a task calls: its function, or its program, be it of several as one."""
-    for first in getattr(task, "members", ())[:1]:
-        task = first
-    return getattr(task, "func", None) or getattr(task, "program", type(task))
 
 
 def _sizes(
@@ -206,9 +199,9 @@ def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     """Of steps of unknown size that run several tasks: bytes of what each of these makes; 0 where
     that is not known."""
     return {
-        i: [graph.sizes.get(key, 0) for key, _ in step.task.tasks]
+        i: [graph.sizes.get(key, 0) for key, _ in sequence]
         for i, step in enumerate(steps)
-        if not step.known and type(step.task) is Chain
+        if not step.known and len(sequence := sequence_of(step.task)) > 1
     }
 
 
@@ -290,7 +283,7 @@ def _put_together(
     if gather.chunks is None or len(made) < MANY_BLOCKS or min(made) < 0:
         return ()
     theirs = [steps[i] for i in made]
-    if not all(s.known and getattr(s.task, "on_device", False) for s in theirs):
+    if not all(s.known and _is_made_on_device(s.task) for s in theirs):
         return ()
     for place in {s.place for s in theirs}:
         sizes = [s.nbytes for s in theirs if s.place == place]
@@ -300,6 +293,10 @@ def _put_together(
     places = np.array([s.place for s in theirs])
     boxes = boxes_alike(places.reshape([len(c) for c in gather.chunks]))
     return tuple(boxes) if len(boxes) * MANY_IN_BOX <= len(made) else ()
+
+
+def _is_made_on_device(task: Any) -> bool:
+    return isinstance(task, OwnTask) and task.on_device
 
 
 def _refuse_what_cannot_fit(

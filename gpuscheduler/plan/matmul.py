@@ -22,6 +22,7 @@ import numpy as np
 from dask.core import flatten
 
 from ..frontend.graph import Graph
+from ..frontend.task import Launcher, OwnTask, TaskDescription, describe
 from ..fusion.horizontal import forget_tasks
 from ..fusion.source import MatrixInput
 from ..fusion.task import KernelTask
@@ -45,7 +46,7 @@ GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 MOST = 16
 
 
-class MatmulSumTask:
+class MatmulSumTask(OwnTask):
     """A task whose value is a sum of products of matrices, as an array of `shape`.
 
     `before` names the sum that it adds to. `ended` is the task of Dask's that it stands for, which
@@ -53,6 +54,8 @@ class MatmulSumTask:
     """
 
     __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "shape")
+    launches_only = True
+    runs_on_host = False  # it runs its originals where it cannot multiply
 
     def __init__(
         self,
@@ -84,6 +87,24 @@ class MatmulSumTask:
                 return task({**values, name: total})
             return _reshape_array(self.shape, total)
         return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return *self.originals, *(() if self.ended is None else self.ended[1:])
+
+    def with_parts(self, *parts: Any) -> MatmulSumTask:
+        originals, last = parts[: len(self.originals)], parts[len(self.originals) :]
+        ended = None if self.ended is None else (self.ended[0], *last)
+        return MatmulSumTask(
+            self.key, self.shape, self.dtype, self.pairs, originals, self.before, ended
+        )  # fmt: skip
+
+    def launch(self, launcher: Launcher, values: Values) -> Any:
+        return launcher.multiply(self, values)
+
+    def describe(self) -> TaskDescription:
+        n = len(self.pairs)
+        return TaskDescription("matrix product" if n == 1 else f"sum of {n} matrix products")
 
     def _goes_on(self, before: Any) -> bool:
         """Whether products can be added to what was added up before, if anything was."""
@@ -170,13 +191,25 @@ def _as_ever(dtype: np.dtype[Any]) -> bool:
     return asked is None or asked(dtype) in DEFAULT
 
 
-class _OptionalTermsTask:
+class OptionalTermsTask(OwnTask):
     """A task that finds a sum where it knew one of its terms, and zeros for the others."""
 
-    __slots__ = ("gone", "task")
+    __slots__ = ("gone", "key", "task")
 
     def __init__(self, task: Callable[[Values], Any], gone: Mapping[Key, Key]):
         self.task, self.gone = task, dict(gone)  # the sum that has each term
+        self.key = getattr(task, "key", None)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.task,)
+
+    def with_parts(self, *parts: Any) -> OptionalTermsTask:
+        (task,) = parts
+        return OptionalTermsTask(task, self.gone)
+
+    def describe(self) -> TaskDescription:
+        return TaskDescription(f"{describe(self.task).words}, of sums of its terms")
 
     def __call__(self, values: Values) -> Any:
         return self.task({**values, **{k: np.zeros_like(values[s]) for k, s in self.gone.items()}})
@@ -202,7 +235,7 @@ def accumulate_matmul(graph: Graph, plan: Plan) -> bool:
     places = {s.key: s.place for s in plan.steps}
     adder = _ProductCollector(graph, places, min(plan.machine.memory))
     for key, task in graph.tasks.items():
-        if type(task) is KernelTask and key not in graph.picks:
+        if isinstance(task, KernelTask) and key not in graph.picks:
             adder.look_at(key, task)
     if not adder.new:
         return False
@@ -258,7 +291,7 @@ class _ProductCollector:
             shape = task.program.result.shape
             if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):
                 first, *more = [name[n] for n in change.groups[0]]
-                ended = first, _OptionalTermsTask(task.original, dict.fromkeys(more, first))
+                ended = first, OptionalTermsTask(task.original, dict.fromkeys(more, first))
                 self._put(key, shape, groups[0], most, ended)
                 return
         for keys in groups:
@@ -438,5 +471,5 @@ def _without(task: KernelTask, program: Program, gone: Mapping[Key, Key]) -> Ker
     return KernelTask(
         task.key, program, tuple([name for name, _ in left]),
         tuple([structure for _, structure in left]),
-        task.positions, task.kind, _OptionalTermsTask(task.original, gone),
+        task.positions, task.kind, OptionalTermsTask(task.original, gone),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from dask.utils import key_split
 
 from ..frontend.chunk import Chunk, bytes_in, moves
 from ..frontend.graph import GatherTask
+from ..frontend.task import kernels_only, launches_only
 from .machine import DISK, HOST, Machine
 
 Key = Any
@@ -251,9 +252,14 @@ class Plan:
         return [i for i, s in enumerate(self.steps) if s.fixed]
 
     @cached_property
-    def types(self) -> frozenset[type]:
-        """The types of the tasks to run."""
-        return frozenset([type(s.task) for s in self.steps if not s.fixed])
+    def launches_only(self) -> bool:
+        """Whether GPUs compute all steps by launches alone."""
+        return all(launches_only(s.task) for s in self.steps if not s.fixed)
+
+    @cached_property
+    def kernels_only(self) -> bool:
+        """Whether GPUs compute all steps by launches of generated kernels alone."""
+        return all(kernels_only(s.task) for s in self.steps if not s.fixed)
 
     @property
     def why(self) -> dict[int, str]:

@@ -17,7 +17,8 @@ from dask.utils import key_split
 
 from .. import disk_cache
 from ..forks import new_lock
-from ..frontend.compiled_task import Chain, CompiledCall, InnerStep
+from ..frontend.compiled_task import CompiledCall, InnerStep
+from ..frontend.task import sequence_of
 from .plan import Plan
 
 #: Bytes that a task must touch for its working memory to matter.
@@ -96,8 +97,9 @@ def _what(task: Any) -> Any:
 
     None for a task that needs no working memory, or is of an unknown type.
     """
-    if isinstance(task, Chain):
-        return [_what(part) for _, part in task.tasks]
+    sequence = sequence_of(task)
+    if len(sequence) > 1:
+        return [_what(part) for _, part in sequence]
     if isinstance(task, CompiledCall):
         return [_step(s) for s in task.steps]
     if isinstance(task, GraphNode) and hasattr(task, "func"):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpuscheduler
-from gpuscheduler.fusion.task import CompressTask, OptionalTask, program_of
+from gpuscheduler.frontend.task import kernels_of, members_of
+from gpuscheduler.fusion.task import CompressTask, OptionalTask
 from tests.tracing.test_masked import EXAMPLES, EXTREME, PICKED, REDUCED, arrays_of
 
 from .test_executor import DEVICES, host
@@ -31,7 +32,7 @@ def collections(chunks, dtype):
 
 
 def tasks_of(plan):
-    return [t for s in plan.steps for t in getattr(s.task, "members", [s.task])]
+    return [t for s in plan.steps for t in (members_of(s.task) or [s.task])]
 
 
 @pytest.mark.sampled(4)
@@ -184,8 +185,8 @@ def test_long_computing_is_done_once():
 def test_all_of_it_is_kernels(scheduler, name):
     _, arrays = collections((6, 30), "f8")
     tasks = tasks_of(scheduler.plan(REDUCED[name](da, *arrays)))
-    assert [t for t in tasks if program_of(t)]
-    left = [t for t in tasks if not program_of(t)]
+    assert [t for t in tasks if kernels_of(t)]
+    left = [t for t in tasks if not kernels_of(t)]
     assert not [t for t in left if "getitem" in repr(getattr(t, "key", ""))]
 
 
@@ -210,7 +211,7 @@ def test_a_function_that_writes_to_what_it_selects_is_a_kernel(scheduler):
 
     x = np.random.default_rng(0).random((300, 40))
     y = da.from_array(cupy.asarray(x), chunks=(300, 40)).map_blocks(clean)
-    assert [t for t in tasks_of(scheduler.plan(y)) if program_of(t)]
+    assert [t for t in tasks_of(scheduler.plan(y)) if kernels_of(t)]
     want = np.where(x > 0.9, np.sqrt(x), x)
     want = np.where(want < 0.1, want - 1, want)
     picked = want[want < 0.2]
@@ -236,7 +237,7 @@ def test_blocks_that_are_no_rows_are_read_where_they_are():
     with gpuscheduler.Scheduler("cuda:0", check=True, fuse_least=0) as s:
         y = da.from_array(cupy.asarray(x), chunks=(16, 20)).persist()
         z = (da.sqrt(y[y > 0.5]) + 1).sum()
-        (kernel, *_), *_ = (program_of(t).program.kernels for t in tasks_of(s.plan(z))[12:])
+        (kernel, *_), *_ = (kernels_of(t)[0].program.kernels for t in tasks_of(s.plan(z))[12:])
         assert len(kernel.shape) == 2
         keys = [str(getattr(t, "key", "")) for t in tasks_of(s.plan(z))]
         assert not [key for key in keys if "reshape" in key or "('gt" in key or "split" in key]

@@ -9,6 +9,7 @@ import dask
 import dask.array as da
 
 import gpuscheduler
+from gpuscheduler.frontend.task import members_of
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +27,7 @@ SHAPES = {
 def kernels_of(scheduler, collection):
     """The kernels of a plan."""
     tasks = [s.task for s in scheduler.plan(collection).steps]
-    programs = [getattr(t, "program", None) for x in tasks for t in getattr(x, "members", [x])]
+    programs = [getattr(t, "program", None) for x in tasks for t in (members_of(x) or [x])]
     return [k for p in programs if p for k in p.kernels]
 
 

@@ -527,8 +527,8 @@ FUSION = {
         "            if False:\n",
     ),
     "a program that does not fit has the arrays of the first round": (
-        "return _fill_task(self.task, self.data, {})(values)",
-        "return self.task(values)",
+        "return _fill_task(self.task, self.arrays, {})",
+        "return self.task",
     ),
     "values that were looked at do not count": (
         "return found.filled(like, wanted) if found.fits(like) else None",

@@ -28,10 +28,7 @@ from cupy.cuda import Device, runtime
 
 from ...errors import Interrupted, OutOfMemory
 from ...frontend.chunk import worth_keeping
-from ...fusion.task import KernelTask
-from ...plan.batching import Batch
 from ...plan.machine import DISK, HOST
-from ...plan.matmul import MatmulSumTask
 from ...plan.plan import Plan, no_room
 from ...runtime.events import Done, Failed, Issued, NoRoom
 from ...runtime.events import Event as StateEvent
@@ -73,8 +70,6 @@ REPORT_EVERY = 0.002
 #: Values of at least this many bytes get an event of their own: they may have to leave the device,
 #: and their copy should not wait for later kernels.
 MAY_LEAVE = 2**18
-#: Kinds of tasks that the caller's thread may launch itself: each launch takes little time.
-LAUNCHES = {KernelTask, Batch, MatmulSumTask}
 #: Seconds that a run may wait for its workers to be idle before it launches kernels itself. They
 #: may still release the values of an earlier run: 512 values take more than 1 ms.
 A_MOMENT = 0.02
@@ -116,7 +111,7 @@ class CudaDevices(GpuRun):
         self.light = (
             plan.tried
             and not self.exact
-            and plan.types <= LAUNCHES
+            and plan.launches_only
             and not plan.hosted
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )

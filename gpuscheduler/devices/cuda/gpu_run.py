@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from contextvars import Context
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from cupy.cuda import Event
 
 from ...errors import Interrupted
 from ...frontend.chunk import moves
+from ...frontend.task import OwnTask
 from ...fusion.task import CompressTask, KernelTask, OptionalTask
 from ...plan.batching import Batch
 from ...plan.machine import HOST
@@ -29,6 +31,7 @@ from ...runtime.spill import RunFiles
 from ...runtime.threads import Team
 from ...values import deep_leaves
 from .arrays import HOST_TYPES
+from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
 from .numpy_fallback import OwnCode
 from .result_rooms import ResultRoom
@@ -36,8 +39,6 @@ from .result_rooms import ResultRoom
 if TYPE_CHECKING:
     from .hardware import CudaHardware
 
-#: Tasks that launch kernels of ours only.
-KERNELS = {KernelTask, Batch}
 #: Threads for each device that read and write files and pin host arrays: at least.
 FEWEST_FILES = 4
 #: Threads for each device that read and write files and pin host arrays: at most.
@@ -138,17 +139,43 @@ class GpuRun:
 
     def compute(self, lane: DeviceLane, task: Any, values: dict[Any, Any], into: Any) -> Any:
         """Compute a task's value on a device, by kernels where it has some."""
-        kernels = self.hardware.kernels
-        if type(task) is KernelTask:
-            return kernels.run(task, values, lane.device, lane.work, into)
-        if type(task) is Batch:
-            return kernels.run_batch(task, values, lane.device, lane.work, self.alone)
-        if type(task) is MatmulSumTask:
-            return task.made(values, lane.multiplier())
-        if type(task) is OptionalTask:  # which waits for it
-            made = kernels.run(task.fused, values, lane.device, lane.work)
-            with OwnCode():
-                return task.found(made)
-        if type(task) is CompressTask:  # so does this
-            return kernels.pick(task, values, lane.device, lane.work)
-        return task(values)
+        if not isinstance(task, OwnTask):
+            return task(values)
+        return task.launch(DeviceLauncher(self, lane, into), values)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLauncher:
+    """How one device computes tasks that launch something; a `Launcher`."""
+
+    gpu_run: GpuRun
+    lane: DeviceLane
+    #: Where a kernel task writes its array; None where it makes one.
+    into: Any
+
+    @property
+    def _kernels(self) -> Kernels:
+        return self.gpu_run.hardware.kernels
+
+    def run(self, task: KernelTask, values: dict[Any, Any]) -> Any:
+        """Compute one kernel task."""
+        return self._kernels.run(task, values, self.lane.device, self.lane.work, self.into)
+
+    def run_optional(self, task: OptionalTask, values: dict[Any, Any]) -> Any:
+        """Compute a value that may be nothing; waits for it."""
+        made = self._kernels.run(task.fused, values, self.lane.device, self.lane.work)
+        with OwnCode():
+            return task.found(made)
+
+    def run_batch(self, task: Batch, values: dict[Any, Any]) -> Any:
+        """Compute alike kernel tasks by one launch for each kernel."""
+        alone = self.gpu_run.alone
+        return self._kernels.run_batch(task, values, self.lane.device, self.lane.work, alone)
+
+    def compress(self, task: CompressTask, values: dict[Any, Any]) -> Any:
+        """Compute what a mask selects; waits for the number of elements."""
+        return self._kernels.pick(task, values, self.lane.device, self.lane.work)
+
+    def multiply(self, task: MatmulSumTask, values: dict[Any, Any]) -> Any:
+        """Compute a sum of products by cuBLAS."""
+        return task.made(values, self.lane.multiplier())

@@ -48,7 +48,7 @@ from .copies import (
     order_behind,
 )
 from .executor import CudaDevices
-from .gpu_run import FEWEST_FILES, FILES, KERNELS, PART_OF_CPUS
+from .gpu_run import FEWEST_FILES, FILES, PART_OF_CPUS
 from .gpudirect import DirectFiles
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
@@ -312,7 +312,7 @@ class CudaHardware:
         return self.pinned.array(shape, dtype)
 
     def follows(self, plan: Plan) -> bool:
-        return plan.types <= KERNELS
+        return plan.kernels_only
 
     def brought_in(self, arrays: list[Any], place: int) -> list[Any]:
         """Host arrays on the device of a place, in one copy for all that lie in one buffer."""

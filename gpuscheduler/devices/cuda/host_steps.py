@@ -12,9 +12,7 @@ import cupy
 from cupy.cuda import Device, Event
 from dask.utils import key_split
 
-from ...fusion.task import CompressTask, KernelTask, OptionalTask
-from ...plan.batching import Batch
-from ...plan.matmul import MatmulSumTask
+from ...frontend.task import OwnTask, members_of, original_of
 from ...plan.plan import Step
 from ...runtime.tape import Order
 from . import caller_order
@@ -53,11 +51,9 @@ def compute_on_host(
     Of a kernel task, the original operations run. `bring` copies an array to the host. Raises
     `error`, with which the task failed on its device, where the host cannot compute it either.
     """
-    if type(task) is Batch:
-        return tuple([compute_on_host(member, values, error, bring) for member in task.members])
-    if type(task) in (OptionalTask, CompressTask):
-        task = task.fused
-    task = task.original if type(task) is KernelTask else task
+    if members := members_of(task):
+        return tuple([compute_on_host(member, values, error, bring) for member in members])
+    task = original_of(task)
     with OwnCode():
         there = move_to_host(task, values, error is not None, bring)
     if there is None:
@@ -149,7 +145,7 @@ def recompute_refused(
             run.plan.mixed.add(step.kind)
             error.__traceback__ = None  # which holds this run
             return value
-    if type(task) is MatmulSumTask or not is_cupy_refusal(error):
+    if (isinstance(task, OwnTask) and not task.runs_on_host) or not is_cupy_refusal(error):
         raise error
     value = run_now_on_host(run, lane, task, values, error)
     (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first

@@ -29,7 +29,8 @@ from ...codegen.cuda.kernel import ONLY, KernelSource, generate
 from ...codegen.cuda.nodes import DeviceCall
 from ...errors import NotGenerated
 from ...forks import new_lock, new_rlock
-from ...fusion.task import CompressTask, KernelTask, compute_program, program_of
+from ...frontend.task import kernels_of, members_of
+from ...fusion.task import CompressTask, KernelTask, compute_program
 from ...ir.expr import PLACEHOLDER, Out, Program, is_placeholder
 from ...ir.hoist import hoist_invariants, split_kernels
 from ...ir.loop_tiling import tile_program
@@ -400,11 +401,10 @@ class Kernels:
         seen: set[tuple[int, bool]] = set()
         missing: dict[tuple[str, bool], KernelSource] = {}
         for task in tasks:
-            first, single = program_of(task), True
-            if type(task) is Batch:
-                first, single = task.members[0], False
-            if first is None:
+            held, single = kernels_of(task), not members_of(task)
+            if not held:
                 continue
+            first = held[0]
             if (id(first.program), single) in seen or (
                 not first.names and first.kind != "cupy.ndarray"
             ):

@@ -19,8 +19,8 @@ import numpy as np
 
 from ...frontend.graph import is_plain
 from ...frontend.rebuild import like_function, swap_parts
+from ...frontend.task import members_of
 from ...frontend.transfers import is_sender
-from ...plan.batching import Batch
 from ...sparse_parts import arrays_of, library_of, rebuild
 from ...tracing.purity import is_users
 from ...values import deep_leaves, map_deep_leaves
@@ -122,7 +122,7 @@ class MovedCall:
         self.values = {k: map_deep_leaves(self._swap, v) for k, v in values.items()}
         self._around = True
         self.task: Task = task
-        if type(task) is not Batch:  # whose members are programs, and have no arrays
+        if not members_of(task):  # whose members are programs, and have no arrays
             self.task = swap_parts(task, self._swap, self._known)
 
     def found(self) -> MovedCall | None:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
+from ...frontend.task import kernels_of, members_of
 from ...fusion.task import KernelTask
 from ...ir.expr import Out
-from ...plan.batching import SMALL, Batch
+from ...plan.batching import SMALL
 from ...plan.plan import Plan, Step
 from ...values import deep_leaves, map_deep_leaves
 from .kernels import Kernels
@@ -184,8 +185,7 @@ class ReplayRecorder:
     ) -> None:
         step, lane = self.plan.steps[i], self.lanes[place]
         task = step.task
-        single = type(task) is KernelTask
-        members: list[KernelTask] = task.members if type(task) is Batch else [task]  # type: ignore[list-item]
+        single, members = not members_of(task), list[KernelTask](kernels_of(task))
         read, aligned = self._read(place, step, members, held)
         first, part, writes = members[0], None, True
         if self.rooms is not None and i in self.rooms.tasks:

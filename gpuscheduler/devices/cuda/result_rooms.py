@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import cupy
 
+from ...frontend.task import members_of
 from ...fusion.task import KernelTask
 from ...ir.expr import View, is_contiguous
-from ...plan.batching import Batch
 from ...plan.plan import Plan
 from ...runtime.gather import ResultAssembly
 from .kernels import Kernels
@@ -80,11 +80,11 @@ def rooms_of(
         step, task, part = plan.steps[i], plan.steps[i].task, slots[-1]
         if plan.readers[i] or step.place != place or step.fixed or step.aside or i in plan.lent:
             continue
-        if type(task) is Batch:  # several blocks
+        if members_of(task):  # several blocks
             continue
         shape = tuple([s.stop - s.start for s in part])
         parts[i] = sum([s.start * n for s, n in zip(part, strides, strict=True)]), shape
-        if type(task) is not KernelTask or task.array is None or task.array[0] != shape:
+        if not isinstance(task, KernelTask) or task.array is None or task.array[0] != shape:
             continue
         types.add(task.array[1])
         (kernel,), program = task.program.kernels, task.program

@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy
 
-from ...plan.batching import Batch
+from ...frontend.task import OwnTask, kernels_only
 from ...plan.plan import Step
 from ...sparse_parts import arrays_of, library_of, rebuild
 from ...values import map_deep_leaves
@@ -16,7 +16,7 @@ from .arrays import (
     requested_bytes,
 )
 from .copies import copy_block
-from .gpu_run import KERNELS, GpuRun, is_elsewhere
+from .gpu_run import GpuRun, is_elsewhere
 from .lane import AllocationMeter, DeviceLane
 from .numpy_fallback import SAID
 
@@ -26,7 +26,7 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
     held, task = run.held[lane.place], step.task
     # a batch that has run knows where its arrays are; the host does not
     alone = run.alone and step.kind not in run.plan.hosted
-    by_heart = type(task) is Batch and alone and task.known()
+    by_heart = alone and isinstance(task, OwnTask) and task.known()
     reads = (step.names or step.constants) and not by_heart
     values = step.values(lambda j: _own(held[j].value)) if reads else {}
     for name in step.constants:
@@ -54,7 +54,7 @@ def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
     plan, step = run.plan, run.plan.steps[i]
     try:
         values, into = read_inputs(run, lane, step), result_part(run, i)
-        if type(step.task) in KERNELS or (step.kind in plan.extra and step.kind not in plan.parts):
+        if kernels_only(step.task) or (step.kind in plan.extra and step.kind not in plan.parts):
             return call(run, lane, i, values, into), 0
         with AllocationMeter() as allocated:
             value = allocated.copy_partial_arrays(call(run, lane, i, values, into), lane.device)
@@ -91,15 +91,14 @@ def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: An
         chose_stream = lane.make_current()
     if chose_stream:
         value = lane.copy_to_home(value)
-    if type(task) not in KERNELS or _is_broken(run, task):
+    if not kernels_only(task) or _is_broken(run, task):
         value = _bring_here(run, lane, value)
     return arrays.make_contiguous(value) if run.crossing[i] else value
 
 
 def _is_broken(run: GpuRun, task: Any) -> bool:
-    """Whether the kernels of a task, one of `KERNELS`, do not work."""
-    first = task.members[0] if type(task) is Batch else task
-    return run.hardware.kernels.broken(first.program)
+    """Whether the kernels of a task of nothing else do not work."""
+    return run.hardware.kernels.broken(task.kernels[0].program)
 
 
 def _bring_here(run: GpuRun, lane: DeviceLane, value: Any) -> Any:

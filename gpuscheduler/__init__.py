@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .algorithms.cyclic import Cyclic
     from .cluster.attach import attach
     from .cluster.simulate import simulate
+    from .diagnostics.progress import progress
     from .errors import DeviceLost, NotCompiled, OutOfMemory, PlanError
     from .mesh import axis, geomaxis, mesh
     from .options import Options
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cyclic", "DeviceLost", "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler",
-    "__version__", "attach", "axis", "geomaxis", "get", "mesh", "simulate",
+    "__version__", "attach", "axis", "geomaxis", "get", "mesh", "progress", "simulate",
 ]  # fmt: skip
 
 #: The module of each public name. They are imported at first use: Dask's arrays take most of a
@@ -54,6 +55,7 @@ _MODULES = {
     "axis": "mesh",
     "geomaxis": "mesh",
     "mesh": "mesh",
+    "progress": "diagnostics.progress",
     "simulate": "cluster.simulate",
 }
 #: Public modules, imported at first use, too.

@@ -75,6 +75,8 @@ class Options:
     plan_memory
         Host memory for cached plans, about, in the form of ``memory_limit``; 0 for no cache. Plans
         are also dropped while host memory is short. A step takes 2 to 3 KB.
+    progress
+        Show how far runs are that take longer than a second: see `gpuscheduler.progress`.
     timeline
         Keep where and when the latest steps ran, for `Scheduler.timeline`: at least
         ``observe="device"``.
@@ -94,8 +96,8 @@ class Options:
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
-spill_compression=None, direct_storage='auto', plan_memory='256 MiB', timeline=False, \
-observe='counters', check=False)
+spill_compression=None, direct_storage='auto', plan_memory='256 MiB', progress=False, \
+timeline=False, observe='counters', check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -111,6 +113,7 @@ observe='counters', check=False)
     spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
+    progress: bool = False  # show how far runs are
     timeline: bool = False  # keep which step ran where and when
     observe: str = "counters"  # how much is recorded: "counters", "steps", "device", "memory"
     check: bool = False  # validate the state after each event (slow)
@@ -278,6 +281,7 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is not None and parse_limit(value, 2**40, least=0) is not None,
         _LIMIT,
     ),
+    "progress": _FLAG,
     "timeline": _FLAG,
     "observe": (
         _is_one_of(*[level.name.lower() for level in Level]),

@@ -24,6 +24,7 @@ from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
 from .diagnostics.log import logger
+from .diagnostics.progress import ProgressDisplay
 from .diagnostics.recording import Recording
 from .diagnostics.trace_json import Trace, take_trace, write
 from .forks import new_lock, new_rlock
@@ -110,6 +111,10 @@ class Scheduler:
         self.recorder: Recorder = _make_recorder(options) if gpus is None else gpus.recorder
         self._hardware: Hardware | None = None  # stays None in a forked child until it is needed
         self._begin(hardware)
+        self._progress: ProgressDisplay | None = None
+        if options.progress and gpus is None:
+            self._progress = ProgressDisplay(self.recorder)
+            self._progress.start()
         self._entered: list[ConfigOverride] = []
         self._left: ConfigOverride | None = None  # the outermost of these, once it has ended
         self._closed = False
@@ -421,6 +426,8 @@ class Scheduler:
         """
         if not self._closed:
             self._closed = True
+            if self._progress is not None:
+                self._progress.stop()
             if self._hardware is not None:
                 self._planner.clear()
                 self._hardware.close()

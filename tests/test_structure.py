@@ -44,6 +44,7 @@ WITHIN = {
     ],  # fmt: skip
     "diagnostics": [
         "log",
+        "progress",
         "trace_json",
         "recording",
     ],  # fmt: skip
@@ -172,6 +173,7 @@ WITHIN = {
         "spill",
         "state",
         "tape",
+        "under_way",
         "observe",
         "protocol",
         "dask_callbacks",

@@ -18,12 +18,11 @@ from typing import Any
 import click
 import dask.threaded
 from dask._task_spec import Task, TaskRef
-from dask.callbacks import Callback
 from dask.utils import format_bytes, parse_bytes
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..diagnostics.progress import ProgressDisplay, TerminalScreen
 from ..errors import OutOfMemory, PlanError
 from ..frontend.graph import Graph
 from ..frontend.lowering import from_dask, received_by_scheduler
@@ -103,28 +102,6 @@ def read_options() -> Options:
         raise CommandError(str(error)) from error
 
 
-class ProgressBar(Callback):
-    """Dask's callbacks as a progress bar."""
-
-    def __init__(self, label: str, console: Console):
-        super().__init__()
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(TextColumn("{task.description}"), *columns, console=console)
-        self.label = label
-
-    def _start_state(self, dsk: Any, state: Any) -> None:
-        self.task = self.progress.add_task(
-            self.label, total=len(state["waiting"]) + len(state["ready"])
-        )
-        self.progress.start()
-
-    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker_id: Any) -> None:
-        self.progress.advance(self.task)
-
-    def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
-        self.progress.stop()
-
-
 # ---- info
 
 
@@ -174,7 +151,10 @@ def run(
         for turn in range(1 + repeat):
             value = None  # a large result may fit only once
             gc.collect()
-            with ProgressBar(work.name, console) if show and turn == 0 else nullcontext():
+            display = ProgressDisplay(
+                s.recorder, after=1.0 if progress is None else 0.0, screen=TerminalScreen(console)
+            )
+            with display if show and turn == 0 else nullcontext():
                 begin = time.perf_counter()
                 value = compute_and_hold(x)
                 times.append(time.perf_counter() - begin)

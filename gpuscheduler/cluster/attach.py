@@ -36,6 +36,7 @@ from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..pipeline.cache import PlanCache, signature
 from ..runtime.dask_config import ConfigOverride
+from ..runtime.under_way import runs_under_way
 from ..scheduler import nest_values
 from .answer import Key, PickledWork, RemoteBlock
 from .membership import Membership, check_versions, locate_values, worker_label
@@ -509,15 +510,14 @@ class AttachedCluster:
         """Show callbacks how much of a run is done; gives the name for the run."""
         run = uuid.uuid4().hex[:8]
         callbacks = list(active)
-        if not callbacks:
+        if not callbacks and not runs_under_way.woken:  # nobody looks
             yield run
             return
         stages = work.cut.stages
         progress = RunProgress({stage_key(s, run, self.name): len(s.tasks) for s in stages})
-        first = stages[0].tasks[0] if stages else None
         self._watched[run] = progress
         try:
-            with progress.shown_to(callbacks, dict(work.cut.graph.tasks), first):
+            with progress.shown_to(callbacks, dict(work.cut.graph.tasks)):
                 yield run
         finally:
             del self._watched[run]

@@ -1,6 +1,7 @@
 """What users see of their runs: progress, explanations, reports, pages.
 
 log         Loggers of the package: who writes what at which level.
+progress    Show how far runs are: in a terminal, in a notebook, or in the log.
 trace_json  When steps and copies ran, as a file for Perfetto.
 recording   What was recorded while a `with` block ran.
 """

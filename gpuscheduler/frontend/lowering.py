@@ -219,6 +219,12 @@ def _from_layers(hlg: HighLevelGraph) -> LoweredCollection:
     return out
 
 
+def lower_for_callbacks(dsk: Any) -> dict[Key, Any]:
+    """The tasks by key that Dask's callbacks see of a collection."""
+    tasks = lower(dsk, ()).dsk
+    return dict(convert_legacy_graph(tasks, GraphOrCache(tasks, {})))
+
+
 def split_draws(dsk: dict[Key, Any]) -> bool:
     """Take random draws out of fused tasks; return whether there are any.
 

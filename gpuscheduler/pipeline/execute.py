@@ -59,7 +59,12 @@ class PlanRun:
     @property
     def has_listener(self) -> bool:
         """Whether the run cannot be done over, or somebody hears of its steps."""
-        return bool(self.callbacks or self.watcher or self.begun or self.rerun)
+        return bool(self.task_callbacks or self.watcher or self.begun or self.rerun)
+
+    @property
+    def task_callbacks(self) -> DaskCallbacks | None:
+        """The callbacks, if any of them wants to hear of each task."""
+        return self.callbacks if self.callbacks and self.callbacks.per_task else None
 
 
 @dataclass(eq=False, repr=False)
@@ -79,6 +84,8 @@ class PlanExecutor:
         """Return the values of the wanted keys, in their order."""
         need = partial(self._admission_need, run.graph, run.plan)
         record = run.record
+        if record is not None and run.callbacks and not run.callbacks.per_task:
+            run.callbacks.start_counts(record, run.plan, run.graph)
         with self.admission.turn(need) as turn:  # a run that waits borrows no chunks
             if record is not None:
                 record.admitted = record.recorder.clock()
@@ -89,7 +96,7 @@ class PlanExecutor:
                         return values
                 with self.persisted.lent() as chunks:
                     plan = self._beside(run.plan, chunks, self.others_chunks())
-                    if run.callbacks:  # they may keep what they see
+                    if run.task_callbacks:  # they may keep what they see
                         assembly = self._assembly(run.graph, plan)
                     else:
                         plan, assembly = self._write_in_place(run.graph, plan)
@@ -174,8 +181,9 @@ class PlanExecutor:
         self, run: PlanRun, plan: Plan, assembly: ResultAssembly, turn: AdmittedRun
     ) -> list[Any]:
         """Run step by step, as `State` decides, and learn from what the steps took."""
-        watcher = run.callbacks or run.watcher
-        if run.callbacks:
+        callbacks = run.task_callbacks
+        watcher = callbacks or run.watcher
+        if callbacks and callbacks.exact:
             listener = StepListener.EACH
         else:
             listener = StepListener.DONE if watcher or run.begun else StepListener.NOTHING
@@ -186,9 +194,10 @@ class PlanExecutor:
                 _observe(run.record, devices)
             if run.begun:
                 run.begun(devices)
-            if run.callbacks:
-                run.callbacks.start_state(plan, run.graph)
-                run.callbacks.value = devices.value
+            if callbacks:
+                callbacks.start_state(plan, run.graph)
+                if callbacks.exact:
+                    callbacks.value = devices.value
             state = self._run_loop(run, plan, devices, watcher, turn)
             results = RunResults(run.graph, plan, devices, assembly, state.nbytes)
             values = self._hand_over(run, results)
@@ -208,8 +217,9 @@ class PlanExecutor:
         turn: AdmittedRun,
     ) -> State:
         threads, options = run.lease.threads, self.options
-        # callbacks see a step done before they see its reader begin, as in Dask's own schedulers
-        ahead = threads is None and run.callbacks is None
+        # a posttask sees a step done before the pretask of its reader, as in Dask's own schedulers
+        exact = run.callbacks is not None and run.callbacks.exact
+        ahead = threads is None and not exact
         begin = perf_counter()
         state = loop.run(
             plan, devices, watcher, threads or options.window, threads or options.deep_window,

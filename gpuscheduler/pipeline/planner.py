@@ -20,7 +20,7 @@ from ..gc_control import put_aside, without_garbage_collection
 from ..options import Options
 from ..plan.plan import Plan
 from ..plan.working_memory import WorkingMemory
-from ..runtime.dask_callbacks import DaskCallbacks
+from ..runtime.dask_callbacks import DaskCallbacks, TaskView
 from ..runtime.observe import RunRecord
 from ..runtime.protocol import Hardware, Lease
 from . import compile
@@ -59,7 +59,13 @@ class Planner:
         record: RunRecord | None = None,
     ) -> tuple[Graph, Plan]:
         """Read and plan for callbacks and for Dask's cache of values; else find or plan."""
-        if callbacks is None and request.cache is None:
+        if request.cache is None and callbacks is not None and not callbacks.per_task:
+            view = TaskView(lambda: lowering.lower_for_callbacks(build_expression(request.dsk)))
+            callbacks.start(view)
+            if not view.is_changed:
+                return self.find_or_plan(request.dsk, request.keys, lease, record)
+            callbacks.changed = view
+        elif callbacks is None and request.cache is None:
             return self.find_or_plan(request.dsk, request.keys, lease, record)
         expr = build_expression(request.dsk)
         return self.plan_expression(expr, request.keys, lease, request.cache, callbacks)

@@ -26,6 +26,7 @@ from ..plan.machine import DISK, HOST
 from ..plan.origins import StepTable, step_table
 from ..plan.plan import Footprint, Plan
 from .events import Copied, Copy, Done, Event, Free, Instruction, Issued, Launch, NoRoom
+from .under_way import runs_under_way
 
 if TYPE_CHECKING:
     from .state import State
@@ -199,6 +200,28 @@ class RunRecord:
     _events: int = 0
 
     @property
+    def owner(self) -> Recorder:
+        """The recorder: its scheduler runs this."""
+        return self.recorder
+
+    @property
+    def total(self) -> int:
+        """The number of steps to run; 0 before it is planned."""
+        return self.steps
+
+    @property
+    def left(self) -> int:
+        """How many steps are not done; of a tape, all until its end."""
+        if self.ended:
+            return 0
+        state = self.state
+        return self.steps if state is None else min(state.left, self.steps)
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended > 0
+
+    @property
     def seconds(self) -> float:
         """From the call to its values; of a run under way, until now."""
         return ((self.ended or self.recorder.clock()) - self.began) / 1e9
@@ -308,12 +331,14 @@ class Recorder:
         record = RunRecord(self, next(self._numbers), self.level, self.clock())
         record.where, record.is_host = where, is_host
         self.running[record.number] = record
+        runs_under_way.begin(record)
         self._tell("run_began", record)
         return record
 
     def end(self, record: RunRecord, error: BaseException | None = None) -> None:
         """End the record of a run: it lets go of its plan, its state and its tape."""
         record.ended = self.clock()
+        runs_under_way.end(record)
         record.queued = record.queued or record.ended
         if error is not None:
             lines = str(error).splitlines()

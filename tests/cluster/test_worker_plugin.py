@@ -33,10 +33,13 @@ from distributed import Client, Future, LocalCluster, Nanny, futures_of, wait
 import gpuscheduler
 from gpuscheduler.cluster import worker_plugin
 from gpuscheduler.cluster.answer import ClusterResult, RemoteBlock, finish
+from gpuscheduler.cluster.progress import RunProgress
 from gpuscheduler.cluster.transport import Bundle
+from gpuscheduler.diagnostics.progress import ProgressDisplay
 from gpuscheduler.errors import Interrupted
 from gpuscheduler.frontend.lowering import received_by_scheduler
 from gpuscheduler.pipeline import compile
+from gpuscheduler.runtime.under_way import runs_under_way
 from tests.cluster.test_attach import until
 from tests.diagnostics.test_trace_json import threads
 
@@ -584,6 +587,40 @@ def test_progress_bar_of_dask_shows_how_far_a_stage_is(attached, monkeypatch, tm
     with ProgressBar(out=screen):
         assert end.compute(optimize_graph=False) == 1
     assert "100% Completed" in screen.getvalue()
+
+
+def test_a_progress_bar_shows_each_report_of_a_worker():
+    screen = io.StringIO()
+    run = RunProgress({("a", 0): 10, ("b", 1): 30})
+    with run.shown_to([ProgressBar(out=screen, dt=0.001)._callback], {}):
+        for stage, done, percent in [("b", 0.2, 15), ("b", 1.0, 75), ("a", 0.5, 87)]:
+            run.update(done, (stage, int(stage == "b")))
+            until(lambda text=f" {percent}% Completed": text in screen.getvalue())
+    assert " 100% Completed" in screen.getvalue()
+
+
+def test_a_display_follows_a_run_on_a_cluster(attached):
+    runs_under_way.forget()
+    rows, lines = [], []
+    screen = SimpleNamespace(show=rows.extend, finish=lines.extend)
+    x = da.from_array(np.arange(100.0), chunks=10)
+    with ProgressDisplay(after=0.0, every=0.001, screen=screen):
+        assert float((x + 1).sum().compute()) == 5050
+        until(lambda: lines and not runs_under_way.every())
+    n = len(attached.plan((x + 1).sum()).graph.tasks)
+    assert n in {row.total for row in rows}  # beside those of the workers, which are threads here
+    assert any(f": {n} steps in " in line for line in lines)
+
+
+def test_callbacks_that_hear_of_no_task_on_a_cluster_are_named(attached, caplog):
+    with caplog.at_level("INFO", "gpuscheduler.cluster"):
+        with Callback(start=lambda dsk: None), ProgressBar(out=io.StringIO()):
+            assert delayed(abs)(-1).compute() == 1
+        assert not caplog.records
+        with Callback(pretask=lambda *_: None):
+            assert delayed(abs)(-2).compute() == 2
+    (record,) = caplog.records
+    assert "callbacks hear of no task" in record.getMessage()
 
 
 def test_callback_that_has_started_is_told_of_the_end_when_another_one_fails(attached):

@@ -95,7 +95,7 @@ def test_the_expression_of_what_is_persisted_is_made_once(scheduler, planned, mo
     before = len(planned)
     x.persist(optimize_graph=False)
     assert (len(made), len(planned)) == (3, before + 1)
-    with Callback():  # which sees the tasks: it is planned for that
+    with Callback(pretask=lambda *_: None):  # which sees the tasks: it is planned for that
         x.persist()
     assert len(made) == 4
 
@@ -249,18 +249,25 @@ def test_a_pin_plans_again(scheduler, planned):
     assert len(planned) == 2
 
 
-def test_callbacks_see_every_run_planned_anew(scheduler, planned):
-    """They are shown the graph and may change it: such a plan is neither used nor kept."""
+def test_callbacks_that_see_tasks_or_change_them_plan_anew(scheduler, planned):
+    """Such a plan is neither used nor kept."""
     seen = []
     x = table().sum()
     assert x.compute() == 2080
     for _ in range(2):
         with Callback(start=lambda dsk: seen.append(len(dsk))):
             assert x.compute() == 2080
+    assert len(planned) == 1
+    for _ in range(2):
+        with Callback(pretask=lambda key, dsk, state: seen.append(key)):
+            assert x.compute() == 2080
     assert len(planned) == 3
-    assert len(seen) == 2
+    with Callback(start=lambda dsk: dsk.update(dict(dsk))):
+        assert x.compute() == 2080
+    assert len(planned) == 4
+    assert len(seen) > 4
     assert x.compute() == 2080
-    assert len(planned) == 3
+    assert len(planned) == 4
 
 
 def test_a_cache_plans_anew(scheduler, planned):

@@ -1,0 +1,76 @@
+"""The runs that are under way in this process, for whoever shows how far they are.
+
+A display reads. A run never waits for one, and calls none of its code but `woken`, as it begins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class RunUnderWay(Protocol):
+    """What a display reads of a run: a `RunRecord`, or a run on a cluster."""
+
+    number: int
+    error: str  # what ended it; "" where nothing did
+
+    @property
+    def owner(self) -> Any:
+        """The recorder of the scheduler that runs it; None on a cluster."""
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+
+    @property
+    def total(self) -> int:
+        """How many steps it has to run; 0 before it is planned."""
+
+    @property
+    def left(self) -> int:
+        """How many of them are not done."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+
+class RunsUnderWay:
+    """The runs of a process, of all its schedulers.
+
+    >>> RunsUnderWay().every()
+    []
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, RunUnderWay] = {}
+        #: Get each run that begins, in the caller's thread; they return at once.
+        self.woken: tuple[Callable[[Any], None], ...] = ()
+
+    def begin(self, run: RunUnderWay) -> None:
+        """Enter a run, and wake whoever shows runs."""
+        self._runs[id(run)] = run
+        for wake in self.woken:
+            wake(run)
+
+    def end(self, run: RunUnderWay) -> None:
+        """Take a run out."""
+        self._runs.pop(id(run), None)
+
+    def every(self, owner: Any = None) -> list[Any]:
+        """The runs under way, oldest first; with `owner`, those of one scheduler."""
+        runs = list(self._runs.copy().values())  # other threads begin and end runs
+        return [r for r in runs if owner is None or r.owner is owner]
+
+    def forget(self) -> None:
+        """Forget the parent's runs and displays, in a forked child."""
+        self._runs, self.woken = {}, ()
+
+
+#: The runs of this process.
+runs_under_way = RunsUnderWay()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=runs_under_way.forget)

@@ -8,7 +8,7 @@ its own.
 import numpy as _np
 
 from . import _device as d
-from . import cuda, random  # noqa: F401
+from . import _linalg, cuda, random  # noqa: F401
 
 __version__ = "14.2.0"
 
@@ -413,9 +413,4 @@ def __getattr__(name):
     return made
 
 
-class _Linalg:
-    def __getattr__(self, name):
-        return _Function(getattr(_np.linalg, name), name)
-
-
-linalg = _Linalg()
+linalg = _linalg.Linalg(_called)

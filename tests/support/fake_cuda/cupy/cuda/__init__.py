@@ -2,7 +2,7 @@
 
 from .. import _device as d
 from .._device import Event, PinnedMemory, Stream  # noqa: F401
-from . import cublas, driver, function, memory, nvrtc, runtime  # noqa: F401
+from . import cublas, cusolver, device, driver, function, memory, nvrtc, runtime  # noqa: F401
 
 
 class _Null:
@@ -31,7 +31,7 @@ def PinnedMemoryPointer(mem, offset):
 
 
 class Device:
-    def __init__(self, device=None):
+    def __init__(self, device=None):  # noqa: F811
         self.id = d.here.device if device is None else int(device)
         if not 0 <= self.id < d.DEVICES:
             raise runtime.CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")

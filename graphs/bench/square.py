@@ -1,22 +1,19 @@
-"""Time square matrices beside one library call: `python graphs/_square.py [N] [--cpu]`.
+"""Time functions of square matrices beside one library call.
 
-On a GPU: solve, inv, slogdet and cholesky of an N x N matrix of float64 (20000), in blocks that are
-on the device, beside CuPy's one call and, where it is installed, JAX's. With `--cpu` (2000): beside
-one call of NumPy's and beside Dask's threads. Values are checked first, small and large, by
-LAPACK's residuals; then each is run in turns, and the medians are printed with their ratios.
-`--only` has a part of a name. No workload.
+`python -m graphs.bench square [N] [--cpu] [--only NAME]`. On a GPU: solve, inv, slogdet and
+cholesky of an N x N matrix of float64 (20000), in blocks that are on the device, beside CuPy's one
+call and, where it is installed, JAX's. With `--cpu` (2000): beside one call of NumPy's and beside
+Dask's threads. Values are checked first, small and large, by LAPACK's residuals. Then each is run
+in turns, and the medians are printed with their ratios. Exits with 1 where a bar is missed.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("JAX_ENABLE_X64", "1")
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])
 
 import argparse
 import time
@@ -223,15 +220,12 @@ def on_cpu(n: int, only: str) -> bool:
     return met
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("n", type=int, nargs="?", default=0)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--only", default="", help="a part of a name")
     asked = parser.parse_args()
-    run = on_cpu if asked.cpu else on_gpu
-    return 0 if run(asked.n or (2000 if asked.cpu else 20000), asked.only) else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    measure = on_cpu if asked.cpu else on_gpu
+    if not measure(asked.n or (2000 if asked.cpu else 20000), asked.only):
+        sys.exit(1)

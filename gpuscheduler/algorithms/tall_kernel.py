@@ -1,0 +1,335 @@
+"""QR of a tall block by Cholesky factors of Gram matrices, with Householder QR as the fallback.
+
+The method is shifted CholeskyQR, repeated until a measured test holds:
+
+- T. Fukaya, R. Kannan, Y. Nakatsukasa, Y. Yamamoto, Y. Yanagisawa: "Shifted Cholesky QR for
+  computing the QR factorization of ill-conditioned matrices", SIAM J. Sci. Comput. 42 (2020).
+- Y. Yamamoto, Y. Nakatsukasa, Y. Yanagisawa, T. Fukaya: "Roundoff error analysis of the
+  CholeskyQR2 algorithm", ETNA 44 (2015): the test.
+
+Differences from these: columns are scaled to about unit length, by powers of two, inside the Gram
+matrix. A step whose result is orthonormal as measured is the last one. Rows are multiplied by the
+inverse of a factor only where that is as accurate as substitution.
+
+Blocks are arrays of NumPy or CuPy. Gram matrices and factors have double precision.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .blocks import array_module
+
+#: Bounds of squared column lengths, for blocks of single and double precision. Outside, squares of
+#: elements or elements of factors might overflow or vanish.
+SQUARES = {4: (2.0**-240, 2.0**256), 8: (2.0**-900, 2.0**900)}
+#: Factors that are applied to one matrix, at most; then Householder QR.
+MOST_STEPS = 4
+#: The largest ‖QᴴQ - I‖ (Frobenius) from which one more step gives an orthonormal Q.
+NEAR = 5 / 64
+#: Q is orthonormal where ‖QᴴQ - I‖ is at most this many times n·u.
+ORTHONORMAL = 4
+#: Matrices of at least this many columns, and rows a column, are worth a Gram matrix.
+FEWEST_COLUMNS, LEAST_ASPECT = 32, 4
+#: Elements of single precision that are converted together for a Gram matrix.
+PIECE = 2**23
+#: The unit roundoff of Gram matrices.
+DOUBLE = 2.0**-53
+
+#: The latest branches that were taken, by name; deque's append needs no lock.
+branches: deque[str] = deque(maxlen=4096)
+
+#: How blocks become a step's result: see `start_factor`.
+Factor = dict[str, Any]
+
+
+#: Overflow is looked for in results, and NaN is passed on: NumPy's warnings would say it again.
+quiet = np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore")
+
+
+def tall_qr(x: Any) -> tuple[Any, Any]:
+    """Return Q and R of a matrix of shape (m, n); R has no negative diagonal element.
+
+    For any finite x, ‖I - QᴴQ‖ and ‖x - QR‖ / ‖x‖ are at most 30·n·√n·u, with the unit roundoff u
+    of x. Where x has NaN or infinity, so have Q and R, as LAPACK gives them.
+
+    >>> x = np.vander(np.linspace(-1, 1, 400), 40)  # of condition 1e16
+    >>> q, r = tall_qr(x)
+    >>> bool(abs(q.T @ q - np.eye(40)).max() < 1e-14), bool(abs(q @ r - x).max() < 1e-13)
+    (True, True)
+    """
+    if x.dtype.kind not in "fc":
+        x = x.astype(float)
+    found = cholesky_qr(x) if is_tall(x.shape) and x.dtype.char in "fdFD" else None
+    return householder_qr(x) if found is None else found
+
+
+def is_tall(shape: tuple[int, ...]) -> bool:
+    """Whether a matrix of this shape is worth a Gram matrix.
+
+    >>> is_tall((4096, 64)), is_tall((100, 64)), is_tall((4096, 8)), is_tall((3, 4096, 64))
+    (True, False, False, False)
+    """
+    if len(shape) != 2:
+        return False
+    m, n = shape
+    return n >= FEWEST_COLUMNS and m >= LEAST_ASPECT * n
+
+
+def cholesky_qr(x: Any) -> tuple[Any, Any] | None:
+    """Return Q and R by Cholesky factors; None where these break down."""
+    factor = start_factor(make_gram(x), unit_roundoff(x.dtype))
+    q = x
+    for _ in range(MOST_STEPS):
+        if factor["how"] == "failed":
+            return None
+        q = apply_factor(q, factor)
+        if factor["done"]:
+            break
+        factor = next_factor(make_gram(q), factor)
+        if factor["how"] == "keep":
+            break
+    if not factor["done"]:
+        branches.append("too many steps")
+        return None
+    return q, factor["r"].astype(x.dtype)
+
+
+def unit_roundoff(dtype: Any) -> float:
+    """Return the unit roundoff of a floating dtype.
+
+    >>> unit_roundoff("f4") == 2.0**-24, unit_roundoff("c16") == 2.0**-53
+    (True, True)
+    """
+    return float(np.finfo(dtype).eps) / 2
+
+
+@quiet
+def make_gram(x: Any) -> Any:
+    """Return xᴴx in double precision, for x of shape (m, n)."""
+    double = np.result_type(x.dtype, np.float64)
+    if x.dtype == double:
+        return adjoint(x) @ x
+    rows = max(1, PIECE // max(1, x.shape[1]))
+    total = None
+    for begin in range(0, max(1, len(x)), rows):
+        piece = x[begin : begin + rows].astype(double)
+        product = adjoint(piece) @ piece
+        if total is None:
+            total = product
+        else:
+            total += product
+    return total
+
+
+def adjoint(x: Any) -> Any:
+    """Return the conjugate transpose of a matrix, a view where x is real."""
+    return x.conj().T if x.dtype.kind == "c" else x.T
+
+
+@quiet
+def start_factor(gram: Any, unit: float) -> Factor:
+    """Factor the Gram matrix of a matrix x of this unit roundoff.
+
+    Returns a dict: `how` blocks become the first Q ("inverse": multiplied by `factor`; "solve": by
+    substitution with it; "failed": not at all), the factor `r` so far, whether Q is orthonormal
+    then (`done`), and `unit`. It holds arrays and plain values, so it can move between devices.
+    """
+    xp = array_module(gram)
+    squares = gram.diagonal().real
+    least, most = _read(xp, squares.min(), squares.max()) if len(gram) else (1.0, 1.0)
+    lower, upper = SQUARES[4 if unit > DOUBLE else 8]
+    if not (lower <= least and most <= upper):  # NaN, too
+        return _failed("range", None, unit)
+    exponents = xp.frexp(squares)[1] // 2
+    shrink, grow = _powers(xp, -exponents), _powers(xp, exponents)
+    scaled = gram * shrink[:, None] * shrink
+    factor, n, name = _cholesky(scaled), len(gram), "plain"
+    if factor is None or _is_graded(xp, factor, 8 * (n * DOUBLE) ** 0.5):
+        name = "shift"
+        shift = 64 * n**0.5 * DOUBLE * scaled.diagonal().real.sum()
+        factor = _cholesky(scaled + shift * xp.eye(n, dtype=gram.dtype))
+        if factor is None or _is_graded(xp, factor, 0.0):
+            return _failed("shifted factor", None, unit)
+    branches.append(name)
+    how, matrix = _choose(xp, factor)
+    matrix = matrix * shrink[:, None] if how == "inverse" else matrix * grow
+    return {"how": how, "factor": matrix, "r": factor * grow, "done": False, "unit": unit}
+
+
+@quiet
+def next_factor(gram: Any, before: Factor) -> Factor:
+    """Factor the Gram matrix of the Q that a step has given.
+
+    Returns what `start_factor` does; `how` may also be "keep": that Q is orthonormal.
+    """
+    if before["how"] == "failed":
+        return before
+    if before["done"]:
+        return {**before, "how": "keep", "factor": None}
+    xp, unit, n = array_module(gram), before["unit"], len(gram)
+    error = gram - xp.eye(n, dtype=gram.dtype)
+    (size,) = _read(xp, xp.linalg.norm(error))
+    if not size < np.inf:
+        return _failed("overflow", before, unit)
+    if size <= ORTHONORMAL * n * unit:
+        branches.append("orthonormal")
+        return {**before, "how": "keep", "factor": None, "done": True}
+    if size * size <= unit:
+        # (I + Φ)ᴴ(I + Φ) = I + E up to ‖E‖², where Φ is the upper half of E
+        half = xp.triu(error, 1) + xp.diag(error.diagonal() / 2)
+        eye = xp.eye(n, dtype=gram.dtype)
+        how, factor, upper = "inverse", eye - half, eye + half
+        branches.append("first order")
+    else:
+        found = _cholesky(gram)
+        if found is None or _is_graded(xp, found, 0.0):
+            return _failed("factor", before, unit)
+        upper = found
+        how, factor = _choose(xp, upper)
+        branches.append("near" if size <= NEAR else "far")
+    r = xp.triu(upper @ before["r"])
+    return {"how": how, "factor": factor, "r": r, "done": size <= NEAR, "unit": unit}
+
+
+def end_factor(gram: Any, before: Factor) -> Factor:
+    """Do what `next_factor` does, for the last step: a Q that is still far off is a failure."""
+    after = next_factor(gram, before)
+    if after["how"] == "failed" or after["done"]:
+        return after
+    return _failed("too many steps", before, before["unit"])
+
+
+@quiet
+def apply_factor(x: Any, factor: Factor) -> Any:
+    """Return a block of rows of a step's Q from that of the step before."""
+    how = factor["how"]
+    if how in ("keep", "failed"):
+        return x
+    matrix = factor["factor"].astype(x.dtype)
+    return x @ matrix if how == "inverse" else solve_rows(x, matrix)
+
+
+def solve_rows(x: Any, upper: Any) -> Any:
+    """Return y with y @ upper = x, by substitution."""
+    return _solve(upper, x.T, trans=1).T
+
+
+def invert_upper(upper: Any) -> Any:
+    """Return the inverse of an upper triangular matrix."""
+    return _solve(upper, array_module(upper).eye(len(upper), dtype=upper.dtype), trans=0)
+
+
+@quiet
+def householder_qr(x: Any) -> tuple[Any, Any]:
+    """Return Q and R by the library's Householder QR, of columns that are scaled to about 1.
+
+    Q has shape (m, k) and R (k, n) with k = min(m, n); R has no negative diagonal element.
+    """
+    branches.append("householder")
+    xp = array_module(x)
+    scaled, exponents = scale_columns(x)
+    q, r = xp.linalg.qr(scaled)
+    q, r = _with_positive_diagonal(xp, q, r)
+    return q, r if exponents is None else r * _powers(xp, exponents).astype(r.real.dtype)
+
+
+def scale_columns(x: Any) -> tuple[Any, Any]:
+    """Scale columns by powers of two, where their squares might overflow or vanish.
+
+    Returns the scaled matrix and the exponents by which its columns were divided; None for none.
+    """
+    if not x.size:
+        return x, None
+    xp = array_module(x)
+    largest = abs(x).max(axis=0)
+    least, most = _read(xp, largest.min(), largest.max())
+    bound = 2.0 ** (np.finfo(x.dtype).maxexp // 4)
+    if 1 / bound <= least and most <= bound or not most < np.inf:
+        return x, None
+    limit = np.finfo(x.dtype).maxexp - 8
+    exponents = xp.clip(xp.frexp(largest)[1], -limit, limit)
+    return x * _powers(xp, -exponents).astype(x.real.dtype), exponents
+
+
+def _with_positive_diagonal(xp: Any, q: Any, r: Any) -> tuple[Any, Any]:
+    diagonal = r.diagonal()
+    if diagonal.dtype.kind == "c":
+        sizes = abs(diagonal)
+        sign = xp.where(sizes > 0, diagonal / xp.where(sizes > 0, sizes, 1), 1)
+    else:
+        sign = xp.where(diagonal < 0, -1, 1)
+    sign = sign.astype(r.dtype)
+    return q * sign, r * sign.conj()[:, None]
+
+
+def _choose(xp: Any, upper: Any) -> tuple[str, Any]:
+    """Return "inverse" and the inverse where that is accurate, else "solve" and the matrix.
+
+    With the inverse, ‖x - QR‖ grows with the condition of R: it must be small beside n·√n. A
+    product is several times as fast as a substitution on GPUs.
+    """
+    inverse = invert_upper(upper)
+    size, inverse_size = _read(xp, xp.linalg.norm(upper), xp.linalg.norm(inverse))
+    if size * inverse_size <= 8 * len(upper):
+        return "inverse", inverse
+    branches.append("solve")
+    return "solve", upper
+
+
+def _failed(why: str, before: Factor | None, unit: float) -> Factor:
+    branches.append(f"failed: {why}")
+    r = None if before is None else before["r"]
+    return {"how": "failed", "factor": None, "r": r, "done": False, "unit": unit}
+
+
+def _is_graded(xp: Any, upper: Any, bound: float) -> bool:
+    """Whether the least diagonal element is not above `bound` times the largest; for NaN, too."""
+    if not len(upper):
+        return False
+    diagonal = upper.diagonal().real
+    least, most = _read(xp, diagonal.min(), diagonal.max())
+    return not (bound * most < least and most < np.inf)
+
+
+def _read(xp: Any, *numbers: Any) -> list[float]:
+    """Numbers of the device on the host: the host waits once."""
+    return [float(n) for n in (numbers if xp is np else xp.stack(numbers).tolist())]
+
+
+def _powers(xp: Any, exponents: Any) -> Any:
+    """Powers of two in double precision; exact."""
+    return xp.ldexp(xp.ones(exponents.shape), exponents.astype(np.int32))
+
+
+def _cholesky(gram: Any) -> Any:
+    """Return the upper factor; None where the library finds that there is none."""
+    xp = array_module(gram)
+    try:
+        if xp is np:
+            return adjoint(np.linalg.cholesky(gram))
+        with import_module("cupyx").errstate(linalg="raise"):  # else CuPy says nothing
+            return adjoint(xp.linalg.cholesky(gram))
+    except np.linalg.LinAlgError:
+        return None
+
+
+def _solve(upper: Any, b: Any, trans: int) -> Any:
+    """Solve with an upper triangular matrix (trans=0) or its transpose (trans=1)."""
+    return _triangular_solver(array_module(upper))(upper, b, trans=trans)
+
+
+def _triangular_solver(xp: Any) -> Callable[..., Any]:
+    if xp is not np:
+        return import_module("cupyx.scipy.linalg").solve_triangular  # type: ignore[no-any-return]
+    try:
+        solve = import_module("scipy.linalg").solve_triangular
+    except ImportError:  # Dask does without SciPy, too
+        return lambda a, b, trans: np.linalg.solve(a.T if trans else a, b)
+    return partial(solve, check_finite=False)

@@ -41,6 +41,10 @@ WITHIN = {
         "lu",
         "cholesky",
         "square",
+        "tall_kernel",
+        "tall_tasks",
+        "tall_graph",
+        "tall",
     ],  # fmt: skip
     "diagnostics": [
         "log",

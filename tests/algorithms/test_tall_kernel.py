@@ -1,0 +1,237 @@
+"""QR of tall blocks: the promise for every input, and every branch taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuscheduler.algorithms import tall_kernel
+from gpuscheduler.algorithms.tall_kernel import (
+    apply_factor,
+    cholesky_qr,
+    end_factor,
+    householder_qr,
+    make_gram,
+    next_factor,
+    start_factor,
+    tall_qr,
+    unit_roundoff,
+)
+
+#: The factor of the promise: 30·n·√n·u.
+PROMISE = 30
+
+
+def matrix(m, n, condition, dtype="f8", seed=0):
+    """A matrix with singular values from 1 to 1 / condition."""
+    rng = np.random.default_rng(seed)
+
+    def draw(rows, columns):
+        x = rng.standard_normal((rows, columns))
+        return x + 1j * rng.standard_normal((rows, columns)) if np.dtype(dtype).kind == "c" else x
+
+    u, _ = np.linalg.qr(draw(m, n))
+    v, _ = np.linalg.qr(draw(n, n))
+    return ((u * np.logspace(0, -np.log10(condition), n)) @ v).astype(dtype)
+
+
+def check(x, q, r, promise=PROMISE):
+    """The promise, and that R is triangular with no negative diagonal element."""
+    n, unit = x.shape[1], unit_roundoff(x.dtype)
+    assert q.dtype == r.dtype == x.dtype
+    assert (r.diagonal().real >= 0).all()
+    assert not np.tril(r, -1).any()
+    double = np.result_type(x.dtype, "f8")
+    x, q, r = (a.astype(double) for a in (x, q, r))
+    most = promise * n * n**0.5 * unit
+    assert np.linalg.norm(q.conj().T @ q - np.eye(n), 2) <= most
+    scale = abs(x).max() or 1.0
+    x, r = x / scale, r / scale
+    assert np.linalg.norm(x - q @ r, 2) <= most * np.linalg.norm(x, 2)
+
+
+def taken(function, *args):
+    """A function's value, and the branches that were taken."""
+    tall_kernel.branches.clear()
+    value = function(*args)
+    return value, list(tall_kernel.branches)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("condition", [1, 10, 1e4, 1e8, 1e12, 1e14, 1e17])
+def test_promise_holds_for_every_condition(condition, dtype):
+    x = matrix(2000, 40, condition, dtype)
+    check(x, *tall_qr(x), promise=1)
+
+
+@pytest.mark.parametrize(
+    ("condition", "branches"),
+    [
+        (1, ["plain", "orthonormal"]),
+        (1e4, ["plain", "solve", "first order"]),
+        (1e6, ["plain", "solve", "near"]),
+        (1e10, ["shift", "solve", "solve", "far", "first order"]),
+        (1e13, ["shift", "solve", "solve", "far", "near"]),
+        (1e17, ["shift", "solve", "failed: factor", "householder"]),
+    ],
+)
+def test_branches_follow_the_condition(condition, branches):
+    _, found = taken(tall_qr, matrix(4000, 60, condition))
+    assert found == branches
+
+
+def adversaries():
+    x = matrix(1200, 40, 10)
+    equal, zero, huge, random = x.copy(), x.copy(), x.copy(), np.random.default_rng(1)
+    equal[:, 5] = equal[:, 7]
+    zero[:, 5] = 0
+    huge[3] *= 1e12
+    locked = x.copy()
+    locked.flags.writeable = False
+    return {
+        "equal columns": equal,
+        "a zero column": zero,
+        "all zero": x * 0,
+        "one element": np.eye(1200, 40)[::-1] * 3,
+        "one huge row": huge,
+        "large": x * 1e200,
+        "small": x * 1e-200,
+        "columns graded": x * np.logspace(150, -150, 40),
+        "columns graded within squares": x * np.logspace(60, -60, 40),
+        "rows graded": x * np.logspace(150, -150, 1200)[:, None],
+        "Fortran order": np.asfortranarray(x),
+        "strided": np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2],
+        "read-only": locked,
+        "integers": random.integers(-9, 9, (1200, 40)),
+        "rank one": np.outer(random.standard_normal(1200), random.standard_normal(40)),
+        "Vandermonde": np.vander(np.linspace(0, 1, 1200), 40),
+        "single, large": (x * 1e37).astype("f4"),
+        "single, small": (x * 1e-30).astype("f4"),
+        "single, graded": (x * np.logspace(36, -36, 40)).astype("f4"),
+        "single, equal": equal.astype("f4"),
+    }
+
+
+@pytest.mark.parametrize("name", adversaries())
+@pytest.mark.filterwarnings("error")
+def test_promise_holds_for_adversaries(name):
+    x = adversaries()[name]
+    q, r = tall_qr(x)
+    check(x if x.dtype.kind == "f" else x.astype(float), q, r, promise=1)
+
+
+@pytest.mark.parametrize("shape", [(1200, 0), (0, 0), (40, 40), (60, 40), (3, 8), (1, 1), (900, 1)])
+def test_other_shapes_are_factored_by_the_library(shape):
+    x = np.random.default_rng(2).standard_normal(shape)
+    q, r = tall_qr(x)
+    assert q.shape == (shape[0], min(shape))
+    assert r.shape == (min(shape), shape[1])
+    np.testing.assert_allclose(q @ r, x, atol=1e-13)
+    np.testing.assert_allclose(q.T @ q, np.eye(min(shape)), atol=1e-13)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("error")
+def test_nan_and_infinity_are_passed_on(value):
+    x = matrix(1200, 40, 10)
+    x[7, 3] = value
+    (q, r), branches = taken(tall_qr, x)
+    assert branches == ["failed: range", "householder"]
+    assert np.isnan(q).any()
+    assert np.isnan(r).any()
+
+
+def test_a_step_that_is_not_positive_definite_fails():
+    bad = np.full((40, 40), 2.0) + np.eye(40)
+    bad[0, 1] = bad[1, 0] = 100  # no shift of rounding's size mends it
+    factor, branches = taken(start_factor, bad, 2.0**-53)
+    assert (factor["how"], branches) == ("failed", ["failed: shifted factor"])
+
+
+def test_a_step_that_overflows_fails():
+    x = matrix(1200, 40, 10)
+    first = start_factor(make_gram(x), 2.0**-53)
+    second, branches = taken(next_factor, np.full((40, 40), np.nan), first)
+    assert (second["how"], branches) == ("failed", ["failed: overflow"])
+    np.testing.assert_array_equal(second["r"], first["r"])
+
+
+def test_a_last_step_that_is_far_off_fails_with_the_factor_before():
+    x = matrix(2000, 40, 1e10)
+    first = start_factor(make_gram(x), 2.0**-53)
+    gram = make_gram(apply_factor(x, first))
+    assert next_factor(gram, first)["how"] == "solve"
+    last, branches = taken(end_factor, gram, first)
+    assert (last["how"], branches[-1]) == ("failed", "failed: too many steps")
+    np.testing.assert_array_equal(last["r"], first["r"])
+    after = next_factor(gram, last)
+    assert (after["how"], after["done"]) == ("failed", False)
+
+
+def test_too_few_steps_give_no_factors(monkeypatch):
+    monkeypatch.setattr(tall_kernel, "MOST_STEPS", 1)
+    x = matrix(1200, 40, 1e10)
+    found, branches = taken(cholesky_qr, x)
+    assert found is None
+    assert branches[-1] == "too many steps"
+    check(x, *tall_qr(x))
+
+
+def test_a_factor_that_is_done_keeps_its_blocks():
+    x = matrix(1200, 40, 10)
+    first = start_factor(make_gram(x), 2.0**-53)
+    q = apply_factor(x, first)
+    second = next_factor(make_gram(q), first)
+    third = next_factor(None, second)
+    assert (third["how"], third["done"]) == ("keep", True)
+    assert apply_factor(q, third) is q
+
+
+def test_single_precision_is_added_up_in_pieces(monkeypatch):
+    x = matrix(1000, 40, 10, "f4")
+    whole = make_gram(x)
+    monkeypatch.setattr(tall_kernel, "PIECE", 64 * 40)
+    assert whole.dtype == np.float64
+    np.testing.assert_allclose(make_gram(x), whole, rtol=1e-13, atol=1e-15)
+
+
+def test_columns_are_scaled_back():
+    x = matrix(300, 40, 10)
+    for scale in (1e300, 1e-300):
+        q, r = householder_qr(x * scale)
+        np.testing.assert_allclose(q @ (r / scale), x, atol=1e-14)
+
+
+def test_without_scipy_results_are_as_good(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(tall_kernel, "import_module", missing)
+    x = matrix(1200, 40, 1e10)
+    (q, r), branches = taken(tall_qr, x)
+    assert "solve" in branches
+    check(x, q, r, promise=1)
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(4, 12),
+    columns=st.integers(32, 48),
+    powers=st.lists(st.integers(-40, 40), min_size=48, max_size=48),
+    rank=st.integers(0, 48),
+    seed=st.integers(0, 2**20),
+    dtype=st.sampled_from(["f4", "f8", "c8", "c16"]),
+)
+def test_promise_holds_for_graded_matrices_of_any_rank(rows, columns, powers, rank, seed, dtype):
+    rng = np.random.default_rng(seed)
+    m = rows * columns
+    x = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, columns))
+    x = (x * 2.0 ** np.array(powers[:columns])).astype(dtype)
+    q, r = tall_qr(x)
+    check(x, q, r)
+    q, again = tall_qr(np.ascontiguousarray(q))  # Q has the identity as its R
+    np.testing.assert_allclose(
+        again, np.eye(columns), atol=30 * columns**1.5 * unit_roundoff(dtype)
+    )

@@ -10,8 +10,8 @@ matrices   Arguments and results of functions of matrices.
 products   Products and rearrangements: inner, cross, kron, take_along_axis.
 register   Register our functions with Dask, for `np.sort(x)` of a dask array.
 square     Systems of equations, inverses and determinants.
-tall_kernel  QR of a tall block by Cholesky factors of Gram matrices, with a fallback.
-tall_tasks  Tasks of the graphs of `tall_graph`: what they do to a block, or to small factors.
-tall_graph  The graph of the QR factorization of a tall matrix, and what follows from it.
+tall_kernel QR of a tall block by Cholesky factors of Gram matrices, with a fallback.
+tall_tasks Tasks of the graphs of `tall_graph`: what they do to a block, or to small factors.
+tall_graph The graph of the QR factorization of a tall matrix, and what follows from it.
 tall       QR, SVD, least squares and norms of matrices, by way of a tall matrix's QR.
 """

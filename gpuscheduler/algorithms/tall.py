@@ -16,6 +16,7 @@ from dask.array.core import Array
 from dask.base import tokenize
 
 from . import tall_tasks
+from .matrices import as_stack, call_on_stacks, inexact, real_part
 from .tall_graph import SVDResult, add_layer, factorize, graph_value, tolerance
 from .tall_kernel import quiet, tall_qr
 
@@ -340,14 +341,10 @@ def _each(
     function: Any, x: Any, signature: str, real: tuple[bool, ...], sizes: Any = None, **more: Any
 ) -> Any:
     """Apply a function to each matrix of a stack; `real` says which of its values always are."""
-    x = da.asarray(x)
-    if x.dtype.char not in "fdFD":
-        x = x.astype(np.float32 if x.dtype == np.float16 else float)
-    dtypes = [x.real.dtype if is_real else x.dtype for is_real in real]
-    return da.apply_gufunc(
-        function, signature, x, output_sizes=sizes, allow_rechunk=True,
-        output_dtypes=dtypes if len(dtypes) > 1 else dtypes[0], **more,
-    )  # fmt: skip
+    x = as_stack(function.__name__, x, square=False)
+    x = x.astype(inexact(function.__name__, x.dtype))
+    dtypes = [real_part(x.dtype) if is_real else x.dtype for is_real in real]
+    return call_on_stacks(function, signature, x, dtypes=dtypes, sizes=sizes, **more)
 
 
 def _wide_qr(a: Array) -> tuple[Array, Array]:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import array_module
+from .lapack import INDEFINITE, call
 
 #: Bounds of squared column lengths, for blocks of single and double precision. Outside, squares of
 #: elements or elements of factors might overflow or vanish.
@@ -310,12 +311,8 @@ def _powers(xp: Any, exponents: Any) -> Any:
 
 def _cholesky(gram: Any) -> Any:
     """Return the upper factor; None where the library finds that there is none."""
-    xp = array_module(gram)
     try:
-        if xp is np:
-            return adjoint(np.linalg.cholesky(gram))
-        with import_module("cupyx").errstate(linalg="raise"):  # else CuPy says nothing
-            return adjoint(xp.linalg.cholesky(gram))
+        return adjoint(call(np.linalg.cholesky, INDEFINITE, gram))
     except np.linalg.LinAlgError:
         return None
 

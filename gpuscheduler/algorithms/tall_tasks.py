@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import array_module
+from .lapack import SINGULAR, call
 from .tall_kernel import (
     Factor,
     adjoint,
@@ -16,6 +17,8 @@ from .tall_kernel import (
     quiet,
     solve_rows,
 )
+
+NO_SVD = "SVD did not converge"
 
 
 def make_next_gram(x: Any, factor: Factor) -> Any:
@@ -97,8 +100,8 @@ def svd_of_r(factor: Factor, stack: Any) -> tuple[Any, Any, Any]:
     r = factor["r"] if stack is None else stack["r"]
     xp = array_module(r)
     if not bool(xp.isfinite(r).all()):
-        raise np.linalg.LinAlgError("SVD did not converge: the matrix has NaN or infinity")
-    u, s, vh = xp.linalg.svd(r, full_matrices=False)
+        raise np.linalg.LinAlgError(f"{NO_SVD}: the matrix has NaN or infinity")
+    u, s, vh = call(np.linalg.svd, NO_SVD, r, full_matrices=False)
     return u, s, vh
 
 
@@ -165,19 +168,19 @@ def _invert_values(s: Any, cutoff: float) -> Any:
 
 def qr_of_stack(x: Any) -> tuple[Any, Any]:
     """Return Q and R of matrices of shape (..., m, n)."""
-    q, r = array_module(x).linalg.qr(x)
+    q, r = call(np.linalg.qr, "QR failed", x)
     return q, r
 
 
 def svd_of_stack(x: Any) -> tuple[Any, Any, Any]:
     """Return U, S and Vᴴ of matrices of shape (..., m, n)."""
-    u, s, vh = array_module(x).linalg.svd(x, full_matrices=False)
+    u, s, vh = call(np.linalg.svd, NO_SVD, x, full_matrices=False)
     return u, s, vh
 
 
 def svdvals_of_stack(x: Any) -> Any:
     """Return the singular values of matrices of shape (..., m, n)."""
-    return array_module(x).linalg.svd(x, compute_uv=False)
+    return call(np.linalg.svd, NO_SVD, x, compute_uv=False)
 
 
 def pinv_of_stack(x: Any, rcond: float | None) -> Any:
@@ -193,5 +196,5 @@ def pinv_of_stack(x: Any, rcond: float | None) -> Any:
 def cond_of_stack(x: Any, p: Any) -> Any:
     """Return the condition numbers of square matrices in a norm that is no 2-norm."""
     xp = array_module(x)
-    sizes = [xp.linalg.norm(m, p, axis=(-2, -1)) for m in (x, xp.linalg.inv(x))]
+    sizes = [xp.linalg.norm(m, p, axis=(-2, -1)) for m in (x, call(np.linalg.inv, SINGULAR, x))]
     return sizes[0] * sizes[1]

@@ -33,6 +33,8 @@ WITHIN = {
     "algorithms": [
         "register",
         "blocks",
+        "ordered_keys",
+        "local_sort",
         "products",
         "capacity",
         "cyclic",
@@ -45,6 +47,9 @@ WITHIN = {
         "tall_tasks",
         "tall_graph",
         "tall",
+        "runs",
+        "splitters",
+        "sorting",
     ],  # fmt: skip
     "diagnostics": [
         "log",

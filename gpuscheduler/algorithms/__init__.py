@@ -1,17 +1,22 @@
 """Algorithms that `dask.array` lacks, as plain graphs for any Dask scheduler.
 
-blocks     Keys, chunks and array modules of the blocks of an array.
-capacity   Devices and memory of the scheduler in use.
-cholesky   Cholesky factorization, and solving by it.
-cyclic     A rule that deals blocks to devices in turn.
-lapack     Factorizations of one matrix by the library of its type.
-lu         LU with partial pivoting over whole columns, and solving by it.
-matrices   Arguments and results of functions of matrices.
-products   Products and rearrangements: inner, cross, kron, take_along_axis.
-register   Register our functions with Dask, for `np.sort(x)` of a dask array.
-square     Systems of equations, inverses and determinants.
-tall_kernel QR of a tall block by Cholesky factors of Gram matrices, with a fallback.
-tall_tasks Tasks of the graphs of `tall_graph`: what they do to a block, or to small factors.
-tall_graph The graph of the QR factorization of a tall matrix, and what follows from it.
-tall       QR, SVD, least squares and norms of matrices, by way of a tall matrix's QR.
+blocks         Keys, chunks and array modules of the blocks of an array.
+capacity       Devices and memory of the scheduler in use.
+cholesky       Cholesky factorization, and solving by it.
+cyclic         A rule that deals blocks to devices in turn.
+lapack         Factorizations of one matrix by the library of its type.
+local_sort     Sort the arrays of one task, stably and fast, on NumPy and CuPy.
+lu             LU with partial pivoting over whole columns, and solving by it.
+matrices       Arguments and results of functions of matrices.
+ordered_keys   Values of any dtype as unsigned integers of the same order.
+products       Products and rearrangements: inner, cross, kron, take_along_axis.
+register       Register our functions with Dask, for `np.sort(x)` of a dask array.
+runs           How many sorted runs an array has, and which blocks go into each.
+sorting        sort, argsort, lexsort.
+splitters      Where to cut sorted runs for parts of exact lengths.
+square         Systems of equations, inverses and determinants.
+tall           QR, SVD, least squares and norms of matrices, by way of a tall matrix's QR.
+tall_graph     The graph of the QR factorization of a tall matrix, and what follows from it.
+tall_kernel    QR of a tall block by Cholesky factors of Gram matrices, with a fallback.
+tall_tasks     Tasks of the graphs of `tall_graph`: what they do to a block, or to small factors.
 """

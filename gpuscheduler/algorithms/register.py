@@ -25,6 +25,7 @@ from dask import config
 
 #: By function, as an attribute of `numpy`, the file of this room that has one of its last name.
 FUNCTIONS: dict[str, str] = {
+    "argsort": "sorting",
     "cross": "products",
     "inner": "products",
     "kron": "products",
@@ -36,7 +37,10 @@ FUNCTIONS: dict[str, str] = {
     "linalg.slogdet": "square",
     "linalg.svdvals": "tall",
     "linalg.vector_norm": "tall",
+    "lexsort": "sorting",
     "matrix_transpose": "products",
+    "sort": "sorting",
+    "sort_complex": "sorting",
     "take_along_axis": "products",
 }
 #: The module of Dask after whose import the functions are registered.

@@ -1,0 +1,111 @@
+"""Sorting, selection and sets of CuPy blocks, as NumPy gives them."""
+
+import dask
+import numpy as np
+import pytest
+
+cupy = pytest.importorskip("cupy")
+
+import dask.array as da
+
+import gpuscheduler
+from gpuscheduler.algorithms import splitters
+from gpuscheduler.array import argsort, lexsort, sort
+from tests.algorithms.test_sorting import ADVERSARIES, CHUNKS, N, descending_indices
+
+from .test_executor import DEVICES, host
+
+pytestmark = pytest.mark.gpu
+
+#: Dtypes that CuPy has.
+NAMES = [n for n, x in ADVERSARIES.items() if x.dtype.kind in "biufc" and x.dtype.isnative]
+NAMES.remove("long double")
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def scheduler(request):
+    with gpuscheduler.Scheduler(request.param, check=True) as s:
+        yield s
+
+
+def on_gpu(x, chunks):
+    """An array of CuPy's with empty blocks, too."""
+    name = f"given-{dask.base.tokenize(x, chunks)}"
+    parts = np.split(x, np.cumsum(chunks)[:-1])
+    blocks = {(name, i): cupy.asarray(p) for i, p in enumerate(parts)}
+    return da.Array(blocks, name, (chunks,), meta=cupy.empty(0, x.dtype))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunks", CHUNKS)
+@pytest.mark.parametrize("runs", [1, 3])
+def test_sort_and_argsort_of_adversaries(scheduler, name, chunks, runs, monkeypatch):
+    monkeypatch.setattr(splitters, "SAMPLES", 16)
+    monkeypatch.setattr(splitters, "FEW", 50)
+    x = ADVERSARIES[name]
+    lazy = on_gpu(x, CHUNKS[chunks])
+    falling = descending_indices(x)
+    with dask.config.set({"gpuscheduler.sort-runs": runs}):
+        made = [np.sort(lazy), np.argsort(lazy), argsort(lazy, descending=True)]
+        if name != "complex nan":
+            made.append(sort(lazy, descending=True))
+    got = [host(v) for v in dask.compute(*made)]
+    assert all(type(m._meta) is cupy.ndarray for m in made)
+    np.testing.assert_array_equal(got[0], np.sort(x))
+    np.testing.assert_array_equal(got[1], np.argsort(x, kind="stable"))
+    if name != "complex nan":
+        np.testing.assert_array_equal(got[2], falling)
+        np.testing.assert_array_equal(got[3], x[falling])
+
+
+def test_unknown_chunks_keep_their_lengths(scheduler):
+    x = ADVERSARIES["some nan"]
+    lazy = on_gpu(x, CHUNKS["uneven"])
+    for runs in (1, 3):
+        with dask.config.set({"gpuscheduler.sort-runs": runs}):
+            picked = lazy[lazy < 0.5]
+            got = dask.compute(sort(picked), argsort(picked))
+        kept = x[x < 0.5]
+        np.testing.assert_array_equal(host(got[0]), np.sort(kept))
+        np.testing.assert_array_equal(host(got[1]), np.argsort(kept, kind="stable"))
+
+
+@pytest.mark.parametrize("axis", [0, 1, None])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sort_along_any_axis(scheduler, axis, descending):
+    x = np.random.default_rng(1).integers(0, 40, (60, 50)).astype("f4")
+    x[3, ::3] = np.nan
+    lazy = da.from_array(cupy.asarray(x), chunks=(25, 20))
+    flat = x.ravel() if axis is None else x
+    along = 0 if axis is None else axis
+    order = np.apply_along_axis(descending_indices, along, flat) if descending else (
+        np.argsort(flat, axis=along, kind="stable")
+    )  # fmt: skip
+    made = [sort(lazy, axis, descending=descending), argsort(lazy, axis, descending=descending)]
+    got = [host(v) for v in dask.compute(*made)]
+    np.testing.assert_array_equal(got[0], np.take_along_axis(flat, order, along))
+    np.testing.assert_array_equal(got[1], order)
+
+
+def test_lexsort(scheduler):
+    keys = [ADVERSARIES[n] for n in ("float32", "saw-tooth", "int8")]
+    for runs in (1, 4):
+        with dask.config.set({"gpuscheduler.sort-runs": runs}):
+            order = lexsort([on_gpu(k, CHUNKS["uneven"]) for k in keys])
+        np.testing.assert_array_equal(host(order.compute()), np.lexsort(keys))
+
+
+def test_sort_spills_what_does_not_fit():
+    """16 blocks of a quarter MiB, sorted within one MiB."""
+    x = np.random.default_rng(2).random(2**19)
+    with gpuscheduler.Scheduler("cuda:0", memory_limit=2**21, check=True):
+        lazy = da.map_blocks(cupy.asarray, da.from_array(x, chunks=2**15), meta=cupy.empty(0))
+        with dask.config.set({"gpuscheduler.sort-runs": 8}):
+            np.testing.assert_array_equal(host(np.sort(lazy).compute()), np.sort(x))
+
+
+def test_sort_of_one_run_makes_few_tasks(scheduler):
+    lazy = on_gpu(ADVERSARIES["random"], (N // 10,) * 10)
+    with dask.config.set({"gpuscheduler.sort-runs": 1}):
+        assert len(scheduler.plan(np.sort(lazy)).steps) <= 22

@@ -18,14 +18,14 @@ SMALL = 64 * 2**20
 COPIES = 3
 
 
-class Machine(NamedTuple):
+class SortDevices(NamedTuple):
     """The devices that compute the blocks of one library."""
 
     devices: int
     nbytes: int  # that values may take on one device
 
 
-def machine_in_use(module: str) -> Machine | None:
+def machine_in_use(module: str) -> SortDevices | None:
     """Return the devices of the entered Scheduler for "numpy" or "cupy" blocks, None without one.
 
     >>> machine_in_use("numpy") is None
@@ -37,11 +37,11 @@ def machine_in_use(module: str) -> Machine | None:
         return None
     threads = getattr(owner, "host_threads", 0)
     if module == "numpy" and threads:  # of a Scheduler on GPUs
-        return Machine(threads, max(1, machine.host_memory // threads))
-    return Machine(len(machine.memory), min(machine.memory))
+        return SortDevices(threads, max(1, machine.host_memory // threads))
+    return SortDevices(len(machine.memory), min(machine.memory))
 
 
-def count_runs(nbytes: float, blocks: int, machine: Machine | None) -> int:
+def count_runs(nbytes: float, blocks: int, machine: SortDevices | None) -> int:
     """Choose how many runs to sort and merge; results do not depend on it.
 
     One run where an array is small, or one of at most two devices has room for it: two sorts of
@@ -49,7 +49,7 @@ def count_runs(nbytes: float, blocks: int, machine: Machine | None) -> int:
 
     >>> count_runs(8e9, 100, None)
     8
-    >>> one = Machine(1, 100 * 10**9)
+    >>> one = SortDevices(1, 100 * 10**9)
     >>> count_runs(4e9, 16, one), count_runs(64e9, 64, one)
     (1, 2)
     """
@@ -68,7 +68,7 @@ def count_runs(nbytes: float, blocks: int, machine: Machine | None) -> int:
     return max(1, min(runs, blocks))
 
 
-def is_out_of_core(nbytes: float, machine: Machine | None) -> bool:
+def is_out_of_core(nbytes: float, machine: SortDevices | None) -> bool:
     """Whether the copies of an array do not fit the devices together."""
     return machine is not None and COPIES * nbytes > machine.devices * machine.nbytes
 
@@ -93,7 +93,7 @@ def group_blocks(lengths: Sequence[float], groups: int) -> list[list[int]]:
     return list(out.values())
 
 
-def most_line_bytes(largest: float, machine: Machine | None) -> float:
+def most_line_bytes(largest: float, machine: SortDevices | None) -> float:
     """Bytes that a block of whole lines may have: an eighth of a device, if that is known."""
     if machine is not None:
         return max(largest, machine.nbytes / 8)

@@ -389,7 +389,7 @@ def test_a_sort_of_another_array_of_equal_chunks_is_not_planned_again(planned):
     ],
 )
 def test_number_of_runs_suits_the_devices(nbytes, machine, expected):
-    machine = machine and runs.Machine(*machine)
+    machine = machine and runs.SortDevices(*machine)
     assert runs.count_runs(nbytes, 100, machine) == expected
     assert runs.count_runs(nbytes, 2, machine) <= 2
 
@@ -397,7 +397,7 @@ def test_number_of_runs_suits_the_devices(nbytes, machine, expected):
 def test_machine_is_that_of_the_entered_scheduler():
     assert runs.machine_in_use("numpy") is None
     with Scheduler("cpu:3", memory_limit=1000):
-        assert runs.machine_in_use("numpy") == runs.Machine(3, 1000)
+        assert runs.machine_in_use("numpy") == runs.SortDevices(3, 1000)
 
 
 def test_runs_are_many_where_memory_is_short():

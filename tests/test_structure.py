@@ -50,6 +50,8 @@ WITHIN = {
         "runs",
         "splitters",
         "sorting",
+        "contractions",
+        "eigen",
     ],  # fmt: skip
     "diagnostics": [
         "log",

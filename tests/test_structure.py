@@ -109,6 +109,7 @@ WITHIN = {
         "compiled_task",
         "linalg_shapes",
         "tiles",
+        "task_node",
         "graph",
         "index_lists",
         "rebuild",

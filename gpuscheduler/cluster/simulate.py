@@ -230,7 +230,7 @@ class _SimulatedCluster:
 def stage_plan(plan: StageGraph, stage: Stage, node: Machine, options: Options) -> Plan:
     """The plan by which a worker with these devices would run a stage, with nothing for values."""
     graph = plan.portion(stage)
-    compile_tasks(graph.tasks)
+    compile_tasks(graph)
     given = [k for keys in stage.reads.values() for k in keys]
     graph.put_in_front({k: Task(k, _placeholder_value) for k in given})
     graph.outputs += tuple(given)  # nothing may swallow them

@@ -24,6 +24,7 @@ from dask._task_spec import DataNode
 
 from ..frontend.graph import Graph
 from ..frontend.task import sequence_of
+from ..frontend.task_node import TaskNode
 from ..plan.build import PlacedTasks, placed_tasks
 from ..plan.machine import Machine
 
@@ -176,26 +177,24 @@ class StageGraph:
 
         `pins` are devices of its worker.
         """
-        g = self.graph
-        mine, own = stage.tasks, {*stage.tasks}
-        seen = [*mine, *(k for keys in stage.reads.values() for k in keys)]
-
-        def part(facts: Mapping[Key, Any], keys: Iterable[Key]) -> dict[Key, Any]:
-            return {k: facts[k] for k in keys if k in facts} if facts else {}
-
+        g, mine = self.graph, stage.tasks
+        read = [k for keys in stage.reads.values() for k in keys]
+        sizes, blocks = g.sizes, g.blocks
+        nodes = {}
+        for k in mine:
+            node = g.nodes[k]
+            nodes[k] = out = TaskNode(node.task, node.needs, node.names, node.constants)
+            facts = {"size": node.size, "block": node.block, "pin": pins.get(k) if pins else None}
+            out.__dict__.update({name: fact for name, fact in facts.items() if fact is not None})
+            if node.stores:
+                out.stores = True
+        few = len(g.draws) < len(mine) + len(read)
         return Graph(
-            {k: g.tasks[k] for k in mine},
-            {k: g.needs[k] for k in mine},
-            {k: g.names[k] for k in mine},
-            part(g.constants, mine),
-            stage.outputs,
-            stage.outputs,
-            pins=part(pins or {}, mine),
-            sizes=part(g.sizes, seen),
-            blocks=part(g.blocks, seen),
-            draws=part(g.draws, g.draws if len(g.draws) < len(seen) else _draws_of(g, mine)),
-            stores=[k for k in g.stores if k in own] if g.stores else [],
-        )
+            nodes, stage.outputs, stage.outputs,
+            inner_sizes={k: sizes[k] for k in read if k in sizes},
+            inner_blocks={k: blocks[k] for k in read if k in blocks},
+            draws={k: g.draws[k] for k in (g.draws if few else _draws_of(g, mine))},
+        )  # fmt: skip
 
     def __str__(self) -> str:
         levels = 1 + max((s.level for s in self.stages), default=-1)
@@ -290,7 +289,7 @@ class _StagePartitioner:
             found = holder(value)
             return None if found is None else found[1]
 
-        placed: PlacedTasks = placed_tasks(replace(graph, pins=dict(pins)), machine, home)
+        placed: PlacedTasks = placed_tasks(graph, machine, home, pins)
         self.keys, self.inputs, self.nbytes = placed.keys, placed.inputs, placed.nbytes
         self.known, self.place = placed.known, list(placed.places)
         self.numbers = placed.numbers

@@ -98,10 +98,8 @@ def make_values_tasks(graph: Graph) -> None:
     """Turn the wanted values of a graph into tasks, whose results stay on the workers."""
     for key, value in graph.data.items():
         name = (key, "value")
-        graph.tasks[key] = Task(key, identity, TaskRef(name))
-        graph.needs[key] = graph.names[key] = ()
-        graph.constants[key] = {name: value}
-        graph.sizes[key] = sizeof(value)
+        task = Task(key, identity, TaskRef(name))
+        graph.add(key, task, (), (), {name: value}, size=sizeof(value))
     graph.data = {}
 
 
@@ -186,7 +184,7 @@ def _take_shared_values(
         use = {(task, name): number[id(v)] for task, name, v in found if id(v) in number}
         for task, name in use:
             rest = {k: v for k, v in portion.constants[task].items() if k != name}
-            portion.constants[task] = rest
+            portion.set_constants(task, rest)
         uses.append(use)
     return list(values.values()), uses
 

@@ -270,7 +270,8 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
                     with without_garbage_collection():
                         out: Graph = loads(payload.graph)
                     for (task, name), number in payload.shared.items():
-                        out.constants.setdefault(task, {})[name] = found[DATA, number]
+                        given = {**out.nodes[task].constants, name: found[DATA, number]}
+                        out.set_constants(task, given)
                     return out
 
                 given = self._brought({k: found[name] for k, name in payload.reads.items()})

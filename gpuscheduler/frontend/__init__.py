@@ -7,6 +7,7 @@ task           What every task of our own kinds tells, and how it is made again 
 compiled_task  Compile Dask's fused tasks into plain Python functions, shared by a layer's chunks.
 linalg_shapes  Shapes that factorizations and stacks make of known shapes.
 tiles          A block's position in its array, and the coordinates there.
+task_node      What is known of one task of a graph, and views of one fact for all tasks.
 graph          The types of a graph: tasks, what they read, and what is known of them.
 index_lists    Index lists as a few slices, where they are regular.
 rebuild        Rebuild tasks and functions with some parts substituted.

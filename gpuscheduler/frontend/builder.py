@@ -60,6 +60,7 @@ from .shapes import (
     selects_by_value,
     stored_bytes,
 )
+from .task_node import TaskNode
 from .transfers import identity, send_arrays, send_files, without_conversion
 
 
@@ -159,29 +160,28 @@ class GraphBuilder:
             )
             order = fuser.fuse(order, aside, again)
             aside.difference_update(on_gpus)
+        lent = [k for k in on_gpus if stores_last(self.tasks[k])]
+        nodes = {
+            k: TaskNode(compiler(self.tasks[k]), needs[k], names[k], constants[k]) for k in order
+        }
+        inner: dict[str, dict[Key, Any]] = {"size": {}, "block": {}}
+        for fact, table in (("pin", pins), ("size", sizes), ("block", blocks)):
+            for k, value in table.items():
+                if k in nodes:
+                    setattr(nodes[k], fact, value)
+                elif fact in inner:  # it is inside a chain
+                    inner[fact][k] = value
+        for flag, keys in (
+            ("aside", aside), ("stores", stores), ("written", (*on_gpus, *stored)), ("lent", lent),
+            ("again", again), ("sent", sent),
+        ):  # fmt: skip
+            for k in keys:
+                if k in nodes:
+                    setattr(nodes[k], flag, True)
         return Graph(
-            {k: compiler(self.tasks[k]) for k in order},
-            {k: needs[k] for k in order},
-            {k: names[k] for k in order},
-            {k: c for k in order if (c := constants[k])},
-            self.wanted,
-            outputs,
-            {k: v for k, v in self.data.items() if k in kept},
-            self.alias,
-            pins,
-            sizes,
-            self.gathers,
-            blocks,
-            within,
-            draws,
-            aside=aside,
-            stores=stores,
-            written={*on_gpus, *stored},
-            lent={k for k in on_gpus if stores_last(self.tasks[k])},
-            again=again,
-            sent=set(sent),
-            gpus=self.gpus,
-        )
+            nodes, self.wanted, outputs, {k: v for k, v in self.data.items() if k in kept},
+            self.alias, self.gathers, inner["size"], inner["block"], within, draws, gpus=self.gpus,
+        )  # fmt: skip
 
     def _readable_again(
         self, sources: Mapping[Key, Any], sent: Set[Key], targets: list[Any], kept: set[Key]

@@ -117,7 +117,8 @@ def target_name(task: Any) -> Key | None:
 
 def array_written(graph: Graph, key: Key) -> Any:
     """The CuPy array that a task of `stores` writes to; None for other targets, or unknown ones."""
-    reads = zip(graph.names[key], graph.needs[key], strict=True)
-    given = {n: t.value for n, k in reads if isinstance(t := graph.tasks.get(k), DataNode)}
-    target = _argument(graph.tasks[key], 1, given | graph.constants.get(key, {}))
+    nodes, node = graph.nodes, graph.nodes[key]
+    reads = [(n, nodes[k].task) for n, k in zip(node.names, node.needs, strict=True) if k in nodes]
+    given = {n: task.value for n, task in reads if isinstance(task, DataNode)}
+    target = _argument(node.task, 1, {**given, **node.constants})
     return target if array_library(target) == "cupy" else None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode, NestedContainer, Task, TaskRef
+from dask._task_spec import NestedContainer, Task, TaskRef
 from dask.array.optimization import GETTERS
 from dask.core import flatten
 from dask.highlevelgraph import Layer
@@ -21,6 +21,7 @@ from .captured import Variable, all_unchanged, content
 from .chunk import Chunk
 from .compiled_task import Chain, literal
 from .task import sequence_of
+from .task_node import NO_CONSTANTS, FactView, FlagView, TaskNode
 
 Key = Any
 Callback = Callable[[dict[Key, Any]], None]
@@ -106,46 +107,43 @@ class RandomDraw:
 
 @dataclass(slots=True, repr=False)
 class Graph:
-    """Tasks in execution order, each after everything that it reads."""
+    """Tasks in execution order, each after everything that it reads.
 
-    tasks: dict[Key, Callable[[dict[Key, Any]], Any]]
-    needs: dict[Key, tuple[Key, ...]]  # tasks that a task reads, by their own keys
-    names: dict[Key, tuple[Key, ...]]  # ... and under the keys by which it knows them
-    constants: dict[Key, dict[Key, Any]]  # task -> values from the graph that it reads as they are
+    All that is known of a task stands in its `TaskNode`. Tasks are changed by `add`, `replace`,
+    `rewire`, `note`, `drop`, `merge` and `reorder`, and by nothing else. `tasks`, `needs` and the
+    other properties show one fact for all tasks.
+
+    >>> graph = Graph({}, ("b",), ("b",))
+    >>> for key, task, needs in (("a", len, ()), ("b", sum, ("a",))):
+    ...     _ = graph.add(key, task, needs, size=8)
+    >>> graph.needs["b"], dict(graph.sizes)
+    (('a',), {'a': 8, 'b': 8})
+    >>> graph.rewire("b", (), ())
+    >>> _ = graph.drop("a")
+    >>> dict(graph.sizes)
+    {'b': 8}
+    """
+
+    nodes: dict[Key, TaskNode]
     wanted: tuple[Key, ...]  # the keys that the caller asked for
     outputs: tuple[Key, ...]  # tasks and values that they come from
     data: dict[Key, Any] = field(default_factory=dict)  # outputs that are values of the graph
     alias: dict[Key, Key] = field(default_factory=dict)
-    pins: dict[Key, int] = field(default_factory=dict)
-    sizes: dict[Key, int] = field(default_factory=dict)  # bytes, where the collection knows them
     gathers: dict[Key, GatherTask] = field(default_factory=dict)
-    blocks: dict[Key, BlockInfo] = field(default_factory=dict)  # where the collection tells
+    #: Bytes of values that are inside tasks, as parts of a chain, or that are given to the graph.
+    inner_sizes: dict[Key, int] = field(default_factory=dict)
+    #: What collections say of such values.
+    inner_blocks: dict[Key, BlockInfo] = field(default_factory=dict)
     #: By layer, bytes of the largest value in its first task, of those that Dask has fused there.
     within: dict[str, int] = field(default_factory=dict)
-    draws: dict[Key, RandomDraw] = field(
-        default_factory=dict
-    )  # by the key of the random task itself
-    #: For what a task reads, where that is one of several values made together: which of them, and
-    #: which of its parts where that, too, was made of several.
-    picks: dict[Key, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    #: By the key of the random task itself, which may be inside another task.
+    draws: dict[Key, RandomDraw] = field(default_factory=dict)
     #: Outputs that are made with others, in one task: that task, and where in its value they are.
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
-    aside: set[Key] = field(default_factory=set)  # tasks that read a file or write one
-    stores: list[Key] = field(default_factory=list)  # tasks that do nothing but store a block
-    #: Tasks that store a block and run on their devices, as others do: to arrays there, or where
-    #: Dask has fused that with other tasks.
-    written: set[Key] = field(default_factory=set)
-    lent: set[Key] = field(default_factory=set)  # of these, those that give back such an array
-    again: set[Key] = field(default_factory=set)  # ... and those that may read it twice
-    #: Of these, those whose arrays go to their device at once. Arrays of the host count as files.
-    sent: set[Key] = field(default_factory=set)
-    why: dict[Key, str] = field(default_factory=dict)  # why a task is no program
-    operations: dict[Key, int] = field(default_factory=dict)  # of those that multiply matrices
-    products: dict[Key, Any] = field(default_factory=dict)  # ... of two: a `fuse.MatrixProduct`
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
     #: Its functions and the variables around them, beside those, and what they were.
     around: tuple[Variable, ...] = ()
-    beside: set[Key] = field(default_factory=set)  # arrays of these that became inputs
+    beside: set[Key] = field(default_factory=set)  # names of captured arrays
     #: Arrays in its tasks whose values decide what these do, and what they were.
     values: dict[int, tuple[Any, tuple[bytes, ...]]] = field(default_factory=dict)  # by their ids
     #: Lists and dictionaries in its tasks, what they said, and what that knows by its identity.
@@ -155,7 +153,214 @@ class Graph:
     called: dict[Key, Key] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"<Graph of {len(self.tasks):,} tasks for {len(self.wanted):,} keys>"
+        return f"<Graph of {len(self.nodes):,} tasks for {len(self.wanted):,} keys>"
+
+    # ---- one fact of all tasks
+
+    @property
+    def tasks(self) -> Mapping[Key, Any]:
+        return FactView(self.nodes, "task")
+
+    @property
+    def needs(self) -> Mapping[Key, tuple[Key, ...]]:
+        return FactView(self.nodes, "needs")
+
+    @property
+    def names(self) -> Mapping[Key, tuple[Key, ...]]:
+        return FactView(self.nodes, "names")
+
+    @property
+    def constants(self) -> Mapping[Key, Mapping[Key, Any]]:
+        return FactView(self.nodes, "constants")
+
+    @property
+    def picks(self) -> Mapping[Key, tuple[tuple[int, ...], ...]]:
+        return FactView(self.nodes, "picks")
+
+    @property
+    def pins(self) -> Mapping[Key, Any]:
+        return FactView(self.nodes, "pin")
+
+    @property
+    def sizes(self) -> Mapping[Key, int]:
+        """Bytes of values, those inside tasks among them."""
+        return FactView(self.nodes, "size", self.inner_sizes)
+
+    @property
+    def blocks(self) -> Mapping[Key, BlockInfo]:
+        """What collections say of values, those inside tasks among them."""
+        return FactView(self.nodes, "block", self.inner_blocks)
+
+    @property
+    def why(self) -> Mapping[Key, str]:
+        return FactView(self.nodes, "why")
+
+    @property
+    def operations(self) -> Mapping[Key, int]:
+        return FactView(self.nodes, "operations")
+
+    @property
+    def products(self) -> Mapping[Key, Any]:
+        return FactView(self.nodes, "product")
+
+    @property
+    def aside(self) -> Set[Key]:
+        return FlagView(self.nodes, "aside")
+
+    @property
+    def again(self) -> Set[Key]:
+        return FlagView(self.nodes, "again")
+
+    @property
+    def sent(self) -> Set[Key]:
+        return FlagView(self.nodes, "sent")
+
+    @property
+    def stores(self) -> Set[Key]:
+        return FlagView(self.nodes, "stores")
+
+    @property
+    def written(self) -> Set[Key]:
+        return FlagView(self.nodes, "written")
+
+    @property
+    def lent(self) -> Set[Key]:
+        return FlagView(self.nodes, "lent")
+
+    # ---- changes
+
+    def add(
+        self,
+        key: Key,
+        task: Any,
+        needs: tuple[Key, ...] = (),
+        names: tuple[Key, ...] | None = None,
+        constants: Mapping[Key, Any] = NO_CONSTANTS,
+        **facts: Any,
+    ) -> TaskNode:
+        """Add a task behind all others, and return its node. `names` are its `needs` by default."""
+        if key in self.nodes:
+            raise ValueError(f"the graph has a task {key!r} already")
+        node = self.nodes[key] = TaskNode(task, needs, names, constants)
+        if key in self.inner_sizes:
+            node.size = self.inner_sizes.pop(key)
+        if key in self.inner_blocks:
+            node.block = self.inner_blocks.pop(key)
+        if facts:
+            self.note(key, **facts)
+        return node
+
+    def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
+        """Add tasks that read nothing before all others."""
+        behind = list(self.nodes)
+        for key, task in tasks.items():
+            self.add(key, task)
+        self.reorder([*tasks, *behind])
+
+    def replace(self, key: Key, task: Any) -> None:
+        """Put another task in the place of one: it reads the same, and makes the same value."""
+        self.nodes[key].task = task
+
+    def rewire(
+        self,
+        key: Key,
+        names: tuple[Key, ...],
+        needs: tuple[Key, ...],
+        constants: Mapping[Key, Any] | None = None,
+    ) -> None:
+        """Let a task read other values, as a whole; with `constants`, other constants, too."""
+        node = self.nodes[key]
+        node.names, node.needs = names, needs
+        node.__dict__.pop("picks", None)
+        if constants is not None:
+            self.set_constants(key, constants)
+
+    def set_constants(self, key: Key, constants: Mapping[Key, Any]) -> None:
+        """Let a task read other values of the graph as they are, by name."""
+        node = self.nodes[key]
+        if constants:
+            node.constants = constants
+        else:
+            node.__dict__.pop("constants", None)
+
+    def note(self, key: Key, **facts: Any) -> None:
+        """Write down facts about a task, by their names in `TaskNode`. None takes one back."""
+        node = self.nodes[key]
+        for name, value in facts.items():
+            if name not in FACTS:
+                raise TypeError(f"a task has no fact {name!r}")
+            if value is None:
+                node.__dict__.pop(name, None)
+            else:
+                setattr(node, name, value)
+
+    def drop(self, key: Key) -> TaskNode:
+        """Take a task out, with all that is known of it, and return its node."""
+        return self.nodes.pop(key)
+
+    def merge(self, groups: Mapping[Key, tuple[Sequence[Key], Any]]) -> None:
+        """Put one task in the place of several; its value is the tuple of theirs.
+
+        `groups` has the members and the task of each new key, which stands where the first of its
+        members was in the order of the graph. Readers pick their item of the tuple.
+        """
+        nodes = self.nodes
+        where = {k: (holder, n) for holder, (keys, _) in groups.items() for n, k in enumerate(keys)}
+        made = {holder: self._join(keys, task) for holder, (keys, task) in groups.items()}
+        self.nodes = {}
+        for key, node in nodes.items():
+            if key not in where:
+                self.nodes[key] = node
+            elif (holder := where[key][0]) not in self.nodes:
+                self.nodes[holder] = made[holder]
+        for node in self.nodes.values():
+            if any(d in where for d in node.needs):
+                picks = node.picks or ((),) * len(node.needs)
+                node.picks = tuple([
+                    (where[d][1], *pick) if d in where else pick
+                    for d, pick in zip(node.needs, picks, strict=True)
+                ])  # fmt: skip
+                node.needs = tuple([where[d][0] if d in where else d for d in node.needs])
+        self.parts.update({k: (where[k][0], (where[k][1],)) for k in self.outputs if k in where})
+
+    def _join(self, keys: Sequence[Key], task: Any) -> TaskNode:
+        """The node of a task that reads what several read."""
+        members = [self.nodes[k] for k in keys]
+        sources: dict[Key, tuple[Key, tuple[int, ...]]] = {}
+        constants: dict[Key, Any] = {}
+        for node in members:
+            picks = node.picks or ((),) * len(node.names)
+            sources.update(zip(node.names, zip(node.needs, picks, strict=True), strict=True))
+            constants.update(node.constants)
+        needs = tuple([need for need, _ in sources.values()])
+        out = TaskNode(task, needs, tuple(sources), constants)
+        if any(pick for _, pick in sources.values()):
+            out.picks = tuple([pick for _, pick in sources.values()])
+        if members[0].pin is not None:
+            out.pin = members[0].pin
+        out.size = sum([node.size or 0 for node in members])
+        return out
+
+    def reorder(self, order: Iterable[Key]) -> None:
+        """Put the tasks into another order, which has all of them."""
+        nodes = {k: self.nodes[k] for k in order}
+        if len(nodes) != len(self.nodes):
+            raise ValueError("the order leaves out some tasks")
+        self.nodes = nodes
+
+    def pin(self, places: Mapping[Key, int]) -> None:
+        """Every task stays where it was placed."""
+        for key, node in self.nodes.items():
+            if not node.is_data:
+                node.pin = places[key]
+
+    def copy(self) -> Graph:
+        """Return a graph whose tasks may be changed without changing this one's."""
+        return replace(
+            self, nodes={k: node.copy() for k, node in self.nodes.items()},
+            inner_sizes={**self.inner_sizes}, inner_blocks={**self.inner_blocks},
+            parts={**self.parts},
+        )  # fmt: skip
 
     def changed(self) -> bool:
         """Whether a global, array, list or dictionary that the tasks have read has changed."""
@@ -167,31 +372,79 @@ class Graph:
             return True
         return any(literal(v, []) != words for v, words, _ in self.containers.values())
 
-    def pin(self, places: Mapping[Key, int]) -> None:
-        """Every task stays where it was placed."""
-        tasks = self.tasks.items()
-        self.pins.update({k: places[k] for k, task in tasks if not isinstance(task, DataNode)})
+    def validate(self) -> None:
+        """Raise AssertionError where the graph says something of a task that it does not have.
 
-    def put_in_front(self, tasks: Mapping[Key, Any]) -> None:
-        """Tasks that read nothing, before all others."""
-        nothing: dict[Key, tuple[Key, ...]] = dict.fromkeys(tasks, ())
-        self.tasks = {**tasks, **self.tasks}
-        self.needs, self.names = {**nothing, **self.needs}, {**nothing, **self.names}
+        Or where a task comes before one that it reads.
+        """
+        seen: set[Key] = set()
+        for key, node in self.nodes.items():
+            assert len(node.names) == len(node.needs), (key, node.names, node.needs)
+            assert len(set(node.names)) == len(node.names), (key, node.names)
+            assert len(node.picks) in (0, len(node.needs)), (key, node.picks)
+            missing = [d for d in node.needs if d not in seen]
+            assert not missing, f"{key!r} reads {missing!r}, which no task before it makes"
+            both = set(node.names) & node.constants.keys()
+            assert not both, f"{key!r} reads {both!r} as a value of a task and as a constant"
+            assert not node.sent or node.is_data or node.aside, f"{key!r} is sent, but not aside"
+            assert node.lent <= node.written, f"{key!r} lends what it does not write"
+            seen.add(key)
+        known = self.nodes.keys() | self.parts.keys() | self.data.keys()
+        assert not [k for k in self.outputs if k not in known], "an output has no task"
+        gone = [h for h, _ in self.parts.values() if h not in self.nodes]
+        assert not gone, f"outputs are parts of {gone!r}, which are gone"
+        assert not self.parts.keys() & self.nodes.keys(), "a part is a task as well"
+        assert not self.inner_sizes.keys() & self.nodes.keys(), "the size of a task stands twice"
+        assert not self.inner_blocks.keys() & self.nodes.keys(), "the block of a task stands twice"
+        for gather in self.gathers.values():
+            blocks = [self.alias.get(b, b) for b in flatten(gather.blocks)]
+            gone = [b for b in blocks if b not in known]
+            assert not gone, f"{gather.key!r} gathers {gone!r}, which are gone"
 
     def __getstate__(self) -> dict[str, Any]:
         """Plain tuples in place of objects, which pickle in a fraction of the time."""
         state = {f.name: getattr(self, f.name) for f in fields(self)}
-        state["tasks"] = [(k, _row(t)) for k, t in self.tasks.items()]
-        state["blocks"] = {k: (b.shape, b.dtype, b.kind) for k, b in self.blocks.items()}
+        state["nodes"] = [
+            (k, _row(n.task), n.needs, n.names, _plain_facts(n)) for k, n in self.nodes.items()
+        ]
+        state["inner_blocks"] = {k: _block_row(b) for k, b in self.inner_blocks.items()}
         state["draws"] = {k: (d.seed, d.shape, d.start) for k, d in self.draws.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state["tasks"] = {k: _task(row) for k, row in state["tasks"]}
-        state["blocks"] = {k: BlockInfo(*b) for k, b in state["blocks"].items()}
+        state["nodes"] = {
+            k: _node(_task(row), needs, names, facts)
+            for k, row, needs, names, facts in state["nodes"]
+        }
+        state["inner_blocks"] = {k: BlockInfo(*b) for k, b in state["inner_blocks"].items()}
         state["draws"] = {k: RandomDraw(*d) for k, d in state["draws"].items()}
         for name, value in state.items():
             setattr(self, name, value)
+
+
+#: The names of what `Graph.note` writes down.
+FACTS = frozenset(TaskNode.__annotations__) - {"task", "needs", "names", "constants", "picks"}
+
+
+def _plain_facts(node: TaskNode) -> dict[str, Any]:
+    facts = node.facts()
+    if node.block is not None:
+        facts["block"] = _block_row(node.block)
+    return facts
+
+
+def _block_row(block: BlockInfo) -> tuple[Any, ...]:
+    return block.shape, block.dtype, block.kind
+
+
+def _node(
+    task: Any, needs: tuple[Key, ...], names: tuple[Key, ...], facts: dict[str, Any]
+) -> TaskNode:
+    out = TaskNode(task, needs, names)
+    if "block" in facts:
+        facts["block"] = BlockInfo(*facts["block"])
+    out.__dict__.update(facts)
+    return out
 
 
 def _row(task: Any) -> tuple[Any, ...]:

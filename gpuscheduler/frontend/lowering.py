@@ -132,14 +132,14 @@ def received_by_scheduler(
     raise PlanError("there is nothing to compute: none of these is a Dask collection")
 
 
-def compile_tasks(tasks: dict[Key, Any]) -> None:
-    """Compile the fused tasks that `from_dask` left as they are. Changes the dictionary."""
+def compile_tasks(graph: Graph) -> None:
+    """Compile the fused tasks that `from_dask` left as they are. Changes the graph."""
     compiler: Compile = SubgraphCompiler()
-    for key, task in tasks.items():
+    for key, task in graph.tasks.items():
         if isinstance(task, OwnTask):
-            tasks[key] = task.with_parts(*map(compiler, task.parts))
+            graph.replace(key, task.with_parts(*map(compiler, task.parts)))
         else:
-            tasks[key] = compiler(task)
+            graph.replace(key, compiler(task))
 
 
 def _as_it_is(task: GraphNode) -> Callable[[dict[Key, Any]], Any]:

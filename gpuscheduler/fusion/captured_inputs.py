@@ -68,34 +68,35 @@ class CapturedInputs:
 
         Arrays with a task of their own are inputs.
         """
-        graph = self.graph
+        graph, node = self.graph, self.graph.nodes[key]
         if name not in self._nodes:
-            graph.constants[key] = {**graph.constants.get(key, {}), name: array}
-        elif name not in graph.names[key]:
-            graph.names[key] = (*graph.names[key], name)
-            graph.needs[key] = (*graph.needs[key], name)
+            graph.set_constants(key, {**node.constants, name: array})
+        elif name not in node.names:
+            graph.rewire(key, (*node.names, name), (*node.needs, name))
             self.readers[name] += 1
 
     def send_constants(self, fused: KernelTask, kind: str | None) -> None:
         """Send NumPy constants of several tasks to the GPUs by one step."""
         graph, key = self.graph, fused.key
-        constants = graph.constants.get(key, {})
+        task = graph.nodes[key]
+        constants = task.constants
         read = {k for k, foreseen in fused.inputs() if any(foreseen)}
         tables = {
             k: v
             for k, v in constants.items()
             if k in read and type(v) is np.ndarray and v.ndim and self._count_uses(v) > 1
         }
-        near = [graph.blocks.get(k) for k in graph.needs[key]]
+        near = [graph.blocks.get(k) for k in task.needs]
         kinds = [kind, *[b.kind for b in near if b is not None]]
         if not tables or "cupy.ndarray" not in kinds:
             return
+        names, needs = task.names, task.needs
         for name, array in tables.items():
             node = self.name_array(array, "cupy.ndarray")
-            graph.names[key] = (*graph.names[key], name)
-            graph.needs[key] = (*graph.needs[key], node)
+            names, needs = (*names, name), (*needs, node)
             self.readers[node] += 1
-        graph.constants[key] = {k: v for k, v in constants.items() if k not in tables}
+        left = {k: v for k, v in constants.items() if k not in tables}
+        graph.rewire(key, names, needs, left)
 
     def _count_uses(self, table: Any) -> int:
         if self._uses is None:
@@ -112,12 +113,10 @@ class CapturedInputs:
         graph.put_in_front(nodes)
         for key, node in nodes.items():
             if type(node) is DataNode and type(node.value) is np.ndarray:
-                graph.sent.add(key)
+                graph.note(key, sent=True)
             if type(node) is Task:
                 (array,) = node.args
-                graph.blocks[key] = BlockInfo(array.shape, array.dtype, "cupy.ndarray")
-                graph.sizes[key] = array.nbytes
-                graph.aside.add(key)
-                graph.sent.add(key)
+                block = BlockInfo(array.shape, array.dtype, "cupy.ndarray")
+                graph.note(key, block=block, size=array.nbytes, aside=True, sent=True)
                 if not graph.stores and not graph.written:  # whose target it may be
-                    graph.again.add(key)
+                    graph.note(key, again=True)

@@ -67,12 +67,12 @@ class Selections:
             key, program, tuple(names), offer.expects, tuple(positions), array_kind(graph, task),
             function,
         )  # fmt: skip
-        graph.tasks[key] = CompressTask(fused, columns)
+        graph.replace(key, CompressTask(fused, columns))
         if inliner.may_disappear(key):
             source = inliner.sources[key] = offer.of(fused.names, fused.positions, fused.kind)
             source.free = source.little and not positions
-            constants = graph.constants.get(key, {})
-            source.apart = UnfusedTask(graph.names[key], graph.needs[key], constants, function)
+            node = graph.nodes[key]
+            source.apart = UnfusedTask(node.names, node.needs, node.constants, function)
         return True
 
 

@@ -22,6 +22,7 @@ from ..frontend.chunk import Chunk
 from ..frontend.compiled_task import Chain
 from ..frontend.graph import Graph, is_plain, layer_of
 from ..frontend.task import sequence_of
+from ..frontend.task_node import TaskNode
 from ..frontend.transfers import referenced_keys
 from ..tracing import context
 from ..tracing.abstract import (
@@ -79,10 +80,6 @@ class FusionPass:
     on_gpus: bool = False
     #: The device that an array is on.
     home: Callable[[Any], int | None] | None = None
-    #: Why tasks stay as they are.
-    reasons: dict[Key, str] = field(default_factory=dict)
-    #: Operations of tasks that multiply matrices.
-    operations: dict[Key, int] = field(default_factory=dict)
     #: By the layer of each task that is not traced: the layers that Dask has fused there in the
     #: order of their work, and the layers among them that cannot be traced.
     unfollowed: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
@@ -116,16 +113,16 @@ class FusionPass:
         graph = self.graph
         if not graph.blocks and not graph.draws:
             return graph
-        graph.why, graph.globals = self.reasons, self.reads.globals
-        graph.operations = self.operations
+        graph.globals = self.reads.globals
         self.inliner.count_readers()
-        order = list(graph.tasks)
-        for key, task in list(graph.tasks.items()):
+        order = list(graph.nodes)
+        for key, node in list(graph.nodes.items()):
+            task = node.task
             if isinstance(task, DataNode):
                 known = self._describe_data(key, task)
                 if known is not None:
                     self.foreseen[key] = known
-            elif key in graph.sent:
+            elif node.sent:
                 self._foresee_block(key)
             elif not (
                 (self.follow or self._depends_on_place(task))
@@ -133,12 +130,12 @@ class FusionPass:
             ):
                 self._split_off_draw(key, task)
                 if self.follow and self.reads.gives_pairs(task):
-                    graph.tasks[key] = PairsTask(graph.tasks[key])
-                if key in graph.blocks and key not in self.foreseen:
+                    graph.replace(key, PairsTask(node.task))
+                if node.block is not None and key not in self.foreseen:
                     self._foresee_block(key)
         if self._in_front:  # also in front of tasks that are inlined by now
-            order = [k for key in order for k in (self._in_front.get(key), key) if k in graph.tasks]
-            graph.tasks = {k: graph.tasks[k] for k in order}
+            every = [k for key in order for k in (self._in_front.get(key), key)]
+            graph.reorder([k for k in every if k in graph.nodes])
         self.captured.put_in_front()
         return graph
 
@@ -152,14 +149,23 @@ class FusionPass:
         if not rest or self.draws.draw(first) is None:
             return
         drawn: Key = getattr(first, "key", None)
-        graph.names[drawn], graph.needs[drawn] = (), ()
+        node = graph.add(drawn, first)
         if not self._fuse_task(drawn, first):
-            del graph.names[drawn], graph.needs[drawn]
+            self._put_back(drawn, node)
             return
-        graph.tasks[key] = Chain(rest) if len(rest) > 1 else rest[0][1]
-        graph.names[key], graph.needs[key] = (name,), (drawn,)
+        graph.replace(key, Chain(rest) if len(rest) > 1 else rest[0][1])
+        graph.rewire(key, (name,), (drawn,))
         self.inliner.readers[drawn] = 1
         self._in_front[key] = drawn
+
+    def _put_back(self, key: Key, node: TaskNode) -> None:
+        """Make a task that was split off an inner part of another task again."""
+        graph = self.graph
+        graph.drop(key)
+        if node.size is not None:
+            graph.inner_sizes[key] = node.size
+        if node.block is not None:
+            graph.inner_blocks[key] = node.block
 
     def _split_off_scan_end(self, key: Key) -> Any:
         """Split the last element of a scan off the task that adds it to something.
@@ -168,17 +174,18 @@ class FusionPass:
         block before it.
         """
         graph = self.graph
-        task = graph.tasks[key]
+        node = graph.nodes[key]
+        task: Any = node.task
         if type(task) is not Task or task.kwargs or not self.inliner.sources:
             return task
         for n, part in enumerate(task.args):
             if type(part) is not Task or part.func is not operator.getitem or part.kwargs:
                 continue
             name = referenced_keys(part.args[0])
-            if name not in graph.names[key] or part.dependencies != {name}:
+            if name not in node.names or part.dependencies != {name}:
                 continue
-            at = graph.names[key].index(name)
-            target = graph.needs[key][at]
+            at = node.names.index(name)
+            target = node.needs[at]
             source = self.inliner.sources.get(target)
             if source is None or not isinstance(source.parts, ScannedArray):
                 continue
@@ -188,15 +195,16 @@ class FusionPass:
             if any(name in getattr(a, "dependencies", ()) for a in others):
                 continue
             new = (*key, "last") if isinstance(key, tuple) else (key, "last")
-            graph.tasks[new] = Task(new, part.func, *part.args)
-            graph.names[new], graph.needs[new] = (name,), (target,)
+            end = Task(new, part.func, *part.args)
+            graph.add(new, end, (target,), (name,))
             args = (*task.args[:n], TaskRef(new), *task.args[n + 1 :])
-            graph.tasks[key] = task = Task(task.key, task.func, *args)
-            for facts in (graph.names, graph.needs):
-                facts[key] = (*facts[key][:at], new, *facts[key][at + 1 :])
+            task = Task(task.key, task.func, *args)
+            graph.replace(key, task)
+            names, needs = ((*f[:at], new, *f[at + 1 :]) for f in (node.names, node.needs))
+            graph.rewire(key, names, needs)
             self.inliner.readers[new] = 1
             self._in_front[key] = new
-            self._fuse_task(new, graph.tasks[new])
+            self._fuse_task(new, end)
             break
         return task
 
@@ -247,7 +255,7 @@ class FusionPass:
         self._foresee(key, makes)
         if makes is not None and type(makes) is not AbstractArray:
             arrays = [leaf for leaf in leaves(makes) if isinstance(leaf, AbstractArray)]
-            self.graph.sizes[key] = sum([a.nbytes for a in arrays])
+            self.graph.note(key, size=sum([a.nbytes for a in arrays]))
 
     def _number(self, structure: Any) -> int:
         return self.numbers.number(structure_words(structure))
@@ -260,9 +268,10 @@ class FusionPass:
         Return False where neither is possible.
         """
         graph = self.graph
-        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
+        node = graph.nodes[key]
+        targets = dict(zip(node.names, node.needs, strict=True))
         recipe = Recipe(self.draws, self.reads, original)
-        task = Candidate(key, original, recipe, graph.constants.get(key, {}), targets)
+        task = Candidate(key, original, recipe, node.constants, targets)
         if not self._is_worth_tracing(task) or not self._find_inputs(task):
             return False
         unknown = {n: s for n, s in task.inlined.items() if task.inputs[n][1] is None}
@@ -283,17 +292,17 @@ class FusionPass:
         large = not self.least or bool(recipe.draws)
         large = large or self._count_bytes(task) >= self.least
         if recipe.reason:
-            self.reasons[key] = recipe.reason
+            self.graph.note(key, why=recipe.reason)
             if large or self.graph.within.get(layer_of(key), 0) >= self.least:
                 self._blame(key, recipe, recipe.impure_steps())
             return False
         if recipe.given and not recipe.names and not recipe.draws:
             # a trace would make the block, here and for each block anew
-            self.reasons[key] = "it makes a block by a function that it is given"
+            self.graph.note(key, why="it makes a block by a function that it is given")
             self._blame(key, recipe)
             return False
         if not large:
-            self.reasons[key] = f"it touches less than {self.least:,} bytes"
+            self.graph.note(key, why=f"it touches less than {self.least:,} bytes")
             self._blame(key, recipe)
             return False
         return True
@@ -326,9 +335,8 @@ class FusionPass:
                     task.inlined[n] = source
                     read += more
             if known is None and n not in task.inlined:
-                self.reasons[task.key] = (
-                    f"what {key_split(name)} will be like is not known before it is there"
-                )
+                why = f"what {key_split(name)} will be like is not known before it is there"
+                self.graph.note(task.key, why=why)
                 self._blame(task.key, recipe)
                 return False
             task.inputs.append(known or (-1, None))
@@ -415,7 +423,7 @@ class FusionPass:
             names += source.names
             positions += source.positions
         if not names and kind not in ("numpy.ndarray", "cupy.ndarray"):
-            self.reasons[key] = "whose arrays it makes is not known"
+            graph.note(key, why="whose arrays it makes is not known")
             return
         original = task.task
         if task.inlined:
@@ -425,15 +433,15 @@ class FusionPass:
             self.captured.add_input(key, name, array)
         if found.pairs:
             original = PairsTask(original)
-        fused = graph.tasks[key] = KernelTask(
+        fused = KernelTask(
             key, program, tuple(names), found.expects, tuple(positions), kind, original
         )  # fmt: skip
+        graph.replace(key, OptionalTask(fused) if found.or_none else fused)
         if self.on_gpus:
             self.captured.send_constants(fused, kind)
         if found.or_none:
-            graph.tasks[key] = OptionalTask(fused)
             return
-        graph.sizes[key] = found.nbytes
+        graph.note(key, size=found.nbytes)
         self.foreseen[key] = found.number, found.makes
         if found.offer is not None and self.inliner.may_disappear(key):
             self.inliner.sources[key] = found.offer.of(fused.names, fused.positions, kind)
@@ -441,13 +449,14 @@ class FusionPass:
     def _keep_task(self, task: Candidate, found: TraceOutcome) -> bool:
         """Keep a task without a program, and its reason; whether readers may compute its value."""
         key, recipe = task.key, task.recipe
-        self.reasons[key] = found.reason
+        graph = self.graph
+        graph.note(key, why=found.reason)
         if found.operations:
-            self.operations[key] = found.operations
+            graph.note(key, operations=found.operations)
         if found.product is not None and not task.constants:
             left, right, dtype = found.product
             left, right = (m._replace(name=recipe.names[m.name]) for m in (left, right))
-            self.graph.products[key] = MatrixProductTask(left, right, dtype)
+            graph.note(key, product=MatrixProductTask(left, right, dtype))
         if found.offer is not None and not recipe.draws:
             if not (self.on_gpus and self._compress(task, found.offer)):
                 self.selections.offer_to_readers(task, found.offer)
@@ -475,7 +484,7 @@ class FusionPass:
             return False
         if not self.selections.make_compress_task(task, offer):
             return False
-        self.reasons.pop(task.key, None)
+        self.graph.note(task.key, why=None)
         return True
 
     def _offer_view(self, task: Candidate, seen: Any) -> None:

@@ -7,7 +7,7 @@ what is made together is let go of together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -76,50 +76,32 @@ def merge_siblings(apart: Graph) -> Graph:
         if not groups:
             break
         if graph is apart:  # which stays as it is
-            graph = replace(
-                apart, names={**apart.names}, needs={**apart.needs}, picks={**apart.picks},
-                constants={**apart.constants}, pins={**apart.pins}, sizes={**apart.sizes},
-            )  # fmt: skip
-        fused: dict[Key, Any] = graph.tasks
+            graph = graph.copy()
+        fused: dict[Key, Any] = {k: graph.nodes[k].task for k in chain(*groups)}
         number: dict[int, int] = {}  # in the same order everywhere: alike groups are one program
-        for key in chain(*groups):
-            number.setdefault(id(fused[key].program), len(number))
-        first = {
-            group[0]: add_group(graph, sorted(group, key=lambda k: number[id(fused[k].program)]))
-            for group in groups
-        }
-        where = {key: (h, n) for h in first.values() for n, key in enumerate(h.keys)}
-        tasks = graph.tasks
-        # the place in the order of execution is the first one's: what they read is all before it
-        graph.tasks = {}
-        for key, task in tasks.items():
-            if key in first:
-                graph.tasks[first[key]] = _join_tasks(tasks, first[key], known)
-            elif key not in where:
-                graph.tasks[key] = task
-        forget_tasks(graph, where)
-        rewire_readers(graph, where)
+        for task in fused.values():
+            number.setdefault(id(task.program), len(number))
+        merged = {}
+        for group in groups:
+            keys = sorted(group, key=lambda k: number[id(fused[k].program)])
+            holder = TupleItemKey(tuple(keys))
+            merged[holder] = keys, _join_tasks(fused, holder, known)
+        graph.merge(merged)
     return graph
-
-
-def forget_tasks(graph: Graph, keys: Iterable[Key]) -> None:
-    """Drop the graph's facts about tasks that are part of others now."""
-    for key in keys:
-        for facts in (graph.names, graph.needs, graph.constants, graph.picks, graph.pins):
-            facts.pop(key, None)
 
 
 def _find_siblings(graph: Graph, kept: set[Key]) -> list[list[Key]]:
     """Return groups of tasks that read the same."""
     groups: dict[Any, list[list[Key]]] = {}
     bytes_of = cache(partial(_bytes_read, graph))
-    for key, task in graph.tasks.items():
+    for key, node in graph.nodes.items():
+        task = node.task
         if not isinstance(task, KernelTask) or key in kept or task.positions or not task.names:
             continue
         if type(key) is TupleItemKey or not _is_small(task):
             continue
-        read = frozenset(graph.needs[key]), frozenset(graph.constants.get(key, ()))
-        alike = groups.setdefault((read, graph.pins.get(key)), [])
+        read = frozenset(node.needs), frozenset(node.constants)
+        alike = groups.setdefault((read, node.pin), [])
         for group in alike:
             if len(group) < MOST and _have_much_in_common(bytes_of(group[0]), bytes_of(key)):
                 group.append(key)
@@ -136,9 +118,10 @@ def _have_much_in_common(one: Counter[Key], two: Counter[Key]) -> bool:
 
 def _bytes_read(graph: Graph, key: Key) -> Counter[Key]:
     """Return the bytes that a task reads of each value."""
-    task = graph.tasks[key]
+    node = graph.nodes[key]
+    task = node.task
     assert isinstance(task, KernelTask)
-    whose = dict(zip(graph.names[key], graph.needs[key], strict=True))
+    whose = dict(zip(node.names, node.needs, strict=True))
     arrays = [
         whose.get(name, name) for name, foreseen in task.inputs() for e in foreseen if e is not None
     ]
@@ -154,29 +137,6 @@ def _is_small(task: KernelTask) -> bool:
     read = sum(e.nbytes for _, foreseen in task.inputs() for e in foreseen if e is not None)
     made = sum(n for k in task.program.kernels for n in k.made)
     return made <= SMALL or 8 * made <= read
-
-
-def add_group(graph: Graph, group: list[Key]) -> TupleItemKey:
-    """Give a group one key in the graph, which reads what its members read."""
-    holder = TupleItemKey(tuple(group))
-    sources: dict[Key, tuple[Key, tuple[int, ...]]] = {}
-    constants: dict[Key, Any] = {}
-    for key in group:
-        names = graph.names[key]
-        picks = graph.picks.get(key, ((),) * len(names))
-        for name, need, pick in zip(names, graph.needs[key], picks, strict=True):
-            sources[name] = need, pick
-        constants.update(graph.constants.get(key, {}))
-    graph.names[holder] = tuple(sources)
-    graph.needs[holder] = tuple([need for need, _ in sources.values()])
-    if any(pick for _, pick in sources.values()):
-        graph.picks[holder] = tuple([pick for _, pick in sources.values()])
-    if constants:
-        graph.constants[holder] = constants
-    if group[0] in graph.pins:
-        graph.pins[holder] = graph.pins[group[0]]
-    graph.sizes[holder] = sum(graph.sizes.get(k, 0) for k in group)
-    return holder
 
 
 def _join_tasks(
@@ -205,19 +165,6 @@ def _join_tasks(
         holder, known[words][1], tuple(first), tuple(expects), (),
         members[0].kind, SequentialTasks(holder, [t.original for t in members]),
     )  # fmt: skip
-
-
-def rewire_readers(graph: Graph, where: Mapping[Key, tuple[Key, int]]) -> None:
-    """Let readers pick their item of the tuple that a group makes."""
-    for key, needs in graph.needs.items():
-        if not any(d in where for d in needs):
-            continue
-        picks = list(graph.picks.get(key, ((),) * len(needs)))
-        for n, d in enumerate(needs):
-            if d in where:
-                picks[n] = (where[d][1], *picks[n])
-        graph.needs[key] = tuple([where[d][0] if d in where else d for d in needs])
-        graph.picks[key] = tuple(picks)
 
 
 def join_programs(parts: Sequence[tuple[Program, Sequence[int]]], inputs: int) -> Program:

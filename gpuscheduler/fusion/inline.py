@@ -176,13 +176,13 @@ class Inliner:
 
     def count_readers(self) -> None:
         """Count the readers of each value."""
-        for inputs in self.graph.needs.values():
-            for d in inputs:
+        for node in self.graph.nodes.values():
+            for d in node.needs:
                 self.readers[d] = self.readers.get(d, 0) + 1
 
     def may_disappear(self, key: Key) -> bool:
         """Whether a task is neither wanted nor bound to a device."""
-        return key not in self.graph.pins and key not in self.outputs
+        return self.graph.nodes[key].pin is None and key not in self.outputs
 
     def may_inline(self, target: Key, reader: Key) -> bool:
         """Whether a reader may compute what `target` offers."""
@@ -195,7 +195,7 @@ class Inliner:
             return True
         # a small part of something large: if that is elsewhere, only the part should come
         graph, near = self.graph, self.near
-        whole = [d for d in graph.needs[target] if d not in graph.beside]
+        whole = [d for d in graph.nodes[target].needs if d not in graph.beside]
         return near is not None and all(near(reader, d) for d in whole)
 
     def _count_sliced_reads(self, target: Key, reader: Key) -> float | None:
@@ -206,16 +206,18 @@ class Inliner:
         """
         graph, shape = self.graph, self.sources[target].shape
         many = self.readers[target] > MOST_READ
-        if many or not self.on_gpus or sliced_share(graph.tasks[reader], shape) is None:
+        nodes = graph.nodes
+        if many or not self.on_gpus or sliced_share(nodes[reader].task, shape) is None:
             return None
         if not self._takers:
-            for key, inputs in graph.needs.items():
-                for d in inputs:
+            for key, node in nodes.items():
+                for d in node.needs:
                     self._takers.setdefault(d, []).append(key)
-        left = [k for k in self._takers.get(target, ()) if target in graph.needs.get(k, ())]
+        takers = self._takers.get(target, ())
+        left = [k for k in takers if k in nodes and target in nodes[k].needs]
         if len(left) != self.readers[target]:  # others read it by now
             return None
-        parts = [sliced_share(graph.tasks[k], shape) for k in left]
+        parts = [sliced_share(nodes[k].task, shape) for k in left]
         return None if None in parts else sum(parts)  # type: ignore[arg-type]
 
     def add_producers(self, task: Candidate) -> Callable[[Values], Any]:
@@ -227,17 +229,16 @@ class Inliner:
 
     def _unfused(self, target: Key, source: InlineSource) -> UnfusedTask:
         """Return inputs, constants and function of a task that disappears into a reader."""
-        graph = self.graph
-        return source.apart or UnfusedTask(
-            graph.names[target], graph.needs[target], graph.constants.get(target, {}),
-            original_of(graph.tasks[target]),
-        )  # fmt: skip
+        if source.apart is not None:
+            return source.apart
+        node = self.graph.nodes[target]
+        return UnfusedTask(node.names, node.needs, node.constants, original_of(node.task))
 
     def inputs_with_producers(
         self, task: Candidate
     ) -> tuple[tuple[Key, ...], tuple[Key, ...], dict[Key, Any]]:
         """Return names, inputs and constants of a task that computes its producers itself."""
-        constants = dict(self.graph.constants.get(task.key, {}))
+        constants = dict(self.graph.nodes[task.key].constants)
         names = task.own_names()
         new = {name: task.targets[name] for name in names if name in task.targets}
         for n, source in task.inlined.items():
@@ -248,10 +249,8 @@ class Inliner:
 
     def rewire(self, task: Candidate) -> None:
         """Let a task read what its producers read, and drop producers without other readers."""
-        graph, key = self.graph, task.key
-        graph.names[key], graph.needs[key], constants = self.inputs_with_producers(task)
-        if constants:
-            graph.constants[key] = constants
+        names, needs, constants = self.inputs_with_producers(task)
+        self.graph.rewire(task.key, names, needs, constants)
         for n, source in task.inlined.items():
             target = task.target(n)
             for d in self._unfused(target, source).needs:
@@ -261,11 +260,7 @@ class Inliner:
                 self._drop(target)
 
     def _drop(self, key: Key) -> None:
-        graph = self.graph
-        needs = graph.needs[key]
-        for facts in (graph.tasks, graph.needs, graph.names, graph.constants, graph.pins):
-            facts.pop(key, None)
-        for d in needs:
+        for d in self.graph.drop(key).needs:
             self.readers[d] -= 1
             if not self.readers[d] and d not in self.outputs:  # its readers compute it themselves
                 self._drop(d)

@@ -6,7 +6,7 @@ its `key` is equal for such tasks, so that one trace serves all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -313,7 +313,7 @@ class Candidate:
     task: Any
     recipe: Recipe
     #: Constants of the task, by name.
-    constants: dict[Key, Any]
+    constants: Mapping[Key, Any]
     #: The task that makes each other input, by name.
     targets: dict[Key, Key]
     #: Number and structure of each of the recipe's names; (-1, None) where these are not known.

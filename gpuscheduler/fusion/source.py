@@ -7,7 +7,7 @@ traced with it, and gives the numbers back. Costs decide whether that beats read
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -104,7 +104,7 @@ class UnfusedTask:
 
     names: tuple[Key, ...]
     needs: tuple[Key, ...]
-    constants: dict[Key, Any]
+    constants: Mapping[Key, Any]
     function: Callable[[Values], Any]
 
 

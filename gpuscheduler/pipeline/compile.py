@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..errors import OutOfMemory
@@ -121,7 +120,7 @@ def _place_and_batch(
         plan = make_plan(graph, machine, home)
     if merge and kind == "cuda":
         graph, plan = reorder_steps(graph, plan, home)
-    plan.reasons = graph.why
+    plan.reasons = dict(graph.why)
     return graph, plan
 
 
@@ -150,7 +149,7 @@ def _neighbours(
     if machine.shared or len(machine.devices) == 1:
         return lambda a, b: True
     # as it is now: tasks disappear into others while this is asked
-    before = replace(graph, tasks={**graph.tasks}, needs={**graph.needs}, pins={**graph.pins})
+    before = graph.copy()
     place: dict[Any, int] = {}
 
     def near(a: Any, b: Any) -> bool:

@@ -167,14 +167,15 @@ class Planner:
     def _plan_new_graph(
         self, graph: Graph, given: Mapping[Any, Any], lease: Lease
     ) -> tuple[Graph, Plan]:
-        lowering.compile_tasks(graph.tasks)
+        lowering.compile_tasks(graph)
         graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
         with without_garbage_collection():
             graph, plan = compile.plan_graph(
                 graph, lease.machine, self.hardware.home, self.hardware.kind, self._run_options()
             )
         for key in given:  # the values themselves are not kept with the plan
-            graph.tasks.pop(key, None)
+            if key in graph.nodes:
+                graph.replace(key, DataNode(key, None))
             i = plan.index[key]
             plan.steps[i] = replace(plan.steps[i], task=DataNode(key, None))
         return graph, plan

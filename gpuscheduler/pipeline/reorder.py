@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -49,7 +48,8 @@ def reorder_steps(
         if max(busy.values()) > (1 - SAVED) * before.now:
             return graph, plan
         order = [steps[i].key for i in by_rank(plan)]
-        other = replace(graph, tasks={k: graph.tasks[k] for k in order}, pins={**graph.pins})
+        other = graph.copy()
+        other.reorder(order)
         other.pin({s.key: s.place for s in steps})
         changed = make_plan(other, machine, home)
         after = _clock(changed)

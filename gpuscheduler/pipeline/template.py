@@ -178,7 +178,7 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
     # what functions read in a module stays, whatever data it is in this round
     if any(type(g[0]) is not ClosureCells and _holds(g[2], number, seen) for g in graph.globals):
         return None
-    less: dict[str, Any] = dict.fromkeys(("tasks", "needs", "names", "constants", "blocks"), {})
+    less: dict[str, Any] = dict.fromkeys(("nodes", "inner_sizes", "inner_blocks"), {})
 
     def stays(value: Any) -> bool:
         """Whether it has no data in it: otherwise tasks have other variables by now."""

@@ -18,7 +18,7 @@ from ..frontend.chunk import Chunk
 from ..frontend.graph import Graph
 from ..frontend.order import depth_first
 from ..frontend.task import Launcher, OwnTask, TaskDescription
-from ..fusion.horizontal import TupleItemKey, add_group, forget_tasks, rewire_readers
+from ..fusion.horizontal import TupleItemKey
 from ..fusion.task import KernelTask
 from ..ir.limits import CLOSE
 from .plan import Plan
@@ -120,38 +120,30 @@ def batch_alike(graph: Graph, plan: Plan) -> bool:
 
     True if there were any. Changes the graph.
     """
-    if not any(isinstance(t, KernelTask) for t in graph.tasks.values()):
+    nodes = graph.nodes
+    if not any(isinstance(node.task, KernelTask) for node in nodes.values()):
         return False
     places = {s.key: s.place for s in plan.steps}
     groups = _groups(graph, plan, places)
     if not groups:
         return False
-    where: dict[Key, tuple[Key, int]] = {}
-    made: dict[TupleItemKey, Batch] = {}
+    made: dict[Key, tuple[list[Key], Batch]] = {}
     for group in groups:
-        members: list[Any] = [graph.tasks[k] for k in group]
         here = places[group[0]]
+        read = [d for k in group for d in nodes[k].needs]
         # copies from other devices are new at each run
-        fixed = all(
-            isinstance(graph.tasks[d], DataNode) and places[d] == here
-            for k in group
-            for d in graph.needs[k]
-        )
-        holder = add_group(graph, group)
-        given = [getattr(graph.tasks[d], "value", None) for k in group for d in graph.needs[k]]
+        fixed = all(nodes[d].is_data and places[d] == here for d in read)
+        fixed = fixed and not any(nodes[k].constants for k in group)
+        given = [getattr(nodes[d].task, "value", None) for d in read]
         chunks = tuple(v for v in given if type(v) is Chunk)
-        fixed = fixed and holder not in graph.constants
-        made[holder] = Batch(holder, members, fixed, chunks)
-        where.update({key: (holder, n) for n, key in enumerate(group)})
-    forget_tasks(graph, where)
-    rewire_readers(graph, where)
-    outputs = set(graph.outputs)
-    graph.parts = {k: (holder, (n,)) for k, (holder, n) in where.items() if k in outputs}
-    tasks = {k: t for k, t in graph.tasks.items() if k not in where} | made
-    needs = {k: tuple(dict.fromkeys(graph.needs[k])) for k in tasks}
-    ends = dict.fromkeys([where[k][0] if k in where else k for k in graph.outputs])
-    graph.tasks = {k: tasks[k] for k in depth_first(needs, ends)}
-    graph.pin(places | {holder: places[holder.keys[0]] for holder in made})
+        holder = TupleItemKey(tuple(group))
+        members: list[Any] = [nodes[k].task for k in group]
+        made[holder] = group, Batch(holder, members, fixed, chunks)
+    graph.merge(made)
+    needs = {k: tuple(dict.fromkeys(node.needs)) for k, node in graph.nodes.items()}
+    ends = dict.fromkeys([graph.parts.get(k, (k, ()))[0] for k in graph.outputs])
+    graph.reorder(depth_first(needs, ends))
+    graph.pin(places | {holder: places[keys[0]] for holder, (keys, _) in made.items()})
     return True
 
 
@@ -164,21 +156,22 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
     open_: dict[Any, list[Key]] = {}
     weight: dict[Any, int] = {}  # bytes that an open group makes, fetches and keeps
     out = []
-    for key, task in graph.tasks.items():
-        needs = graph.needs[key]
+    nodes = graph.nodes
+    for key, node in nodes.items():
+        task, needs = node.task, node.needs
         height[key] = 1 + max([height[d] for d in needs], default=-1)
         if not isinstance(task, KernelTask) or key in gathered:
             continue
         if key not in outputs and not _modest(task):
             continue  # its readers let go of it one by one
-        made = [d for d in needs if not isinstance(graph.tasks[d], DataNode)]
-        read = sum([graph.sizes.get(d, LITTLE) for d in made])
+        made = [nodes[d].size for d in needs if not nodes[d].is_data]
+        read = sum([LITTLE if size is None else size for size in made])
         if read > LITTLE and not task.copies:
             continue  # what it reads should be let go of as soon as it is read
-        fetched = sum([graph.sizes.get(d, 0) for d in needs if place[d] != place[key]])
+        fetched = sum([nodes[d].size or 0 for d in needs if place[d] != place[key]])
         # chunks may be away: all that a batch reads comes back before it begins
-        read += sum([_chunk_bytes(graph.tasks[d]) for d in needs]) * CHUNKS // SHARE
-        nbytes = FETCHED * fetched + read + (0 if _small(task) else graph.sizes.get(key, 0))
+        read += sum([_chunk_bytes(nodes[d].task) for d in needs]) * CHUNKS // SHARE
+        nbytes = FETCHED * fetched + read + (0 if _small(task) else node.size or 0)
         words = id(task.program), place[key], height[key], len(task.names), task.kind
         group = open_.get(words)
         if group is None or len(group) == MOST or weight[words] + nbytes > room:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..errors import OutOfMemory, PlanError
 from ..frontend.files import array_written
 from ..frontend.graph import GatherTask, Graph, pinned_device
 from ..frontend.task import OwnTask, alike_of, bytes_touched_by, sequence_of
+from ..frontend.task_node import TaskNode
 from ..frontend.tiles import boxes_alike
 from ..values import sizeof
 from .machine import HOST, Machine
@@ -49,41 +49,26 @@ def make_plan(
     placed = placed_tasks(graph, machine, home)
     keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
-    none: dict[Key, Any] = {}
-
-    def among(found: Collection[Key]) -> Iterable[bool]:
-        return [key in found for key in keys] if found else repeat(False)
-
-    # keys are looked up where there is something to be found only: to hash one takes its time
-    constants, picks = graph.constants, graph.picks
+    nodes = graph.nodes
     steps = [
         Step(
-            key, task, reads, graph.names[key], source, constant, place, size, sure,
+            key, node.task, reads, node.names, source, node.constants, place, size, sure,
             machine.copy_seconds(size, HOST, place)
-            if is_sent
+            if node.sent
             else seconds(size + (sum([nbytes[j] for j in reads]) if reads else 0)),
-            kind, is_given, path, is_aside, is_again, is_sent,
+            kind, is_given, node.picks, node.aside, node.again, node.sent,
         )
-        for (
-            key, task, reads, source, constant, place, size, sure, kind, is_given, path, is_aside,
-            is_again, is_sent,
-        ) in zip(
-            keys, graph.tasks.values(), inputs, sources,
-            [constants.get(k, none) for k in keys] if constants else repeat(none),
-            places, nbytes, known, kinds, among(given),
-            [picks.get(k, ()) for k in keys] if picks else repeat(()),
-            among(graph.aside), among(graph.again), among(graph.sent),
-            strict=False,  # what repeats has no end
+        for (key, node), reads, source, place, size, sure, kind, is_given in zip(
+            nodes.items(), inputs, sources, places, nbytes, known, kinds, given, strict=True
         )
     ]  # fmt: skip
     for step in steps:
         touched = bytes_touched_by(step.task)  # of kernels, which read parts of arrays
         if touched is not None:
             step.seconds = seconds(touched)
-    for key, operations in graph.operations.items():
-        if key in index:
-            step = steps[index[key]]
-            step.seconds = max(step.seconds, machine.product_seconds(operations))
+    for step, node in zip(steps, nodes.values(), strict=True):
+        if node.operations:
+            step.seconds = max(step.seconds, machine.product_seconds(node.operations))
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
     outputs = tuple(dict.fromkeys([index[k] for k in graph.outputs if k in index]))
     for key, gather in graph.gathers.items() if graph.gpus else ():
@@ -99,15 +84,15 @@ def make_plan(
         _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
-    beside = (k for k in graph.stores if k not in graph.aside)
-    writes = frozenset([index[k] for k in (*graph.written, *beside) if k in index])
-    lent = frozenset([index[k] for k in graph.lent if k in index])
+    every = list(enumerate(nodes.values()))
+    writes = frozenset([i for i, n in every if n.written or (n.stores and not n.aside)])
+    lent = frozenset([i for i, n in every if n.lent])
     for i in lent:
         steps[i].nbytes = 0
     plan = Plan(steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index)
-    plan.bound = bool(graph.pins)
+    plan.bound = any(n.pin is not None for _, n in every)
     # what is in lists here is not looked up in all of these steps again
-    aside = [index[k] for k in graph.aside if k in index]
+    aside = [i for i, n in every if n.aside]
     plan.__dict__["readers"] = step_readers(inputs)
     plan.likely = likely
     plan.__dict__["crossing"] = crossing_steps(inputs, places, aside)
@@ -130,67 +115,70 @@ class PlacedTasks(NamedTuple):
     sources: list[tuple[int, ...]]
     inputs: list[tuple[int, ...]]
     kinds: list[int]
-    given: dict[Key, int]  # bytes of values of the graph
+    given: list[bool]  # whether it is a value of the graph
     nbytes: list[int]
     known: list[bool]
     places: list[int]
 
 
 def placed_tasks(
-    graph: Graph, machine: Machine, home: Callable[[Any], int | None] | None
+    graph: Graph,
+    machine: Machine,
+    home: Callable[[Any], int | None] | None,
+    pins: Mapping[Key, int] | None = None,
 ) -> PlacedTasks:
-    """Number the tasks of a graph and decide where each would run."""
-    keys = list(graph.tasks)
+    """Number the tasks of a graph and decide where each would run.
+
+    `pins` are in place of those of the graph.
+    """
+    nodes = list(graph.nodes.values())
+    keys = list(graph.nodes)
     index = {k: i for i, k in enumerate(keys)}
-    needs = graph.needs
-    sources = [tuple([index[d] for d in needs[k]]) for k in keys]
-    twice = graph.alias or graph.picks
+    sources = [tuple([index[d] for d in node.needs]) for node in nodes]
+    twice = graph.alias or any(node.picks for node in nodes)
     inputs = [tuple(dict.fromkeys(s)) for s in sources] if twice else sources
-    kinds = _kinds(keys, graph.tasks)
-    given = {k: sizeof(t.value) for k, t in graph.tasks.items() if isinstance(t, DataNode)}
+    kinds = _kinds(graph)
+    given = [node.is_data for node in nodes]
     most = min(machine.memory, default=0) // PART_OF_SPARSE
     most //= len(machine.memory) if machine.shared else 1
-    sparse = {k: min(b.nbytes, most) for k, b in graph.blocks.items() if b.is_sparse}
-    nbytes, known = _sizes(keys, graph.sizes | given, inputs, sparse)
-    pins = _pins(graph, keys, machine, home)
-    places = place_tasks(keys, inputs, kinds, nbytes, machine, pins)
+    nbytes, known = _sizes(nodes, inputs, most)
+    fixed = _pins(graph, machine, home, pins)
+    places = place_tasks(keys, inputs, kinds, nbytes, machine, fixed)
     return PlacedTasks(keys, index, sources, inputs, kinds, given, nbytes, known, places)
 
 
-def _kinds(keys: list[Key], tasks: Mapping[Key, Any]) -> list[int]:
+def _kinds(graph: Graph) -> list[int]:
     """Blocks of one array are alike, and so are calls of one function."""
     numbers: dict[Any, int] = {}
     out = []
-    for key in keys:
+    for key, node in graph.nodes.items():
         array = type(key) is tuple and key
-        task = tasks[key]
-        kind = key[0] if array else id(alike_of(task))
+        kind = key[0] if array else id(alike_of(node.task))
         out.append(numbers.setdefault(kind, len(numbers)))
     return out
 
 
 def _sizes(
-    keys: list[Key],
-    sizes: Mapping[Key, int],
-    inputs: list[tuple[int, ...]],
-    sparse: Mapping[Key, int],
+    nodes: Sequence[TaskNode], inputs: list[tuple[int, ...]], most_sparse: int
 ) -> tuple[list[int], list[bool]]:
     """Bytes of each value: as the collection says, or as large as the largest thing it reads.
 
-    `sparse` is how many a sparse block may have: with all zeros stored, or a part of the memory.
+    A sparse block of unknown size is taken for at most `most_sparse` bytes, or as if it had no
+    zeros.
     """
     nbytes: list[int] = []
     known: list[bool] = []
-    for key, reads in zip(keys, inputs, strict=True):
-        size = sizes.get(key)
+    for node, reads in zip(nodes, inputs, strict=True):
+        size = sizeof(node.task.value) if isinstance(node.task, DataNode) else node.size
         known.append(size is not None)
         if size is None:
             size = 0
             for j in reads:
                 if nbytes[j] > size:
                     size = nbytes[j]
-            if key in sparse:
-                size = min(size or sparse[key], sparse[key])
+            if node.block is not None and node.block.is_sparse:
+                most = min(node.block.nbytes, most_sparse)
+                size = min(size or most, most)
         nbytes.append(size)
     return nbytes, known
 
@@ -198,8 +186,9 @@ def _sizes(
 def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     """Of steps of unknown size that run several tasks: bytes of what each of these makes; 0 where
     that is not known."""
+    sizes = graph.sizes
     return {
-        i: [graph.sizes.get(key, 0) for key, _ in sequence]
+        i: [sizes.get(key, 0) for key, _ in sequence]
         for i, step in enumerate(steps)
         if not step.known and len(sequence := sequence_of(step.task)) > 1
     }
@@ -223,21 +212,23 @@ def _likely(steps: Sequence[Step], inside: Mapping[int, list[int]]) -> dict[int,
 
 def _pins(
     graph: Graph,
-    keys: list[Key],
     machine: Machine,
     home: Callable[[Any], int | None] | None,
+    pins: Mapping[Key, int] | None,
 ) -> dict[int, int]:
     """Where annotations and values that already live on a device put their tasks."""
     out: dict[int, int] = {}
     n = len(machine.devices)
-    for i, key in enumerate(keys):
-        task = graph.tasks[key]
-        if isinstance(task, DataNode) and home is not None:
-            place = home(task.value)
+    for i, (key, node) in enumerate(graph.nodes.items()):
+        if home is not None and isinstance(node.task, DataNode):
+            place = home(node.task.value)
             if place is not None:
                 out[i] = place
                 continue
-        pin = pinned_device(graph.pins.get(key), n)
+        asked = node.pin if pins is None else pins.get(key)
+        if asked is None:
+            continue
+        pin = pinned_device(asked, n)
         if pin is None:
             continue
         if not isinstance(pin, int) or not 0 <= pin < n:
@@ -246,10 +237,9 @@ def _pins(
                 "use one of those numbers in dask.annotate(device=...)"
             )
         out[i] = pin
-    if graph.stores and home is not None:
-        written = {k: a for k in graph.stores if (a := array_written(graph, k)) is not None}
-        for i, key in enumerate(keys) if written else ():
-            place = home(written[key]) if key in written else None
+    for i, (key, node) in enumerate(graph.nodes.items() if home is not None else ()):
+        if node.stores and (array := array_written(graph, key)) is not None:
+            place = home(array)  # type: ignore[misc]
             if place is not None:  # elsewhere it would write to a copy
                 out[i] = place
     return out

@@ -23,7 +23,6 @@ from dask.core import flatten
 
 from ..frontend.graph import Graph
 from ..frontend.task import Launcher, OwnTask, TaskDescription, describe
-from ..fusion.horizontal import forget_tasks
 from ..fusion.source import MatrixInput
 from ..fusion.task import KernelTask
 from ..ir.expr import Expr, Kernel, Out, Program, View, canonical, is_zero, nodes, substitute
@@ -221,10 +220,11 @@ class OptionalTermsTask(OwnTask):
 def recognise_matmul(graph: Graph) -> None:
     """Have each product of two matrices made by a task that does nothing but launch. Changes the
     graph."""
-    for key, (left, right, dtype) in graph.products.items():
-        if key in graph.blocks and key not in graph.picks:
-            shape, task = graph.blocks[key].shape, graph.tasks[key]
-            graph.tasks[key] = MatmulSumTask(key, shape, dtype, [(left, right)], [task])
+    for key, node in graph.nodes.items():
+        if node.product is not None and node.block is not None and not node.picks:
+            left, right, dtype = node.product
+            task = MatmulSumTask(key, node.block.shape, dtype, [(left, right)], [node.task])
+            graph.replace(key, task)
 
 
 def accumulate_matmul(graph: Graph, plan: Plan) -> bool:
@@ -234,9 +234,9 @@ def accumulate_matmul(graph: Graph, plan: Plan) -> bool:
         return False
     places = {s.key: s.place for s in plan.steps}
     adder = _ProductCollector(graph, places, min(plan.machine.memory))
-    for key, task in graph.tasks.items():
-        if isinstance(task, KernelTask) and key not in graph.picks:
-            adder.look_at(key, task)
+    for key, node in graph.nodes.items():
+        if isinstance(node.task, KernelTask) and not node.picks:
+            adder.look_at(key, node.task)
     if not adder.new:
         return False
     adder.put_in()
@@ -256,26 +256,27 @@ class _ProductCollector:
     def __init__(self, graph: Graph, places: Mapping[Key, int], memory: int):
         self.graph, self.places = graph, places
         self.memory, self.room = memory, memory // SHARE
-        self.readers = Counter([d for needs in graph.needs.values() for d in needs])
+        self.readers = Counter([d for node in graph.nodes.values() for d in node.needs])
         gathered = [b for g in graph.gathers.values() for b in flatten(g.blocks)]
         self.kept = {*graph.outputs, *[graph.alias.get(b, b) for b in gathered]}
-        self.reads = {k: (graph.names[k], graph.needs[k]) for k in graph.products}
-        self.operations = {k: graph.operations[k] for k in graph.products}
-        self.new: dict[Key, Any] = {}  # tasks, in place of those that were there
+        #: Tasks in place of those that were there, and the names and keys that they read.
+        self.new: dict[Key, tuple[Any, dict[Key, Key]]] = {}
+        #: Why a sum is no kernel, and how many operations it does.
+        self.facts: dict[Key, dict[str, Any]] = {}
         self.sums: dict[Key, list[Key]] = {}  # those that add up these products
         self.known: dict[Any, tuple[Program, _AccumulationPass | None]] = {}
 
     def look_at(self, key: Key, task: KernelTask) -> None:
         """Let a program read sums of products where it has added them up itself."""
-        graph = self.graph
-        targets = dict(zip(graph.names[key], graph.needs[key], strict=True))
+        nodes, node = self.graph.nodes, self.graph.nodes[key]
+        targets = dict(zip(node.names, node.needs, strict=True))
         numbers = _numbers(task)
         terms = {n: targets[k] for k, n in numbers.items() if self._is_term(targets.get(k))}
         if len(terms) < 2:
             return
         factors = max(map(self._bytes, terms.values()))
         most = max(1, min(MOST, self.room // factors))
-        sums = max(graph.blocks[d].nbytes for d in terms.values())
+        sums = max(nodes[d].block.nbytes for d in terms.values())
         if most < len(terms) and factors + 2 * sums > self.memory:
             return  # one that goes on from another has both there
         where = {n: (self.places[d], self._shape(d)) for n, d in terms.items()}
@@ -289,34 +290,31 @@ class _ProductCollector:
         name = {n: k for k, n in numbers.items()}
         if change.whole and self.places[groups[0][0]] == self.places[key]:
             shape = task.program.result.shape
-            if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):
+            if math.prod(shape) == math.prod(nodes[groups[0][0]].block.shape):
                 first, *more = [name[n] for n in change.groups[0]]
                 ended = first, OptionalTermsTask(task.original, dict.fromkeys(more, first))
                 self._put(key, shape, groups[0], most, ended)
                 return
         for keys in groups:
-            self._put(keys[0], graph.blocks[keys[0]].shape, keys, most)
+            self._put(keys[0], nodes[keys[0]].block.shape, keys, most)
         gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
-        self.new[key] = _without(task, change.program, gone)
-        left = [(k, d) for k, d in targets.items() if k not in gone]
-        graph.names[key], graph.needs[key] = (
-            tuple([k for k, _ in left]),
-            tuple([d for _, d in left]),
-        )
+        left = {k: d for k, d in targets.items() if k not in gone}
+        self.new[key] = _without(task, change.program, gone), left
 
     def _is_term(self, key: Key) -> bool:
         """Whether a product is read by one task only, and wanted by nobody."""
-        graph = self.graph
-        known = key in graph.products and key in graph.blocks and key not in graph.picks
-        return known and self.readers[key] == 1 and key not in self.kept
+        node = self.graph.nodes.get(key)
+        if node is None or node.product is None or node.block is None or node.picks:
+            return False
+        return self.readers[key] == 1 and key not in self.kept
 
     def _shape(self, key: Key) -> tuple[int, int]:
         """Rows and columns of a product."""
-        left, right, _ = self.graph.products[key]
+        left, right, _ = self.graph.nodes[key].product
         return left.shape[left.turned], right.shape[not right.turned]
 
     def _bytes(self, key: Key) -> int:
-        left, right, dtype = self.graph.products[key]
+        left, right, dtype = self.graph.nodes[key].product
         return int((math.prod(left.shape) + math.prod(right.shape)) * dtype.itemsize)
 
     def _put(
@@ -329,48 +327,46 @@ class _ProductCollector:
     ) -> None:
         """Put tasks that add up products into the graph, of which the last is `key`. Each adds to
         what the one before has: it takes its turn, and the memory that the next one gives back."""
-        graph = self.graph
+        nodes = self.graph.nodes
         count = -(-len(members) // most)
         ends = [k * len(members) // count for k in range(count + 1)]
         before = None
         for begin, end in pairwise(ends):
-            some = members[begin:end]
+            some = [nodes[k] for k in members[begin:end]]
             name = key if end == len(members) else members[end]
-            products = [graph.products[k] for k in some]
-            self.new[name] = MatmulSumTask(
+            products = [node.product for node in some]
+            task = MatmulSumTask(
                 name, shape, products[0].dtype, [(p.left, p.right) for p in products],
-                [graph.tasks[k] for k in some], before, ended if end == len(members) else None,
+                [node.task for node in some], before, ended if end == len(members) else None,
             )  # fmt: skip
-            read = {n: d for k in some for n, d in zip(*self.reads[k], strict=True)}
+            read = {n: d for m in some for n, d in zip(m.names, m.needs, strict=True)}
             if before is not None:
                 read[before] = before
-            graph.names[name], graph.needs[name] = tuple(read), tuple(read.values())
-            graph.operations[name] = sum([self.operations[k] for k in some])
-            graph.why[name] = graph.why[members[0]]
+            self.new[name] = task, read
+            operations = sum([node.operations for node in some])
+            self.facts[name] = {"operations": operations, "why": nodes[members[0]].why}
             self.sums[name] = members[:end]
             before = name
 
     def put_in(self) -> None:
         """Put the new tasks where those were that they replace; a sum where its last term was."""
         graph = self.graph
-        order = {k: n for n, k in enumerate(graph.tasks)}
+        order = {k: n for n, k in enumerate(graph.nodes)}
         gone = {k for members in self.sums.values() for k in members}
         last: dict[Key, list[Key]] = {}
         for key, members in self.sums.items():
             if key in gone:
                 last.setdefault(max(members, key=order.__getitem__), []).append(key)
-        tasks: dict[Key, Any] = {}
-        for key, task in graph.tasks.items():
-            if key in gone:
-                tasks.update({k: self.new[k] for k in last.get(key, ())})
-            else:
-                tasks[key] = self.new.get(key, task)
-        graph.tasks = tasks
-        forget_tasks(graph, gone.difference(self.sums))
+        keys = [k for key in graph.nodes for k in (last.get(key, ()) if key in gone else (key,))]
+        for key, (task, read) in self.new.items():
+            graph.replace(key, task)
+            graph.rewire(key, tuple(read), tuple(read.values()))
+            if key in gone:  # a sum under the key of one of its terms
+                graph.note(key, product=None)
+            graph.note(key, **self.facts.get(key, {}))
         for key in gone.difference(self.sums):
-            for facts in (graph.operations, graph.why, graph.sizes, graph.blocks):
-                facts.pop(key, None)
-        graph.products = {k: p for k, p in graph.products.items() if k not in gone}
+            graph.drop(key)
+        graph.reorder(keys)
 
 
 def _numbers(task: KernelTask) -> dict[Key, int]:

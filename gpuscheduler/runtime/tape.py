@@ -65,7 +65,7 @@ def rehearse(plan: Plan) -> LaunchTape | None:
     >>> from gpuscheduler.plan.build import make_plan
     >>> tasks = {"a": (int,), "b": (int,), "c": (max, "a", "b")}
     >>> graph = from_dask(tasks, "c")
-    >>> graph.pins = {"a": 0, "b": 1, "c": 0}
+    >>> graph.pin({"a": 0, "b": 1, "c": 0})
     >>> tape = rehearse(make_plan(graph, Machine.uniform(2)))
     >>> for place, orders in tape.orders:
     ...     print(place, orders)

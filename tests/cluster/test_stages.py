@@ -74,7 +74,7 @@ def performed(c: StageGraph):
             parcel(n)
         given = {k: v for n in c.parcels_of(stage) for k, v in parcel(n).items()}
         portion = pickle.loads(pickle.dumps(c.portion(stage)))
-        compile_tasks(portion.tasks)
+        compile_tasks(portion)
         values = {k: given[k] for keys in stage.reads.values() for k in keys}
         for key, task in portion.tasks.items():
             read = {
@@ -173,7 +173,8 @@ def test_a_value_that_two_stages_read_is_on_their_worker_once():
         "z": Task("z", max, TaskRef("x"), TaskRef("y")),
     }
     graph = from_dask(dsk, ["z"], compiled=False)
-    graph.sizes = {"x": 800, "a": 0, "y": 0, "z": 0}
+    for key, size in {"x": 800, "a": 0, "y": 0, "z": 0}.items():
+        graph.note(key, size=size)
     c = cut(graph, cluster(2), pins={"x": 0, "a": 1, "y": 0, "z": 1})
     assert [s.worker for s in c.stages if "x" in s.reads.get(0, ())] == [1, 1]
     assert c.peak() == [800, 800]

@@ -136,6 +136,7 @@ def run(**said: Any) -> None:
     help="Plan for N H200 GPUs that need not be there.",
 )
 @click.option("--source", is_flag=True, help="Print the CUDA source of each kernel.")
+@click.option("--passes", is_flag=True, help="Print the tasks before and after each pass.")
 def plan(**said: Any) -> None:
     """Plan the workload NAME and predict its run. Computes nothing.
 

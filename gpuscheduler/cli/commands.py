@@ -45,6 +45,7 @@ from .report import (
     kernel_tables,
     kernels,
     label,
+    pass_table,
     prediction_table,
     rates,
     timing_line,
@@ -194,6 +195,7 @@ def plan(
     memory_limit: str | None,
     pretend: int | None,
     source: bool,
+    passes: bool,
 ) -> None:
     """Print the plan of a workload: `gpuscheduler plan`."""
     work = load(name)
@@ -219,6 +221,8 @@ def plan(
     )
     for table in (*prediction_table(planned, foreseen), *kernel_tables(planned)):
         console.print(table)
+    if passes:
+        console.print(pass_table(planned))
     if source:
         for text in sorted({cuda_source(k) for k in kernels(planned)}):
             click.echo(text)

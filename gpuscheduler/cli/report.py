@@ -258,6 +258,14 @@ def kernels(planned: Plan) -> Iterator[Kernel]:
     return (k for p in programs.values() for k in p.kernels)
 
 
+def pass_table(planned: Plan) -> Table:
+    """A table of the compiler's passes, with the tasks of the graph before and behind each."""
+    table = Table("pass", "tasks before", "tasks after", title="passes")
+    for report in planned.passes:
+        table.add_row(report.name, f"{report.before:,}", f"{report.after:,}")
+    return table
+
+
 def kernel_tables(planned: Plan) -> Iterator[Table]:
     """Tables of the fused kernels, their launches, and why other tasks are no kernels."""
     counts = Counter(k for f in kernel_tasks(planned) for k in f.program.kernels)

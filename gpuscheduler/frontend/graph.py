@@ -302,7 +302,8 @@ class Graph:
         """Put one task in the place of several; its value is the tuple of theirs.
 
         `groups` has the members and the task of each new key, which stands where the first of its
-        members was in the order of the graph. Readers pick their item of the tuple.
+        members was in the order of the graph. Readers pick their item of the tuple. Where members
+        read different tasks, a `reorder` has to follow.
         """
         nodes = self.nodes
         where = {k: (holder, n) for holder, (keys, _) in groups.items() for n, k in enumerate(keys)}

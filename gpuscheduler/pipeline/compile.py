@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OutOfMemory
@@ -14,7 +15,7 @@ from ..plan.batching import batch_alike
 from ..plan.build import make_plan, places_of
 from ..plan.machine import Machine
 from ..plan.matmul import accumulate_matmul, recognise_matmul
-from ..plan.plan import Plan
+from ..plan.plan import PassReport, Plan
 from ..runtime.gather import ResultAssembly
 from ..runtime.protocol import Hardware
 from .reorder import reorder_steps
@@ -25,6 +26,124 @@ FUSE_LEAST = {"cpu": 2**18, "cuda": 0}
 FUSE_FEWEST = {"cpu": 2, "cuda": 0}
 #: Most readings of a graph that look for layers to keep apart: an untraceable layer hides others.
 MOST_READINGS = 5
+
+
+@dataclass(slots=True, eq=False)
+class Compilation:
+    """A graph on its way to a plan: what the passes are given, and what they change."""
+
+    graph: Graph
+    machine: Machine
+    #: The device that holds a value, if any.
+    home: Callable[[Any], int | None] | None
+    #: Kind of the devices, "cpu" or "cuda".
+    kind: str
+    options: Options
+    #: Whether tasks may become one: with callbacks, each of them has to run.
+    merge: bool = True
+    plan: Plan | None = None
+    #: The graph before horizontal fusion, which may need less memory.
+    unmerged: Graph | None = None
+    #: Whether the plan may not fit: products that are added up may need less memory.
+    unsure: bool = False
+    #: What each pass did.
+    reports: list[PassReport] = field(default_factory=list)
+    #: The fusion pass over the graph as it was read last.
+    fusion: FusionPass | None = None
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether GPUs run the plan."""
+        return self.kind == "cuda"
+
+    def planned(self) -> Plan:
+        """Return the plan, behind the pass that makes it."""
+        assert self.plan is not None
+        return self.plan
+
+
+def fuse(c: Compilation) -> None:
+    """Make tasks kernels, and inline producers."""
+    fusion = _fusion_pass(c)
+    if fusion is not None:
+        c.graph, c.fusion = fusion.fused(), fusion
+
+
+def multiply_matrices(c: Compilation) -> None:
+    """Have each product of two matrices made by a task that does nothing but launch."""
+    if c.merge and c.on_gpus:
+        recognise_matmul(c.graph)
+
+
+def fuse_horizontally(c: Compilation) -> None:
+    """Join kernels that read the same."""
+    if c.merge and c.options.fuse:
+        c.unmerged, c.graph = c.graph, horizontal.merge_siblings(c.graph)
+
+
+def place(c: Compilation) -> None:
+    """Give each task a device, and estimates."""
+    try:
+        c.plan = make_plan(c.graph, c.machine, c.home)
+    except OutOfMemory:  # what is made together is there together
+        c.unsure = bool(c.graph.products)  # but products that are added up need not be
+        unmerged = c.unmerged or c.graph
+        if c.graph is unmerged and not c.unsure:
+            raise
+        c.graph = unmerged
+        c.plan = make_plan(unmerged, c.machine, c.home, refuse=not c.unsure)
+
+
+def add_up_products(c: Compilation) -> None:
+    """Add products of matrices up by cuBLAS, on the device that makes them."""
+    _put_together(c, accumulate_matmul)
+
+
+def batch(c: Compilation) -> None:
+    """Compute alike kernels of one device by one launch."""
+    _put_together(c, batch_alike)
+
+
+def check_memory(c: Compilation) -> None:
+    """Refuse a plan with a step that does not fit its device."""
+    if c.unsure:
+        c.plan = make_plan(c.graph, c.machine, c.home)
+
+
+def reorder(c: Compilation) -> None:
+    """Run first what others wait for."""
+    if c.merge and c.on_gpus:
+        c.graph, c.plan = reorder_steps(c.graph, c.planned(), c.home)
+
+
+def _put_together(c: Compilation, change: Callable[[Graph, Plan], bool]) -> None:
+    if c.merge and c.on_gpus and change(c.graph, c.planned()):
+        c.plan, c.unsure = make_plan(c.graph, c.machine, c.home), False
+
+
+#: The passes, in their order.
+PASSES: tuple[Callable[[Compilation], None], ...] = (
+    fuse,
+    multiply_matrices,
+    fuse_horizontally,
+    place,
+    add_up_products,
+    batch,
+    check_memory,
+    reorder,
+)
+
+
+def run_pass(c: Compilation, one: Callable[[Compilation], None]) -> None:
+    """Run a pass, and note the tasks before and after it.
+
+    With the option `check`, validates the graph behind it.
+    """
+    before = len(c.graph.nodes)
+    one(c)
+    if c.options.check:
+        c.graph.validate()
+    c.reports.append(PassReport(one.__name__, before, len(c.graph.nodes)))
 
 
 def plan_dask(
@@ -43,19 +162,19 @@ def plan_dask(
     fused: dict[str, list[str]] = {}
     strange: set[str] = set()
     for _ in range(MOST_READINGS):
-        graph = read(apart)
-        fuser = _fuser(graph, machine, home, kind, options, merge=True)
-        if fuser is None:
+        c = Compilation(read(apart), machine, home, kind, options)
+        run_pass(c, fuse)
+        if c.fusion is None:
             break
-        graph, before, apart = fuser.fused(), apart, {}
-        for layer, (names, those) in fuser.unfollowed.items():
+        before, apart = apart, {}
+        for layer, (names, those) in c.fusion.unfollowed.items():
             fused.setdefault(layer, names)  # as Dask has it
             strange |= those
         for names in fused.values():
             apart |= regroup_layers(names, strange)
         if apart == before:
             break
-    return _place_and_batch(graph, machine, home, kind, options, merge=True)
+    return _run_passes(c, PASSES[1:])
 
 
 def plan_graph(
@@ -70,58 +189,30 @@ def plan_graph(
 
     With `merge` off, tasks stay separate. Changes the graph.
     """
-    fuser = _fuser(graph, machine, home, kind, options, merge)
-    return _place_and_batch(fuser.fused() if fuser else graph, machine, home, kind, options, merge)
+    return _run_passes(Compilation(graph, machine, home, kind, options, merge), PASSES)
 
 
-def _fuser(
-    graph: Graph,
-    machine: Machine,
-    home: Callable[[Any], int | None] | None,
-    kind: str,
-    options: Options,
-    merge: bool,
-) -> FusionPass | None:
+def _run_passes(
+    c: Compilation, passes: Sequence[Callable[[Compilation], None]]
+) -> tuple[Graph, Plan]:
+    for one in passes:
+        run_pass(c, one)
+    plan = c.planned()
+    plan.reasons, plan.passes = dict(c.graph.why), tuple(c.reports)
+    return c.graph, plan
+
+
+def _fusion_pass(c: Compilation) -> FusionPass | None:
+    options, kind = c.options, c.kind
     least = FUSE_LEAST[kind] if options.fuse_least is None else options.fuse_least
     by_position = options.random == "philox"
     if not (options.fuse or by_position):
         return None
-    near = _neighbours(graph, machine, home) if merge and options.fuse else None
+    near = _neighbours(c.graph, c.machine, c.home) if c.merge and options.fuse else None
     return FusionPass(
-        graph, least, FUSE_FEWEST[kind], by_position, merge, options.fuse, near,
-        on_gpus=kind == "cuda", home=home,
+        c.graph, least, FUSE_FEWEST[kind], by_position, c.merge, options.fuse, near,
+        on_gpus=c.on_gpus, home=c.home,
     )  # fmt: skip
-
-
-def _place_and_batch(
-    graph: Graph,
-    machine: Machine,
-    home: Callable[[Any], int | None] | None,
-    kind: str,
-    options: Options,
-    merge: bool,
-) -> tuple[Graph, Plan]:
-    """Run the passes behind fusion: merge kernels, place, batch matmuls and launches, reorder."""
-    if merge and kind == "cuda":
-        recognise_matmul(graph)
-    apart, graph = graph, horizontal.merge_siblings(graph) if merge and options.fuse else graph
-    unsure = False
-    try:
-        plan = make_plan(graph, machine, home)
-    except OutOfMemory:  # what is made together is there together
-        unsure = bool(graph.products)  # but products that are added up need not be
-        if graph is apart and not unsure:
-            raise
-        graph, plan = apart, make_plan(apart, machine, home, refuse=not unsure)
-    for put_together in (accumulate_matmul, batch_alike) if merge and kind == "cuda" else ():
-        if put_together(graph, plan):
-            plan, unsure = make_plan(graph, machine, home), False
-    if unsure:
-        plan = make_plan(graph, machine, home)
-    if merge and kind == "cuda":
-        graph, plan = reorder_steps(graph, plan, home)
-    plan.reasons = dict(graph.why)
-    return graph, plan
 
 
 def write_in_place(plan: Plan, gathering: ResultAssembly, hardware: Hardware) -> Plan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask._task_spec import DataNode
 from dask.utils import key_split
@@ -110,6 +110,16 @@ class Footprint:
         return out
 
 
+class PassReport(NamedTuple):
+    """What one pass of the compiler did to a graph."""
+
+    name: str
+    #: Tasks of the graph before the pass.
+    before: int
+    #: Tasks of the graph behind it.
+    after: int
+
+
 @dataclass(repr=False)
 class Plan:
     """The steps of a computation in order, and what runs have learned of them.
@@ -139,6 +149,8 @@ class Plan:
     whole: Mapping[int, int] = field(default_factory=dict)
     #: Why tasks are no fused kernels, by the keys of `index`.
     reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
+    #: What each pass of the compiler did, in their order.
+    passes: tuple[PassReport, ...] = field(default=(), repr=False, compare=False)
     tried: bool = False  # whether it has been run
     #: Most working memory seen, in bytes by kind of step; shared with all plans like this one.
     extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)

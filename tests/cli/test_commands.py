@@ -19,6 +19,7 @@ from rich.console import Console
 from gpuscheduler._version import __version__
 from gpuscheduler.cli import command_line, report, workload
 from gpuscheduler.frontend import linalg_shapes
+from gpuscheduler.pipeline.compile import PASSES
 from gpuscheduler.plan.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("only_new_garbage")  # each measurement begins without any
@@ -274,6 +275,14 @@ def test_plan_predicts_for_gpus_that_are_not_there(call):
 def test_plan_is_the_same_each_time(call):
     words = ("plan", "standardize", "--size", "small", "--pretend", "3")
     assert call(*words) == call(*words)
+
+
+def test_plan_prints_the_passes(call):
+    out = call("plan", "standardize", "--size", "small", "--pretend", "2", "--passes")
+    rows = re.findall(r"(\w+) +│ +([\d,]+) +│ +([\d,]+)", out.split("passes")[1])
+    assert [name for name, *_ in rows] == [one.__name__ for one in PASSES]
+    assert all(a == b for (_, _, a), (_, b, _) in zip(rows, rows[1:], strict=False))
+    assert "tasks before" not in call("plan", "standardize", "--size", "small", "--pretend", "2")
 
 
 def test_plan_says_what_will_be_spilled(call):

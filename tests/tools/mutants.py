@@ -647,8 +647,8 @@ FUSION = {
         "name, shape, View(0, strides)",
     ),
     "wanted values are swallowed": (
-        "return key not in self.graph.pins and key not in self.outputs",
-        "return key not in self.graph.pins",
+        "return self.graph.nodes[key].pin is None and key not in self.outputs",
+        "return self.graph.nodes[key].pin is None",
     ),
     "impure functions are followed": (
         "            self.reason = self._reads.why_impure(function)\n",
@@ -664,7 +664,7 @@ FUSION = {
         "",
     ),
     "siblings on different pins merge": (
-        "groups.setdefault((read, graph.pins.get(key)), [])",
+        "groups.setdefault((read, node.pin), [])",
         "groups.setdefault((read, None), [])",
     ),
     "large siblings merge": ("or not _is_small(task):", "or False:"),
@@ -722,12 +722,12 @@ FUSION = {
         "if gone:",
     ),
     "a product that others read is added up": (
-        "return known and self.readers[key] == 1 and key not in self.kept",
-        "return known and key not in self.kept",
+        "return self.readers[key] == 1 and key not in self.kept",
+        "return key not in self.kept",
     ),
     "a product that is wanted is added up": (
-        "return known and self.readers[key] == 1 and key not in self.kept",
-        "return known and self.readers[key] == 1",
+        "return self.readers[key] == 1 and key not in self.kept",
+        "return self.readers[key] == 1",
     ),
     "a product that is read twice is added up": (
         "and times[name] == 1:",
@@ -770,7 +770,7 @@ FUSION = {
         "if change.whole:",
     ),
     "a part of a sum is the sum": (
-        "if math.prod(shape) == math.prod(graph.blocks[groups[0][0]].shape):",
+        "if math.prod(shape) == math.prod(nodes[groups[0][0]].block.shape):",
         "if True:",
     ),
     "a sum comes before what it reads": (
@@ -778,8 +778,8 @@ FUSION = {
         "last.setdefault(min(members, key=order.__getitem__), [])",
     ),
     "what was added up before is forgotten": (
-        "[graph.tasks[k] for k in some], before, ended",
-        "[graph.tasks[k] for k in some], None, ended",
+        "[node.task for node in some], before, ended",
+        "[node.task for node in some], None, ended",
     ),
     "nobody reads what was added up before": (
         "read[before] = before",

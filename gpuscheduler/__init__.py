@@ -25,6 +25,7 @@ import yaml
 from ._version import __version__
 from .algorithms import register
 from .devices.cuda import pickling
+from .frontend import lines
 
 if TYPE_CHECKING:
     from .algorithms.cyclic import Cyclic
@@ -122,6 +123,7 @@ pickling.register()
 if isinstance(dask.config.get("gpuscheduler", None) or {}, Mapping):
     _defaults = Path(__file__).with_name("gpuscheduler.yaml").read_text(encoding="utf-8")
     dask.config.update_defaults(yaml.safe_load(_defaults))
+    lines.register()
 register.register_with_dask()
 
 # Tracebacks show the user's frames, not the scheduler's: Dask leaves its own out in the same way.

@@ -104,6 +104,7 @@ WITHIN = {
     "frontend": [
         "block_ids",
         "captured",
+        "lines",
         "chunk",
         "task",
         "compiled_task",
@@ -167,8 +168,9 @@ WITHIN = {
     "plan": [
         "machine",
         "placement",
-        "plan",
         "origins",
+        "plan",
+        "step_table",
         "batching",
         "build",
         "matmul",

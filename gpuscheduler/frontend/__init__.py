@@ -2,6 +2,7 @@
 
 block_ids      Tell Dask's functions a block's position only as exactly as they need it.
 captured       Values that tasks hold: what they are made of, and whether two are the same.
+lines          Remember on which line of the user's code each Dask array was made.
 chunk          A persisted chunk as Dask sees it, and who keeps its value.
 task           What every task of our own kinds tells, and how it is made again with other …
 compiled_task  Compile Dask's fused tasks into plain Python functions, shared by a layer's chunks.

@@ -108,7 +108,7 @@ class PlanTemplate:
                 key, task, s.inputs, s.names, s.sources, constants, s.place, s.nbytes, s.known,
                 s.seconds, s.kind, s.fixed, s.picks, s.aside, s.again, s.sent,
             ))  # fmt: skip
-        plan = replace(self.plan, steps=steps, template=self.plan)
+        plan = replace(self.plan, steps=steps, template=self.plan, renamed=names)
         for fact in (
             "readers", "crossing", "launches", "launches_only", "kernels_only", "fixed",
         ):  # fmt: skip

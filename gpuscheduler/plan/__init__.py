@@ -2,8 +2,9 @@
 
 machine         The hardware as numbers: a test can invent any machine.
 placement       Decide which device runs which task.
-plan            The plan: each step's place, inputs and estimates, in order.
 origins         Whose code a step is: the user's layer, function and line.
+plan            The plan: each step's place, inputs and estimates, in order.
+step_table      What the steps of a plan are, without their tasks and values.
 batching        Batch alike programs on one device into one launch.
 build           Make a plan of a graph: place, size and time of each step.
 matmul          Sums of products of matrices as one task, added up by cuBLAS in place.

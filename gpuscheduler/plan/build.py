@@ -296,7 +296,7 @@ def _refuse_what_cannot_fit(
     for i, made in inside.items():
         place = everything[i].place
         if max(made) > machine.limit(machine.memory_of(place)):
-            raise OutOfMemory(does_not_fit(everything[i].key, max(made), place, machine))
+            raise OutOfMemory(does_not_fit(everything[i], max(made), place, machine))
     for step in everything:
         if not step.known:
             continue
@@ -305,4 +305,4 @@ def _refuse_what_cannot_fit(
             involved = [s for s in involved if not s.fixed or chunk_of(s) is not None]
         need = sum(s.nbytes for s in involved if s.known)
         if need > machine.limit(machine.memory_of(step.place)):
-            raise OutOfMemory(does_not_fit(step.key, need, step.place, machine))
+            raise OutOfMemory(does_not_fit(step, need, step.place, machine))

@@ -17,6 +17,7 @@ from ..frontend.chunk import Chunk, bytes_in, moves
 from ..frontend.graph import GatherTask
 from ..frontend.task import kernels_only, launches_only
 from .machine import DISK, HOST, Machine
+from .origins import describe_task
 
 Key = Any
 
@@ -167,6 +168,8 @@ class Plan:
     where: str = ""  # what runs it, where that is not the scheduler's devices, for people
     bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
+    #: Names of layers in the tasks of its template, and here.
+    renamed: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
     #: The launch tape of this plan or of its template; False where there can be none.
     tape: Any = field(default=None, init=False, repr=False, compare=False)
@@ -508,16 +511,25 @@ def no_room(nbytes: int, where: str, what: str = "the result is one CuPy array")
     )
 
 
-def does_not_fit(key: Key, need: int, place: int, machine: Machine, held: int = 0) -> str:
+def does_not_fit(
+    step: Step,
+    need: int,
+    place: int,
+    machine: Machine,
+    held: int = 0,
+    renamed: Mapping[str, str] | None = None,
+) -> str:
     """The message for a step that does not fit a device, with the remedy.
 
-    `held` are bytes of values that cannot be moved away.
+    `held` are bytes of values that cannot be moved away. `renamed` is as for `Plan`.
     """
+    words = describe_task(step.task, step.key, renamed)
+    whose_code = f"{words}: " if words else ""
     limit = machine.limit(machine.memory_of(place))
     whose = "of all devices together" if machine.shared else "there"
     beside = f", beside {held:,} bytes of values that cannot be moved" if held else ""
     return (
-        f"{key!r} needs {need:,} bytes on device {place} for its inputs and its result{beside}, "
-        f"and the memory limit {whose} is {limit:,} bytes: use smaller chunks, or raise "
-        "memory_limit"
+        f"{whose_code}{step.key!r} needs {need:,} bytes on device {place} for its inputs and its "
+        f"result{beside}, and the memory limit {whose} is {limit:,} bytes: use smaller chunks, or "
+        "raise memory_limit"
     )

@@ -6,7 +6,8 @@ implementation of it (tests/devices/test_devices.py).
 
 from __future__ import annotations
 
-from ..plan.plan import Plan, Step
+from ..plan.origins import describe_task, failed_at
+from ..plan.plan import Plan
 from .admission import AdmittedRun
 from .events import Copy, Done, Failed, Launch
 from .observe import TRIM_EVERY, RunRecord, Turn
@@ -67,7 +68,7 @@ def run(
                 else:
                     free(ins.step, ins.place)  # type: ignore[union-attr]
             except Exception as failure:  # the device's method itself failed
-                explain_error(failure, plan.steps[ins.step])
+                explain_error(failure, plan, ins.step)
                 raise
         if state.finished:
             return state
@@ -78,12 +79,13 @@ def run(
             if type(event) is Failed:
                 if event.step < 0:
                     raise event.error
-                step, error = plan.steps[event.step], event.error
+                event_step, error = event.step, event.error
+                step = plan.steps[event_step]
                 if rerun and isinstance(error, Exception):
                     step.task(step.values(devices.value))
                 del event, events  # or the error and its traceback would hold each other
                 try:
-                    raise explain_error(error, step)
+                    raise explain_error(error, plan, event_step)
                 finally:
                     del error
             if watch is not None and type(event) is Done:
@@ -96,9 +98,18 @@ def run(
         instructions = state.handle(*events)
 
 
-def explain_error(error: BaseException, step: Step) -> BaseException:
-    """Add a note to an exception that names the task and its device; returns the exception."""
-    return add_note(error, f"while running {step.key!r} on device {step.place}")
+def explain_error(error: BaseException, plan: Plan, i: int) -> BaseException:
+    """Add a note to an exception that names the user's code, the task and its device.
+
+    Returns the exception.
+    """
+    step = plan.steps[i]
+    note = f"while running {step.key!r} on device {step.place}"
+    if words := describe_task(step.task, step.key, plan.renamed):
+        note += f": {words}"
+    if where := failed_at(error.__traceback__):
+        note += f"; it failed in {where}"
+    return add_note(error, note)
 
 
 def add_note(error: BaseException, note: str) -> BaseException:

@@ -23,8 +23,8 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..plan.machine import DISK, HOST
-from ..plan.origins import StepTable, step_table
 from ..plan.plan import Footprint, Plan
+from ..plan.step_table import StepTable, step_table
 from .events import Copied, Copy, Done, Event, Free, Instruction, Issued, Launch, NoRoom
 from .under_way import runs_under_way
 

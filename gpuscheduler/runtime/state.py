@@ -883,7 +883,9 @@ class State:
                 others = self._immovable(self.memory[d]).difference(step.inputs)
                 held = sum(self.nbytes[j] for j in others)
                 held += self.plan.others.get(self.memory[d], 0)
-                raise self._out_of_memory(does_not_fit(step.key, need, d, self.plan.machine, held))
+                plan = self.plan
+                words = does_not_fit(step, need, d, plan.machine, held, plan.renamed)
+                raise self._out_of_memory(words)
         raise AssertionError("steps are left, but none is ready and nothing is under way")
 
     def _out_of_memory(self, text: str) -> OutOfMemory:

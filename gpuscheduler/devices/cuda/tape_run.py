@@ -113,6 +113,6 @@ def _follow_lane(
         except Exception as error:
             if is_refusal(error):
                 return False
-            explain_error(error, step)
+            explain_error(error, run.plan, i)
             raise
     return True

@@ -1,0 +1,112 @@
+"""What the steps of a plan are, without their tasks and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..frontend.compiled_task import Chain, CompiledCall
+from .origins import Origin, label, lines, task_origins
+from .plan import Plan
+
+Key = Any
+#: Groups of one kind of step at most; each takes some 20 µs to find out where it comes from.
+MOST_GROUPS = 8
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class StepTable:
+    """Columns by step, and what the steps of each group come from."""
+
+    keys: list[Key]
+    kinds: list[int]  # as in the plan: blocks of one array, or calls of one function
+    groups: list[int]  # steps of one group run the same code, so they have one label
+    places: list[int]
+    nbytes: list[int]  # of each value, as far as known when the table was made
+    seconds: list[float]  # predicted
+    inputs: list[tuple[int, ...]]
+    aside: bytearray  # whether a step runs beside its device's queue, as it reads or writes a file
+    fixed: bytearray  # whether a step's value existed before the run
+    labels: dict[int, str]  # by group: "normalise · exp · sum"
+    lines: dict[int, str]  # by group: "wave.py:20, wave.py:21"
+    origins: dict[int, tuple[Origin, ...]]  # by group
+
+    def label(self, step: int) -> str:
+        """The label of a step, for people."""
+        return self.labels[self.groups[step]]
+
+    def line(self, step: int) -> str:
+        """The user's lines behind a step, each once: "wave.py:20, wave.py:21"."""
+        return self.lines[self.groups[step]]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __repr__(self) -> str:
+        return f"<StepTable of {len(self.keys):,} steps>"
+
+
+def step_table(plan: Plan) -> StepTable:
+    """The table of a plan's steps; a plan has one, which is made at the first call."""
+    known: StepTable | None = plan.__dict__.get("table")
+    if known is None or len(known) != len(plan.steps):
+        known = plan.__dict__["table"] = _make_table(plan)
+    return known
+
+
+def _make_table(plan: Plan) -> StepTable:
+    steps = plan.steps
+    numbers: dict[Any, int] = {}
+    of_kind: dict[int, list[int]] = {}  # groups of each kind
+    groups: list[int] = []
+    first: list[int] = []
+    for i, step in enumerate(steps):
+        code = step.kind, _code_of(step.task)
+        group = numbers.get(code)
+        if group is None:
+            mine = of_kind.setdefault(step.kind, [])
+            if len(mine) < MOST_GROUPS:
+                group = len(first)
+                first.append(i)
+                mine.append(group)
+            else:
+                group = mine[-1]
+            numbers[code] = group
+        groups.append(group)
+    origins = {group: step_origins(plan, i) for group, i in enumerate(first)}
+    return StepTable(
+        [s.key for s in steps],
+        [s.kind for s in steps],
+        groups,
+        [s.place for s in steps],
+        [s.nbytes for s in steps],
+        [s.seconds for s in steps],
+        [s.inputs for s in steps],
+        bytearray([s.aside for s in steps]),
+        bytearray([s.fixed for s in steps]),
+        {group: label(found) for group, found in origins.items()},
+        {group: lines(found) for group, found in origins.items()},
+        origins,
+    )
+
+
+def _code_of(task: Any) -> Any:
+    """What is the same for tasks that run the same code."""
+    kind = type(task)
+    if kind is Chain:
+        return tuple([_code_of(inner) for _, inner in task.tasks])
+    if kind is CompiledCall:
+        return id(task.function), id(task.steps)
+    members = getattr(task, "members", None)
+    if members:
+        return len(members), _code_of(members[0])
+    inner = getattr(task, "fused", None) or task
+    return kind, id(getattr(inner, "program", None) or getattr(task, "func", None))
+
+
+def step_origins(plan: Plan, step: int) -> tuple[Origin, ...]:
+    """The user's operations in a step, in the order in which they run."""
+    renamed: Mapping[str, str] = plan.renamed
+    s = plan.steps[step]
+    return task_origins(s.task, s.key, renamed)

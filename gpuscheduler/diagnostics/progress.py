@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..plan.origins import step_table
 from ..plan.plan import Plan
+from ..plan.step_table import step_table
 from ..runtime.observe import Recorder, RunRecord
 from ..runtime.under_way import RunUnderWay, runs_under_way
 from .log import logger
@@ -91,8 +91,8 @@ class RunMeter:
         made = np.array([not s.fixed for s in steps], bool)
         self._seconds = np.where(made, np.array(table.seconds, float), 0.0)
         layers: dict[str, int] = {}
-        of = {kind: layers.setdefault(name, len(layers)) for kind, name in table.labels.items()}
-        self._layer = np.array([of[kind] for kind in table.kinds], np.intp)
+        of = {group: layers.setdefault(name, len(layers)) for group, name in table.labels.items()}
+        self._layer = np.array([of[group] for group in table.groups], np.intp)
         self._names = list(layers)
         self._totals = np.bincount(self._layer[made], minlength=len(layers))
 

@@ -19,8 +19,9 @@ from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.utils import key_split
 
 from ..frontend import lines as user_lines
-from ..frontend.compiled_task import Chain, CompiledCall, InnerStep
+from ..frontend.compiled_task import CompiledCall, InnerStep
 from ..frontend.graph import layer_of
+from ..frontend.task import OwnTask
 
 Key = Any
 #: Characters of a label at most.
@@ -69,47 +70,37 @@ def task_origins(
 
 def _calls(task: Any, key: Key) -> Iterator[_Call]:
     """The tasks of Dask's that a task was made of, producers first."""
-    kind = type(task)
-    if kind is Chain:
-        for name, inner in task.tasks:
-            yield from _calls(inner, name)
-    elif kind is CompiledCall:
+    if isinstance(task, CompiledCall):
         yield from _inner_calls(task.steps, task.function)
-    elif kind is Task and task.func is execute_subgraph:
+    elif isinstance(task, OwnTask):
+        for name, inner in _inner_tasks(task, key):
+            yield from _calls(inner, name)
+    elif type(task) is Task and task.func is execute_subgraph:
         for name, inner in task.args[0].items():
             yield from _calls(inner, name)
-    elif kind is Task:
+    elif type(task) is Task:
         yield _Call(key, _users_function([task.func, *task.args, *task.kwargs.values()]))
-    elif kind.__name__ == "TaskWithProducers":
-        for name, inner in task.before:
-            yield from _calls(inner, name)
-        yield from _calls(task.task, key)
-    elif kind.__name__ == "_SequentialTasks":
-        for name, inner in _with_keys(task.tasks, key):
-            yield from _calls(inner, name)
-    elif kind.__name__ == "Batch":
-        for member in task.members:
-            yield from _calls(member, member.key)
-    elif kind.__name__ == "MatmulSumTask":
-        for original in task.originals:
-            yield from _calls(original, getattr(original, "key", None) or key)
-        if task.ended is not None:
-            yield from _calls(task.ended[1], key)
     else:
-        # KernelTask; OptionalTask, CompressTask; PairsTask, _OptionalTermsTask, _FilledTask
-        for attribute in ("original", "fused", "task"):
-            if (inner := getattr(task, attribute, None)) is not None and callable(inner):
-                yield from _calls(inner, key)
-                return
-        function = getattr(task, "func", None) or getattr(task, "function", None)
-        yield _Call(key, function)
+        yield _Call(key, getattr(task, "func", None))
 
 
-def _with_keys(tasks: Any, key: Key) -> Iterator[tuple[Key, Any]]:
-    keys = getattr(key, "keys", ())
-    if callable(keys) or len(keys) != len(tasks):
-        keys = [getattr(t, "key", key) for t in tasks]
-    yield from zip(keys, tasks, strict=True)
+def _inner_tasks(task: OwnTask, key: Key) -> Iterator[tuple[Key, Any]]:
+    """The tasks in a task of ours, with the keys of their values, producers first."""
+    if task.original is not task:
+        yield key, task.original
+    elif len(task.sequence) > 1:
+        yield from task.sequence
+    else:
+        before = getattr(task, "before", None)  # of a `TaskWithProducers`
+        if isinstance(before, list):
+            yield from before
+            yield key, task.task
+            return
+        parts = [part for part in task.parts if isinstance(part, OwnTask | Task)]
+        keys = getattr(task.key, "keys", ())  # of several values
+        if callable(keys) or len(keys) != len(parts):
+            keys = [getattr(part, "key", None) or key for part in parts]
+        yield from zip(keys, parts, strict=True)
 
 
 def _inner_calls(steps: tuple[InnerStep, ...], function: Any) -> Iterator[_Call]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..frontend.compiled_task import Chain, CompiledCall
+from ..frontend.compiled_task import CompiledCall
+from ..frontend.task import alike_of, members_of, sequence_of
 from .origins import Origin, label, lines, task_origins
 from .plan import Plan
 
@@ -93,16 +94,11 @@ def _make_table(plan: Plan) -> StepTable:
 
 def _code_of(task: Any) -> Any:
     """What is the same for tasks that run the same code."""
-    kind = type(task)
-    if kind is Chain:
-        return tuple([_code_of(inner) for _, inner in task.tasks])
-    if kind is CompiledCall:
+    if isinstance(task, CompiledCall):
         return id(task.function), id(task.steps)
-    members = getattr(task, "members", None)
-    if members:
-        return len(members), _code_of(members[0])
-    inner = getattr(task, "fused", None) or task
-    return kind, id(getattr(inner, "program", None) or getattr(task, "func", None))
+    if len(sequence_of(task)) > 1:
+        return tuple([_code_of(inner) for _, inner in sequence_of(task)])
+    return type(task), len(members_of(task)), id(alike_of(task))
 
 
 def step_origins(plan: Plan, step: int) -> tuple[Origin, ...]:

@@ -75,7 +75,7 @@ def test_a_scheduler_writes_what_its_devices_did(tmp_path):
     devices = [name for _, name in found]
     assert {name.removesuffix(", too") for name in devices} == {"device 0", "device 1"}
     assert sum(map(len, found.values())) == len(rows) >= 5
-    assert "sum" in {e["name"].split("-")[0] for steps in found.values() for e in steps}
+    assert "sum (tree)" in {e["name"] for steps in found.values() for e in steps}
     for steps in found.values():
         for a, b in zip(steps, steps[1:], strict=False):
             assert a["ts"] + a["dur"] <= b["ts"] + 1e-6

@@ -115,7 +115,7 @@ def test_copies_say_from_where_to_where_and_how_many_bytes():
         (50, [Copy(0, 0, 1), Launch(1, 1)], [Copied(0, 0, 1)]),
     )
     (copy,) = decode_copies(record)
-    assert copy[1:] == (0, "a", 0, 1, 20, 50, 100, "host")
+    assert copy[1:] == (0, "mix", 0, 1, 20, 50, 100, "host")
 
 
 def test_a_replay_without_device_times_is_drawn_from_predictions():
@@ -252,7 +252,7 @@ def test_what_spills_is_recorded():
     record = recorded(plan, devices=InOrderDevices(plan, {0: 8, 1: 8, 2: 16, 3: 0}))
     assert observe.spilled_bytes(decode_copies(record))[HOST] == 8
     assert [(c.label, c.src, c.dst) for c in decode_copies(record)] == [
-        ("a", 0, HOST), ("a", HOST, 0),
+        ("mix", 0, HOST), ("mix", HOST, 0),
     ]  # fmt: skip
     assert max(s.used[0] for s in decode_memory(record)) == 24
     assert {DISK, HOST} <= set(record.memories)

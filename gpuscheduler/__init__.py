@@ -60,7 +60,7 @@ _MODULES = {
     "simulate": "cluster.simulate",
 }
 #: Public modules, imported at first use, too.
-_SUBMODULES = {"array", "linalg"}
+_SUBMODULES = {"array", "linalg", "sparse"}
 #: Functions and types of ours that Dask looks up here: it takes the first part of the name of a
 #: generator's module for the library whose random numbers it draws.
 _OF_GENERATORS = {"random": "dask_random", "arange": "dask_arange"}

@@ -33,7 +33,7 @@ PYDATA_ATTRIBUTES = {
     "COO": ("data", "coords"), "GCXS": _COMPRESSED, "CSR": _COMPRESSED, "CSC": _COMPRESSED,
 }  # fmt: skip
 #: Types of the package's own that hold one matrix, by name and module.
-WRAPPERS = {("SparseBlock", "gpuscheduler.algorithms.sparse"): ("matrix",)}
+WRAPPERS = {("SparseBlock", "gpuscheduler.algorithms.sparse_block")}
 #: What CuPy's matrices hold: dtypes by `char`.
 CUPY_DTYPES = "?fdFD"
 #: Facts of a matrix that are made anew for other arrays, or belong to one process.
@@ -85,6 +85,13 @@ library_of: Callable[[Any], str | None] = lru_cache(maxsize=256)(_find_library)
 def is_scipys(kind: type) -> bool:
     """Whether a type is a sparse matrix of SciPy's, or a subclass of one."""
     return any(c.__module__.startswith(SCIPY) for c in kind.__mro__)
+
+
+def unwrapped(value: Any) -> Any:
+    """The matrix that a block of the package's own holds; any other value as it is."""
+    kind = type(value)
+    held = (kind.__name__, kind.__module__) in WRAPPERS and value.ndim == 2
+    return value.matrix if held else value
 
 
 def is_sparse_type(name: str | None) -> bool:

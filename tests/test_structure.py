@@ -25,7 +25,7 @@ ROOMS = [
     "_version", "errors", "sparse_parts", "values", "algorithms", "gc_control", "forks",
     "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
-    "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "linalg", "__init__", "cli",
+    "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "linalg", "sparse", "__init__", "cli",
     "__main__",
 ]  # fmt: skip
 #: The files of each room: each imports only from those before it.
@@ -35,6 +35,10 @@ WITHIN = {
         "blocks",
         "ordered_keys",
         "local_sort",
+        "sparse_matrices",
+        "sparse_block",
+        "sparse_dispatch",
+        "sparse",
         "products",
         "capacity",
         "cyclic",

@@ -15,6 +15,10 @@ products       Products and rearrangements: inner, cross, kron, take_along_axis.
 register       Register our functions with Dask, for `np.sort(x)` of a dask array.
 runs           How many sorted runs an array has, and which blocks go into each.
 sorting        sort, argsort, lexsort.
+sparse         Arrays of sparse blocks: from matrices and dense arrays, and back.
+sparse_block   One sparse matrix that answers NumPy's functions, as a block.
+sparse_dispatch   What Dask looks up by the type of a chunk, for sparse blocks.
+sparse_matrices  What blocks ask of matrices of SciPy and CuPy.
 splitters      Where to cut sorted runs for parts of exact lengths.
 square         Systems of equations, inverses and determinants.
 tall           QR, SVD, least squares and norms of matrices, by way of a tall matrix's QR.

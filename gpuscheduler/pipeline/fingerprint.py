@@ -34,7 +34,9 @@ from ..frontend.graph import is_chunk
 from ..frontend.rebuild import has_name
 from ..frontend.tiles import Tiles
 from ..ir.expr import Expr
+from ..sparse_parts import arrays_of, library_of
 from ..tracing.bytecode import variables_written
+from ..values import sizeof
 
 Key = Any
 Home = Callable[[Any], int | None]
@@ -309,7 +311,8 @@ class _LayerWords:
         return (self(argument) if index is None else self._name(argument)), self(index)
 
     def _item(self, key: Key, item: Any) -> Any:
-        if is_task_data(_value(item)):
+        value = _value(item)
+        if is_task_data(value) or library_of(type(value)) is not None:
             self.data.append(key)
             return Chunk
         if type(item) is DataNode and _name_of(key).startswith(LISTS):
@@ -576,7 +579,7 @@ def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
             if place is None:  # another scheduler's
                 raise _NotComparable
             shown = value.shown()
-        facts = moves, value.nbytes, _layout(shown)
+        facts = moves, value.nbytes if moves else sizeof(value), _layout(shown)
         out.append((first.setdefault(id(value), n), place, facts))
     return tuple(out)
 
@@ -584,6 +587,8 @@ def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
 def _layout(value: Any) -> Any:
     if value is None:
         return None
+    if library_of(type(value)) is not None:
+        return type(value), tuple(value.shape), tuple(map(_layout, arrays_of(value)))
     if not is_task_data(value) or value.dtype.hasobject:
         raise _NotComparable
     return type(value), value.dtype, _char(value.dtype), value.shape, value.strides

@@ -16,7 +16,9 @@ from typing import Any
 
 import cupy
 import numpy as np
+from dask.array.dispatch import to_cupy_dispatch
 
+from ...algorithms.sparse_block import DASK_MATMUL, SparseBlock, multiply_chunks
 from ...frontend.graph import is_plain
 from ...frontend.rebuild import like_function, swap_parts
 from ...frontend.task import members_of
@@ -119,6 +121,8 @@ class MovedCall:
         self._there = False  # whether some arrays are on a device, or brought to one
         self._writes = False  # whether a function may write to one of these
         self._around = False  # whether what is looked at is the task's own
+        self._sparse = any(type(v) is SparseBlock for v in values.values())
+        self._multiplies = False  # whether it multiplies CuPy's arrays by sparse blocks
         self.values = {k: map_deep_leaves(self._swap, v) for k, v in values.items()}
         self._around = True
         self.task: Task = task
@@ -126,7 +130,7 @@ class MovedCall:
             self.task = swap_parts(task, self._swap, self._known)
 
     def found(self) -> MovedCall | None:
-        return self if self._there and self._copies else None
+        return self if self._multiplies or (self._there and self._copies) else None
 
     def changed(self) -> bool:
         """Whether the task has written to a copy: nobody would see it."""
@@ -135,10 +139,16 @@ class MovedCall:
     def _swap(self, it: Any) -> Any:
         if self._is_moved(it):
             return self._copy_of(it)
+        if self._sparse and it is DASK_MATMUL:
+            self._multiplies = True
+            return multiply_chunks
         if library_of(type(it)) is not None:  # one that a task has captured
             before = arrays_of(it)
             arrays = [self._swap(a) for a in before]
             return rebuild(it, arrays) if any(map(is_not, arrays, before)) else it
+        if it is to_cupy_dispatch:
+            self._there = True
+            return _send_once
         if isinstance(it, cupy.ndarray) or (callable(it) and is_sender(it)):
             self._there = True
             return it
@@ -255,6 +265,11 @@ def move_to_host(
 def send_value(value: Any) -> Any:
     """A value that was made on the host, with its arrays on the current device."""
     return map_deep_leaves(_copy_to_device, value)
+
+
+def _send_once(value: Any) -> Any:
+    """Send a value as Dask does, which refuses what is on a device already."""
+    return value if isinstance(value, cupy.ndarray) else to_cupy_dispatch(value)
 
 
 def _is_of_host(value: Any) -> bool:

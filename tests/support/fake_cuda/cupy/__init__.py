@@ -114,6 +114,12 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
         return array, (self.get(),)
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        for x in inputs:
+            if hasattr(x, "__cupy_override_elementwise_kernel__"):
+                if ufunc is _np.matmul:
+                    raise TypeError(f"Unsupported type {type(x)}")
+                kernel = _Kind(f"cupy_{ufunc.__name__}")
+                return x.__cupy_override_elementwise_kernel__(kernel, *inputs, **kwargs)
         return _called(getattr(ufunc, method), inputs, kwargs)
 
     def __array_function__(self, function, types, args, kwargs):
@@ -137,6 +143,13 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
 
     def __deepcopy__(self, memo):
         return self.copy()
+
+
+class _Kind:
+    """A kernel of CuPy's, as far as types that override it look."""
+
+    def __init__(self, name):
+        self.name = name
 
 
 def _method(name):
@@ -436,6 +449,10 @@ class _Function:
         self._function, self.__name__, self.__module__ = function, name, "cupy"
 
     def __call__(self, *args, **kwargs):
+        if self._function is _np.matmul:
+            for x in args:
+                if not isinstance(x, ndarray):
+                    raise TypeError(f"Unsupported type {type(x)}")
         return _called(self._function, args, kwargs)
 
 

@@ -82,7 +82,7 @@ class spbase:
         host = getattr(_sp, type(self).__name__)
         parts = [getattr(self, name).get(stream) for name in _PARTS[self.format]]
         if self.format == "coo":
-            made = host((parts[0], tuple(parts[1:])), shape=self._shape)
+            made = host((parts[0], tuple(parts[1:])[-self.ndim :]), shape=self._shape)
         else:
             made = host(tuple(parts), shape=self._shape)
         return made

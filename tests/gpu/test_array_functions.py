@@ -11,6 +11,7 @@ import dask.array as da
 import gpuscheduler
 from gpuscheduler.algorithms import splitters
 from gpuscheduler.array import argsort, lexsort, sort
+from graphs import _sorting
 from tests.algorithms.test_sorting import ADVERSARIES, CHUNKS, N, descending_indices
 
 from .test_executor import DEVICES, host
@@ -109,3 +110,12 @@ def test_sort_of_one_run_makes_few_tasks(scheduler):
     lazy = on_gpu(ADVERSARIES["random"], (N // 10,) * 10)
     with dask.config.set({"gpuscheduler.sort-runs": 1}):
         assert len(scheduler.plan(np.sort(lazy)).steps) <= 22
+
+
+def test_the_benchmark_finds_right_values(monkeypatch, capsys):
+    """At a size at which times say nothing."""
+    monkeypatch.setattr(_sorting, "CHECKED", 20_000)
+    _sorting.main(["20000"])
+    table = capsys.readouterr().out
+    assert table.count("\n") >= 5
+    assert "WRONG" not in table

@@ -1,0 +1,142 @@
+"""Time sorts and what is like them on one GPU: `python graphs/_sorting.py [ROWS] [--only NAME]`.
+
+Each row checks values first, at a smaller size, against CuPy. Then it prints milliseconds of ours
+(16 blocks that are on the device, the best of five after one more), of one call of CuPy on one
+array, of the same in JAX where that is installed, and the bar of the design. ROWS is the number of
+elements of the large arrays, 1e9 by default. No workload. Takes about a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import argparse
+
+import cupy
+import dask.array as da
+import numpy as np
+
+import gpuscheduler
+from gpuscheduler import array
+
+BLOCKS = 16
+CHECKED = 10**6
+
+
+def made(n: int, dtype: str, distinct: int | None = None) -> Any:
+    """Random numbers on the device: of all magnitudes, or of so many distinct values."""
+    rng = (np if n <= CHECKED else cupy).random.default_rng(1)
+    if distinct:
+        return cupy.asarray(rng.integers(0, distinct, n).astype(dtype))
+    return cupy.asarray(rng.standard_normal(n, dtype=np.dtype(dtype).type))
+
+
+def blocked(x: Any) -> Any:
+    """The same elements as a dask array of blocks on the device."""
+    size = -(-len(x) // BLOCKS)
+    parts = [x[i : i + size].copy() for i in range(0, len(x), size)]
+    name = f"given-{time.perf_counter_ns()}"
+    blocks = {(name, i): p for i, p in enumerate(parts)}
+    lengths = tuple(len(p) for p in parts)
+    return da.Array(blocks, name, (lengths,), meta=x[:0]).persist()
+
+
+def best(f: Callable[[], Any], repeat: int = 5) -> float:
+    times = []
+    for _ in range(repeat + 1):
+        cupy.cuda.runtime.deviceSynchronize()
+        begin = time.perf_counter()
+        out = f()
+        cupy.cuda.runtime.deviceSynchronize()
+        times.append(1e3 * (time.perf_counter() - begin))
+        del out
+    return min(times[1:])
+
+
+def same(a: Any, b: Any) -> bool:
+    return all(bool((cupy.asarray(u) == cupy.asarray(v)).all()) for u, v in zip(a, b, strict=True))
+
+
+def listed(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def rows(n: int) -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any], str, float]]:
+    """Name, how to make the input, ours, CuPy's, JAX's function, and the bar in milliseconds."""
+    return [
+        (f"sort {n:.0e} f4", lambda k: made(k or n, "f4"), array.sort, cupy.sort, "sort", 30),
+        (f"sort {n:.0e} f8", lambda k: made(k or n, "f8"), array.sort, cupy.sort, "sort", 74),
+        (f"argsort {n:.0e} f4", lambda k: made(k or n, "f4"), array.argsort, cupy.argsort,
+         "argsort", 55),
+    ]  # fmt: skip
+
+
+def theirs(name: str, x: Any) -> float | None:
+    """Milliseconds of the function of JAX; None where JAX is not installed, or has no memory."""
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return None
+    jax.config.update("jax_enable_x64", True)
+    f = jax.jit(getattr(jnp, name))
+    try:
+        y = jax.dlpack.from_dlpack(x)
+        return best(lambda: f(y).block_until_ready())
+    except Exception as error:
+        print(f"  JAX: {type(error).__name__}: {str(error)[:70]}")
+        return None
+
+
+def measure(row: Any, scale: float) -> bool:
+    """Check one row, time it and print it; whether its values are right and its bar is met."""
+    name, make, ours, cupys, jaxs, bar = row
+    small = make(CHECKED)
+    got = [v.compute() for v in listed(ours(blocked(small)))]
+    if not same(got, listed(cupys(small))):
+        print(f"| {name} | WRONG VALUES |", flush=True)
+        return False
+    x = make(0)
+    with_blocks = blocked(x)
+    mine = best(lambda: [v.persist() for v in listed(ours(with_blocks))])
+    with_blocks = None
+    free()
+    peer = best(lambda: cupys(x))
+    free()
+    other = theirs(jaxs, x) if jaxs else None
+    shown = "-" if other is None else f"{other:.1f}"
+    met = mine <= bar * scale
+    cells = [name, f"{mine:.1f}", f"{peer:.1f}", f"{mine / peer:.2f}", shown, f"{bar * scale:.0f}"]
+    print("|", " | ".join([*cells, "yes" if met else "NO"]), "|", flush=True)
+    return met
+
+
+def free() -> None:
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; 1 where a value is wrong or a bar is not met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="?", type=float, default=1e9)
+    parser.add_argument("--only", default="")
+    said = parser.parse_args(arguments)
+    print("| workload | ours ms | CuPy ms | ratio | JAX ms | bar | met |")
+    print("|---|---|---|---|---|---|---|")
+    met = []
+    for row in rows(int(said.rows)):
+        if said.only in row[0]:
+            with gpuscheduler.Scheduler("cuda:0"):
+                met.append(measure(row, said.rows / 1e9))
+            free()
+    return int(not all(met))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

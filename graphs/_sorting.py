@@ -60,20 +60,31 @@ def best(f: Callable[[], Any], repeat: int = 5) -> float:
 
 
 def same(a: Any, b: Any) -> bool:
-    return all(bool((cupy.asarray(u) == cupy.asarray(v)).all()) for u, v in zip(a, b, strict=True))
+    pairs = zip(a, b, strict=True)
+    return all(bool(cupy.allclose(cupy.asarray(u), cupy.asarray(v), 1e-12, 0)) for u, v in pairs)
 
 
 def listed(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def rows(n: int) -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any], str, float]]:
+def percentiles(x: Any) -> Any:
+    return array.percentile(x, [5, 50, 95])
+
+
+def rows(
+    n: int,
+) -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any], str | None, float]]:
     """Name, how to make the input, ours, CuPy's, JAX's function, and the bar in milliseconds."""
     return [
         (f"sort {n:.0e} f4", lambda k: made(k or n, "f4"), array.sort, cupy.sort, "sort", 30),
         (f"sort {n:.0e} f8", lambda k: made(k or n, "f8"), array.sort, cupy.sort, "sort", 74),
         (f"argsort {n:.0e} f4", lambda k: made(k or n, "f4"), array.argsort, cupy.argsort,
          "argsort", 55),
+        (f"median {n / 10:.0e} f4", lambda k: made(k or n // 10, "f4"), array.median, cupy.median,
+         "median", 8),
+        (f"percentile of 3 {n / 10:.0e} f8", lambda k: made(k or n // 10, "f8"), percentiles,
+         lambda x: cupy.percentile(x, cupy.asarray([5, 50, 95])), None, 16),
     ]  # fmt: skip
 
 

@@ -57,6 +57,7 @@ WITHIN = {
         "sorting",
         "contractions",
         "eigen",
+        "selection",
     ],  # fmt: skip
     "diagnostics": [
         "log",

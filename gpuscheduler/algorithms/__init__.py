@@ -14,6 +14,7 @@ ordered_keys   Values of any dtype as unsigned integers of the same order.
 products       Products and rearrangements: inner, cross, kron, take_along_axis.
 register       Register our functions with Dask, for `np.sort(x)` of a dask array.
 runs           How many sorted runs an array has, and which blocks go into each.
+selection      Exact percentiles, quantiles, medians; partitions.
 sorting        sort, argsort, lexsort.
 sparse         Arrays of sparse blocks: from matrices and dense arrays, and back.
 sparse_block   One sparse matrix that answers NumPy's functions, as a block.

@@ -72,6 +72,22 @@ def ordered_keys(x: Any, descending: bool = False) -> tuple[Any, ...]:
     return (~unsigned if descending else unsigned,)
 
 
+def values_of_keys(keys: Any, dtype: Any) -> Any:
+    """Return the numbers that `ordered_keys` maps to these keys; of integers and floats.
+
+    >>> x = np.array([-1.5, 0.0, np.inf, np.nan], "f4")
+    >>> values_of_keys(ordered_keys(x)[0], x.dtype)
+    array([-1.5,  0. ,  inf,  nan], dtype=float32)
+    """
+    dtype = np.dtype(dtype).newbyteorder("=")
+    top = _top(keys.dtype)
+    if dtype.kind == "f":
+        keys = np.where(keys >= top, keys & ~top, ~keys)
+    elif dtype.kind == "i":
+        keys = keys ^ top
+    return keys.view(dtype)
+
+
 def _float_keys(x: Any, descending: bool) -> Any:
     xp = array_module(x)
     bits = x.view(_UNSIGNED[x.dtype.itemsize])

@@ -25,6 +25,7 @@ from dask import config
 
 #: By function, as an attribute of `numpy`, the file of this room that has one of its last name.
 FUNCTIONS: dict[str, str] = {
+    "argpartition": "selection",
     "argsort": "sorting",
     "cross": "products",
     "inner": "products",
@@ -55,6 +56,7 @@ FUNCTIONS: dict[str, str] = {
     "linalg.vecdot": "contractions",
     "linalg.vector_norm": "tall",
     "matrix_transpose": "products",
+    "partition": "selection",
     "sort": "sorting",
     "sort_complex": "sorting",
     "take_along_axis": "products",

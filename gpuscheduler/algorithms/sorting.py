@@ -91,8 +91,8 @@ def sort(
     >>> sort(x, descending=True).chunks
     ((2, 2),)
     """
-    a = _check("sort", a, kind, order, stable)
-    a, axis = _flatten(a, axis)
+    a = check_sortable("sort", a, kind, order, stable)
+    a, axis = flatten(a, axis)
     return _sort_columns("sort", [a], axis, index=False, descending=bool(descending))
 
 
@@ -117,8 +117,8 @@ def argsort(
     >>> argsort(da.from_array([3, 1, 3, 1], chunks=2), descending=True).compute()
     array([0, 2, 1, 3])
     """
-    a = _check("argsort", a, kind, order, stable)
-    a, axis = _flatten(a, axis)
+    a = check_sortable("argsort", a, kind, order, stable)
+    a, axis = flatten(a, axis)
     return _sort_columns("argsort", [a], axis, index=True, descending=bool(descending))
 
 
@@ -154,7 +154,7 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
     columns = [da.asanyarray(k) for k in keys][::-1]
     if not columns:
         raise TypeError("lexsort: there are no keys, give at least one array")
-    columns = [_check("lexsort", c) for c in columns]
+    columns = [check_sortable("lexsort", c) for c in columns]
     first = columns[0]
     for c in columns[1:]:
         if c.ndim != first.ndim or not all(
@@ -186,7 +186,7 @@ def sort_complex(a: Any) -> Any:
 # ---- arguments
 
 
-def _check(
+def check_sortable(
     name: str, a: Any, kind: Any = None, order: Any = None, stable: bool | None = None
 ) -> Any:
     """The argument as a dask array; errors for what cannot be sorted."""
@@ -218,7 +218,7 @@ def _normalize(name: str, axis: int, ndim: int) -> int:
     return axis % ndim
 
 
-def _flatten(a: Any, axis: int | None) -> tuple[Any, int]:
+def flatten(a: Any, axis: int | None) -> tuple[Any, int]:
     if axis is None and a.ndim != 1:
         empty = 0 in a.shape  # Dask cannot ravel that
         return (da.from_array(a._meta.reshape(-1)) if empty else a.ravel()), 0
@@ -246,9 +246,9 @@ def _sort_columns(
     if x.ndim == 1:
         return sort_long(what, columns, index=index, descending=descending)
     function = _local(columns, index, descending)
-    if x.numblocks[axis] > 1 and not _lines_fit(columns, axis):
+    if x.numblocks[axis] > 1 and not lines_fit(columns, axis):
         return _sort_large_lines(what, columns, axis, index=index, descending=descending)
-    return _sort_line_blocks(what, columns, axis, function)
+    return sort_line_blocks(what, columns, axis, function, is_index=index)
 
 
 def _local(columns: list[Any], index: bool, descending: bool) -> Callable[..., Any]:
@@ -266,14 +266,14 @@ def _line_bytes(columns: list[Any], axis: int) -> float:
     return float(others * x.shape[axis] * sum(c.dtype.itemsize for c in columns))
 
 
-def _lines_fit(columns: list[Any], axis: int) -> bool:
+def lines_fit(columns: list[Any], axis: int) -> bool:
     nbytes = _line_bytes(columns, axis)  # NaN where chunks are unknown
     largest = math.prod(max(c) for c in columns[0].chunks) * columns[0].dtype.itemsize
     return not nbytes > most_line_bytes(largest, machine_in_use(module_name(columns[0])))
 
 
-def _sort_line_blocks(
-    what: str, columns: list[Any], axis: int, function: Callable[..., Any]
+def sort_line_blocks(
+    what: str, columns: list[Any], axis: int, function: Callable[..., Any], *, is_index: bool
 ) -> Any:
     """Join the blocks along the axis, apply a function, and cut its result as the input was."""
     x = columns[0]
@@ -302,17 +302,17 @@ def _sort_line_blocks(
                 dsk[length] = Task(length, _length, reads[0][b], axis)
                 lengths = List(*[_ref(length[0], j) for j in keys])
                 dsk[cut] = Task(cut, _cut_block, TaskRef(key), lengths, b, axis)
-    return _array(name, dsk, columns, function.func if isinstance(function, partial) else function)
+    return _array(name, dsk, columns, is_index)
 
 
 def _ref(name: str, block: tuple[Any, ...]) -> TaskRef:
     return TaskRef((name, *block))
 
 
-def _array(name: str, dsk: dict[Any, Any], columns: list[Any], function: Any) -> Any:
+def _array(name: str, dsk: dict[Any, Any], columns: list[Any], is_index: bool) -> Any:
     x = columns[0]
     meta = x._meta
-    if function is not _sort_lines:
+    if is_index:
         meta = array_module(meta).empty((0,) * x.ndim, np.intp)
     graph = HighLevelGraph.from_collections(name, dsk, dependencies=columns)
     return da.Array(graph, name, x.chunks, meta=meta)
@@ -352,7 +352,7 @@ def _sort_large_lines(
     wide = [columns[0].rechunk(chunks, block_size_limit=limit)]
     wide += [c.rechunk(wide[0].chunks) for c in columns[1:]]
     function = _local(columns, index, descending)
-    return _sort_line_blocks(what, wide, axis, function).rechunk(x.chunks)
+    return sort_line_blocks(what, wide, axis, function, is_index=index).rechunk(x.chunks)
 
 
 # ---- one long line
@@ -368,7 +368,8 @@ def sort_long(what: str, columns: list[Any], *, index: bool, descending: bool) -
     nbytes = x.shape[0] * sum(c.dtype.itemsize for c in columns) + 8 * index * x.shape[0]
     runs = count_runs(nbytes, len(lengths), machine)
     if runs == 1 or not all(is_ordered(c.dtype) for c in columns):
-        return _sort_line_blocks(what, columns, 0, _local(columns, index, descending))
+        function = _local(columns, index, descending)
+        return sort_line_blocks(what, columns, 0, function, is_index=index)
     copies = is_out_of_core(nbytes, machine)
     builder = _SampleSort(what, columns, index, descending, runs, copies)
     return builder.build()
@@ -419,7 +420,7 @@ class _SampleSort:
                 "merge", j, _merge, List(*pieces), len(self.columns), self.index, self.descending
             )
             self._parts(merged, group, lengths)
-        return _array(self.name, self.dsk, self.columns, None if self.index else _sort_lines)
+        return _array(self.name, self.dsk, self.columns, self.index)
 
     def add(self, step: str, number: Any, function: Callable[..., Any], *args: Any) -> TaskRef:
         at = number if isinstance(number, tuple) else (number,)

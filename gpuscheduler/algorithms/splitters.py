@@ -124,6 +124,18 @@ def find_cuts(candidates: Sequence[Candidates], brackets: Brackets) -> Any:
     return out
 
 
+def merge_candidates(candidates: Sequence[Candidates], bracket: int, rank: int) -> Any:
+    """Return the key of the element of a rank, from 1, in the union of the runs.
+
+    Of runs with one key column.
+    """
+    keys = np.concatenate([c.keys[bracket][0] for c in candidates])
+    counts = np.concatenate([c.counts[bracket] for c in candidates])
+    order = np.argsort(keys, kind="stable")
+    missing = rank - sum(int(c.below[bracket]) for c in candidates)
+    return keys[order][np.searchsorted(np.cumsum(counts[order]), missing, side="left")]
+
+
 def count_at_most(columns: Sequence[Any], bounds: Columns, descending: bool = False) -> Any:
     """Count the elements of sorted columns that are at or below each bound, by bisection.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import dask.array as da
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscheduler.array import cross, inner, kron, matrix_transpose, take_along_axis
 
+usual = settings(max_examples=int(os.environ.get("GPUSCHEDULER_EXAMPLES", "100")), deadline=None)
 RNG = np.random.default_rng(3)
 
 
@@ -62,6 +65,7 @@ def test_matrix_transpose():
         matrix_transpose(da.ones(3))
 
 
+@usual
 @given(st.data())
 def test_take_along_axis(data):
     shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 
 import dask
@@ -9,7 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.base import tokenize
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -17,6 +18,7 @@ from gpuscheduler import Scheduler
 from gpuscheduler.algorithms import local_sort, runs, splitters
 from gpuscheduler.array import argsort, lexsort, sort, sort_complex
 
+usual = settings(max_examples=int(os.environ.get("GPUSCHEDULER_EXAMPLES", "100")), deadline=None)
 RNG = np.random.default_rng(7)
 N = 3000
 
@@ -182,6 +184,7 @@ def test_unknown_chunks_keep_their_lengths(name, with_runs):
         assert_same(np.concatenate(blocks), expected)
 
 
+@usual
 @given(st.data())
 def test_sort_of_any_small_array(data):
     """Any dtype, lengths of blocks, runs and sample sizes; NaN, ties and empty blocks."""
@@ -211,6 +214,7 @@ def test_sort_of_any_small_array(data):
     assert_same(indices, np.argsort(x, kind="stable"))
 
 
+@usual
 @given(st.data())
 def test_sort_along_any_axis(data):
     shape = tuple(data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
@@ -275,6 +279,7 @@ def test_long_lines_are_sorted_by_packed_words(dtype, many):
     np.testing.assert_array_equal(local_sort.argsort_lines(pair, 1), np.argsort(pair, 1, "stable"))
 
 
+@usual
 @given(st.data())
 def test_lexsort_of_any_keys(data):
     n = data.draw(st.integers(0, 20))
@@ -298,6 +303,7 @@ def test_lexsort_takes_rows_of_one_array():
     np.testing.assert_array_equal(np.lexsort(da.from_array(x, chunks=(2, 13))), np.lexsort(x))
 
 
+@usual
 @given(st.data())
 def test_cuts_sum_to_the_ranks_and_candidates_are_few(data):
     lengths = data.draw(st.lists(st.integers(0, 400), min_size=1, max_size=5))
@@ -347,7 +353,7 @@ def test_sort_refuses_what_has_no_order():
 
 
 def test_lines_over_unknown_chunks_name_the_remedy(monkeypatch):
-    monkeypatch.setattr("gpuscheduler.algorithms.sorting._lines_fit", lambda *_: False)
+    monkeypatch.setattr("gpuscheduler.algorithms.sorting.lines_fit", lambda *_: False)
     x = unknown(da.ones((8, 8), chunks=4))
     with pytest.raises(ValueError, match=r"call x.compute_chunk_sizes\(\) before"):
         sort(x, axis=1)

@@ -10,7 +10,7 @@ import dask.array as da
 
 import gpuscheduler
 from gpuscheduler.algorithms import splitters
-from gpuscheduler.array import argsort, lexsort, sort
+from gpuscheduler.array import argsort, lexsort, median, nanquantile, quantile, sort
 from graphs import _sorting
 from tests.algorithms.test_sorting import ADVERSARIES, CHUNKS, N, descending_indices
 
@@ -119,3 +119,32 @@ def test_the_benchmark_finds_right_values(monkeypatch, capsys):
     table = capsys.readouterr().out
     assert table.count("\n") >= 5
     assert "WRONG" not in table
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("name", ["random", "float32", "some nan", "zipf", "int8", "float16"])
+def test_quantiles(scheduler, name, runs, monkeypatch):
+    monkeypatch.setattr(splitters, "SAMPLES", 16)
+    x = ADVERSARIES[name]
+    lazy = on_gpu(x, CHUNKS["uneven"])
+    exact = x.astype("f8")
+    with dask.config.set({"gpuscheduler.sort-runs": runs}):
+        made = [median(lazy), quantile(lazy, [0.1, 0.7]), nanquantile(lazy, 0.9, method="hazen")]
+    got = [host(v) for v in dask.compute(*made)]
+    expected = [np.median(x), np.quantile(exact, [0.1, 0.7])]
+    expected.append(np.nanquantile(exact, 0.9, method="hazen"))
+    eps = 2e-3 if x.dtype == "f2" else 1e-6 if x.dtype == "f4" else 1e-15
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=eps)
+
+
+def test_quantiles_along_axes(scheduler):
+    x = np.random.default_rng(3).random((40, 30))
+    x[5, :3] = np.nan
+    lazy = da.from_array(cupy.asarray(x), chunks=(15, 20))
+    made = [median(lazy, 0), nanquantile(lazy, [0.2, 0.5], 1), np.partition(lazy, 3, axis=0)[3]]
+    got = [host(v) for v in dask.compute(*made)]
+    expected = [np.where(np.isnan(x).any(0), np.nan, np.median(x, 0)),
+                np.nanquantile(x, [0.2, 0.5], 1), np.sort(x, 0)[3]]  # fmt: skip
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-15)

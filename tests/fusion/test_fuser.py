@@ -81,7 +81,7 @@ def test_stencils_are_kernels_on_gpus_and_tasks_on_cpus(scheduler, boundary):
         fuser = FusionPass(graph_of(u), 0, on_gpus=on_gpus)
         stencils = [t for t in programs(fuser.fused()) if len(t.names) > 2]
         assert bool(stencils) == on_gpus
-        assert any("joins parts" in r for r in fuser.reasons.values()) != on_gpus
+        assert any("joins parts" in r for r in fuser.graph.why.values()) != on_gpus
 
 
 @pytest.fixture
@@ -581,7 +581,7 @@ def test_operation_without_a_cuda_kernel_stays_a_task():
         fuser = FusionPass(graph_of(da.nextafter(x * 2, x) + 1), 0, on_gpus=on_gpus)
         assert bool(programs(fuser.fused())) != on_gpus
         assert (
-            any("no kernel for nextafter of float16" in r for r in fuser.reasons.values())
+            any("no kernel for nextafter of float16" in r for r in fuser.graph.why.values())
             == on_gpus
         )
 

@@ -22,15 +22,15 @@ def new_lock() -> threading.Lock:
     ...     taken
     True
     """
-    return _renewed(threading.Lock())  # type: ignore[no-any-return]
+    return _renew_lock(threading.Lock())  # type: ignore[no-any-return]
 
 
 def new_rlock() -> Any:
     """A lock that its thread may take again, as where collecting garbage comes back to it."""
-    return _renewed(threading.RLock())
+    return _renew_lock(threading.RLock())
 
 
-def _renewed(lock: Any) -> Any:
+def _renew_lock(lock: Any) -> Any:
     known = id(lock)
     _every[known] = ref(lock, lambda _: _every.pop(known, None))
     return lock

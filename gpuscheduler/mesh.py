@@ -28,7 +28,7 @@ from .default import kind_in_use
 from .frontend.tiles import MeshAxis, Tile, Tiles
 from .ir.expr import DType, Expr, Kernel, View, nodes, replace_leaves
 from .tracing.array import TracedArray, apply_expression
-from .tracing.numba_cpu import plain
+from .tracing.numba_cpu import python_function
 from .tracing.point_function import (
     ResultTuple,
     bind_arguments,
@@ -74,7 +74,7 @@ def axis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAxis:
     >>> np.asarray(axis(0, 1, 5))
     array([0.  , 0.25, 0.5 , 0.75, 1.  ])
     """
-    return MeshAxis(*_ends(start, stop), _count(n), bool(endpoint))
+    return MeshAxis(*_convert_ends(start, stop), _count(n), bool(endpoint))
 
 
 def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAxis:
@@ -91,7 +91,7 @@ def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAx
     >>> np.asarray(geomaxis(1, 1000, 4))
     array([   1.,   10.,  100., 1000.])
     """
-    first, last = _ends(start, stop)
+    first, last = _convert_ends(start, stop)
     if not first or not last or (first < 0) != (last < 0):
         raise ValueError(
             f"a geometric axis from {start!r} to {stop!r}: the ends must have the same sign, and "
@@ -100,7 +100,7 @@ def geomaxis(start: float, stop: float, n: int, endpoint: bool = True) -> MeshAx
     return MeshAxis(first, last, _count(n), bool(endpoint), geometric=True)
 
 
-def _ends(start: Any, stop: Any) -> tuple[float, float]:
+def _convert_ends(start: Any, stop: Any) -> tuple[float, float]:
     try:
         ends = float(start), float(stop)
     except (TypeError, ValueError):
@@ -239,7 +239,7 @@ def _check_call(f: Any, axes: int, args: int) -> None:
     if not callable(f):
         raise TypeError(f"{f!r} is no function: a mesh evaluates one of {axes} coordinates")
     try:
-        signature = inspect.signature(plain(f) or f)
+        signature = inspect.signature(python_function(f) or f)
     except (TypeError, ValueError):  # of C's functions not all say what they take
         return
     try:
@@ -414,9 +414,10 @@ def _sides(
 
 
 def _equal(side: tuple[int, ...], more: float) -> tuple[int, ...]:
-    """Lengths of tiles that are all the same, if such are near, at most so many times as long: then
-    all tiles have one kernel, not one for each edge and corner. A multiple of four, so that vectors
-    of elements lie in rows.
+    """Return equal lengths of tiles, if such are near, at most so many times as long.
+
+    Then all tiles have one kernel, instead of one for each edge and corner. A multiple of four, so
+    that vectors of elements lie in rows.
 
     >>> _equal((4096,) * 12 + (848,), 1.23) == (5000,) * 10, _equal((4, 4, 1), 2)
     (True, (4, 4, 1))
@@ -473,7 +474,7 @@ class MeshTile:
             return np.full_like(first, value, self.what.dtype, shape=tile.shape)
         return np.broadcast_to(value, tile.shape).astype(self.what.dtype)
 
-    def picked(self, axis: int, numbers: Any) -> tuple[MeshTile, int, Any] | None:
+    def pick_elements(self, axis: int, numbers: Any) -> tuple[MeshTile, int, Any] | None:
         """What makes a tile of some elements along an axis of it: the same, which is given their
         coordinates. With where these are to be among the arrays, and what they are; None where they
         are elements of the one that is there. On GPUs such elements would be no part of a kernel:

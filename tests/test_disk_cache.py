@@ -143,11 +143,11 @@ def test_what_others_can_have_written_is_not_unpickled(folder, tmp_path):
     codegen = SimpleNamespace(magic_tuple=lambda: ("a processor",))
     context = SimpleNamespace(codegen=lambda: codegen, refresh=lambda: None)
     kept, mark = numba_cpu._DiskCache("words"), tmp_path / "was unpickled"
-    disk_cache.keep(kept._on(context), pickle.dumps(Planted(mark)))
+    disk_cache.keep(kept._add_processor(context), pickle.dumps(Planted(mark)))
     assert kept.load_overload(None, context) is None
     assert mark.exists()  # ours is
     mark.rmdir()
-    disk_cache._file(kept._on(context)).chmod(0o666)
+    disk_cache._file(kept._add_processor(context)).chmod(0o666)
     with pytest.warns(UserWarning, match="others may write"):
         assert kept.load_overload(None, context) is None
     assert not mark.exists()

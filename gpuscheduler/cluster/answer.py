@@ -92,14 +92,14 @@ class ClusterResult:
             name = self.names.get(target, target)
             return put_back(found[name], _return_same if to_host else _to_device)
 
-        def wanted(key: Key) -> Any:
+        def find_value(key: Key) -> Any:
             gather = self.gathers.get(self.alias.get(key, key))
             if gather is None:
                 return value(key, not on_device)
             to_host = gather.converted or not on_device
             return gathering.result(gather, lambda k: value(k, to_host))
 
-        return [wanted(key) for key in self.wanted]
+        return [find_value(key) for key in self.wanted]
 
 
 def _return_same(value: Any) -> Any:

@@ -53,7 +53,7 @@ def sample() -> Any:
         return cupy.asarray(np.frombuffer(os.urandom(4096), np.uint8))
 
 
-def lent(array: Any) -> LentArray | None:
+def lend_array(array: Any) -> LentArray | None:
     """What another process needs to read an array; None where it cannot be lent."""
     if not array.flags.c_contiguous or not array.nbytes:
         return None

@@ -144,19 +144,19 @@ class _SimulatedCluster:
         self.ready: list[tuple[float, int]] = []  # a heap: when a task can be sent, and which
         for n, parcel in enumerate(plan.parcels):
             if not parcel.whole:
-                self._reads(-1 - n, [parcel.source])
+                self._add_reads(-1 - n, [parcel.source])
         for (n, _), task in self.ahead.items():
-            self._reads(task, [self._maker(n)])
+            self._add_reads(task, [self._maker(n)])
         for stage in plan.stages:
             given = plan.parcels_of(stage)
             makers = [self.ahead.get((n, stage.worker), self._maker(n)) for n in given]
-            self._reads(stage.number, [*makers, *(self._maker(n) for n in stage.after)])
+            self._add_reads(stage.number, [*makers, *(self._maker(n) for n in stage.after)])
 
     def _maker(self, n: int) -> int:
         parcel = self.plan.parcels[n]
         return parcel.source if parcel.whole else -1 - n
 
-    def _reads(self, task: int, reads: Iterable[int]) -> None:
+    def _add_reads(self, task: int, reads: Iterable[int]) -> None:
         every = set(reads)
         self.missing[task] = len(every)
         for other in every:
@@ -176,7 +176,7 @@ class _SimulatedCluster:
                 end = there
             else:
                 end = self._arrival(*self.plan.ahead[-1 - task - len(self.plan.parcels)], there)
-            self._done(task, end)
+            self._finish_task(task, end)
         return Simulation(
             self.plan,
             len(self.node.devices),
@@ -187,7 +187,7 @@ class _SimulatedCluster:
             tuple(self.busy),
         )
 
-    def _done(self, task: int, at: float) -> None:
+    def _finish_task(self, task: int, at: float) -> None:
         self.end = max(self.end, at)
         for reader in self.readers[task]:
             self.missing[reader] -= 1

@@ -285,11 +285,11 @@ class _StagePartitioner:
                     self.where_held.append(worker)
                 self.held_by[key] = numbers[name]
 
-        def home(value: Any) -> int | None:
+        def home_worker(value: Any) -> int | None:
             found = holder(value)
             return None if found is None else found[1]
 
-        placed: PlacedTasks = placed_tasks(graph, machine, home, pins)
+        placed: PlacedTasks = placed_tasks(graph, machine, home_worker, pins)
         self.keys, self.inputs, self.nbytes = placed.keys, placed.inputs, placed.nbytes
         self.known, self.place = placed.known, list(placed.places)
         self.numbers = placed.numbers
@@ -384,7 +384,7 @@ class _StagePartitioner:
             for j in inputs[i]:
                 count[j, p] += 1
 
-        def more(i: int, p: int, q: int) -> int:
+        def extra_bytes(i: int, p: int, q: int) -> int:
             """Bytes that cross with a task on worker q, less those with it on p."""
             out = nbytes[i] * (bool(count[i, p]) - bool(count[i, q]))
             for j in inputs[i]:
@@ -397,7 +397,7 @@ class _StagePartitioner:
             for _, i in turns:
                 p = place[i]
                 others = sorted({place[j] for j in inputs[i]} - {p})
-                gain, q = min(((more(i, p, q), q) for q in others), default=(0, p))
+                gain, q = min(((extra_bytes(i, p, q), q) for q in others), default=(0, p))
                 if gain >= 0 or load[q] > load[p] + slack:
                     continue
                 for j in inputs[i]:

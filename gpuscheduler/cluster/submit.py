@@ -65,11 +65,14 @@ def scheduling_options(dsk: Any, retries: int | None, priority: int) -> dict[str
         if layer.annotations
     ]
 
-    def most(name: str) -> int:
+    def largest_annotation(name: str) -> int:
         given = (a.get(name) for a in layers)
         return max((n for n in given if isinstance(n, int)), default=0)
 
-    return {"retries": retries or most("retries"), "priority": priority or most("priority")}
+    return {
+        "retries": retries or largest_annotation("retries"),
+        "priority": priority or largest_annotation("priority"),
+    }
 
 
 # ---- before the graph is cut

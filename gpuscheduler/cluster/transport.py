@@ -67,7 +67,7 @@ def pack_values(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key
     or cannot be lent.
     """
     if near:
-        values = _lent(values)
+        values = _lend_arrays(values)
     small: list[Any] = []
     away: list[Any] = []
 
@@ -97,22 +97,22 @@ def pack_values(values: Mapping[Key, Any], near: bool = False) -> tuple[dict[Key
     return {k: map_deep_leaves(slot, v) for k, v in values.items()}, buffers
 
 
-def _lent(values: Mapping[Key, Any]) -> dict[Key, Any]:
+def _lend_arrays(values: Mapping[Key, Any]) -> dict[Key, Any]:
     """The values with what their owner lends in place of large arrays on devices."""
     from . import cuda_ipc  # here, for it imports CuPy
 
     used = set()
 
-    def lent(leaf: Any) -> Any:
+    def lend_leaf(leaf: Any) -> Any:
         if not _on_device(leaf) or leaf.nbytes <= SMALL:
             return leaf
-        found = cuda_ipc.lent(leaf)
+        found = cuda_ipc.lend_array(leaf)
         if found is None:
             return leaf
         used.add(leaf.device.id)
         return found
 
-    out = {k: map_deep_leaves(lent, v) for k, v in values.items()}
+    out = {k: map_deep_leaves(lend_leaf, v) for k, v in values.items()}
     cuda_ipc.finish(used)
     return out
 

@@ -50,9 +50,9 @@ Key = Any
 KEPT = 2**23
 #: Under this, and their numbers, come values of the graph that several stages read.
 DATA = "gpuscheduler.data"
-#: What makes the plug-in of a worker where it is unpickled, out of the source of `unpickled`: that
+#: Makes the plug-in of a worker where it is unpickled, from the source of `unpickle_plugin`. It
 #: must not need this package, which the worker may not have.
-UNPICKLE = "(lambda names: exec(source, names) or names['unpickled'](*told))({})"
+UNPICKLE = "(lambda names: exec(source, names) or names['unpickle_plugin'](*told))({})"
 #: What Dask is told while a cluster is attached: the tasks of its other way to shuffle talk to each
 #: other, and find each other as tasks of the cluster only.
 SHUFFLES = {"array.rechunk.method": "tasks", "dataframe.shuffle.method": "tasks"}
@@ -107,7 +107,7 @@ class StagePayload:
     graph: bytes  # pickled
 
 
-def unpickled(name: str, settings: dict[str, Any], expected: str) -> Any:
+def unpickle_plugin(name: str, settings: dict[str, Any], expected: str) -> Any:
     """Make the plug-in of a worker: a `WorkerNode`, or one that reports an error.
 
     It stands by itself, for the worker may have another version of this package, or none.
@@ -146,7 +146,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
 
     def __reduce__(self) -> Any:
         told = self.name, self.settings, version()
-        return eval, (UNPICKLE, {"source": inspect.getsource(unpickled), "told": told})
+        return eval, (UNPICKLE, {"source": inspect.getsource(unpickle_plugin), "told": told})
 
     async def setup(self, worker: Worker) -> None:
         self.lock = new_lock()  # memory limits hold for one stage at a time
@@ -274,19 +274,19 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
                         out.set_constants(task, given)
                     return out
 
-                given = self._brought({k: found[name] for k, name in payload.reads.items()})
+                given = self._bring_values({k: found[name] for k, name in payload.reads.items()})
                 known = payload.token if len(payload.graph) <= KEPT else None
 
                 def counter(plan: Plan) -> StepCounter:
-                    run.planned()
+                    run.end_planning()
                     return StepCounter(self.tell, key, sum(not s.fixed for s in plan.steps))
 
                 try:
-                    values = scheduler.run_graph(graph, given, run.begun, counter, known)
+                    values = scheduler.run_graph(graph, given, run.note_devices, counter, known)
                 except Interrupted:
                     raise
                 except BaseException:
-                    run.planned()
+                    run.end_planning()
                     raise
                 self.tell(key, 1.0)
                 return Bundle(values)
@@ -304,13 +304,13 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         """Report to the client, through the scheduler, how much of a stage is done."""
         self.worker.log_event(self.name, {"stage": list(key), "done": done})
 
-    def arrived(self, cargo: Bundle) -> Bundle:
+    def take_arrived(self, cargo: Bundle) -> Bundle:
         """A parcel of another worker, on devices of this one if they have room for it."""
         with self.lock, suppress(MemoryError):  # it stays on the host until its stage begins
-            return Bundle(self._brought(dict(cargo.values)))
+            return Bundle(self._bring_values(dict(cargo.values)))
         return cargo
 
-    def _brought(self, given: dict[Key, Any]) -> dict[Key, Any]:
+    def _bring_values(self, given: dict[Key, Any]) -> dict[Key, Any]:
         """Values from other processes that were on devices, on devices of this one."""
         for key, value in given.items():
             for leaf in deep_leaves(value):
@@ -333,7 +333,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
                 arrays = hardware.brought_in(arrays, place)
             arrived = iter(arrays)
             for key in here:
-                given[key] = put_back(given[key], partial(_next, arrived))
+                given[key] = put_back(given[key], partial(_next_array, arrived))
         return given
 
 
@@ -367,7 +367,7 @@ class _DefaultScheduler:
     @contextmanager
     def running_on(self, scheduler: Scheduler) -> Iterator[None]:
         """Run a stage."""
-        self._again()
+        self._restore_default_client()
         token = inside.set(scheduler)
         try:
             yield
@@ -375,12 +375,12 @@ class _DefaultScheduler:
             inside.reset(token)
 
     def get(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
-        return self._given()(dsk, keys, **kwargs)
+        return self._scheduler_get()(dsk, keys, **kwargs)
 
     def persist(self, collections: Any, **kwargs: Any) -> Any:
-        return persist(*collections, traverse=False, scheduler=self._given(), **kwargs)
+        return persist(*collections, traverse=False, scheduler=self._scheduler_get(), **kwargs)
 
-    def _given(self) -> Any:
+    def _scheduler_get(self) -> Any:
         if (mine := inside.get()) is not None:
             return mine.get
         if self.setting is None:  # the configuration came from the process that began this one
@@ -389,14 +389,14 @@ class _DefaultScheduler:
             return instead
         before = self.setting.before("scheduler")
         given = get_scheduler(scheduler=before) if before is not None else get_client().get
-        self._again()
+        self._restore_default_client()
         return given
 
     def __reduce__(self) -> str:
         """Dask's configuration goes to new worker processes, and `get` with it."""
         return "_default"
 
-    def _again(self) -> None:
+    def _restore_default_client(self) -> None:
         """A client that a task has got has made itself the default."""
         if config.get("scheduler", None) == "dask.distributed":
             config.set(scheduler=self.get)
@@ -405,7 +405,7 @@ class _DefaultScheduler:
 _default = _DefaultScheduler()
 
 
-def _next(arrays: Iterator[Any], _: Any) -> Any:
+def _next_array(arrays: Iterator[Any], _: Any) -> Any:
     return next(arrays)
 
 
@@ -445,10 +445,10 @@ class _StageRun:
         self._planning = True
         self._thread.append(threading.get_ident())
         if self.stopped:
-            self.planned()
+            self.end_planning()
             self.check()
 
-    def planned(self) -> None:
+    def end_planning(self) -> None:
         """This thread is not planning any more."""
         if not self._planning:
             return
@@ -461,7 +461,7 @@ class _StageRun:
             self.check()
         self._planning = False
 
-    def begun(self, devices: Devices) -> None:
+    def note_devices(self, devices: Devices) -> None:
         with self._lock:
             self.devices = devices
         self.check()
@@ -585,7 +585,7 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
         For example after `distributed.fire_and_forget`.
         """
         if client == self.client and scheduler.status == Status.running:
-            self.wanted = self.unfinished()
+            self.wanted = self.unfinished_keys()
             self._end_if_done()
 
     def transition(self, key: Key, start: str, finish: str, *_: Any, **__: Any) -> None:
@@ -597,7 +597,7 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
         if self.wanted == set():
             self.scheduler.loop.add_callback(self.end)
 
-    def unfinished(self) -> set[Key]:
+    def unfinished_keys(self) -> set[Key]:
         """The keys of stages that a client wants, and of the parcels between them."""
         done = "memory", "erred", "released", "forgotten"
         tasks = self.scheduler.tasks.values()
@@ -625,7 +625,7 @@ async def leave(name: str, dask_scheduler: Any) -> None:
     are done.
     """
     attachment = dask_scheduler.plugins.get(name)
-    if attachment is not None and not attachment.unfinished():
+    if attachment is not None and not attachment.unfinished_keys():
         await attachment.end()
 
 
@@ -655,7 +655,7 @@ def run_stage(name: str, key: Key, payload: StagePayload, cargos: list[Bundle]) 
 
 def arrive(name: str, cargo: Bundle) -> Bundle:
     """Task of the cluster: put a parcel on its reader's worker, before the stage begins."""
-    return _node(get_worker(), name).arrived(cargo)
+    return _node(get_worker(), name).take_arrived(cargo)
 
 
 def take(cargo: Bundle, keys: tuple[Key, ...], near: bool) -> Bundle:
@@ -675,7 +675,7 @@ def _sample(hardware: Any) -> tuple[SharedSample | None, Any]:
 
         cuda_ipc.devices[:] = list(dict.fromkeys(hardware.ids))
         array = cuda_ipc.sample()
-        thing = cuda_ipc.lent(array)
+        thing = cuda_ipc.lend_array(array)
         pattern = array.tobytes()  # for which it waits
         return (None if thing is None else SharedSample(cuda_ipc.machine(), pattern, thing)), array
     except Exception:  # whatever stands in the way: what others read is sent

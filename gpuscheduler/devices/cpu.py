@@ -363,8 +363,7 @@ class CpuDevices:
         self._events.put([*self._run_one(i)])
 
     def _taken(self, batch: list[int]) -> Iterator[int]:
-        """Steps for a thread: its own, as far as no other one has taken them, and then those of
-        others that can be run now.
+        """Take steps for a thread: its own first, then others' steps that can run now.
 
         A step of its own may read what another thread has taken and not made yet. It is left, and
         nobody waits for it: whoever has taken a step of another looks once more when that is made.

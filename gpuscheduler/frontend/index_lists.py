@@ -233,7 +233,7 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
                 continue
             tile = dsk.get(source.key)
             axis = [k for k, i in enumerate(parts) if isinstance(i, slice)][axis]
-        place = tile.args[0] if hasattr(getattr(tile, "func", None), "picked") else None
+        place = tile.args[0] if hasattr(getattr(tile, "func", None), "pick_elements") else None
         if type(place) is not DataNode or source.key in pins:
             continue
         where: Tile = place.value
@@ -241,7 +241,7 @@ def picked_first(dsk: dict[Any, Any], pins: Container[Any] = ()) -> None:
             there = range(where.shape[axis])[parts[axis]]
             numbers = there.start + there.step * numbers
             parts = (*parts[:axis], slice(None), *parts[axis + 1 :])
-        found = tile.func.picked(axis, where.start[axis] + numbers)
+        found = tile.func.pick_elements(axis, where.start[axis] + numbers)
         if found is None:
             continue
         function, n, coordinates = found

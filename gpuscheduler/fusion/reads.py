@@ -67,7 +67,7 @@ class Reads:
         found = self._unfit.get(id(constant), False)
         if found is False:
             self.alive.append(constant)
-            found, containers = purity.unfit(constant)
+            found, containers = purity.reason_against_constant(constant)
             self._unfit[id(constant)] = found
             self._watch(containers)
         return found  # type: ignore[return-value]

@@ -19,8 +19,7 @@ LEAST_CELLS = 2**12
 
 
 def comparison_dtype(values: Any, edges: Any) -> np.dtype[Any] | None:
-    """As which of TYPES values of a type are compared with edges of another; None where none of
-    them holds both.
+    """Return the one of TYPES in which values are compared with edges; None where none holds both.
 
     >>> comparison_dtype("f2", "f2"), comparison_dtype("u1", "i4"), comparison_dtype("u8", "u8")
     (dtype('float32'), dtype('int64'), None)
@@ -44,7 +43,7 @@ class Bins:
     words: bytes  # of the edges
 
     @classmethod
-    def of(cls, edges: np.ndarray[Any, Any]) -> Bins:
+    def from_edges(cls, edges: np.ndarray[Any, Any]) -> Bins:
         return cls(edges.dtype.str[1:], edges.tobytes())
 
     @cached_property
@@ -69,8 +68,10 @@ class Bins:
 
     @cached_property
     def even(self) -> bool:
-        """Whether these are `numpy.linspace`'s numbers, bit for bit: edge k is k times the step and
-        the first one, the last one itself."""
+        """Return whether edges are `numpy.linspace`'s numbers, bit for bit.
+
+        Edge k is k times the step plus the first edge; the last edge is the given one.
+        """
         kind = self.edges.dtype.type
         with np.errstate(all="ignore"):
             plain = self.code != "i8" and 0 < self.step < np.inf and kind(1 / self.step) < np.inf
@@ -81,9 +82,11 @@ class Bins:
 
     @cached_property
     def grid(self) -> tuple[Any, ...]:
-        """What `bin_loops` find bins by: the edges and what fills up, the count of bins, the ends
-        of a grid of even cells, cells in one, how many edges lie in cells before each cell, and the
-        first step of a search among the edges of one cell.
+        """Return the tables by which `bin_loops` find bins.
+
+        These are the edges with padding, the count of bins, the ends of a grid of even cells, cells
+        in one unit, how many edges lie in cells before each cell, and the first step of a search
+        among the edges of one cell.
 
         Numbers go to cells in their order, rounding included: so edges in cells before a number's
         are no more than it, and those in cells behind are more.

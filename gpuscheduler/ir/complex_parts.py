@@ -75,7 +75,7 @@ class ComplexPartsRewriter:
 
     def of(self, root: Expr) -> Expr:
         every = nodes((root,))
-        self.exact = _exact(every)
+        self.exact = nodes_with_exact_zeros(every)
         for node in every:
             found = self._parts(node) if node.dtype.kind == "c" else None
             if found is not None:
@@ -85,10 +85,10 @@ class ComplexPartsRewriter:
                     self.better.add(id(node))
                     self.new[id(node)] = self.node("complex", parts, node.dtype)
                     continue
-            self.new[id(node)] = self._same(node)
+            self.new[id(node)] = self._keep_value(node)
         return self.new[id(root)]
 
-    def _same(self, node: Expr) -> Expr:
+    def _keep_value(self, node: Expr) -> Expr:
         if node.op in ("real", "imag") and id(node.args[0]) in self.better:
             return self.parts[id(node.args[0])][node.op == "imag"]
         args = tuple([self.new[id(a)] for a in node.args])
@@ -210,7 +210,7 @@ class ComplexPartsRewriter:
             ends = (node.value, node.value) if node.dtype.kind in "iuf" else None
         elif node.dtype.kind == "f" and len(args) == len(every):
             squared = node.op == "multiply" and node.args[0] is node.args[1]
-            ends = _square(args[0]) if squared else RANGES.get(node.op, _unknown)(*args)
+            ends = _square(args[0]) if squared else RANGES.get(node.op, _unknown_range)(*args)
         if ends is None:
             return None
         low, high = float(min(ends)), float(max(ends))
@@ -221,7 +221,7 @@ class ComplexPartsRewriter:
         return (low, high) if -most <= low and high <= most else None
 
 
-def _exact(every: Sequence[Expr]) -> set[int]:
+def nodes_with_exact_zeros(every: Sequence[Expr]) -> set[int]:
     """The nodes of which the signs of zeros may decide on values."""
     found: set[int] = set()
     for node in reversed(every):
@@ -239,7 +239,7 @@ def _exact(every: Sequence[Expr]) -> set[int]:
 Ends = Callable[..., Iterable[float] | None]
 
 
-def _unknown(*args: Range) -> None:
+def _unknown_range(*args: Range) -> None:
     return None
 
 
@@ -254,7 +254,7 @@ def _rising_bounds(
     return lambda a: [f(x) for x in a] if least <= a[0] and a[1] <= most else None
 
 
-def _within(low: float, high: float) -> Ends:
+def _constant_range(low: float, high: float) -> Ends:
     return lambda *args: (low, high)
 
 
@@ -264,13 +264,13 @@ def _quotient(a: Range, b: Range) -> Iterable[float] | None:
     return [x / y for x in a for y in b]
 
 
-def _absolute(a: Range) -> Iterable[float]:
+def _absolute_ends(a: Range) -> Iterable[float]:
     ends = [abs(x) for x in a]
     return [0.0, *ends] if a[0] <= 0 <= a[1] else ends
 
 
 def _square(a: Range) -> Iterable[float]:
-    return [x * x for x in _absolute(a)]
+    return [x * x for x in _absolute_ends(a)]
 
 
 #: By the names of functions of finite numbers: between which numbers the result is, where that
@@ -279,7 +279,7 @@ RANGES: dict[str, Ends] = {
     "add": _corners(lambda x, y: x + y), "subtract": _corners(lambda x, y: x - y),
     "multiply": _corners(lambda x, y: x * y), "divide": _quotient,
     "minimum": _corners(min), "maximum": _corners(max),
-    "negative": lambda a: [-x for x in a], "absolute": _absolute, "square": _square,
+    "negative": lambda a: [-x for x in a], "absolute": _absolute_ends, "square": _square,
     "reciprocal": lambda a: _quotient((1.0, 1.0), a),
     "hypot": lambda a, b: [0.0, *[math.hypot(x, y) for x in a for y in b]],
     "cast": _rising_bounds(float), "positive": _rising_bounds(float),
@@ -289,5 +289,6 @@ RANGES: dict[str, Ends] = {
     "sinh": _rising_bounds(math.sinh, -700, 700), "tanh": _rising_bounds(math.tanh),
     "arctan": _rising_bounds(math.atan),
     "radians": _rising_bounds(math.radians), "degrees": _rising_bounds(math.degrees),
-    "sin": _within(-1, 1), "cos": _within(-1, 1), "arctan2": _within(-math.pi, math.pi),
+    "sin": _constant_range(-1, 1), "cos": _constant_range(-1, 1),
+    "arctan2": _constant_range(-math.pi, math.pi),
 }  # fmt: skip

@@ -401,12 +401,12 @@ def read_by_leaves(
     of_lists = [n for n in every if n.op == "taken"]
     for leaf in every:
         if leaf.op == "input":
-            along = _along([leaf, *[n for n in of_lists if n.args[0] == leaf]])
+            along = _axes_read_along([leaf, *[n for n in of_lists if n.args[0] == leaf]])
             points = math.prod([n for k, n in enumerate(lengths) if k in along])
             yield leaf, points * leaf.dtype.itemsize
 
 
-def _along(roots: Iterable[Expr]) -> set[int]:
+def _axes_read_along(roots: Iterable[Expr]) -> set[int]:
     """The axes along which what is read may differ."""
     views = [v for n in nodes(roots) if (v := view_of(n)) is not None]
     return {k for v in views for k, s in enumerate(v.strides) if s}

@@ -79,9 +79,9 @@ def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
     long = frozenset(k for k, n in enumerate(shape) if n > 1)
     if math.prod(shape) < LEAST_POINTS:
         return [], kernel
-    along = _along(roots, long)
+    along = _varying_axes(roots, long)
     groups: dict[frozenset[int], list[Expr]] = {}
-    for node in _affordable(list(_outermost(roots, along, shape)), along, shape):
+    for node in _choose_affordable(list(_outermost(roots, along, shape)), along, shape):
         groups.setdefault(along[id(node)], []).append(node)
     before: list[Kernel] = []
     new: dict[int, Expr] = {}
@@ -107,7 +107,7 @@ def _split(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
     return before, replace(kernel, reductions=tuple(reductions))
 
 
-def _along(roots: list[Expr], long: frozenset[int]) -> dict[int, frozenset[int]]:
+def _varying_axes(roots: list[Expr], long: frozenset[int]) -> dict[int, frozenset[int]]:
     """The axes along which each node's value may differ."""
     out: dict[int, frozenset[int]] = {}
     for node in nodes(roots):
@@ -147,7 +147,7 @@ def _outermost(
         stack += [(a, always and not (node.op == "where" and n)) for n, a in enumerate(node.args)]
 
 
-def _affordable(
+def _choose_affordable(
     found: list[Expr], along: dict[int, frozenset[int]], shape: tuple[int, ...]
 ) -> list[Expr]:
     """Choose the expressions that there is memory for, the most work first."""

@@ -50,12 +50,12 @@ def columns(kernel: Kernel) -> Kernel:
     if n * rest < LEAST or n * rest == math.prod(shape[axis + 1 :]):
         return kernel
 
-    def turned(along: Iterable[int], whole: int, part: int) -> tuple[int, ...]:
+    def swap_lengths(along: Iterable[int], whole: int, part: int) -> tuple[int, ...]:
         a = tuple(along)
         return (*a[:axis], *a[axis + 1 : cut], whole, a[axis], part, *a[cut + 1 :])
 
     def strides(old: tuple[int, ...]) -> tuple[int, ...]:
-        return turned(old, old[cut] * n, old[cut])
+        return swap_lengths(old, old[cut] * n, old[cut])
 
     def leaf(x: Expr) -> Expr:
         view = view_of(x)
@@ -63,7 +63,7 @@ def columns(kernel: Kernel) -> Kernel:
 
     return replace(
         change_leaves(kernel, leaf),
-        shape=turned(shape, shape[cut] // n, n),
+        shape=swap_lengths(shape, shape[cut] // n, n),
         strides=strides(kernel.strides or View.contiguous(shape).strides),
     )
 

@@ -86,9 +86,10 @@ def draw(
     kwargs: dict[str, Any] | None = None,
     base: int | None = None,
 ) -> Expr | None:
-    """One chunk of what a method of NumPy's generators, old or new, draws: an expression over
-    `shape`, of elements with the numbers that `first` gives, plus `base`. None for methods that
-    have no closed form, and for parameters that NumPy refuses or that are arrays.
+    """Return one chunk of a distribution of NumPy's generators as an expression over `shape`.
+
+    Elements have the numbers that `first` gives, plus `base`. None for methods that have no closed
+    form, and for parameters that NumPy refuses or that are arrays.
 
     >>> draw("uniform", (3,), View(0, (1,)), 7, (10, 20))
     add(10.0, multiply(10.0, uniform(index)))
@@ -157,7 +158,7 @@ def _scale(value: Any) -> float:
     return number
 
 
-def _above(value: Any, least: float = 0) -> float:
+def _number_above(value: Any, least: float = 0) -> float:
     number = _number(value)
     if number <= least:
         raise _NotDrawn
@@ -232,15 +233,15 @@ def _rayleigh(d: _ElementDraws, scale: Any = 1.0) -> Expr:
 
 
 def _weibull(d: _ElementDraws, a: Any) -> Expr:
-    return _op("power", d.exponential(), 1 / _above(a))
+    return _op("power", d.exponential(), 1 / _number_above(a))
 
 
 def _pareto(d: _ElementDraws, a: Any) -> Expr:
-    return _op("expm1", _op("divide", d.exponential(), _above(a)))
+    return _op("expm1", _op("divide", d.exponential(), _number_above(a)))
 
 
 def _power(d: _ElementDraws, a: Any) -> Expr:
-    return _op("power", d.uniform(), 1 / _above(a))
+    return _op("power", d.uniform(), 1 / _number_above(a))
 
 
 def _standard_cauchy(d: _ElementDraws) -> Expr:
@@ -261,16 +262,18 @@ def _triangular(d: _ElementDraws, left: Any, mode: Any, right: Any) -> Expr:
 
 def _standard_t(d: _ElementDraws, df: Any) -> Expr:
     """Bailey 1994: a polar method that needs no rejection."""
-    df = _above(df, 0.2)  # nearer to 0 it overflows
+    df = _number_above(df, 0.2)  # nearer to 0 it overflows
     e = _op("expm1", _op("multiply", 2 / df, d.exponential()))
     turn = _op("cos", _op("multiply", 2 * math.pi, d.another().uniform()))
     return _op("multiply", _op("sqrt", _op("multiply", df, e)), turn)
 
 
 def _wald(d: _ElementDraws, mean: Any, scale: Any) -> Expr:
-    """Michael, Schucany and Haas 1976: one of the two roots of a quadratic, mean / s and mean * s,
-    here without cancellation."""
-    mean, scale = _above(mean), _above(scale)
+    """Return one of the two roots of a quadratic, mean / s and mean * s, without cancellation.
+
+    Source: Michael, Schucany and Haas, 1976.
+    """
+    mean, scale = _number_above(mean), _number_above(scale)
     w = _op("multiply", mean / (2 * scale), _op("square", d("normal")))
     root = _op("sqrt", _op("multiply", w, _op("add", 2, w)))
     s = _op("add", _op("add", 1, w), root)
@@ -280,7 +283,7 @@ def _wald(d: _ElementDraws, mean: Any, scale: Any) -> Expr:
 
 
 def _geometric(d: _ElementDraws, p: Any) -> Expr:
-    p = _above(p, 1e-17)  # below, results do not fit int64
+    p = _number_above(p, 1e-17)  # below, results do not fit int64
     if p >= 1:
         raise _NotDrawn
     trials = _op("ceil", _op("divide", d.exponential(), -math.log1p(-p)))
@@ -290,8 +293,11 @@ def _geometric(d: _ElementDraws, p: Any) -> Expr:
 def _integers(
     d: _ElementDraws, low: Any, high: Any = None, dtype: Any = np.int64, endpoint: bool = False
 ) -> Expr:
-    """`low + floor(x * span)` where x is a binary fraction of 64 bits, of 128 where span is above
-    2**24: the probability of no result is off by more than one part in 2**40."""
+    """Return `low + floor(x * span)` for a binary fraction x of 64 bits, or of 128.
+
+    There are 128 bits where span is above 2**24, so that no result's probability is off by more
+    than one part in 2**40.
+    """
     if high is None:
         low, high = 0, low
     if not isinstance(low, Integral) or not isinstance(high, Integral):
@@ -303,13 +309,13 @@ def _integers(
     if not least <= low <= last <= most:
         raise _NotDrawn
     span = last - low + 1
-    number = _below(d, span)
+    number = _integer_below(d, span)
     if low:
         number = _op("add", number, low % 2**64)
     return number if found == np.uint64 else Expr("cast", (number,), found)
 
 
-def _below(d: _ElementDraws, span: int) -> Expr:
+def _integer_below(d: _ElementDraws, span: int) -> Expr:
     word = d("bits", np.uint64)
     if span == 2**64:
         return word

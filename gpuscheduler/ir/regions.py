@@ -225,7 +225,7 @@ def simplify_in_box(roots: Sequence[Expr], box: Box) -> list[Expr]:
     new: dict[int, Expr] = {}
     holds: dict[int, bool | None] = {}  # of choices, whether the first is chosen everywhere
 
-    def left(node: Expr) -> tuple[Expr, ...]:
+    def reachable_arguments(node: Expr) -> tuple[Expr, ...]:
         if node.op != "where":
             return node.args
         if id(node) not in holds:
@@ -233,9 +233,9 @@ def simplify_in_box(roots: Sequence[Expr], box: Box) -> list[Expr]:
         first = holds[id(node)]
         return node.args if first is None else (node.args[1 if first else 2],)
 
-    for node in nodes(roots, left):
+    for node in nodes(roots, reachable_arguments):
         if holds.get(id(node)) is not None:
-            new[id(node)] = new[id(left(node)[0])]
+            new[id(node)] = new[id(reachable_arguments(node)[0])]
         elif any(new[id(a)] is not a for a in node.args):
             args = tuple([new[id(a)] for a in node.args])
             new[id(node)] = Expr(node.op, args, node.dtype, node.data)
@@ -245,8 +245,10 @@ def simplify_in_box(roots: Sequence[Expr], box: Box) -> list[Expr]:
 
 
 def bytes_touched(kernel: Kernel) -> int:
-    """Bytes that a kernel reads and writes: of what it chooses by position the chosen part, and
-    elements that it reads at several offsets once.
+    """Return the bytes that a kernel reads and writes.
+
+    Of what it chooses by position only the chosen part counts; elements that it reads at several
+    offsets count once.
 
     >>> x = [Expr("input", (), "f8", (0, View(n, (1,)))) for n in (0, 1)]
     >>> bytes_touched(Kernel((1000,), (Expr("subtract", tuple(x), "f8"),)))

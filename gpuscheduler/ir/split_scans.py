@@ -81,14 +81,14 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
         if view is None:
             return leaf
         s = view.strides[axis]
-        return with_view(leaf, View(view.offset, _with(view.strides, axis, s * long, s)))
+        return with_view(leaf, View(view.offset, _replace_axis(view.strides, axis, s * long, s)))
 
     ops = [SCANS[r.op] for r in kernel.reductions]
     types = [carried_as(r) for r in kernel.reductions]
     given = replace_leaves([r.arg for r in kernel.reductions], cut)
-    args = [_as(x, t) for x, t in zip(given, types, strict=True)]
-    shape = _with(kernel.shape, axis, many, long)
-    small = _with(kernel.shape, axis, many)
+    args = [_cast_to(x, t) for x, t in zip(given, types, strict=True)]
+    shape = _replace_axis(kernel.shape, axis, many, long)
+    small = _replace_axis(kernel.shape, axis, many)
     made = [Expr("reduced", (), t, (j, 0)) for j, t in enumerate(types)]
     totals = Kernel(
         shape, tuple(made),
@@ -97,7 +97,7 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
     )  # fmt: skip
     # the totals of the parts before each one
     step = View.contiguous(small).strides
-    first = Expr("equal", (_along(small, axis), constant(0, np.int64)), bool)
+    first = Expr("equal", (_index_along(small, axis), constant(0, np.int64)), bool)
     moved = [
         Expr("where", (first, _neutral(op, t), _input(count + j, t, View(-step[axis], step))), t)
         for j, (op, t) in enumerate(zip(ops, types, strict=True))
@@ -108,31 +108,31 @@ def split_scan(kernel: Kernel, count: int) -> tuple[list[Kernel], Kernel]:
                for r, x, t in zip(kernel.reductions, moved, types, strict=True)]),
         (axis,),
     )  # fmt: skip
-    still = View(0, _with(step, axis, step[axis], 0))
+    still = View(0, _replace_axis(step, axis, step[axis], 0))
 
-    def joined(leaf: Expr) -> Expr:
+    def join_leaf(leaf: Expr) -> Expr:
         if leaf.op != "reduced":
             return cut(leaf)
         j = leaf.data[0]
         carried = _input(count + len(made) + j, types[j], still)
-        return _as(Expr(BOTH[ops[j]], (carried, made[j]), types[j]), leaf.dtype)
+        return _cast_to(Expr(BOTH[ops[j]], (carried, made[j]), types[j]), leaf.dtype)
 
     # leaves only are replaced: `made` stands for itself in what takes its place
-    outputs = tuple(replace_leaves(kernel.outputs, joined))
+    outputs = tuple(replace_leaves(kernel.outputs, join_leaf))
     scans = tuple([replace(r, arg=x, dtypes=(t,))
                    for r, x, t in zip(kernel.reductions, args, types, strict=True)])  # fmt: skip
     strides = None
     if kernel.strides is not None:
         gap = kernel.strides[axis]
-        strides = _with(kernel.strides, axis, gap * long, gap)
+        strides = _replace_axis(kernel.strides, axis, gap * long, gap)
     return [totals, before], Kernel(shape, outputs, scans, (axis + 1,), strides)
 
 
-def _with(values: tuple[int, ...], axis: int, *new: int) -> tuple[int, ...]:
+def _replace_axis(values: tuple[int, ...], axis: int, *new: int) -> tuple[int, ...]:
     return (*values[:axis], *new, *values[axis + 1 :])
 
 
-def _along(shape: tuple[int, ...], axis: int) -> Expr:
+def _index_along(shape: tuple[int, ...], axis: int) -> Expr:
     return index(View(0, tuple([int(k == axis) for k in range(len(shape))])))
 
 
@@ -140,7 +140,7 @@ def _input(n: int, dtype: DType, view: View) -> Expr:
     return Expr("input", (), dtype, (n, view))
 
 
-def _as(x: Expr, dtype: DType) -> Expr:
+def _cast_to(x: Expr, dtype: DType) -> Expr:
     return x if x.dtype == dtype else Expr("cast", (x,), dtype)
 
 

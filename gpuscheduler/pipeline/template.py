@@ -241,7 +241,7 @@ def _holds(task: Any, number: Mapping[int, int], seen: set[int]) -> bool:
         elif kind.__name__ == "Compose":
             stack += [it.first, *it.funcs]
         elif kind is FunctionType:
-            stack += ClosureCells.of(it).values()  # without those that are not bound yet
+            stack += ClosureCells.of_function(it).values()  # without those that are not bound yet
             stack += [it.__defaults__, it.__kwdefaults__]
             if it.__code__.co_filename == COMPILED:
                 stack += [v for k, v in it.__globals__.items() if k != "__builtins__"]

@@ -184,8 +184,10 @@ def _sizes(
 
 
 def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
-    """Of steps of unknown size that run several tasks: bytes of what each of these makes; 0 where
-    that is not known."""
+    """Return bytes of each task's value in steps of unknown size that run several tasks.
+
+    They are 0 where they are not known.
+    """
     sizes = graph.sizes
     return {
         i: [sizes.get(key, 0) for key, _ in sequence]
@@ -195,8 +197,11 @@ def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
 
 
 def _likely(steps: Sequence[Step], inside: Mapping[int, list[int]]) -> dict[int, int]:
-    """Bytes of steps of which nothing is known: their share in what is made of them, or as much as
-    the largest thing that they read. These are guesses: a sum is smaller than its parts."""
+    """Guess bytes of steps of which nothing is known.
+
+    The guess is their share in what is made of them, or the largest value that they read. These are
+    guesses: a sum is smaller than its parts.
+    """
     out = {i: 0 for i, s in enumerate(steps) if not s.known and not s.nbytes}
     if not out:
         return out

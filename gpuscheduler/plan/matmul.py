@@ -169,8 +169,10 @@ def _added_up(
 
 
 def _as_stored(matrix: Any) -> tuple[Any, int, int]:
-    """A matrix whose rows or columns are without gaps; whether these are its columns; and how many
-    elements from one to the next."""
+    """Return a matrix whose rows or columns are without gaps, as cuBLAS wants it.
+
+    Returns also whether these are its columns, and the elements from one to the next.
+    """
     (rows, columns), (down, along), size = matrix.shape, matrix.strides, matrix.itemsize
     for turned, (length, step, pitch) in enumerate(
         ((columns, along, down), (rows, down, along))  # of a row, of a column
@@ -228,8 +230,10 @@ def recognise_matmul(graph: Graph) -> None:
 
 
 def accumulate_matmul(graph: Graph, plan: Plan) -> bool:
-    """Put products that are added up on the device that makes them into one task, and pin every
-    task to where the plan has it. Whether there were any; changes the graph."""
+    """Put products that one device makes and adds up into one task.
+
+    Every task is pinned to where the plan has it. Whether there were any; changes the graph.
+    """
     if not graph.products:
         return False
     places = {s.key: s.place for s in plan.steps}
@@ -381,8 +385,11 @@ def _numbers(task: KernelTask) -> dict[Key, int]:
 
 
 def _replace_products(program: Program, where: Mapping[int, Any]) -> _AccumulationPass | None:
-    """The program with sums of products in place of the products, of such that are on one device
-    and have one shape, as `where` says. None where it adds up no two of these."""
+    """Return the program with sums of products in place of the products.
+
+    Products are replaced that are on one device and have one shape, as `where` says. None where it
+    adds up no two of these.
+    """
     read = Counter(
         [n.data[0] for k in program.kernels for n in set(nodes(k.roots)) if n.op == "input"]
     )
@@ -417,8 +424,10 @@ def _replace_products(program: Program, where: Mapping[int, Any]) -> _Accumulati
 
 
 def _sums(kernel: Kernel, terms: Container[int]) -> Iterator[tuple[Expr, list[Expr]]]:
-    """Where a kernel adds up nothing but such arrays, in the order in which it adds them; each as
-    large a sum as it is."""
+    """Return the arrays that a kernel only adds up, in the order in which it adds them.
+
+    Each is as large as the sum.
+    """
     every = nodes(kernel.roots)
     uses = Counter([id(a) for n in every for a in n.args] + [id(r) for r in kernel.roots])
     parts: dict[int, list[Expr]] = {}

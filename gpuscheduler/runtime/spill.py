@@ -366,8 +366,10 @@ def _remove(folder: str) -> None:
 
 @atexit.register
 def _remove_forgotten() -> None:
-    """Remove folders whose stores are gone or have let go of them: Ctrl-C in the middle of a
-    finalizer is the end of it, and Python goes on."""
+    """Remove folders whose stores are gone or have let go of them.
+
+    Ctrl-C in a finalizer ends the finalizer, and Python goes on without the rest of it.
+    """
     for folder, (_, _, store) in list(_made.items()):
         if getattr(store(), "_folder", None) != folder:
             _remove(folder)

@@ -495,15 +495,15 @@ def reshape_array(x: TracedArray, shape: Any, order: str = "C") -> TracedArray:
     if full == x.shape:
         return TracedArray(x._expr, x.shape, of=x)
 
-    def how(a: Any) -> Any:
+    def reshape_to_full(a: Any) -> Any:
         return a.reshape(full, order=order, copy=False)
 
     try:
-        return look(x, how)
+        return look(x, reshape_to_full)
     except ValueError:  # NumPy would copy; so does a kernel
         if order == "F":
             return store_array(x.T).reshape(full[::-1]).T
-        out = look(store_array(x), how)
+        out = look(store_array(x), reshape_to_full)
         if out.ndim == 1:
             out._rows = TracedArray(x._expr, x.shape), out._expr
         return out

@@ -23,11 +23,11 @@ class ClosureCells(Mapping[str, Any]):
         self.cells = cells
 
     @classmethod
-    def of(cls, function: types.FunctionType) -> ClosureCells:
+    def of_function(cls, function: types.FunctionType) -> ClosureCells:
         names = function.__code__.co_freevars
         return cls(dict(zip(names, function.__closure__ or (), strict=True)))
 
-    def only(self, name: str) -> ClosureCells:
+    def one_cell(self, name: str) -> ClosureCells:
         """This one alone: what is kept of it keeps no other."""
         return ClosureCells({name: self.cells[name]} if name in self.cells else {})
 
@@ -115,7 +115,7 @@ def replace_globals(
     space = {n: other(outside[n]) for n in sorted(names)}
     space["__name__"] = function.__globals__.get("__name__")
     space["__builtins__"] = builtins  # for NumPy's C code, which imports with them
-    cells = ClosureCells.of(function)
+    cells = ClosureCells.of_function(function)
     around = {n: types.CellType(other(v)) for n, v in cells.items()}
     copy = types.FunctionType(
         function.__code__, space, function.__name__, function.__defaults__,

@@ -15,7 +15,7 @@ from ..ir.expr import DType
 from .array import FUNCTIONS, TracedArray, UnknownSizeArray, array_classes, as_traced, expand
 from .bytecode import words
 from .context import current, no_out, nothing, refuse
-from .elementwise import either
+from .elementwise import choose_elements
 from .reduce import axes_of
 
 #: What reduces over those points at which a mask holds.
@@ -88,12 +88,14 @@ class CompressedArray(UnknownSizeArray):
             raise refuse(f"it reads .{name} of what a mask selects")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _unknown(self, *_: Any, **__: Any) -> Any:
+    def _refuse_unknown_length(self, *_: Any, **__: Any) -> Any:
         raise refuse("it needs to know how many elements a mask selects")
 
-    __len__ = __iter__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = _unknown
-    __array__ = _unknown
-    size = shape = nbytes = property(_unknown)
+    __len__ = __iter__ = __bool__ = __int__ = __float__ = __complex__ = __index__ = (
+        _refuse_unknown_length
+    )
+    __array__ = _refuse_unknown_length
+    size = shape = nbytes = property(_refuse_unknown_length)
 
     def __getitem__(self, index: Any) -> CompressedArray:
         if isinstance(index, tuple):
@@ -107,7 +109,7 @@ class CompressedArray(UnknownSizeArray):
         basic = all(type(i) is slice or isinstance(i, (int, np.integer)) for i in others)
         whole = type(first) is slice and first == slice(None)
         if self._axis or not whole or not basic:
-            return self._unknown()  # type: ignore[no-any-return]
+            return self._refuse_unknown_length()  # type: ignore[no-any-return]
         every = (slice(None),) * self._mask.ndim
         out = CompressedArray(self._values[(*every, *others)], self._mask, 0)
         out._shared = self._shared = True
@@ -129,9 +131,9 @@ class CompressedArray(UnknownSizeArray):
     def _points(self, index: Any) -> Any:
         """Where another mask holds that has an element for each of this one's."""
         if not isinstance(index, CompressedArray) or index.dtype != bool or self.ndim > 1:
-            return self._unknown()
-        if not alike(self, index) or index._values.shape != self._values.shape:
-            return self._unknown()
+            return self._refuse_unknown_length()
+        if not have_same_selection(self, index) or index._values.shape != self._values.shape:
+            return self._refuse_unknown_length()
         return index._values
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -151,14 +153,14 @@ class CompressedArray(UnknownSizeArray):
             return result
         if where is not True:
             result = _apply_at_all_points(np.where, (where, result, out))
-        if not isinstance(out, CompressedArray) or not alike(out, result):
+        if not isinstance(out, CompressedArray) or not have_same_selection(out, result):
             raise refuse("it writes into an array that it is given (out=)")
-        return out._written(result, kwargs.get("casting", "same_kind"))
+        return out._write_result(result, kwargs.get("casting", "same_kind"))
 
-    def _written(self, result: CompressedArray, casting: str = "same_kind") -> CompressedArray:
+    def _write_result(self, result: CompressedArray, casting: str = "same_kind") -> CompressedArray:
         self._refuse_if_shared()
         if self._values.shape != result._values.shape:
-            self._unknown()
+            self._refuse_unknown_length()
         self._values = result._values.astype(self.dtype, casting=casting)
         return self
 
@@ -178,7 +180,7 @@ class CompressedArray(UnknownSizeArray):
         return TracedArray.__pow__(cast(TracedArray, self), other)
 
     def __ipow__(self, other: Any) -> Any:
-        return self._written(self**other)
+        return self._write_result(self**other)
 
     def astype(self, dtype: Any, *args: Any, copy: bool = True, **kwargs: Any) -> CompressedArray:
         if not copy and np.dtype(dtype) == self.dtype:
@@ -194,7 +196,7 @@ class CompressedArray(UnknownSizeArray):
         return self.copy()
 
     def ravel(self, order: str = "C") -> CompressedArray:
-        return self if self.ndim == 1 else self._unknown()
+        return self if self.ndim == 1 else self._refuse_unknown_length()
 
     def flatten(self, order: str = "C") -> CompressedArray:
         return self.ravel().copy()
@@ -260,10 +262,10 @@ def nan_elsewhere(x: CompressedArray) -> TracedArray:
         x = x.astype(np.float64)
     if x.dtype.kind != "f":
         raise refuse(f"it makes a histogram of {x.dtype} that a mask selects")
-    return either(mask_over(x), x._values, x.dtype.type(np.nan))
+    return choose_elements(mask_over(x), x._values, x.dtype.type(np.nan))
 
 
-def alike(a: CompressedArray, b: CompressedArray) -> bool:
+def have_same_selection(a: CompressedArray, b: CompressedArray) -> bool:
     """Whether both have the same axes, of which the same points are selected."""
     same = a._axis == b._axis and a.ndim == b.ndim and a._mask.shape == b._mask.shape
     return same and a._mask._expr == b._mask._expr
@@ -283,7 +285,7 @@ def _apply_at_all_points(
 
     def values(v: Any) -> Any:
         if isinstance(v, CompressedArray):
-            return v._values if alike(v, first) else first._unknown()
+            return v._values if have_same_selection(v, first) else first._refuse_unknown_length()
         if isinstance(v, np.ndarray):
             v = as_traced(v)
         if not isinstance(v, TracedArray) or not v.shape:
@@ -291,7 +293,7 @@ def _apply_at_all_points(
         # which of its axes meets the one of the selected elements
         at = v.ndim - (first.ndim - first._axis)
         if v.ndim > first.ndim or (at >= 0 and v.shape[at] != 1):
-            first._unknown()
+            first._refuse_unknown_length()
         more = first._mask.ndim - 1
         return v if at < 0 or not more else expand(v, tuple(range(at, at + more)))
 

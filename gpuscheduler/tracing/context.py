@@ -302,7 +302,7 @@ def change_views(expr: Expr, change: Callable[[View], View]) -> Expr:
     """The expression with `change` done to each leaf's view."""
     memo: dict[View, View] = {}
 
-    def changed(leaf: Expr) -> Expr:
+    def change_leaf(leaf: Expr) -> Expr:
         view = view_of(leaf)
         if view is None:
             return leaf
@@ -310,7 +310,7 @@ def change_views(expr: Expr, change: Callable[[View], View]) -> Expr:
             memo[view] = change(view)
         return with_view(leaf, memo[view])
 
-    return with_leaves(expr, changed)
+    return with_leaves(expr, change_leaf)
 
 
 def squeezed_axes(shape: Shape) -> Shape:

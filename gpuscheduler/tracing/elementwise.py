@@ -58,7 +58,7 @@ def call_ufunc(
             out = TracedArray(constant(0, value.dtype), value.shape)
         elif not np.can_cast(value.dtype, out.dtype, "same_kind"):
             raise TypeError(f"Cannot cast ufunc output from {value.dtype} to {out.dtype}")
-        value = either(where, value.astype(out.dtype), out)
+        value = choose_elements(where, value.astype(out.dtype), out)
     if out is None:
         return value
     if casting == "unsafe" and not out._scalar:
@@ -169,7 +169,7 @@ def _modf(x: Any) -> tuple[Any, Any]:
     x = as_traced(x)
     x = np.positive(x.astype(np.modf.resolve_dtypes((x.dtype, None, None))[0]))
     whole = np.trunc(x)
-    part = either(np.isinf(x), 0.0, np.subtract(x, whole))
+    part = choose_elements(np.isinf(x), 0.0, np.subtract(x, whole))
     return np.copysign(part, x), whole
 
 
@@ -190,7 +190,7 @@ def complex_of(real: TracedArray, imag: TracedArray, dtype: DType) -> TracedArra
     )
 
 
-def either(condition: Any, a: Any, b: Any) -> TracedArray:
+def choose_elements(condition: Any, a: Any, b: Any) -> TracedArray:
     """`numpy.where`: one of two values, in their common type."""
     dtype = np.result_type(*[v.dtype if isinstance(v, TracedArray) else v for v in (a, b)])
     condition = as_traced(condition)

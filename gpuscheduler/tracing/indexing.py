@@ -13,9 +13,9 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..ir.expr import Expr, Shape, View
 from .array import METHODS, TracedArray, as_traced, broadcast, look, reshape_array
-from .compressed import CompressedArray, alike, mask_over
+from .compressed import CompressedArray, have_same_selection, mask_over
 from .context import apply_view, cast_to, change_views, current, node_of, refuse
-from .elementwise import apply, either
+from .elementwise import apply, choose_elements
 from .reduce import last_of_scan
 
 
@@ -54,7 +54,7 @@ def write_item(x: TracedArray, index: Any, value: Any) -> None:
             raise refuse("it assigns an array through a mask")
         mask = index.reshape(index.shape + (1,) * (x.ndim - index.ndim))
         part = reshape_array(part, ())
-        _write(x, either(mask, part, x))
+        _write(x, choose_elements(mask, part, x))
         return
     if x._scalar:  # through a mask Dask does it, having asked whether it is a number
         raise refuse("it writes an element of a scalar")
@@ -70,7 +70,7 @@ def axis_index(shape: Shape, axis: int) -> Expr:
 def _as_basic_index(index: Any) -> tuple[Any, ...]:
     """An index that gives a view, as a tuple; the numbers in it as ints."""
 
-    def one(i: Any) -> Any:
+    def convert_item(i: Any) -> Any:
         if i is None or i is ...:
             return i
         if isinstance(i, slice):
@@ -85,7 +85,7 @@ def _as_basic_index(index: Any) -> tuple[Any, ...]:
             raise refuse("it indexes with an array")
         return operator.index(i)
 
-    return tuple(one(i) for i in (index if isinstance(index, tuple) else (index,)))
+    return tuple(convert_item(i) for i in (index if isinstance(index, tuple) else (index,)))
 
 
 def _slice_ends(s: slice) -> tuple[Any, Any, Any]:
@@ -146,7 +146,7 @@ def _assign_index(x: TracedArray, index: tuple[Any, ...], value: TracedArray) ->
     condition: Expr | None = None
     moves: list[tuple[int, int] | None] = []  # (start, step) of each axis; None: an int
 
-    def also(more: Expr) -> None:
+    def add_condition(more: Expr) -> None:
         nonlocal condition
         condition = more if condition is None else apply(np.logical_and, condition, more)
 
@@ -155,7 +155,7 @@ def _assign_index(x: TracedArray, index: tuple[Any, ...], value: TracedArray) ->
         if not isinstance(entry, slice):
             at = normalize_axis_index(entry, length)
             if length > 1:
-                also(apply(np.equal, i, at))
+                add_condition(apply(np.equal, i, at))
             moves.append(None)
             continue
         points = range(length)[entry]
@@ -166,12 +166,12 @@ def _assign_index(x: TracedArray, index: tuple[Any, ...], value: TracedArray) ->
             return x.copy()
         low, high = min(points[0], points[-1]), max(points[0], points[-1])
         if low > 0:
-            also(apply(np.greater_equal, i, low))
+            add_condition(apply(np.greater_equal, i, low))
         if high < length - 1:
-            also(apply(np.less_equal, i, high))
+            add_condition(apply(np.less_equal, i, high))
         if abs(points.step) > 1:
             offset = apply(np.subtract, i, low) if low else i
-            also(apply(np.equal, apply(np.remainder, offset, abs(points.step)), 0))
+            add_condition(apply(np.equal, apply(np.remainder, offset, abs(points.step)), 0))
 
     def change(view: View) -> View:
         offset, strides, own = view.offset, [], iter(view.strides)
@@ -189,7 +189,7 @@ def _assign_index(x: TracedArray, index: tuple[Any, ...], value: TracedArray) ->
     placed = TracedArray(change_views(value._expr, change), x.shape)
     if condition is None:
         return placed
-    return either(TracedArray(condition, x.shape), placed, x)
+    return choose_elements(TracedArray(condition, x.shape), placed, x)
 
 
 def _select_by_mask(x: TracedArray, index: Any) -> CompressedArray | None:
@@ -231,9 +231,9 @@ def _array_of_rows(x: TracedArray) -> TracedArray | None:
 def _assign_selected(x: TracedArray, index: Any, value: CompressedArray) -> TracedArray:
     """`x` after `x[mask] = value`, where that is of the same elements."""
     before = _select_by_mask(x, index) if isinstance(index, TracedArray) else None
-    if before is None or not alike(before, value) or value._values.shape != x.shape:
+    if before is None or not have_same_selection(before, value) or value._values.shape != x.shape:
         raise refuse("it assigns an array through a mask")
-    return either(mask_over(value), value._values.astype(x.dtype), x)
+    return choose_elements(mask_over(value), value._values.astype(x.dtype), x)
 
 
 METHODS["__getitem__"], METHODS["__setitem__"] = read_item, write_item

@@ -100,7 +100,7 @@ class Lowering:
         if isinstance(result, CompressedArray):
             raise self._only_selects(result)
 
-        def noted(value: Any) -> Any:
+        def note_output(value: Any) -> Any:
             if isinstance(value, CompressedArray):
                 raise NotTraceable("it gives what a mask selects among other values")
             if isinstance(value, np.ndarray):
@@ -109,7 +109,7 @@ class Lowering:
                 outputs.append(value)
             return value
 
-        result = map_leaves(noted, result)
+        result = map_leaves(note_output, result)
         if not outputs:
             raise NotTraceable("it computes no array")
         if any(isinstance(m, MatrixProductArray) for m in self.following.made):
@@ -123,7 +123,7 @@ class Lowering:
         self._settle(exprs)
         homes = self._homes(exprs, [o.shape for o in outputs])
         numbers = iter(self._number(exprs, homes, [o.shape for o in outputs]))
-        kernels = tuple(self._kernel(g) for g in self._ordered())
+        kernels = tuple(self._kernel(g) for g in self._order_groups())
         if len(nodes([r for k in kernels for r in k.roots])) > MOST_NODES:
             raise NotTraceable(f"it does more than {MOST_NODES} operations")
 
@@ -190,7 +190,7 @@ class Lowering:
         for number in sorted(used):  # an array is made after those that it reads
             array = self._array(number)
             if isinstance(array, StoredArray):
-                self.home[number] = self._home(self.body[number], array.shape)
+                self.home[number] = self._group_of(self.body[number], array.shape)
                 continue
             depth = max([self.home[m].depth for m in made_in(self.body[number])], default=0)
             reduction = self._reduction(number)
@@ -206,7 +206,7 @@ class Lowering:
         assert isinstance(array, ReductionResult)
         return Reduction(array.reduction.op, self.body[number], array.reduction.dtypes)
 
-    def _home(self, expr: Expr, shape: Shape) -> _Group:
+    def _group_of(self, expr: Expr, shape: Shape) -> _Group:
         """Where an expression over `shape` is computed."""
         made = made_in(expr)
         if not made:
@@ -226,7 +226,7 @@ class Lowering:
             whole = expr.op == "input" and expr.data[0] >= MADE
             whole = whole and math.prod(self._array(expr.data[0]).shape) == math.prod(shape)
             whole = whole and is_contiguous(expr.data[1], shape)
-            homes.append(None if whole else self._home(expr, shape))
+            homes.append(None if whole else self._group_of(expr, shape))
         used = [*self.home.values(), *[h for h in homes if h is not None]]
         for k, (home, expr, shape) in enumerate(zip(homes, exprs, shapes, strict=True)):
             if home is None or home.axes:
@@ -258,11 +258,11 @@ class Lowering:
                 if isinstance(array, ReductionResult):
                     dtype = array.reduction.dtypes[array.which]
                 leaf = node_of("input", (), dtype, (number, canonical(view, array.shape)))
-                built = self._built(leaf, array.shape, group)
+                built = self._build_output(leaf, array.shape, group)
                 self.numbers[number] = count + wanted.setdefault(built, len(wanted))
             for k, home in enumerate(homes):
                 if home is group:
-                    built = self._built(exprs[k], shapes[k], group)
+                    built = self._build_output(exprs[k], shapes[k], group)
                     at[k] = count + wanted.setdefault(built, len(wanted))
             group.outputs = list(wanted)
             count += len(wanted)
@@ -271,7 +271,7 @@ class Lowering:
     def _is_result(self, number: int) -> bool:
         return isinstance(self._array(number), ReductionResult)
 
-    def _built(self, expr: Expr, shape: Shape, group: _Group) -> Expr:
+    def _build_output(self, expr: Expr, shape: Shape, group: _Group) -> Expr:
         """An output of a group, over the axes that it keeps."""
         memo: dict[Expr, Expr] = {}
 
@@ -285,30 +285,30 @@ class Lowering:
                     which = group.reductions.index(self._reduction(number))
                     return node_of("reduced", (), old.dtype, (which, array.which))
                 if self.home[number] is group:
-                    return self._built(self.body[number], array.shape, group)
+                    return self._build_output(self.body[number], array.shape, group)
                 old = Expr("input", (), old.dtype, (self.numbers[number], view))
             leaf = with_view(old, view_over(view, shape, group.kept))
             return node_of(leaf.op, (), leaf.dtype, leaf.data)
 
-        def changed(leaf: Expr) -> Expr:
+        def change_leaf(leaf: Expr) -> Expr:
             if leaf not in memo:
                 memo[leaf] = put(leaf)
             return memo[leaf]
 
-        return _graft(expr, changed)
+        return _graft(expr, change_leaf)
 
-    def _ordered(self) -> list[_Group]:
+    def _order_groups(self) -> list[_Group]:
         used = [g for g in self.groups.values() if g.outputs]
         return sorted(used, key=lambda g: g.place)
 
     def _kernel(self, group: _Group) -> Kernel:
-        def numbered(leaf: Expr) -> Expr:
+        def renumber_leaf(leaf: Expr) -> Expr:
             if leaf.op == "input" and leaf.data[0] >= MADE:
                 return node_of("input", (), leaf.dtype, (self.numbers[leaf.data[0]], leaf.data[1]))
             return leaf
 
         args = _simplify_choices(
-            [with_leaves(r.arg, numbered) for r in group.reductions], group.shape
+            [with_leaves(r.arg, renumber_leaf) for r in group.reductions], group.shape
         )
         reductions = [
             Reduction(r.op, arg, r.dtypes) for r, arg in zip(group.reductions, args, strict=True)

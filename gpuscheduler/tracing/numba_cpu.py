@@ -59,7 +59,7 @@ class ScalarFunction:
     """
 
     def __init__(self, python: Callable[..., Any]):
-        function = plain(python)
+        function = python_function(python)
         if function is None:
             raise NotCompiled(f"{python!r} is not a Python function: Numba cannot compile it")
         self._given = function
@@ -69,7 +69,7 @@ class ScalarFunction:
         every: dict[Any, int] = {}
         words = _words(self.python, every, set(), odd)
         self.digest = hashlib.sha256(repr(words).encode()).hexdigest()
-        catching = next((f for f in every if _catches(f)), None)
+        catching = next((f for f in every if _has_try(f)), None)
         if catching is not None:
             raise NotCompiled(f"{place(catching)}: {CATCHES}")
         #: Whether it has a loop, or what it calls.
@@ -109,7 +109,8 @@ class ScalarFunction:
                 found = _decode_types(disk_cache.read(words))
                 if found is None:
                     with of_things_that_stay():
-                        found = self._inferred(types) if compiled else self._typed(types)
+                        infer = self._infer_type if compiled else self._infer_without_code
+                        found = infer(types)
                     disk_cache.keep(words, _encode_types(found))
                 self._results[key] = found
             return self._results[key]  # type: ignore[no-any-return]
@@ -121,7 +122,7 @@ class ScalarFunction:
             if key not in self._ufuncs:
                 import numba
 
-                one = self._of(len(types), part)
+                one = self._wrapper(len(types), part)
                 from_dtype = numba.from_dtype
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
@@ -138,8 +139,11 @@ class ScalarFunction:
         part: int | None,
         varies: tuple[bool, ...],
     ) -> Callable[..., Any]:
-        """It for arrays of which some have one element along the last axis, as `varies` says: what
-        depends on these alone is computed once for each row, where the compiler finds that."""
+        """Return the function for arrays of which some have one element along the last axis.
+
+        Which, `varies` says. What depends on these alone is computed once for each row, where the
+        compiler finds it.
+        """
         with self._lock:
             key = types, gives, part, varies
             if key not in self._ufuncs:
@@ -151,7 +155,7 @@ class ScalarFunction:
                     f"def loop({', '.join(names)}, out):\n"
                     f"    for i in range(len(out)):\n        out[i] = f({', '.join(here)})\n"
                 )
-                one = numba.njit(**HOW)(self._of(len(types), part))
+                one = numba.njit(**HOW)(self._wrapper(len(types), part))
                 space: dict[str, Any] = {"f": one, "__name__": __name__}
                 exec(text, space)
                 kinds = [numba.from_dtype(t) for t in types]
@@ -173,10 +177,10 @@ class ScalarFunction:
             return None
         return what, self.digest, [t.str for t in types], others, _version()
 
-    def _inferred(self, types: tuple[DType, ...]) -> Any:
+    def _infer_type(self, types: tuple[DType, ...]) -> Any:
         from numba.core.errors import NumbaError
 
-        function = self._of(len(types))
+        function = self._wrapper(len(types))
         try:
             given = _return_type(function, types, HOW)
         except Exception as error:  # Numba's compiler lets some through that are not its own
@@ -187,15 +191,15 @@ class ScalarFunction:
             raise NotCompiled(f"{place(self.python)}: {said}") from error
         return self._numbers(given)
 
-    def _typed(self, types: tuple[DType, ...]) -> Any:
+    def _infer_without_code(self, types: tuple[DType, ...]) -> Any:
         """The same without code."""
         with suppress(Exception):  # whatever it is that fails: the compiler says what is wrong
             how = {**HOW, "pipeline_class": _until_typed()}
-            function = self._of(len(types), compiled=jit(self.python, how))
+            function = self._wrapper(len(types), compiled=jit(self.python, how))
             return self._numbers(_return_type(function, types, how))
-        return self._inferred(types)
+        return self._infer_type(types)
 
-    def _of(self, count: int, part: int | None = None, compiled: Any = None) -> Any:
+    def _wrapper(self, count: int, part: int | None = None, compiled: Any = None) -> Any:
         """A function of so many arguments that calls it, which may have defaults for more; of
         several results, one."""
         names = ", ".join([f"a{n}" for n in range(count)])
@@ -234,7 +238,7 @@ def _by_rows(function: Any, varies: tuple[bool, ...], *args: Any, out: Any = Non
     return function(*[a if v or not a.ndim else a[..., 0] for a, v in every], out=out)
 
 
-def plain(function: Any) -> types.FunctionType | None:
+def python_function(function: Any) -> types.FunctionType | None:
     """The Python function inside Numba's objects; None where there is none."""
     inner = getattr(function, "_dispatcher", function)  # of `numba.vectorize`
     inner = getattr(inner, "py_func", inner)
@@ -244,19 +248,20 @@ def plain(function: Any) -> types.FunctionType | None:
 def _freeze_globals(function: types.FunctionType, known: dict[Any, Any]) -> types.FunctionType:
     """A copy for which its names, and those of what it calls, keep what they mean now."""
 
-    def now(value: Any, names: set[str]) -> Any:
-        inner = plain(value)
+    def current_value(value: Any, names: set[str]) -> Any:
+        inner = python_function(value)
         if inner is not None and not _is_library(inner.__globals__):
             copy = known.get(inner) or _freeze_globals(inner, known)
             if inner is value:
                 return copy
             return type(value)(copy, targetoptions=value.targetoptions)  # one of Numba's
         if isinstance(value, types.ModuleType) and not _is_library(vars(value)):
-            return narrow_module(value, names, now)
+            return narrow_module(value, names, current_value)
         return value.copy() if isinstance(value, np.ndarray) else value
 
     known[function] = function  # should it call itself: that is refused when it is compiled
-    known[function] = replace_globals(function, partial(now, names=names_read(function.__code__)))
+    value = partial(current_value, names=names_read(function.__code__))
+    known[function] = replace_globals(function, value)
     return known[function]  # type: ignore[no-any-return]
 
 
@@ -266,10 +271,10 @@ def jit(function: types.FunctionType, how: dict[str, Any] = HOW) -> Any:
 
     done: dict[types.FunctionType, Any] = {}
 
-    def other(value: Any) -> Any:
+    def other_value(value: Any) -> Any:
         kind = type(value).__name__
         if isinstance(value, types.ModuleType) and not _is_library(vars(value)):
-            return narrow_module(value, {*vars(value)}, lambda part, _: other(part))
+            return narrow_module(value, {*vars(value)}, lambda part, _: other_value(part))
         if kind == "CUDADispatcher":  # of `cuda.jit(device=True)`
             return compiled(value.py_func)
         again = kind == "CPUDispatcher" and how is not HOW  # of `njit`, to be compiled another way
@@ -280,7 +285,7 @@ def jit(function: types.FunctionType, how: dict[str, Any] = HOW) -> Any:
     def compiled(f: types.FunctionType) -> Any:
         if f not in done:
             done[f] = None
-            copy = replace_globals(f, other)
+            copy = replace_globals(f, other_value)
             copy.__globals__["__name__"] = __name__  # where another process finds a module
             done[f] = numba.njit(**how)(copy)
         if done[f] is None:
@@ -397,7 +402,7 @@ def _repeats(function: types.FunctionType) -> bool:
     return not _is_library(function.__globals__) and _goes_back(function.__code__)
 
 
-def _catches(function: types.FunctionType) -> bool:
+def _has_try(function: types.FunctionType) -> bool:
     """Whether its own code has a `try`."""
     return not _is_library(function.__globals__) and catches_errors(function.__code__)
 
@@ -413,10 +418,12 @@ def _goes_back(code: types.CodeType) -> bool:
 
 
 def _words(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) -> Any:
-    """What decides what a function computes: the same in every process, but for values of which
-    nothing of the kind is known; these are added to `odd`. Of a module that is what code that reads
-    these names may ask of it."""
-    function = plain(value)
+    """Return words that decide what a function computes, equal in every process.
+
+    Values of which nothing of the kind is known are added to `odd`. Of a module that is what code
+    that reads these names may ask of it.
+    """
+    function = python_function(value)
     if function is not None:
         if function in seen:
             return "function", seen[function]
@@ -460,7 +467,7 @@ def _words(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) ->
         return kind.__name__, repr(value)
     if kind.__module__ == "numba.core.types.scalars":
         return kind.__name__, repr(value)
-    home = _home(value)
+    home = _library_module(value)
     if home:
         return kind.__name__, home, value.__name__
     odd.append(value)
@@ -476,7 +483,7 @@ def _code_words(code: types.CodeType) -> Any:
     return code.co_name, code.co_code.hex(), handlers, constants, takes, names
 
 
-def _home(value: Any) -> str:
+def _library_module(value: Any) -> str:
     """The module of a library, or Python's own, in which a value is found by its name."""
     name = getattr(value, "__name__", None)
     for home in (getattr(value, "__module__", None), "numpy", "scipy.special"):
@@ -546,7 +553,7 @@ class _DiskCache:
         self.words = words
 
     def load_overload(self, signature: Any, context: Any) -> Any:
-        content = disk_cache.read(self._on(context))
+        content = disk_cache.read(self._add_processor(context))
         if content is None:
             return None
         compiler: Any = import_module("numba.core.compiler")
@@ -561,9 +568,11 @@ class _DiskCache:
         if made["lifted"] or made["library"].has_dynamic_globals:  # it has addresses in it
             return
         with suppress(Exception):
-            disk_cache.keep(self._on(result.target_context), serialize.dumps(result._reduce()))
+            disk_cache.keep(
+                self._add_processor(result.target_context), serialize.dumps(result._reduce())
+            )
 
-    def _on(self, context: Any) -> Any:
+    def _add_processor(self, context: Any) -> Any:
         """With the processor, of which the code is."""
         return None if self.words is None else (self.words, context.codegen().magic_tuple())
 

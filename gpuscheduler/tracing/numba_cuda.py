@@ -39,7 +39,7 @@ from ..codegen.cuda.operations import FUNCTIONS
 from ..forks import new_rlock
 from ..gc_control import of_things_that_stay
 from .bytecode import names_read, narrow_module, replace_globals
-from .numba_cpu import DECIDES_CODE, numbered_apart, plain, reason, versions
+from .numba_cpu import DECIDES_CODE, numbered_apart, python_function, reason, versions
 
 #: What nvJitLink and NVVM shall do. The linker's `-fma` alone decides for all that is linked, the
 #: kernel's own text too, whatever that was compiled with.
@@ -241,11 +241,11 @@ class _RebuiltFunctions:
                 self.recursive.append(function.__name__)
                 return function
             self.devices[id(function)] = self.numba.cuda.jit(device=True, forceinline=True)(
-                self.rebuilt(function)
+                self.rebuild_function(function)
             )
         return self.devices[id(function)]
 
-    def rebuilt(self, function: Any) -> Any:
+    def rebuild_function(self, function: Any) -> Any:
         if not isinstance(function, python.FunctionType):
             raise NoDeviceCode(f"{_title(self.call)}: {function!r} is no Python function")
         names = names_read(function.__code__)
@@ -259,7 +259,7 @@ class _RebuiltFunctions:
         found = self.substitutes.get(_key(value))
         if found is not None:
             return found
-        function = plain(value)
+        function = python_function(value)
         if function is not None:
             return self.device(function)
         if isinstance(value, python.ModuleType) and not value.__name__.startswith("numba"):
@@ -326,8 +326,10 @@ _SAME = {"abs": "absolute", "round": "rint", "around": "rint"}
 
 
 def _of_libdevice(name: str, real: str, numba: SimpleNamespace) -> Any:
-    """A function that CUDA's own library has, for float64, and float32 with an f behind its name;
-    some are known of complex numbers too."""
+    """Return the function of CUDA's own library, for float64, and with an f behind it for float32.
+
+    Some are known of complex numbers, too.
+    """
     double, single = getattr(numba.libdevice, real), getattr(numba.libdevice, f"{real}f")
     other = getattr(cmath, {"arctan": "atan"}.get(name, name.replace("arc", "a")), None)
     kinds = numba.kinds
@@ -337,7 +339,7 @@ def _of_libdevice(name: str, real: str, numba: SimpleNamespace) -> Any:
 
     def stub_of_two(x: Any, y: Any) -> Any: ...
 
-    def chosen(x: Any) -> Any:
+    def choose_function(x: Any) -> Any:
         if isinstance(x, kinds.Complex):
             return (lambda x: other(x)) if other else None
         if x == kinds.float32:
@@ -354,7 +356,7 @@ def _of_libdevice(name: str, real: str, numba: SimpleNamespace) -> Any:
         return lambda x, y: double(float(x), float(y))
 
     function: Any = stub_of_two if two else stub
-    choose: Any = chosen_of_two if two else chosen
+    choose: Any = chosen_of_two if two else choose_function
     function.__name__ = function.__qualname__ = name
     choose.__annotations__ = {}  # Numba wants those of what is chosen, which has none
     numba.overload(function)(choose)
@@ -373,10 +375,10 @@ def _python_sources(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
     def log_of_base(x: Any, base: Any = math.e) -> Any:
         return log(x) if base == math.e else log(x) / log(base)
 
-    def larger(x: Any, y: Any) -> Any:
+    def maximum(x: Any, y: Any) -> Any:
         return x if x >= y or x != x else y
 
-    def smaller(x: Any, y: Any) -> Any:
+    def minimum(x: Any, y: Any) -> Any:
         return x if x <= y or x != x else y
 
     def sign(x: Any) -> Any:
@@ -403,7 +405,7 @@ def _python_sources(known: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
         "multiply": lambda x, y: x * y, "divide": lambda x, y: x / y,
         "floor_divide": lambda x, y: x // y, "remainder": lambda x, y: x % y,
         "power": lambda x, y: x**y, "float_power": lambda x, y: float(x) ** float(y),
-        "maximum": larger, "minimum": smaller, "where": lambda c, x, y: x if c else y,
+        "maximum": maximum, "minimum": minimum, "where": lambda c, x, y: x if c else y,
         "clip": lambda x, low, high: low if x < low else (high if x > high else x),
         "equal": lambda x, y: x == y, "not_equal": lambda x, y: x != y,
         "less": lambda x, y: x < y, "less_equal": lambda x, y: x <= y,

@@ -15,7 +15,7 @@ from ..ir.expr import DType, Expr, Out, View, constant, nodes, replace_leaves
 from . import context, trace
 from .abstract import AbstractArray, ViewedInput
 from .context import NotTraceable, ViewTrace
-from .numba_cpu import ScalarFunction, plain
+from .numba_cpu import ScalarFunction, python_function
 from .purity import CATCHES
 
 #: Lengths of arrays with which a function is followed, twice: from the length of an axis, or of
@@ -87,9 +87,9 @@ def _by_parts(expr: Expr, ends: Sequence[tuple[float, float] | None]) -> Expr:
 
 def bind_arguments(f: Any, count: int) -> Any:
     """A function with arguments already given as one of `count` arguments."""
-    if not isinstance(f, functools.partial) or plain(f.func) is None:
+    if not isinstance(f, functools.partial) or python_function(f.func) is None:
         return f
-    inner = plain(f.func)
+    inner = python_function(f.func)
     space = {"f": f.func, **{f"g{n}": a for n, a in enumerate(f.args)}}
     space |= {f"k_{name}": value for name, value in f.keywords.items()}
     words = [f"g{n}" for n in range(len(f.args))] + [f"a{n}" for n in range(count)]
@@ -101,7 +101,7 @@ def bind_arguments(f: Any, count: int) -> Any:
 
 
 def _trace_points(f: Callable[..., Any], types: list[DType], args: tuple[Any, ...]) -> list[Any]:
-    function = plain(f) or f
+    function = python_function(f) or f
     call = functools.partial(_call_at_points, function, args)
     out, again = [_followed_by(call, types, lengths) for lengths in _PROBES]
     if type(out) is not type(again) or list(map(expression_tokens, out)) != list(

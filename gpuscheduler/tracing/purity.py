@@ -152,7 +152,7 @@ def containers_read(function: Any) -> list[Any]:
     return reading.containers
 
 
-def unfit(constant: Any) -> tuple[str | None, list[Any]]:
+def reason_against_constant(constant: Any) -> tuple[str | None, list[Any]]:
     """The reason why a trace cannot use a constant of a task; also its lists and dictionaries.
 
     >>> unfit((1, [2, 3]))
@@ -195,7 +195,11 @@ class _PurityReader:
         if isinstance(f, types.FunctionType):
             if f.__code__.co_filename == COMPILED:
                 return self.first([v for k, v in f.__globals__.items() if k != "__builtins__"])
-            return self._function(f) if is_users(f) else self._trusted(f) or self._around(f)
+            return (
+                self._function(f)
+                if is_users(f)
+                else self._refuse_untrusted(f) or self._refuse_wrapped(f)
+            )
         if isinstance(f, types.MethodType):
             return f"it calls a method of a {type_name(f.__self__)}"
         if isinstance(f, types.BuiltinFunctionType):
@@ -213,7 +217,7 @@ class _PurityReader:
             own = any(f is v for v in vars(dispatch).values())
             return None if own else "it calls a dask.utils.Dispatch, which can change"
         if module.startswith(_OBJECTS) or type(f).__name__ == "_ArrayFunctionDispatcher":
-            return self._trusted(f)
+            return self._refuse_untrusted(f)
         return f"it calls an object of type {module}.{type(f).__qualname__}"
 
     def first(self, values: Sequence[Any]) -> str | None:
@@ -243,7 +247,7 @@ class _PurityReader:
                 return reason
         return None
 
-    def _trusted(self, f: Any) -> str | None:
+    def _refuse_untrusted(self, f: Any) -> str | None:
         name = str(getattr(f, "__name__", ""))
         module = str(getattr(f, "__module__", None) or type(f).__module__)
         root = module.partition(".")[0]
@@ -265,9 +269,9 @@ class _PurityReader:
             return f"it calls {module}.{name}"
         return None
 
-    def _around(self, f: types.FunctionType) -> str | None:
+    def _refuse_wrapped(self, f: types.FunctionType) -> str | None:
         """Why not, for what a library's function was made to call."""
-        inner = [v for v in ClosureCells.of(f).values() if callable(v)]
+        inner = [v for v in ClosureCells.of_function(f).values() if callable(v)]
         own = f.__globals__["__name__"].startswith("gpuscheduler.")
         return None if own else self.first(inner)
 
@@ -285,7 +289,7 @@ class _PurityReader:
             return f"{CATCHES} ({f.__qualname__})"
         if builtins_of(f) is not vars(builtins):
             return "it has builtins of its own"
-        return self._code(f.__code__, f, ClosureCells.of(f))
+        return self._code(f.__code__, f, ClosureCells.of_function(f))
 
     def _code(self, code: types.CodeType, f: types.FunctionType, cells: ClosureCells) -> str | None:
         steps = _steps(code)
@@ -293,7 +297,7 @@ class _PurityReader:
             if kind == "stop":
                 return names[0]
             if kind == "cell":
-                where: Mapping[str, Any] = cells.only(names[0])
+                where: Mapping[str, Any] = cells.one_cell(names[0])
             elif names[0] in f.__globals__:
                 where = f.__globals__
             else:

@@ -32,7 +32,7 @@ from ..ir.regions import simplify_in_box
 from .abstract import ReductionResult
 from .array import FEW, TracedArray, broadcast, look, reshape_array, scalar_if_point
 from .context import MADE, cast_to, constant, current, nothing, refuse, with_leaves
-from .elementwise import either, elementwise
+from .elementwise import choose_elements, elementwise
 
 SHORT = 16  # elements of a row of arrays side by side, to be reduced one by one
 
@@ -227,7 +227,10 @@ def _find_extreme(
         better: Any = further(value, best)
         if real:
             better = np.logical_and(np.logical_or(better, np.isnan(value)), ~np.isnan(best))
-        at, best = either(better, types[0].type(n), at), either(better, value, best)
+        at, best = (
+            choose_elements(better, types[0].type(n), at),
+            choose_elements(better, value, best),
+        )
     shape = reduced_shape(x, axes, keep)
     found = [reshape_array(at, shape), reshape_array(best.astype(types[1]), shape)]
     return found if keep else [scalar_if_point(v) for v in found]

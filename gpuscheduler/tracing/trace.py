@@ -192,11 +192,14 @@ def adapt_function(function: Any, inside: tuple[Any, ...] = ()) -> Any:
         return known
     if isinstance(function, functools.partial) or is_curried(function):
 
-        def given(value: Any) -> Any:
+        def adapt_argument(value: Any) -> Any:
             return adapt_function(value, inside) if callable(value) else constant_of_task(value)
 
-        args = [given(a) for a in function.args]
-        words = {k: _note_array(v) if k in LIKE else given(v) for k, v in function.keywords.items()}
+        args = [adapt_argument(a) for a in function.args]
+        words = {
+            k: _note_array(v) if k in LIKE else adapt_argument(v)
+            for k, v in function.keywords.items()
+        }
         return functools.partial(adapt_function(function.func, inside), *args, **words)
     if type(function).__name__ == "Compose" and hasattr(function, "funcs"):
         steps = [adapt_function(f, inside) for f in (function.first, *function.funcs)]
@@ -231,7 +234,7 @@ def _captured_value(value: Any) -> Any:
     return value
 
 
-def _within(module: types.ModuleType, other: Callable[[Any], Any]) -> Any:
+def _module_view(module: types.ModuleType, other: Callable[[Any], Any]) -> Any:
     """A module as a function that is followed finds it: with no name of its own."""
 
     class Within:
@@ -257,10 +260,14 @@ def _with_adapted(
 
     asks = "type" in looked_up(function.__code__)  # whether it may ask what is of just this type
 
-    def other(value: Any) -> Any:
+    def adapt_value(value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             known = in_numpy(value)
-            return known if known is not value or _is_theirs_alone(value) else _within(value, other)
+            return (
+                known
+                if known is not value or _is_theirs_alone(value)
+                else _module_view(value, adapt_value)
+            )
         if value is complex and current.get().points and not asks:
             return TracedComplex
         if value is np.errstate:
@@ -268,14 +275,14 @@ def _with_adapted(
         if callable(value) and not isinstance(value, type):
             return adapt_function(value, (*inside, function))
         if type(value) is tuple and any(map(callable, value)):
-            return tuple(map(other, value))
+            return tuple(map(adapt_value, value))
         return array(value)
 
-    copy = replace_globals(function, other)
+    copy = replace_globals(function, adapt_value)
     if copy.__defaults__:
-        copy.__defaults__ = tuple(map(other, copy.__defaults__))
+        copy.__defaults__ = tuple(map(adapt_value, copy.__defaults__))
     if copy.__kwdefaults__:
-        copy.__kwdefaults__ = {k: other(v) for k, v in copy.__kwdefaults__.items()}
+        copy.__kwdefaults__ = {k: adapt_value(v) for k, v in copy.__kwdefaults__.items()}
     return copy
 
 

@@ -179,9 +179,9 @@ def test_a_process_that_has_the_configuration_of_another(client):
     """In which there are nodes, and here are none yet."""
     default, node = worker_plugin._DefaultScheduler(), object()
     with config.set(scheduler=default.get):
-        assert default._given() == client.get
+        assert default._scheduler_get() == client.get
         default.add(node)
-        assert default._given() == client.get
+        assert default._scheduler_get() == client.get
         default.discard(node)
         assert config.get("scheduler", None) is None
 
@@ -528,7 +528,7 @@ def test_what_interrupts_a_stage_that_has_been_planned_comes_later():
     """1. The stage ends planning. 2. It is interrupted: no exception comes, but a look tells."""
     run = worker_plugin._StageRun()
     run.plans()
-    run.planned()
+    run.end_planning()
     run.interrupt()
     assert run.stopped
     with pytest.raises(Interrupted):
@@ -544,7 +544,7 @@ def test_an_interruption_that_was_lost_is_found_when_planning_ends():
         thread.start()
         until(lambda: False)
     with pytest.raises(Interrupted):
-        run.planned()
+        run.end_planning()
     thread.join()
 
 

@@ -60,7 +60,7 @@ def test_bins_are_numpys(name):
     for kind in ("f4", "f8") if edges.dtype.kind == "f" else ("i8",):
         with np.errstate(over="ignore"):
             those = edges.astype(kind)
-        x, bins = numbers(those), Bins.of(those)
+        x, bins = numbers(those), Bins.from_edges(those)
         where = expected(x, those)
         np.testing.assert_array_equal(histogram.find(bins, x), where)
         counts = np.full(len(bins), 5)
@@ -82,4 +82,4 @@ def test_bins_are_numpys(name):
 def test_any_bins_of_any_numbers_are_those_by_the_definition(edges, x):
     edges = np.sort(np.array(edges))
     x = np.concatenate([x, edges])
-    np.testing.assert_array_equal(histogram.find(Bins.of(edges), x), expected(x, edges))
+    np.testing.assert_array_equal(histogram.find(Bins.from_edges(edges), x), expected(x, edges))

@@ -167,7 +167,7 @@ def test_what_cannot_be_fetched_says_so_where_it_is_read(monkeypatch):
     assert got["x"] == LostArray("ZeroDivisionError: division by zero")
     node = WorkerNode("name", {})
     with pytest.raises(Unreachable, match=r"'x' .* could not be copied .* \(ZeroDivisionError"):
-        node._brought(got)
+        node._bring_values(got)
 
 
 @pytest.mark.real

@@ -279,7 +279,7 @@ def test_integers_are_even_between_their_bounds(args, kwargs, low, high, dtype):
 @given(st.integers(1, 2**64), st.integers(0, 1000))
 def test_integers_are_the_high_part_of_a_product(span, key):
     """floor(word * span / 2**64), of a word of 128 bits where the span is wide."""
-    expr = random._below(random._ElementDraws(ir_expr.index(View(0, (1,))), key), span)
+    expr = random._integer_below(random._ElementDraws(ir_expr.index(View(0, (1,))), key), span)
     (found,) = evaluate.evaluate(Kernel((3,), (expr,)), [])
     at = np.arange(3)
     word = [int(w) for w in philox.bits(key, at)]

@@ -394,7 +394,7 @@ def scanned(x, shape, axis, *ops):
 def histogram(shape, dtype, edges, strides=None):
     """How many of array 0's elements lie in each bin; `dtype` is that of the edges, too."""
     view = View(0, (0, *(strides or View.contiguous(shape).strides)))
-    bins = Bins.of(edges.astype(dtype))
+    bins = Bins.from_edges(edges.astype(dtype))
     number = Expr("bin", (Expr("input", (), dtype, (0, view)),), np.int64, bins)
     counts = Reduction("histogram", number, (np.dtype(np.int64),))
     axes = tuple(range(1, len(shape) + 1))

@@ -238,7 +238,7 @@ def test_types_are_found_by_the_next_process(compiled, tmp_path, monkeypatch):
         assert ScalarFunction(scaled).results((F8,), compiled) == F8
         pair = lambda x: (x > 0, 1.5 if x else 2)  # noqa: E731
         given = ScalarFunction(pair).results((F8,), compiled)
-        for way in ("_inferred", "_typed"):
+        for way in ("_infer_type", "_infer_without_code"):
             monkeypatch.setattr(ScalarFunction, way, None)  # there is no need for it
         assert ScalarFunction(scaled).results((F8,), compiled) == F8
         assert ScalarFunction(pair).results((F8,), compiled) == given == (np.dtype(bool), F8)

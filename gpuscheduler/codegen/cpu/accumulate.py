@@ -73,7 +73,7 @@ class PairwiseMerger:
 _WIDE = {"f2": "f8", "f4": "f8", "c8": "c16"}
 
 
-def _wide(dtype: DType) -> DType:
+def _wide_dtype(dtype: DType) -> DType:
     """The type in which numbers of this type are added up."""
     return np.dtype(_WIDE.get(dtype.str[1:], dtype))
 
@@ -82,13 +82,13 @@ def _types(reduction: Reduction) -> tuple[DType, ...]:
     """The types of a reduction's state."""
     op, arg, dtype = reduction.op, reduction.arg.dtype, reduction.dtypes[0]
     if op in ("sum", "prod"):
-        return (_wide(dtype),)
+        return (_wide_dtype(dtype),)
     if op in ("any", "all"):
         return (np.dtype(bool),)
     if op in ("argmin", "argmax"):
         return np.dtype(np.int64), arg
     if op == "moment":
-        total = _wide(np.result_type(arg, np.float16))
+        total = _wide_dtype(np.result_type(arg, np.float16))
         real = np.empty(0, total).real.dtype
         return np.dtype(np.float64), total, real
     return (arg,)
@@ -132,7 +132,7 @@ def reduce_block(
         return _moment(value, axes, total, real)
     function = _REDUCE[op]
     if op in ("sum", "prod"):
-        wide = _wide(reduction.dtypes[0])
+        wide = _wide_dtype(reduction.dtypes[0])
         return (
             _accurate_sum(value, axes, wide) if op == "sum" else function.reduce(value, axes, wide),
         )
@@ -143,7 +143,7 @@ def reduce_block(
 def _accurate_sum(value: Array, axes: tuple[int, ...], wide: DType) -> Any:
     """A sum, as accurate as NumPy's along contiguous axes whatever the axes are. Adding up in the
     values' own type is three times faster; it is done where few are added one after the other."""
-    if _wide(value.dtype) != wide or value.dtype.itemsize == 2 or len(axes) == 0:
+    if _wide_dtype(value.dtype) != wide or value.dtype.itemsize == 2 or len(axes) == 0:
         return np.add.reduce(value, axes, wide)
     last = value.ndim - 1
     if last in axes and value.shape[last] >= 16 and value.flags.c_contiguous:

@@ -215,9 +215,11 @@ def _chooses_calls(kernel: Kernel) -> bool:
 def _regions(
     roots: list[Expr], box: Box, bounds: Bounds
 ) -> Iterator[tuple[Box, list[Expr]]]:  # fmt: skip
-    """Boxes that make up `box`, and what is to be evaluated in each: there every view is inside its
-    array, except below ``guarded`` nodes, and no ``where`` is left of which it is known what it
-    chooses."""
+    """Divide a box into regions, each with the expression to evaluate there.
+
+    In a region every view lies inside its array, except below ``guarded`` nodes, and each ``where``
+    of which the choice is known there is replaced by what it chooses.
+    """
     roots = simplify_in_box(roots, box)
     bad: dict[int, bool] = {}  # does it read, somewhere in this box, outside an array?
     calls: dict[int, bool] = {}  # does it call what may have no end for points not meant for it?
@@ -430,8 +432,10 @@ def _evaluate_reductions(
 
 
 def _histogram_parts(kernel: Kernel) -> tuple[Bins | None, list[Expr]]:
-    """Of a histogram the bins, and the values that are to be found there; or None, and the numbers
-    of bins. Behind these come weights, if there are any."""
+    """Return a histogram's bins and the values to count, or None and the numbers of bins.
+
+    Behind these come weights, if there are any.
+    """
     value, weights = kernel.reductions[0].arg, []
     if kernel.weighs:
         if value.op == "complex":

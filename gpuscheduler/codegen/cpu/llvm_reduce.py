@@ -185,13 +185,13 @@ class _LoopAccumulator:
         if dtype.kind == "b":
             value = text(f"icmp ne i8 {value}, 0")
         last = text.load(dtype, text.at(kind, self.arrays[1], where))
-        beats, same = self._compared(text, value, last)
+        beats, same = self._compare_extremes(text, value, last)
         matters = text(f"or i1 {beats}, {same}")
         nearest = text.once("alloca i64")
         text.do(f"store i64 {NOWHERE}, ptr {nearest}")
         with text.loop(text(f"select i1 {matters}, i64 {count}, i64 0")) as i:
             here = text.load(dtype, text.at(kind, piece, i))
-            _, it = self._compared(text, here, value)
+            _, it = self._compare_extremes(text, here, value)
             place = total(text, [(at[0], None), (at[1], i)])
             place = text(f"select i1 {it}, i64 {place}, i64 {NOWHERE}")
             least = text(f"load i64, ptr {nearest}")
@@ -201,7 +201,7 @@ class _LoopAccumulator:
             )
         self.take(text, where, value, text(f"load i64, ptr {nearest}"))
 
-    def _compared(self, text: LlvmText, value: str, last: str) -> tuple[str, str]:
+    def _compare_extremes(self, text: LlvmText, value: str, last: str) -> tuple[str, str]:
         """Whether a value is more extreme than another one, or the same; no number is the most."""
         dtype, kind = self.dtype, value_type(self.dtype)
         beats = text.compare("lt" if self.op == "argmin" else "gt", dtype, value, last)
@@ -234,8 +234,10 @@ class _LoopAccumulator:
                 text.store(self.dtype, value, place)
 
     def before_row(self, text: LlvmText, where: str, position: str) -> Any:
-        """What is the same for all elements of a row: of moments, of how many they are now; of
-        extremes, their position."""
+        """Write what is the same for all elements of a row.
+
+        Moments need their count after the row; extremes need their position.
+        """
         if self.op != "moment":
             return position
         n = text(f"load double, ptr {text.at('double', self.arrays[0], where)}, align 1")
@@ -253,7 +255,7 @@ class _LoopAccumulator:
                 text.at(memory_type(self.dtype), self.arrays[1], at),
             )
             before, last = text.load(i8, place), text.load(self.dtype, there)
-            beats, same = self._compared(text, found, last)
+            beats, same = self._compare_extremes(text, found, last)
             earlier = text(f"icmp slt i64 {known}, {before}")
             better = text(f"or i1 {beats}, {text(f'and i1 {same}, {earlier}')}")
             text.store(i8, text(f"select i1 {better}, i64 {known}, i64 {before}"), place)
@@ -282,7 +284,7 @@ class _LoopAccumulator:
             _add(text, places[0], places[1], found)
         else:
             before = text.load(self.dtype, places[0])
-            after = _together(text, self.op, self.dtype, before, found)
+            after = _merge_states(text, self.op, self.dtype, before, found)
             text.store(self.dtype, after, places[0])
 
 
@@ -298,15 +300,18 @@ def _add(text: LlvmText, place: str, there: str, found: str) -> None:
     text.store(dtype, text(f"fadd double {gone}, {text(f'fadd double {da}, {db}')}"), there)
 
 
-def _together(text: LlvmText, op: str, dtype: DType, a: str, b: str) -> str:
+def _merge_states(text: LlvmText, op: str, dtype: DType, a: str, b: str) -> str:
     x = Expr("constant", (), dtype, b"")
     node = Expr(PAIRWISE[op], (x, x), np.dtype(bool) if op in ("any", "all") else dtype)
     return text.operation(node, [a, b])
 
 
 def _moment() -> str:
-    """A function that puts a piece of a row to the state of a moment: squared deviations of the
-    piece from its own mean, and Chan, Golub and LeVeque (1979) for both together."""
+    """Write the function that adds a piece of a row to the state of a moment.
+
+    It takes the squared deviations of the piece from its own mean, and merges both states as Chan,
+    Golub and LeVeque (1979) do.
+    """
     text, f8 = LlvmText(), np.dtype(np.float64)
     text.do("%sum = call double @row_sum_f8(ptr %piece, i64 %count)")
     n = text("sitofp i64 %count to double")
@@ -350,22 +355,22 @@ def _lanes(name: str, op: str, dtype: DType, used: set[str]) -> str:
     with text.loop(str(LANES)) as i:
         text.store(dtype, array_literal(begin), text.at(kind, lanes, i))
 
-    def into(place: str, value: str) -> None:
-        text.store(dtype, _together(text, op, dtype, text.load(dtype, place), value), place)
+    def merge_into(place: str, value: str) -> None:
+        text.store(dtype, _merge_states(text, op, dtype, text.load(dtype, place), value), place)
 
     whole = text(f"and i64 %count, {-LANES}")
     with text.loop(whole, LANES) as start, text.loop(str(LANES)) as i:
         j = text(f"add nsw i64 {start}, {i}")
-        into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
+        merge_into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
     rest = text(f"sub nsw i64 %count, {whole}")
     with text.loop(rest) as i:
         j = text(f"add nsw i64 {whole}, {i}")
-        into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
+        merge_into(text.at(kind, lanes, i), text.load(dtype, text.at(kind, "%piece", j)))
     half = LANES // 2
     while half:
         with text.loop(str(half)) as i:
             other = text.at(kind, lanes, text(f"add nsw i64 {i}, {half}"))
-            into(text.at(kind, lanes, i), text.load(dtype, other))
+            merge_into(text.at(kind, lanes, i), text.load(dtype, other))
         half //= 2
     found = text(f"load {kind}, ptr {lanes}")
     text.do(f"ret {kind} {found}")

@@ -221,7 +221,7 @@ class LlvmText:
         if op in _COMPARE:
             return self.compare(_COMPARE[op], first, *args)
         if op in ("isnan", "isfinite", "isinf", "signbit") and first.kind == "f":
-            return self._classified(op, first, args[0])
+            return self._write_classification(op, first, args[0])
         if dtype != first:
             raise NotWritten(op)
         if op in _CHOICES:
@@ -239,7 +239,7 @@ class LlvmText:
         if op in _INT:
             return self(f"{_INT[op]} {kind} {args[0]}, {args[1]}")
         if op in _SHIFT:
-            return self._shifted(op, dtype, *args)
+            return self._write_shift(op, dtype, *args)
         if op == "negative":
             return self(f"sub {kind} 0, {args[0]}")
         if op in ("invert", "bitwise_not"):
@@ -252,7 +252,7 @@ class LlvmText:
             return self(f"select i1 {below}, {kind} {other}, {kind} {args[0]}")
         raise NotWritten(op)
 
-    def _shifted(self, op: str, dtype: DType, a: str, b: str) -> str:
+    def _write_shift(self, op: str, dtype: DType, a: str, b: str) -> str:
         """Shift as NumPy does: by too many or negative bits, nothing or the sign is left.
 
         Processors leave these cases open.
@@ -280,7 +280,7 @@ class LlvmText:
         rest = self(f"select i1 {below}, {kind} {less}, {kind} {rest}")
         return self(f"select i1 {above}, {kind} {one}, {kind} {rest}")
 
-    def _classified(self, op: str, dtype: DType, x: str) -> str:
+    def _write_classification(self, op: str, dtype: DType, x: str) -> str:
         kind = value_type(dtype)
         if op == "signbit":
             bits = _TYPES[f"i{dtype.itemsize}"]
@@ -418,8 +418,10 @@ class RegionLoop:
 
 
 def written_operation(node: Expr) -> Any:
-    """What the text of a function has of a node beyond its operation: constants and steps through
-    memory are what it is given."""
+    """Return what distinguishes a node's text beyond its operation.
+
+    Constants and steps through memory are arguments of the function, and do not count.
+    """
     if node.op == "constant" or node.op == OPEN or node.op == "index":
         return None
     if node.op == "input":

@@ -55,7 +55,7 @@ def fill(op: str, key: int, view: View, out: Array) -> None:
     if not out.size:
         return
     target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
-    lengths, strides = _merged(out.shape, view.strides)
+    lengths, strides = _merge_axes(out.shape, view.strides)
     starts: Any = np.array([view.offset], np.int64)
     for n, s in zip(lengths[:-1], strides[:-1], strict=True):
         starts = (starts[:, None] + s * np.arange(n)).reshape(-1)
@@ -68,7 +68,7 @@ def fill(op: str, key: int, view: View, out: Array) -> None:
         out[...] = target
 
 
-def _merged(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def _merge_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Lengths and strides of at least one axis that give the same numbers in C order.
 
     >>> _merged((5, 1, 4, 2), (100, 9, 2, 1))

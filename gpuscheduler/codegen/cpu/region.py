@@ -45,14 +45,14 @@ def why_unsupported(expr: Expr) -> str | None:
     for node in nodes((expr,)):
         if not node.args or node.op in STRUCTURAL or node.op in RANDOM or node.op == "call":
             continue
-        reason = _unknown(node.op, tuple([a.dtype for a in node.args]), node.dtype)
+        reason = _refuse_unknown(node.op, tuple([a.dtype for a in node.args]), node.dtype)
         if reason is not None:
             return reason
     return None
 
 
 @lru_cache(4096)
-def _unknown(op: str, types: tuple[DType, ...], gives: DType) -> str | None:
+def _refuse_unknown(op: str, types: tuple[DType, ...], gives: DType) -> str | None:
     reason = f"NumPy has no function {op} of {', '.join(t.name for t in types)}"
     try:
         function = _ufunc(op)
@@ -218,7 +218,7 @@ class Region:
             elif node.op in RANDOM and (place := _place(node.args[0], axes)):
                 view, shifts = place
                 varies = tuple([s != 0 for s in view.strides])
-                draw = partial(_drawn, node.op, node.data, node.dtype, view)
+                draw = partial(_draw_numbers, node.op, node.data, node.dtype, view)
                 each.append((draw, tuple([slots[id(x)] for x in shifts]), slot, True))
             else:
                 along = tuple([self.varies[a][-1] for a in args])
@@ -592,8 +592,9 @@ def _view_from_corner(view: View, box: Box) -> View:
 def _collapse_axes(
     shape: Sequence[int], views: list[View], reduced: frozenset[int]
 ) -> tuple[tuple[int, ...], frozenset[int], list[View]]:
-    """Fewer axes for the same points in the same order: neighbours merged where every view goes
-    evenly from one to the next.
+    """Merge neighbouring axes that every view steps through evenly.
+
+    The points and their order stay the same.
 
     >>> _collapse_axes((4, 1, 3), [View(7, (6, 5, 2))], frozenset())
     ((12,), frozenset(), [View(offset=7, strides=(2,))])
@@ -639,13 +640,15 @@ def _find_clips(roots: list[Expr]) -> list[Expr]:
         args = tuple([new.get(id(a), a) for a in node.args])
         same = all(a is b for a, b in zip(args, node.args, strict=True))
         here = node if same else Expr(node.op, args, node.dtype, node.data)
-        if (below := _beyond(here, "greater")) and (above := _beyond(below[0], "less")):
+        if (below := _clipped_bound(here, "greater")) and (
+            above := _clipped_bound(below[0], "less")
+        ):
             here = Expr("clip", (above[0], above[1], below[1]), node.dtype)
         new[id(node)] = here
     return [new[id(r)] for r in roots]
 
 
-def _beyond(node: Expr, compare: str) -> tuple[Expr, Expr] | None:
+def _clipped_bound(node: Expr, compare: str) -> tuple[Expr, Expr] | None:
     """The value and the bound of a choice: the bound where the value is beyond it."""
     if node.op != "where":
         return None
@@ -665,7 +668,7 @@ def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., An
     if node.op == "cast":
         return partial(_cast, node.dtype)
     if node.op == "where":
-        return partial(_where, node.dtype)
+        return partial(_choose, node.dtype)
     if node.op == "clip":
         return np.clip
     if node.op in ("real", "imag"):
@@ -706,7 +709,7 @@ def _cast(dtype: DType, a: Any, out: Array | None = None) -> Any:
     return out
 
 
-def _where(dtype: DType, c: Any, a: Any, b: Any, out: Array | None = None) -> Any:
+def _choose(dtype: DType, c: Any, a: Any, b: Any, out: Array | None = None) -> Any:
     return np.where(c, a, b)  # of memory of its own: to copy that to `out` would only cost
 
 
@@ -742,7 +745,7 @@ def _drawn_at(op: str, key: int, dtype: DType, at: Any, out: Array | None = None
     return out
 
 
-def _drawn(
+def _draw_numbers(
     op: str, key: int, dtype: DType, view: View, run: Any, origin: tuple[int, ...],
     lengths: tuple[int, ...], *shifts: Any, out: Array | None = None,
 ) -> Array:  # fmt: skip

@@ -14,7 +14,7 @@ from ...ir.bins import Bins
 from ...ir.expr import RANDOM, Kernel
 from . import vectorize
 from .nodes import DeviceCall, IrNode, NodeTree, dtype_of, size_of
-from .operations import STORED, TYPES, approximate, cast, load_value, operation, results
+from .operations import STORED, TYPES, approximate_text, cast, load_value, operation, results
 from .schedule import LoopSite, PointRange, Schedule
 
 #: Most constants that are arguments.
@@ -371,8 +371,10 @@ class KernelBody(Schedule):
     # ---- random numbers
 
     def _walk(self, tree: NodeTree, k: int) -> tuple[int, int | None] | None:
-        """Of a random number's index: its stride from one element to the next, and whether it is
-        odd for the first element of a vector (None: that varies). None if it is not so simple."""
+        """Return the stride of a random number's index, and its parity in a vector's first element.
+
+        The parity is None where it varies. None if it is not so simple.
+        """
         node = tree.nodes[k]
         if node.op == "index":
             layout = self.layout_of[tree.letter, k]
@@ -459,7 +461,7 @@ class KernelBody(Schedule):
         if self.pane is not None:
             return list(tree.inputs)
         groups = ("r",) if self.reducing else ("k", "r")
-        return [k for k in tree.inputs if not self._hoisted(tree, k, groups)]
+        return [k for k in tree.inputs if not self._is_hoisted(tree, k, groups)]
 
     def _load_invariants(self, site: LoopSite, bodies: Sequence[NodeTree] = ()) -> list[str]:
         """Loads of what is the same in all of the loop."""
@@ -581,7 +583,7 @@ class KernelBody(Schedule):
         After each stage, its quotients and roots of rare numbers are computed again. Leaves and
         `drawn` nodes have no stage.
         """
-        slow = {k for k in wanted if self._approximate(tree, k)}
+        slow = {k for k in wanted if self._approximate_text(tree, k)}
         if self.width == 1 or len(slow) < STAGED or tree.calls or tree.taken:
             return {}
         if tree is self.tree and self.either:
@@ -594,16 +596,16 @@ class KernelBody(Schedule):
         return stages
 
     @staticmethod
-    def _approximate(tree: NodeTree, k: int) -> str | None:
+    def _approximate_text(tree: NodeTree, k: int) -> str | None:
         node = tree.nodes[k]
-        return approximate(node.op, node.code, [f"{tree.letter}{a}" for a in node.args])
+        return approximate_text(node.op, node.code, [f"{tree.letter}{a}" for a in node.args])
 
     def _compute_in_stages(
         self, tree: NodeTree, stages: dict[int, int],
         statements: Callable[[Iterable[int]], list[str]], after: list[str],
     ) -> list[str]:  # fmt: skip
         """The same as `_compute_elements`, in `stages`. What later ones need is held until then."""
-        v, slow = tree.letter, {k for k in stages if self._approximate(tree, k)}
+        v, slow = tree.letter, {k for k in stages if self._approximate_text(tree, k)}
         last = max(stages[k] + (k in slow) for k in stages)
         needed = {a for k in slow for a in tree.nodes[k].args} | slow | {*tree.roots}
         for k, stage in stages.items():
@@ -611,7 +613,7 @@ class KernelBody(Schedule):
         held = needed & {*stages}
         lines = [f"{TYPES[tree.nodes[k].code]} held{k}[{self.width}];" for k in sorted(held)]
 
-        def given(wanted: Iterable[int]) -> list[str]:
+        def held_statements(wanted: Iterable[int]) -> list[str]:
             """Statements for leaves and what is held."""
             found = sorted({*wanted})
             known = [
@@ -626,15 +628,15 @@ class KernelBody(Schedule):
             again = [k for k in own if k in slow]
             below = {a for k in own for a in tree.nodes[k].args}
             ends = after if stage == last else []
-            body = given((below | {*(tree.roots if ends else ())}) - {*own})
+            body = held_statements((below | {*(tree.roots if ends else ())}) - {*own})
             for k in own:
-                text = self._approximate(tree, k)
+                text = self._approximate_text(tree, k)
                 body += [let(tree.nodes[k].code, f"{v}{k}", text)] if text else statements([k])
                 body += [f"held{k}[e] = {v}{k};"] if k in held else []
             if not again:
                 lines += self._loop_elements([*body, *ends])
                 continue
-            exact = given(a for k in again for a in tree.nodes[k].args)
+            exact = held_statements(a for k in again for a in tree.nodes[k].args)
             exact += [f"held{k}[e] = {self._operation(tree, k)};" for k in again]
             lines += ["{", "bool rare = false;", *self._loop_elements([*body, *ends])]
             lines += ["if (rare) {", *self._loop_elements(exact), "}", "}"]

@@ -220,17 +220,17 @@ class ElementwiseKernel(KernelBody):
             found[group, last] = f"t{len(rest) + 1} * 32 + {column}"
             return LoopSite(found)
 
-        def inside(place: LoopSite) -> str:
+        def is_inside(place: LoopSite) -> str:
             return " && ".join(
                 f"{place.coords[group, a]} < ({self.int})"
                 f"{self.slot(('length', group, 'edge', a), axes[a].length)}"
                 for a in (across, last)
             )
 
-        def each(row: str, column: str, lines: Any) -> list[str]:
+        def for_each_site(row: str, column: str, lines: Any) -> list[str]:
             place = site(row, column)
             return ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
-                    f"if ({inside(place)}) {{", *lines(place), "}", "}"]  # fmt: skip
+                    f"if ({is_inside(place)}) {{", *lines(place), "}", "}"]  # fmt: skip
 
         line = "(ty + 8 * u)"
         shared = [f"__shared__ {STORED[self.tree.nodes[k].code]} turn{k}[32][33];" for k in turned]
@@ -239,10 +239,10 @@ class ElementwiseKernel(KernelBody):
                     f"{' = {}' if self.tree.guards[k] is not None else ''};"
                     for k in (*straight, *turned)]  # fmt: skip
         fetch = [f"x{k}[u] = turn{k}[tx][{line}];" for k in turned]
-        turning = each("tx", line, lambda s: self._loads(self.tree, turned, s, "x#[u]"))
+        turning = for_each_site("tx", line, lambda s: self._loads(self.tree, turned, s, "x#[u]"))
         keep = ["#pragma unroll", "for (int u = 0; u < 4; ++u) {",
                 *[f"turn{k}[{line}][tx] = x{k}[u];" for k in turned], "}"]  # fmt: skip
-        loads = each(line, "tx", lambda s: self._loads(self.tree, straight, s, "x#[u]"))
+        loads = for_each_site(line, "tx", lambda s: self._loads(self.tree, straight, s, "x#[u]"))
         return [
             *shared,
             "const int tx = threadIdx.x & 31, ty = threadIdx.x >> 5;",
@@ -253,7 +253,7 @@ class ElementwiseKernel(KernelBody):
             *(loads if straight else []),
             *keep,
             "__syncthreads();",
-            *each(line, "tx", lambda s: [*fetch, *use(s)]),
+            *for_each_site(line, "tx", lambda s: [*fetch, *use(s)]),
             "__syncthreads();",
             "}",
         ]

@@ -80,7 +80,7 @@ class NodeTree:
         numbers: dict[int, int] = {}
         for expr in nodes(roots, lambda n: n.args[1:] if n.op == "taken" else n.args):
             if expr.op == "taken":
-                numbers[id(expr)] = self._taken(expr, numbers[id(expr.args[1])])
+                numbers[id(expr)] = self._add_gather(expr, numbers[id(expr.args[1])])
                 continue
             args = tuple(numbers[id(a)] for a in expr.args)
             op = expr.op
@@ -89,10 +89,10 @@ class NodeTree:
             data = expr.data if expr.op != "constant" else self._word(expr)
             numbers[id(expr)] = self._add(op, code_of(expr), args, data)
         self.roots = [numbers[id(r)] for r in roots]
-        self.inputs = self._all("input")
-        self.indices = self._all("index")
-        self.calls = self._all("call")
-        self.taken = self._all("taken")
+        self.inputs = self._nodes_of("input")
+        self.indices = self._nodes_of("index")
+        self.calls = self._nodes_of("call")
+        self.taken = self._nodes_of("taken")
         self.reads: list[bool] = []  # whether there is an input or a call below
         self.values: list[bool] = []  # ... or anything else that is not known from the index
         for n in self.nodes:
@@ -108,7 +108,7 @@ class NodeTree:
         if len(self.nodes) > MOST_STATEMENTS:
             raise NotGenerated(f"an expression of {len(self.nodes):,} operations")
 
-    def _all(self, op: str) -> list[int]:
+    def _nodes_of(self, op: str) -> list[int]:
         return [k for k, n in enumerate(self.nodes) if n.op == op]
 
     def _word(self, expr: Expr) -> Any:
@@ -131,7 +131,7 @@ class NodeTree:
             self.nodes.append(IrNode(op, short, args, data))
         return self._known[words]
 
-    def _taken(self, expr: Expr, number: int) -> int:
+    def _add_gather(self, expr: Expr, number: int) -> int:
         """An element of an array at a place that is computed. The place is counted from where the
         array's view begins: that is part of the pointer."""
         array, view = expr.args[0].data
@@ -164,9 +164,9 @@ class NodeTree:
             for choice, holds in zip(choices, (True, False), strict=True):
                 if self.reads[choice]:
                     needs[choice] |= {case | {(c, holds)} for case in mine}
-        return {k: self._any(found) for k, found in enumerate(needs)}
+        return {k: self._any_case(found) for k, found in enumerate(needs)}
 
-    def _any(self, cases: set[Case]) -> int | None:
+    def _any_case(self, cases: set[Case]) -> int | None:
         """Whether one of these is given; None where that is so in any case."""
         out: int | None = None
         for case in sorted(cases, key=sorted):

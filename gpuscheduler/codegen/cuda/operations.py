@@ -231,7 +231,7 @@ def _float(op: str, short: str, gives: str, args: Sequence[str]) -> str | None:
     return f"half_round({text})" if gives == "f2" and op not in _EXACT else text
 
 
-def approximate(op: str, short: str, args: Sequence[str]) -> str | None:
+def approximate_text(op: str, short: str, args: Sequence[str]) -> str | None:
     """A faster text of a quotient, inverse, root or logarithm, or None.
 
     It sets ``rare`` where its result must not be used.
@@ -302,7 +302,7 @@ def accumulator(
         return f"typedef Moment {name};", "f8" if short[0] in "iub" else short
     if op in ("any", "all"):
         sign, start = ("||", "false") if op == "any" else ("&&", "true")
-        return _simple(name, "bool", start, f"v {sign} x", f"v {sign} o.v"), "b1"
+        return _simple_reducer(name, "bool", start, f"v {sign} x", f"v {sign} o.v"), "b1"
     if op in ("sum", "prod") and gives != "b1":
         return _sum_operation(op, gives, name, scans), gives
     if op in ("sum", "prod"):
@@ -312,7 +312,7 @@ def accumulator(
     extreme = {"min": "minimum", "max": "maximum"}.get(op, op)
     step = operation(extreme, (short, short), short, ("v", "x"))
     join = operation(extreme, (short, short), short, ("v", "o.v"))
-    return _simple(name, TYPES[short], _first(op, short), str(step), str(join)), short
+    return _simple_reducer(name, TYPES[short], _first(op, short), str(step), str(join)), short
 
 
 def _first(op: str, short: str) -> str:
@@ -338,7 +338,7 @@ def _first(op: str, short: str) -> str:
     return f"({TYPES[short]}){low if least else f'({low} - 1)'}"
 
 
-def _simple(name: str, kind: str, start: str, step: str, join: str) -> str:
+def _simple_reducer(name: str, kind: str, start: str, step: str, join: str) -> str:
     return f"""
 struct alignas(8) {name} {{
   {kind} v;
@@ -357,8 +357,11 @@ def _sum_operation(op: str, gives: str, name: str, scans: bool) -> str:
     kind, sign = TYPES[gives], "+" if op == "sum" else "*"
     if gives[0] in "iu":
         wide = f"unsigned {'long long' if gives[1] == '8' else 'int'}"
-        return _simple(name, kind, str(int(op == "prod")), f"({kind})(({wide})v {sign} ({wide})x)",
-                       f"({kind})(({wide})v {sign} ({wide})o.v)")  # fmt: skip
+        step, join = (
+            f"({kind})(({wide})v {sign} ({wide})x)",
+            f"({kind})(({wide})v {sign} ({wide})o.v)",
+        )
+        return _simple_reducer(name, kind, str(int(op == "prod")), step, join)
     if gives[0] == "f":
         take = "v += (double)added(x);"
         if op == "prod":

@@ -54,8 +54,11 @@ class ReductionKernel(ElementwiseKernel):
         return -(-self.reach // self.width) if self.rows else self.reach
 
     def _shares(self, results_: int) -> tuple[int, int, int, int]:
-        """How a reduction is divided: results of a block at a time, lanes for each of them, how
-        many blocks share these, and how many steps each of them does."""
+        """Decide how a reduction is divided among blocks and lanes.
+
+        Returns how many results a block makes at a time, lanes for each, how many blocks share
+        them, and how many steps each block does.
+        """
         rows = self.rows
         steps = self._steps()
         if self.across >= 0:
@@ -138,9 +141,11 @@ class ReductionKernel(ElementwiseKernel):
         ]
 
     def _results(self, name: str = "", unit: int = 1) -> ResultLoop:
-        """A loop's body that makes results of one thread or several: all of them, or those that lie
-        beyond the core, whose parts have a `name` then, and `unit` is how many there are in a
-        vector of the others."""
+        """Write a loop's body that makes one or several results of a thread.
+
+        It makes all results, or only those beyond the core. The parts of the latter have a `name`,
+        and `unit` is the number of results in a vector of the others.
+        """
         c, shared = self.count, self.wide or not self.rows
         live = ["const bool live = o < results;"]
         if name:

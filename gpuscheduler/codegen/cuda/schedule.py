@@ -250,7 +250,7 @@ class Schedule(LoopSpace):
         if self.sliding:
             window_schedule.merge_selected_loads(self)
         self._panels()
-        self._small()
+        self._choose_index_width()
 
     def _fastest(self, kept: list[int], over: list[int]) -> tuple[int, list[int]]:
         """The axis that threads lie along, and the order of the reduced ones."""
@@ -350,7 +350,7 @@ class Schedule(LoopSpace):
                 self.axes["r"] = [far, *axes[:-1], LoopAxis(part, fast)]
                 return
 
-    def _small(self) -> None:
+    def _choose_index_width(self) -> None:
         """Decide whether 32 bits are enough to count points and elements."""
         furthest = max(self.points, self.reach)
         for n in self.moved:
@@ -372,7 +372,7 @@ class Schedule(LoopSpace):
         """The text of an argument that counts points or elements."""
         return f"({self.count}){self.slot(name, value)}"
 
-    def _hoisted(self, tree: NodeTree, k: int, groups: Iterable[str]) -> bool:
+    def _is_hoisted(self, tree: NodeTree, k: int, groups: Iterable[str]) -> bool:
         """Whether an input is the same for all points along these axes."""
         layout = self.layout_of[tree.letter, k]
         still = not any(any(self.strides(layout, g)) for g in groups)

@@ -80,7 +80,7 @@ class WindowReductionKernel(ReductionKernel):
         def room(times: int) -> list[str]:
             return self._declare_registers(tree or self.tree, times) if loads else []
 
-        def every(own: str, moments: str = "") -> list[str]:
+        def for_every_result(own: str, moments: str = "") -> list[str]:
             """The same for all reductions, and for all results side by side."""
             return self._loop_results(
                 [
@@ -89,13 +89,13 @@ class WindowReductionKernel(ReductionKernel):
                 ]
             )
 
-        def joined(other: str) -> list[str]:
-            return every(f"part#[e].merge({other});", f"part#[e].add({other});")
+        def merge_statements(other: str) -> list[str]:
+            return for_every_result(f"part#[e].merge({other});", f"part#[e].add({other});")
 
         def parts(name: str, many: str = "") -> list[str]:
             return [f"Part{j} {name}{j}{many}[{width}];" for j in range(len(self.kinds))]
 
-        def into(name: str, which: str = "") -> list[str]:
+        def declare_accumulators(name: str, which: str = "") -> list[str]:
             """What takes in values from here on."""
             return [f"Part{j} (&part{j})[{width}] = {name}{j}{which};"
                     for j in range(len(self.kinds))]  # fmt: skip
@@ -107,7 +107,7 @@ class WindowReductionKernel(ReductionKernel):
             *(self._loop_vectors(f"s < {reach}", "s = r + u", loads) if loads else []),
             *self._loop_vectors(
                 f"s < {reach}", "s = r + u",
-                ["const bool opens = u == 0;", *into("shared"), *takes],
+                ["const bool opens = u == 0;", *declare_accumulators("shared"), *takes],
             ),
             "}",
         ]  # fmt: skip
@@ -117,9 +117,9 @@ class WindowReductionKernel(ReductionKernel):
             *(_unroll(ahead, [f"const {c} s = u;", *loads]) if loads else []),
             *_unroll(
                 f"int u = {some - 2}; u >= 0; --u",
-                [f"const {c} s = u;", closed, *into("head", "[u]"),
-                 *every("part#[e].clear();", "part#[e].begin(shared#[e]);"), *takes,
-                 f"if (u < {some - 2}) {{", *joined("head#[u + 1][e]"), "}"],
+                [f"const {c} s = u;", closed, *declare_accumulators("head", "[u]"),
+                 *for_every_result("part#[e].clear();", "part#[e].begin(shared#[e]);"), *takes,
+                 f"if (u < {some - 2}) {{", *merge_statements("head#[u + 1][e]"), "}"],
             ),
         ]  # fmt: skip
         tail = [
@@ -128,15 +128,16 @@ class WindowReductionKernel(ReductionKernel):
             *_unroll(
                 f"int t = 0; t < {some}; ++t",
                 ["if (t) {", "const int u = t - 1;", f"const {c} s = {reach} + u;", closed,
-                 *into("tail"), *takes, "}", *parts("part"), *every("part#[e] = shared#[e];"),
-                 f"if (t < {some - 1}) {{", *joined("head#[t][e]"), "}",
-                 "if (t) {", *joined("tail#[e]"), "}", *finished],
+                 *declare_accumulators("tail"), *takes, "}", *parts("part"),
+                 *for_every_result("part#[e] = shared#[e];"),
+                 f"if (t < {some - 1}) {{", *merge_statements("head#[t][e]"), "}",
+                 "if (t) {", *merge_statements("tail#[e]"), "}", *finished],
             ),
         ]  # fmt: skip
         return [
-            *parts("shared"), *every("shared#[e].clear();"), *shared,
+            *parts("shared"), *for_every_result("shared#[e].clear();"), *shared,
             *parts("head", f"[{some - 1}]"), "{", *head, "}",
-            *parts("tail"), *every("tail#[e].clear();", "tail#[e].begin(shared#[e]);"),
+            *parts("tail"), *for_every_result("tail#[e].clear();", "tail#[e].begin(shared#[e]);"),
             "{", *tail, "}",
         ]  # fmt: skip
 
@@ -272,7 +273,7 @@ class WindowReductionKernel(ReductionKernel):
             f"const int to = row * {pitch} + column + column / {some};",
         ]
 
-        def filled(tree: NodeTree, check: str) -> list[str]:
+        def fill_statements(tree: NodeTree, check: str) -> list[str]:
             """Compute what is reduced of each point of a pane, if it is one."""
             x = f"{self._register(tree)}#[u]"
             loads = self._enclose(self._loads(tree, tree.inputs, site, x))
@@ -290,9 +291,9 @@ class WindowReductionKernel(ReductionKernel):
                 "}",
             ]
 
-        fill = filled(tree, self._check_tile("row", points=True))
+        fill = fill_statements(tree, self._check_tile("row", points=True))
         if self.core is not None:
-            fill = self._choose_core(names, filled(self.core, ""), fill)
+            fill = self._choose_core(names, fill_statements(self.core, ""), fill)
         step = [f"const int at = mine + (int)(s + s / {some}u);", *takes]
         if pane.down > 1:
             down, unrolled = f"(int){self.slot('down', pane.down)}", []
@@ -345,7 +346,7 @@ class WindowReductionKernel(ReductionKernel):
         site = self._site_in_tile(names, row)
         check = self._check_tile(row, points=True) if inside else ""
 
-        def asked(lines: list[str]) -> list[str]:
+        def guard_statements(lines: list[str]) -> list[str]:
             return [f"if ({check}) {{", *lines, "}"] if check and lines else lines
 
         across, inner = self._coordinates("r", [x.length for x in others], "q", "r")
@@ -362,16 +363,22 @@ class WindowReductionKernel(ReductionKernel):
         if not direct:
             loads, takes = [], []
             if others:
-                point = asked(self._point(tree, site, self._take_values(tree, site, "0")))
+                point = guard_statements(
+                    self._point(tree, site, self._take_values(tree, site, "0"))
+                )
                 takes = [*over, *point, *end]
             else:
                 x = f"{self._register(tree)}#[u]"
-                loads = self._enclose(asked(self._loads(tree, self._inner(tree), site, x)))
-                takes = asked(self._take_values(tree, site, "u"))
+                loads = self._enclose(
+                    guard_statements(self._loads(tree, self._inner(tree), site, x))
+                )
+                takes = guard_statements(self._take_values(tree, site, "u"))
             return self._share_windows(box.down, loads, takes, leave, box.tall, tree, "down")
         many_steps = box.tall + box.down - 1
         each = f"int u = 0; u < {many_steps}; ++u"
-        loads = asked(self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[u]"))
+        loads = guard_statements(
+            self._loads(tree, self._inner(tree), site, f"{self._register(tree)}#[u]")
+        )
         into = [f"Part{j} (&part{j})[1] = steps{j}[u];" for j in range(len(self.kinds))]
         opens = ["const bool opens = true;"] if self._has_moments() else []
         return [
@@ -380,7 +387,7 @@ class WindowReductionKernel(ReductionKernel):
             *over,
             *self._declare_registers(tree, many_steps),
             *(_unroll(each, self._enclose(loads)) if loads else []),
-            *_unroll(each, [*opens, *into, *asked(self._take_values(tree, site, "u"))]),
+            *_unroll(each, [*opens, *into, *guard_statements(self._take_values(tree, site, "u"))]),
             *end,
             *self._merge_steps(box.tall, box.down, leave),
         ]
@@ -407,7 +414,7 @@ class WindowReductionKernel(ReductionKernel):
         points = box.down * math.prod(x.length for x in self.axes["r"])
         held = f"{self.slot('points', points)}" if self._has_moments() else ""
 
-        def read(j: int, to: str, at: str) -> list[str]:
+        def read_column(j: int, to: str, at: str) -> list[str]:
             """What lies in a column."""
             own = [f"{to}.{x} = {_array(j, x)}[{at}];" for x in self.moment_members(j)]
             return [*own, f"{to}.of({held});"] if own else [f"{to} = columns{j}[{at}];"]
@@ -416,12 +423,16 @@ class WindowReductionKernel(ReductionKernel):
             takes = [f"const int at = mine + (int)(s + s / {some}u);"]
             for j, (op, _, _) in enumerate(self.kinds):
                 join = f"join(step{j}, opens)" if op == "moment" else f"merge(step{j})"
-                takes += [f"Part{j} step{j};", *read(j, f"step{j}", "at"), f"part{j}[0].{join};"]
+                takes += [
+                    f"Part{j} step{j};",
+                    *read_column(j, f"step{j}", "at"),
+                    f"part{j}[0].{join};",
+                ]
             rows = self._share_windows(box.window, [], takes, self._leave_results())
         else:
             many, steps = some + box.window - 1, []
             for j in range(len(self.kinds)):
-                steps += read(j, f"steps{j}[u][0]", f"mine + u + u / {some}")
+                steps += read_column(j, f"steps{j}[u][0]", f"mine + u + u / {some}")
             rows = [
                 *[f"Part{j} steps{j}[{many}][1];" for j in range(len(self.kinds))],
                 *_unroll(f"int u = 0; u < {many}; ++u", steps),

@@ -175,13 +175,13 @@ def merge_selected_loads(space: LoopSpace) -> None:
     for root in tree.roots:
         uses[root] += 1
 
-    def known(op: str, *args: int) -> int:
+    def known_node(op: str, *args: int) -> int:
         return tree._known.get((op, "b1", args, None), -1)
 
-    def both(guard: int | None, condition: int) -> int:
-        return condition if guard is None else known("logical_and", guard, condition)
+    def both_conditions(guard: int | None, condition: int) -> int:
+        return condition if guard is None else known_node("logical_and", guard, condition)
 
-    def of(k: int, guard: int | None, leaves: list[int], wheres: list[int]) -> Any:
+    def collect_below(k: int, guard: int | None, leaves: list[int], wheres: list[int]) -> Any:
         node = tree.nodes[k]
         if node.op == "input" and uses[k] == 1 and tree.guards[k] == guard:
             leaves.append(k)
@@ -190,8 +190,10 @@ def merge_selected_loads(space: LoopSpace) -> None:
             return None
         wheres.append(k)
         c, a, b = node.args
-        one = of(a, both(guard, c), leaves, wheres)
-        other = of(b, both(guard, known("logical_not", c)), leaves, wheres)
+        one = collect_below(a, both_conditions(guard, c), leaves, wheres)
+        other = collect_below(
+            b, both_conditions(guard, known_node("logical_not", c)), leaves, wheres
+        )
         return None if one is None or other is None else (c, one, other)
 
     for k in range(len(tree.nodes) - 1, -1, -1):
@@ -199,7 +201,7 @@ def merge_selected_loads(space: LoopSpace) -> None:
         wheres: list[int] = []
         if k in space.gone or tree.nodes[k].op != "where":
             continue
-        found = of(k, None, leaves, wheres)
+        found = collect_below(k, None, leaves, wheres)
         if found is not None and len({space.type_of_load(tree, n) for n in leaves}) == 1:
             space.either[k] = space.either[leaves[0]] = found
             space.gone |= {*leaves[1:], *wheres[1:]}

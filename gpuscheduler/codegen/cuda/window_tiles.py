@@ -132,7 +132,7 @@ def pane(windows: WindowShape, held: int, processors: int) -> RowTile | None:
     # all of a thread's results share something, or nothing at all; moments need a first value
     most = windows.window if windows.moments else windows.window + 1
 
-    def found() -> Iterable[tuple[float, RowTile]]:
+    def row_tiles() -> Iterable[tuple[float, RowTile]]:
         for some in (16, 8, 4, 2):
             for across in (256, 128, 64, 32, 16, 8):
                 columns = across * some
@@ -146,7 +146,7 @@ def pane(windows: WindowShape, held: int, processors: int) -> RowTile | None:
                 taken = columns * this.rows * (some + windows.window - 1) // some * windows.down
                 yield tiles * (this.wide * this.high * 8 + taken), this
 
-    return _least(found())
+    return _cheapest(row_tiles())
 
 
 def box(
@@ -172,7 +172,7 @@ def box(
         joined = reach - 1 if reach <= MOST_AT_ONCE else 3
         return takes * (many + reach - 1) / many + joins * joined
 
-    def found() -> Iterable[tuple[float, ColumnTile]]:
+    def column_tiles() -> Iterable[tuple[float, ColumnTile]]:
         for tall in TALL[windows.moments]:
             for some in SIDE[windows.moments]:
                 if not (has_room(tall, windows.down) and has_room(some, windows.window)):
@@ -192,10 +192,10 @@ def box(
                     then = effort(some, windows.window, 2 * joins) + 8
                     yield tiles * rows * (wide * first + columns * then), this
 
-    return _least(found())
+    return _cheapest(column_tiles())
 
 
-def _least(found: Iterable[tuple[float, T]]) -> T | None:
+def _cheapest(found: Iterable[tuple[float, T]]) -> T | None:
     """The first of those that cost least."""
     best = min(found, key=itemgetter(0), default=None)
     return best and best[1]

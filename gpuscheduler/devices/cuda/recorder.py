@@ -233,8 +233,10 @@ class ReplayRecorder:
     def _read(
         self, place: int, step: Step, members: list[KernelTask], held: dict[int, Any]
     ) -> tuple[list[list[tuple[int, int]]], bool]:
-        """For each task, where in the table the addresses of its arrays are, and what to add to
-        these; and whether all arrays are aligned."""
+        """Return where the table has the addresses of each task's arrays, and what to add to them.
+
+        Returns also whether all arrays are aligned.
+        """
         parts: dict[Any, tuple[Any, Any, int]] = {}
         picks = step.picks or ((),) * len(step.names)
         for name, j, path in zip(step.names, step.sources, picks, strict=True):
@@ -276,9 +278,12 @@ class ReplayRecorder:
 def _memory(
     ready: PreparedProgram, count: int, single: bool, wanted: bool, part: int | None = None
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """Bytes of each piece of memory for what a launch makes; for each array, item by item, which
-    it is in, and where. What the caller gets lies in pieces of its own, which go one by one, or the
-    last array in one that there is, `part` bytes behind its begin."""
+    """Return the bytes of each piece of memory that a launch needs for its results.
+
+    Returns also, item by item, which piece each array is in, and where. What the caller gets lies
+    in pieces of its own, which go one by one, or the last array in one that there is, `part` bytes
+    behind its begin.
+    """
     sizes: list[int] = []
     which: list[int] = []
     within: list[int] = []

@@ -20,7 +20,7 @@ from ...ir.expr import Shape
 from ..array import FUNCTIONS, TracedArray, as_traced, broadcast, look, read_beside
 from ..bytecode import words
 from ..context import check_dtype, constant, current, refuse
-from ..elementwise import apply, either
+from ..elementwise import apply, choose_elements
 from ..indexing import axis_index
 from ..purity import is_array, is_nothing
 from ..registry import CONVERTING, CUPY, KNOWN, KNOWN_CURRIED, NUMPY, instead_of
@@ -82,7 +82,7 @@ def _linspace(start: Any, stop: Any, num: int, endpoint: bool = True, dtype: Any
     scaled = i.astype(wide) * step if step != 0 else i.astype(wide) / parts * delta
     points = scaled + np.float64(start)
     if endpoint and num > 1:
-        points = either(i == num - 1, np.float64(stop), points)
+        points = choose_elements(i == num - 1, np.float64(stop), points)
     dtype = np.dtype(wide if dtype is None else dtype)
     return np.floor(points).astype(dtype) if dtype.kind in "iu" else points.astype(dtype)
 
@@ -129,12 +129,12 @@ def _like_nothing(function: Any) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def made(a: Any, *args: Any, **kwargs: Any) -> Any:
+    def create_like(a: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("shape") is None or not is_nothing(a):
             return function(a, *args, **kwargs)
         return FUNCTIONS[function](fill_array((0,), 0, a.dtype), *args, **kwargs)
 
-    return made
+    return create_like
 
 
 for _function in (np.full_like, np.ones_like, np.zeros_like, np.empty_like):
@@ -173,11 +173,11 @@ _MAKERS: dict[str, Callable[..., int]] = {
 }  # fmt: skip
 
 
-def _little(name: str) -> Callable[..., Any]:
+def _small_array(name: str) -> Callable[..., Any]:
     make, count = getattr(np, name), _MAKERS[name]
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def create_from_scalars(*args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(v, TracedArray) for v in (*args, *kwargs.values())):
             elements = count(*args, **kwargs)
             if elements > MOST_MADE:
@@ -188,7 +188,7 @@ def _little(name: str) -> Callable[..., Any]:
             return read_beside(value, own=True).copy()
         return value
 
-    return made
+    return create_from_scalars
 
 
 def _conversion_function(name: str) -> Callable[..., Any]:
@@ -196,7 +196,7 @@ def _conversion_function(name: str) -> Callable[..., Any]:
     make = getattr(np, name)
 
     @functools.wraps(make)
-    def made(a: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def create_array(a: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         inside = a if isinstance(a, (list, tuple)) else (a,)
         if not any(isinstance(v, TracedArray) for v in inside):
             return make(a, dtype, *args, **kwargs)
@@ -214,7 +214,7 @@ def _conversion_function(name: str) -> Callable[..., Any]:
         missing = kwargs.get("ndmin", int(contiguous)) - out.ndim
         return look(out, lambda a: a[(None,) * missing]) if missing > 0 else out
 
-    return made
+    return create_array
 
 
 def _sending_function(name: str) -> Callable[..., Any]:
@@ -223,15 +223,15 @@ def _sending_function(name: str) -> Callable[..., Any]:
     make, beside = getattr(np, name), _conversion_function(name)
 
     @functools.wraps(make)
-    def made(a: Any, *args: Any, **kwargs: Any) -> Any:
+    def copy_array(a: Any, *args: Any, **kwargs: Any) -> Any:
         there = isinstance(a, TracedArray) and current.get().is_beside(a)
         return (beside if there else make)(a, *args, **kwargs)
 
-    return made
+    return copy_array
 
 
 for _name in _MAKERS:
-    NUMPY.enter(_name, _little(_name))
+    NUMPY.enter(_name, _small_array(_name))
     CUPY.enter(_name, getattr(NUMPY, _name))
 for _name in CONVERTING - {"asfortranarray"}:
     NUMPY.enter(_name, _conversion_function(_name))

@@ -24,7 +24,7 @@ from ...frontend import compiled_task, index_lists
 from ...ir.expr import View
 from ..array import TracedArray, as_traced, expand, reshape_array, scalar_if_point
 from ..context import constant, current, node_of, refuse
-from ..elementwise import either
+from ..elementwise import choose_elements
 from ..reduce import SHORT, axes_of, reduce, reduced_shape
 from ..registry import KNOWN, instead_of
 from .reductions import count_of, extreme_of, moment_of, not_empty, sum_of
@@ -70,8 +70,9 @@ def _moment_chunk(
 def _few_moments(
     pairs: Any, order: int, sum: Any, axis: Any, others: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """What a few moments make together, of blocks that are one element thick and whose counts are
-    known, element by element and in double precision. None of others: then nothing is reduced one
+    """Merge a few moments of blocks that are one element thick and have known counts.
+
+    Computes element by element and in double precision. None of others: then nothing is reduced one
     by one, for sums are in what Dask adds up next, and each element of that would take them anew.
     """
     few = None
@@ -176,14 +177,14 @@ def _arg_chunk(func: Any, argfunc: Any, x: Any, axis: Any, offset_info: Any) -> 
             inner = math.prod(x.shape[k + 1 :])
             here = at // inner if inner > 1 else at
             here = here % n if k else here
-            place = place + (here + _one(offset[k])) * math.prod(total[k + 1 :])
+            place = place + (here + _single_number(offset[k])) * math.prod(total[k + 1 :])
         at = place
     elif x.ndim:
-        at = at + _one(offset_info)
+        at = at + _single_number(offset_info)
     return {"vals": value, "arg": at}
 
 
-def _one(number: Any) -> Any:
+def _single_number(number: Any) -> Any:
     """A number that is given as such, or as the only one of an array."""
     return reshape_array(number, ()) if isinstance(number, TracedArray) else int(number)
 
@@ -199,7 +200,7 @@ def _arg_merge(
         position = View(0, tuple(int(k == along) for k in range(values.ndim)))
     index = TracedArray(node_of("index", (), np.int64, position), values.shape)
     # the one place that belongs to the best value, among zeros
-    chosen = either(index == at, places, places.dtype.type(0))
+    chosen = choose_elements(index == at, places, places.dtype.type(0))
     place = sum_of(chosen, along, places.dtype, keepdims=keepdims)
     return place, value if keepdims else reshape_array(value, place.shape)
 

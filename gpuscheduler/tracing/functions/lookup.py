@@ -29,7 +29,7 @@ from ..array import (
     store_array,
 )
 from ..context import cast_to, constant, current, no_out, node_of, refuse
-from ..elementwise import apply, clip_array, either
+from ..elementwise import apply, choose_elements, clip_array
 from ..indexing import axis_index
 from ..registry import instead_of
 
@@ -98,14 +98,14 @@ def _pick_elements(x: Any, axis: int, numbers: Any, length: int) -> Any:
     line = look(numbers, lambda a: a.reshape((-1,) + (1,) * (x.ndim - axis - 1)))
     number = cast_to(broadcast(line, shape)._expr, np.int64)
 
-    def away(view: View) -> Expr | None:
+    def offset_of(view: View) -> Expr | None:
         step = 0 if length == 1 else view.strides[axis]
         return _times(number, step) if step else None
 
-    def still(view: View) -> View:
+    def fixed_view(view: View) -> View:
         return View(view.offset, (*view.strides[:axis], 0, *view.strides[axis + 1 :]))
 
-    return elements_at(x, shape, still, away)
+    return elements_at(x, shape, fixed_view, offset_of)
 
 
 @instead_of(index_lists.reorder_arrays)
@@ -123,7 +123,7 @@ def _in_memory(x: TracedArray, points: int) -> TracedArray:
     return x
 
 
-def _inside(index: TracedArray, length: int) -> TracedArray:
+def _wrap_index(index: TracedArray, length: int) -> TracedArray:
     """The index as int64 in the range of a length; any other index wraps around."""
     if index.dtype.kind == "u" and np.iinfo(index.dtype).max < length:
         return index.astype(np.int64)
@@ -139,7 +139,7 @@ def _numbers(index: Any, length: int) -> TracedArray:
     if isinstance(index, TracedArray):
         if index.dtype.kind not in "iu":
             raise refuse(f"it indexes with an array of {index.dtype}")
-        return _inside(index, length)
+        return _wrap_index(index, length)
     known = np.asarray(index)
     if known.dtype.kind not in "iu" and known.size:
         raise refuse(f"it indexes with an array of {known.dtype}")
@@ -254,11 +254,11 @@ def look_up_elements(
         spread = broadcast(look(index, lambda a: a.reshape(a.shape + behind)), shape)
         numbers[k] = cast_to(spread._expr, np.int64)
 
-    def still(view: View) -> View:
+    def fixed_view(view: View) -> View:
         own = [view.strides[k] for k in rest]
         return View(view.offset, (*own[:first], *(0,) * len(over), *own[first:]))
 
-    def away(view: View) -> Expr | None:
+    def offset_of(view: View) -> Expr | None:
         steps = [
             _times(numbers[k], view.strides[k])
             for k in chosen
@@ -266,7 +266,7 @@ def look_up_elements(
         ]
         return functools.reduce(functools.partial(apply, np.add), steps) if steps else None
 
-    return elements_at(x, shape, still, away, anywhere and x._expr.op == "input")
+    return elements_at(x, shape, fixed_view, offset_of, anywhere and x._expr.op == "input")
 
 
 METHODS["index"] = _index_with_arrays
@@ -308,7 +308,9 @@ def _take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> TracedArray:
     over = list(
         np.broadcast_shapes(numbers.shape, [n if k != axis else 1 for k, n in enumerate(x.shape)])
     )
-    chosen = {k: numbers if k == axis else _along(k, n, x.ndim) for k, n in enumerate(x.shape)}
+    chosen = {
+        k: numbers if k == axis else _positions_along(k, n, x.ndim) for k, n in enumerate(x.shape)
+    }
     if any(
         n != m and n != 1 for k, (n, m) in enumerate(zip(x.shape, over, strict=True)) if k != axis
     ):
@@ -316,7 +318,7 @@ def _take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> TracedArray:
     return look_up_elements(x, chosen, 0, isinstance(indices, TracedArray))
 
 
-def _along(axis: int, length: int, ndim: int) -> TracedArray:
+def _positions_along(axis: int, length: int, ndim: int) -> TracedArray:
     """The positions along one axis."""
     shape = tuple([length if k == axis else 1 for k in range(ndim)])
     return TracedArray(axis_index(shape, axis), shape)
@@ -337,13 +339,15 @@ def _choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
         if least < 0 or most > last:
             raise refuse("it is an error where it chooses what there is not")
     elif mode == "wrap":
-        index = _inside(index, last + 1)
+        index = _wrap_index(index, last + 1)
     elif mode != "clip":
         raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
     made = [p.astype(dtype) for p in parts]
     found = made[last]
     for k in range(last - 1, -1, -1):
-        found = either(np.less_equal(index, k) if k == 0 else np.equal(index, k), made[k], found)
+        found = choose_elements(
+            np.less_equal(index, k) if k == 0 else np.equal(index, k), made[k], found
+        )
     return found
 
 

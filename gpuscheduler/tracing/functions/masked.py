@@ -18,7 +18,7 @@ from ...ir.expr import DType, Shape
 from ..array import TracedArray, as_traced, broadcast, reshape_array, scalar_if_point
 from ..compressed import OVER_POINTS, CompressedArray, with_values
 from ..context import constant, no_out, nothing, refuse
-from ..elementwise import either
+from ..elementwise import choose_elements
 from ..registry import KNOWN
 from .reductions import divide_by_count, extreme_of, mean_of, prod_of, sum_of, truth_of
 from .statistics import squares_of, without_nan
@@ -27,10 +27,10 @@ from .statistics import squares_of, without_nan
 def _with_where(function: Any, change: Any = None) -> Callable[..., Any]:
     """A reduction that takes `where=`, of what `change` makes of the values."""
 
-    def reduced(x: TracedArray, mask: TracedArray, axes: Shape, **given: Any) -> Any:
+    def reduce_where(x: TracedArray, mask: TracedArray, axes: Shape, **given: Any) -> Any:
         return function(change(x) if change else x, axes, where=mask, **given)
 
-    return reduced
+    return reduce_where
 
 
 def _count_where(x: TracedArray, mask: TracedArray, axes: Shape) -> Any:
@@ -78,7 +78,7 @@ def _var_where(
         degrees = np.maximum(degrees, 0)
     variance = divide_by_count(total, degrees)
     if nan:
-        variance = either(degrees <= 0, total.dtype.type(np.nan), variance)
+        variance = choose_elements(degrees <= 0, total.dtype.type(np.nan), variance)
     variance = variance.astype(np.float16) if half else variance
     return scalar_if_point(variance)
 
@@ -109,9 +109,9 @@ def _chunk_extreme(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(x, CompressedArray):
             return function(x, axis=axis, keepdims=keepdims)
         if x.ndim > 1 or not keepdims or x.dtype.kind == "c":
-            return x._unknown()
+            return x._refuse_unknown_length()
         worst = _furthest(x.dtype, op == "min")
-        value = extreme_of(op, either(x._mask, x._values, as_traced(worst)))
+        value = extreme_of(op, choose_elements(x._mask, x._values, as_traced(worst)))
         return CompressedArray(value.reshape(1), truth_of("any", x._mask).reshape(1), 0)
 
     return extreme

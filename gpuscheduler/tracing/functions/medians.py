@@ -16,7 +16,7 @@ import numpy as np
 
 from ..array import TracedArray, as_traced, implements, reshape_array, scalar_if_point
 from ..context import current, no_out, nothing, refuse
-from ..elementwise import either
+from ..elementwise import choose_elements
 from ..reduce import axes_of, elements, reduced_shape
 
 #: Elements that are sorted in registers, at most; and of which there may be NaN, on CPU devices.
@@ -51,7 +51,7 @@ def in_order(every: list[Any]) -> list[Any]:
     return out
 
 
-def _between(low: Any, high: Any) -> Any:
+def _mean_of_middle(low: Any, high: Any) -> Any:
     """The mean of the middle two, in the type that NumPy has it in."""
     if low.dtype.kind in "biu":
         low, high = low.astype(np.float64), high.astype(np.float64)
@@ -62,7 +62,7 @@ def _between(low: Any, high: Any) -> Any:
     return np.true_divide(low + high, low.dtype.type(2))
 
 
-def _few(
+def _elements_along(
     x: Any, axis: Any, name: str, most: int = MOST_SORTED
 ) -> tuple[TracedArray, Any, list[TracedArray]]:
     """The elements along some axes."""
@@ -79,15 +79,15 @@ def median_of(
     a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False
 ) -> Any:  # fmt: skip
     no_out(out)
-    x, axes, every = _few(a, axis, "median")
+    x, axes, every = _elements_along(a, axis, "median")
     n = len(every)
     if x.dtype.kind == "b":
         every = [e.astype(np.uint8) for e in every]
     ordered = in_order(every)
-    middle = _between(ordered[(n - 1) // 2], ordered[n // 2])
+    middle = _mean_of_middle(ordered[(n - 1) // 2], ordered[n // 2])
     if x.dtype.kind == "f":
         none = functools.reduce(np.logical_or, [np.isnan(e) for e in every])
-        middle = either(none, x.dtype.type(np.nan), middle)
+        middle = choose_elements(none, x.dtype.type(np.nan), middle)
     return scalar_if_point(reshape_array(middle, reduced_shape(x, axes, keepdims)))
 
 
@@ -98,19 +98,19 @@ def nanmedian_of(
 ) -> Any:  # fmt: skip
     no_out(out)
     most = MOST_SORTED if current.get().products else MOST_WITH_NAN
-    x, axes, every = _few(a, axis, "nanmedian", most)
+    x, axes, every = _elements_along(a, axis, "nanmedian", most)
     if x.dtype.kind != "f":
         return median_of(x, axis, None, overwrite_input, keepdims)
     none = [np.isnan(e) for e in every]
     last = x.dtype.type(np.inf)
-    ordered = in_order([either(m, last, e) for m, e in zip(none, every, strict=True)])
+    ordered = in_order([choose_elements(m, last, e) for m, e in zip(none, every, strict=True)])
     count = len(every) - functools.reduce(np.add, [m.astype(np.intp) for m in none])
     low, high = ordered[0], ordered[0]
     for k in range(1, len(every)):
-        low = either((count - 1) // 2 == k, ordered[k], low)
-        high = either(count // 2 == k, ordered[k], high)
-    middle = either(count % 2 == 1, high, _between(low, high))
-    middle = either(count == 0, x.dtype.type(np.nan), middle)
+        low = choose_elements((count - 1) // 2 == k, ordered[k], low)
+        high = choose_elements(count // 2 == k, ordered[k], high)
+    middle = choose_elements(count % 2 == 1, high, _mean_of_middle(low, high))
+    middle = choose_elements(count == 0, x.dtype.type(np.nan), middle)
     return scalar_if_point(reshape_array(middle, reduced_shape(x, axes, keepdims)))
 
 
@@ -121,7 +121,7 @@ def _follow_quantiles(name: str) -> None:
     skip, percent = name.startswith("nan"), name.endswith("percentile")
 
     @implements(name)
-    def found(
+    def quantile_of(
         a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
         method: str = "linear", keepdims: Any = False, *, weights: Any = None,
     ) -> Any:  # fmt: skip
@@ -154,7 +154,7 @@ def _quantiles(
     """
     name = "nanquantile" if skip else "quantile"
     most = MOST_SORTED if current.get().products else MOST_WITH_NAN
-    x, axes, every = _few(a, tuple(axis) if isinstance(axis, list) else axis, name, most)
+    x, axes, every = _elements_along(a, tuple(axis) if isinstance(axis, list) else axis, name, most)
     if (
         method != "linear"
         or weights is not None
@@ -168,20 +168,20 @@ def _quantiles(
     none = [np.isnan(e) for e in every] if x.dtype.kind == "f" else []
     if none and skip:
         last = x.dtype.type(np.inf)
-        every = [either(m, last, e) for m, e in zip(none, every, strict=True)]
+        every = [choose_elements(m, last, e) for m, e in zip(none, every, strict=True)]
         count = count - functools.reduce(np.add, [m.astype(np.intp) for m in none])
     ordered, shape = in_order(every), reduced_shape(x, axes, keepdims)
 
-    def one(q: Any) -> Any:
+    def single_quantile(q: Any) -> Any:
         value = _quantile(ordered, count, q, weak)
         if none:
             empty = count == 0 if skip else functools.reduce(np.logical_or, none)
-            value = either(empty, value.dtype.type(np.nan), value)
+            value = choose_elements(empty, value.dtype.type(np.nan), value)
         return reshape_array(value, shape)
 
     if not q.ndim:
-        return scalar_if_point(one(q))
-    return np.stack([one(q[k]) for k in range(q.size)])
+        return scalar_if_point(single_quantile(q))
+    return np.stack([single_quantile(q[k]) for k in range(q.size)])
 
 
 def _quantile(ordered: list[Any], count: Any, q: Any, weak: bool) -> Any:
@@ -198,7 +198,7 @@ def _quantile(ordered: list[Any], count: Any, q: Any, weak: bool) -> Any:
         part = part.astype(low.dtype if low.dtype.kind == "f" else np.float64)
     difference = high - low
     value = low + difference * part
-    return either(part >= 0.5, (high - difference * (1 - part)).astype(value.dtype), value)
+    return choose_elements(part >= 0.5, (high - difference * (1 - part)).astype(value.dtype), value)
 
 
 def _index_or_first(every: list[Any], index: Any) -> Any:
@@ -207,5 +207,5 @@ def _index_or_first(every: list[Any], index: Any) -> Any:
         return every[max(int(index), 0)]
     out = every[0]
     for k in range(1, len(every)):
-        out = either(index == k, every[k], out)
+        out = choose_elements(index == k, every[k], out)
     return out

@@ -61,14 +61,14 @@ def _contract(
     for x, names in zip(operands, labels, strict=True):
         has = [name for name in order if name in names and x.shape[names.index(name)] != 1]
 
-        def laid(a: Any, names: Sequence[Any] = names, has: Sequence[Any] = has) -> Any:
+        def align_axes(a: Any, names: Sequence[Any] = names, has: Sequence[Any] = has) -> Any:
             """With its axes where the product has them."""
             axes = [names.index(name) for name in has]
             a = a.transpose([*axes, *(k for k in range(a.ndim) if k not in axes)])
             a = a[(..., *(0,) * (a.ndim - len(axes)))]
             return a[(..., *[slice(None) if name in has else None for name in order])]
 
-        part = look(x, laid).astype(dtype)
+        part = look(x, align_axes).astype(dtype)
         product = part if product is None else product * part
     over = tuple([k for k, name in enumerate(order) if name not in out])
     (total,) = reduce("any" if dtype.kind == "b" else "sum", product, over, (dtype,))

@@ -27,7 +27,7 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
     where = f"{python.__module__}.{python.__name__}"
 
     @functools.wraps(python)
-    def either(*args: Any, **kwargs: Any) -> Any:
+    def choose_function(*args: Any, **kwargs: Any) -> Any:
         every = [v for a in args for v in (a if isinstance(a, (tuple, list)) else (a,))]
         known = [v for v in every if isinstance(v, TracedArray)]
         if any(v.dtype.kind == "c" for v in known) and python.__module__ != "cmath":
@@ -39,7 +39,7 @@ def _of_numbers(python: Any, own: Callable[..., Any]) -> Callable[..., Any]:
                 raise refuse(f"it calls {python.__name__} with an array")
         return own(*args, **kwargs) if known else python(*args, **kwargs)
 
-    return either
+    return choose_function
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
@@ -61,8 +61,11 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 
 def _no_function(value: Any) -> None:
-    """Those that a function finds are copies, without the attributes that somebody may have put on
-    the functions themselves, or may put there later."""
+    """Refuse attributes of functions.
+
+    The functions that a traced function finds are copies, without attributes that somebody may have
+    set, or may set later.
+    """
     if callable(value) and not isinstance(value, type):
         raise refuse("it asks for an attribute of a function")
 
@@ -85,16 +88,16 @@ def _has(value: Any, name: str) -> bool:
 KNOWN[isinstance], KNOWN[hasattr], KNOWN[getattr] = _is_instance, _has, _attribute
 
 
-def _lesser(a: Any, b: Any) -> Any:
+def _minimum(a: Any, b: Any) -> Any:
     return np.where(np.less(b, a), b, a)  # of a NaN and a number, Python gives the first
 
 
-def _greater(a: Any, b: Any) -> Any:
+def _maximum(a: Any, b: Any) -> Any:
     return np.where(np.greater(b, a), b, a)
 
 
 def _best_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def best(*args: Any, **kwargs: Any) -> Any:
+    def find_extreme(*args: Any, **kwargs: Any) -> Any:
         if len(args) < 2 or kwargs:
             raise refuse("it looks for the least or greatest element one by one")
         types = {a.dtype for a in args if isinstance(a, TracedArray)}
@@ -102,10 +105,10 @@ def _best_of(choose: Callable[[Any, Any], Any]) -> Callable[..., Any]:
             raise refuse("it looks for the least or greatest of values of several types")
         return scalar_if_point(functools.reduce(choose, args))
 
-    return best
+    return find_extreme
 
 
-def _whole(rounding: Any) -> Callable[[Any], Any]:
+def _to_integer(rounding: Any) -> Callable[[Any], Any]:
     return lambda x: rounding(x).astype(np.int64) if as_traced(x).dtype.kind == "f" else x
 
 
@@ -127,7 +130,7 @@ def _distance(*coordinates: Any) -> Any:
     return functools.reduce(np.hypot, coordinates)
 
 
-def _between(p: Sequence[Any], q: Sequence[Any]) -> Any:
+def _distance_between(p: Sequence[Any], q: Sequence[Any]) -> Any:
     return _distance(*[a - b for a, b in zip(p, q, strict=True)])
 
 
@@ -153,8 +156,8 @@ _MATH_NAMES = {
 }  # fmt: skip
 _MATH_OWN: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, numpys) for name, numpys in _MATH_NAMES.items()},
-    "floor": _whole(np.floor), "ceil": _whole(np.ceil), "trunc": _whole(np.trunc),
-    "log": _logarithm, "hypot": _distance, "dist": _between,
+    "floor": _to_integer(np.floor), "ceil": _to_integer(np.ceil), "trunc": _to_integer(np.trunc),
+    "log": _logarithm, "hypot": _distance, "dist": _distance_between,
     "gamma": _special_of("gamma"), "lgamma": _special_of("gammaln"),
     "erf": _special_of("erf"), "erfc": _special_of("erfc"),
 }  # fmt: skip
@@ -253,5 +256,5 @@ for _module, _functions in ((math, _MATH_OWN), (cmath, _CMATH_OWN)):
         if hasattr(_module, _name):  # not in every version of Python
             KNOWN[getattr(_module, _name)] = _of_numbers(getattr(_module, _name), _own)
             OF_NUMBERS[_module].enter(_name, KNOWN[getattr(_module, _name)])
-KNOWN[min] = _of_numbers(min, _best_of(_lesser))
-KNOWN[max] = _of_numbers(max, _best_of(_greater))
+KNOWN[min] = _of_numbers(min, _best_of(_minimum))
+KNOWN[max] = _of_numbers(max, _best_of(_maximum))

@@ -18,7 +18,7 @@ from ...ir.expr import DType, Shape
 from ...ir.split_scans import parts
 from ..array import ACCUMULATED, METHODS, TracedArray, as_traced, broadcast, implements
 from ..context import cast_to, check_dtype, current, no_out, nothing, refuse
-from ..elementwise import either, elementwise
+from ..elementwise import choose_elements, elementwise
 from ..reduce import axes_of, reduce, reduced_shape, scan
 
 
@@ -42,7 +42,7 @@ def _add_up(
     value = TracedArray(cast_to(x._expr, dtype), x.shape)
     neutral = 0 if op == "sum" else 1
     if where is not True and where is not nothing:
-        value = either(where, value, dtype.type(neutral))
+        value = choose_elements(where, value, dtype.type(neutral))
     (out,) = reduce(op, value, axes_of(x, axis), (dtype,), keepdims)
     if initial is not nothing and initial != neutral:
         out = elementwise(ufunc, ufunc.__name__, (as_traced(initial, dtype), out))
@@ -84,7 +84,7 @@ def extreme_of(
     if where is not True and where is not nothing:
         if initial is nothing:
             raise ValueError("a reduction with a mask needs an initial value")
-        x = either(where, x, as_traced(initial, x.dtype).astype(x.dtype))
+        x = choose_elements(where, x, as_traced(initial, x.dtype).astype(x.dtype))
     if initial is not nothing and 0 in [x.shape[k] for k in axes]:
         return broadcast(as_traced(initial, x.dtype), reduced_shape(x, axes, keepdims))
     (value,) = reduce(op, x, axes, (x.dtype,), keepdims)
@@ -101,7 +101,7 @@ def truth_of(
     x = as_traced(x)
     value = TracedArray(cast_to(x._expr, bool), x.shape)
     if where is not True and where is not nothing:
-        value = either(where, value, np.bool_(op == "all"))
+        value = choose_elements(where, value, np.bool_(op == "all"))
     return reduce(op, value, axes_of(x, axis), (bool,), keepdims)[0]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...ir.bins import comparison_dtype
 from ..array import TracedArray, as_traced, implements, scalar_if_point
 from ..context import NOT_KNOWN, cast_to, check_dtype, constant, refuse
-from ..elementwise import clip_array, either
+from ..elementwise import choose_elements, clip_array
 from .lookup import constant_array, integer_bounds, look_up_elements, on_gpus
 from .statistics import count_numbers, evenly_binned, weigh_numbers
 
@@ -65,7 +65,7 @@ class _SortedTable:
         """Its elements at these places, each of which is one of its own."""
         number = as_traced(places)
         if self.descends is not None:
-            number = either(self.descends, np.int64(self.size - 1) - number, number)
+            number = choose_elements(self.descends, np.int64(self.size - 1) - number, number)
         found = look_up_elements(self.array, {0: number}, 0)
         return found.astype(self.dtype)
 
@@ -74,12 +74,12 @@ class _SortedTable:
         value = value.astype(self.dtype)
         if not self.size:
             return TracedArray(constant(0, np.int64), value.shape)
-        found = self._binned(value) if side == "right" else None
+        found = self._find_even_bin(value) if side == "right" else None
         if found is not None:
             return found
         number = value.dtype.kind == "f"
 
-        def before(place: Any) -> Any:
+        def is_before(place: Any) -> Any:
             t = self.at(place)
             if not number:
                 return t < value if side == "left" else t <= value
@@ -94,11 +94,13 @@ class _SortedTable:
         left = self.size
         while left > 1:
             half = left // 2
-            base = either(before(base + np.int64(half - 1)), base + np.int64(half), base)
+            base = choose_elements(
+                is_before(base + np.int64(half - 1)), base + np.int64(half), base
+            )
             left -= half
-        return cast(TracedArray, base + before(base).astype(np.int64))
+        return cast(TracedArray, base + is_before(base).astype(np.int64))
 
-    def _binned(self, value: TracedArray) -> TracedArray | None:
+    def _find_even_bin(self, value: TracedArray) -> TracedArray | None:
         """The same of numbers that lie evenly."""
         if self.known is None or self.has_nan or self.size < 2:
             return None
@@ -106,10 +108,10 @@ class _SortedTable:
         if found is None:
             return None
         first, last = self.known[0], self.known[-1]
-        return either(
+        return choose_elements(
             value < first,
             np.int64(0),
-            either(value < last, found + np.int64(1), np.int64(self.size)),
+            choose_elements(value < last, found + np.int64(1), np.int64(self.size)),
         )
 
 
@@ -155,7 +157,7 @@ def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
     descends = edges[0] > edges[-1]
     other = edges.size - found
     return scalar_if_point(
-        either(descends, found, other) if given else found if descends else other
+        choose_elements(descends, found, other) if given else found if descends else other
     )
 
 
@@ -164,7 +166,7 @@ def _among_many(x: TracedArray, edges: Any, right: bool) -> Any:
     if isinstance(edges, TracedArray):
         table = _SortedTable(edges, dtype, edges[0] > edges[-1])
         found = table.place(x, side)
-        return scalar_if_point(either(table.descends, table.size - found, found))
+        return scalar_if_point(choose_elements(table.descends, table.size - found, found))
     descends = bool(edges[0] > edges[-1])
     found = _SortedTable(edges[::-1] if descends else edges, dtype).place(x, side)
     return scalar_if_point(np.int64(edges.size) - found if descends else found)
@@ -191,13 +193,13 @@ def _interp(
     )
     inner: Any = ends[0]
     if points.size > 1:
-        inner = either(x == points.at(last), ends[1], _between(x, points, values))
-        inner = either(np.isnan(x), x, inner)
-    found = either(x > points.at(last), beyond, inner)
-    return scalar_if_point(either(x < points.at(np.int64(0)), first, found))
+        inner = choose_elements(x == points.at(last), ends[1], _interpolate(x, points, values))
+        inner = choose_elements(np.isnan(x), x, inner)
+    found = choose_elements(x > points.at(last), beyond, inner)
+    return scalar_if_point(choose_elements(x < points.at(np.int64(0)), first, found))
 
 
-def _between(x: TracedArray, points: _SortedTable, values: _SortedTable) -> Any:
+def _interpolate(x: TracedArray, points: _SortedTable, values: _SortedTable) -> Any:
     """On the line from the point before to the one behind."""
     # for a NaN, and beyond the ends, any place inside will do
     last = np.int64(points.size - 2)
@@ -214,9 +216,9 @@ def _between(x: TracedArray, points: _SortedTable, values: _SortedTable) -> Any:
     found = slope * (x - here) + value
     if not finite:
         again = slope * (x - there) + later
-        again = either(np.isnan(again) & (value == later), value, again)
-        found = either(np.isnan(found), again, found)
-    return either(x == here, value, found)
+        again = choose_elements(np.isnan(again) & (value == later), value, again)
+        found = choose_elements(np.isnan(found), again, found)
+    return choose_elements(x == here, value, found)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..array import (
     store_array,
 )
 from ..context import cast_to, change_views, check_dtype, constant, current, no_out, node_of, refuse
-from ..elementwise import apply, either
+from ..elementwise import apply, choose_elements
 from ..indexing import axis_index
 from ..reduce import axes_of
 
@@ -117,10 +117,10 @@ def _stack_function(ndim: int, axis: int, arrays: Sequence[Any], **kwargs: Any) 
 
 def _put_together(parts: Sequence[Any], *args: Any, **kwargs: Any) -> TracedArray:
     """`numpy.concatenate`, of what may itself be parts that were put together."""
-    return _whole(concatenate([_in_parts(p) for p in parts], *args, **kwargs))
+    return _write_if_wanted(concatenate([_in_parts(p) for p in parts], *args, **kwargs))
 
 
-def _whole(x: TracedArray) -> TracedArray:
+def _write_if_wanted(x: TracedArray) -> TracedArray:
     """Parts that are put together, as an array that a kernel writes, if such are wanted."""
     following = current.get()
     if not following.whole or x._expr.op != "where":
@@ -140,11 +140,11 @@ def _block(parts: Any) -> TracedArray:
     def depth(p: Any) -> int:
         return 1 + max(depth(q) for q in p) if isinstance(p, list) else 0
 
-    def most(p: Any) -> int:
-        return max(most(q) for q in p) if isinstance(p, list) else as_traced(p).ndim
+    def deepest_ndim(p: Any) -> int:
+        return max(deepest_ndim(q) for q in p) if isinstance(p, list) else as_traced(p).ndim
 
     levels = depth(parts)
-    ndim = max(levels, most(parts))
+    ndim = max(levels, deepest_ndim(parts))
 
     def join(p: Any, level: int) -> TracedArray:
         if not isinstance(p, list):
@@ -152,7 +152,7 @@ def _block(parts: Any) -> TracedArray:
             return a.reshape((1,) * (ndim - a.ndim) + a.shape)
         return concatenate([join(q, level + 1) for q in p], ndim - levels + level)
 
-    return _whole(join(parts, 0))
+    return _write_if_wanted(join(parts, 0))
 
 
 def _roll(x: TracedArray, shift: Any, axis: Any = None) -> TracedArray:
@@ -349,7 +349,7 @@ def _flip(m: Any, axis: Any = None) -> TracedArray:
 
 
 def _like_function(value: Any) -> Callable[..., TracedArray]:
-    def like(
+    def full_like(
         a: Any, *args: Any, dtype: Any = None, order: str = "K", subok: bool = True,
         shape: Any = None, device: Any = None,
     ) -> TracedArray:  # fmt: skip
@@ -360,7 +360,7 @@ def _like_function(value: Any) -> Callable[..., TracedArray]:
             raise TypeError("structured arrays cannot be traced")  # Dask has another way then
         return _full(a, value, dtype, shape)
 
-    return like
+    return full_like
 
 
 def _full(a: TracedArray, value: Any, dtype: Any, shape: Any) -> TracedArray:
@@ -392,7 +392,7 @@ def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any =
     return as_traced(a).trace(offset, axis1, axis2, dtype)
 
 
-def _below(shape: Shape, k: int) -> TracedArray:
+def _lower_triangle(shape: Shape, k: int) -> TracedArray:
     """Where column <= row + k, over the last two axes."""
     if not isinstance(k, int | np.integer):
         raise refuse(f"it makes a triangle from diagonal {k!r}")
@@ -407,7 +407,7 @@ def _tril(m: Any, k: int = 0) -> TracedArray:
     x = as_traced(m)
     if x.ndim < 2:
         raise refuse("it makes a triangle of a vector")
-    return either(_below(x.shape, k), x, x.dtype.type(0))
+    return choose_elements(_lower_triangle(x.shape, k), x, x.dtype.type(0))
 
 
 @implements("triu")
@@ -415,7 +415,7 @@ def _triu(m: Any, k: int = 0) -> TracedArray:
     x = as_traced(m)
     if x.ndim < 2:
         raise refuse("it makes a triangle of a vector")
-    return either(_below(x.shape, k - 1), x.dtype.type(0), x)
+    return choose_elements(_lower_triangle(x.shape, k - 1), x.dtype.type(0), x)
 
 
 @implements("shape")

@@ -17,9 +17,9 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 from ...ir.bins import Bins, comparison_dtype
 from ...ir.expr import DType, View
 from ..array import TracedArray, as_traced, broadcast, implements, reshape_array, scalar_if_point
-from ..compressed import CompressedArray, alike, nan_elsewhere
+from ..compressed import CompressedArray, have_same_selection, nan_elsewhere
 from ..context import cast_to, change_views, no_out, node_of, nothing, refuse
-from ..elementwise import clip_array, complex_of, either, round_array
+from ..elementwise import choose_elements, clip_array, complex_of, round_array
 from ..reduce import axes_of, reduce
 from .creation import fill_array
 from .reductions import (
@@ -42,7 +42,7 @@ def _histogram(
         raise refuse("it makes a histogram of densities")
     x = nan_elsewhere(a) if isinstance(a, CompressedArray) else as_traced(a)
     if weights is not None and isinstance(a, CompressedArray):
-        if not isinstance(weights, CompressedArray) or not alike(a, weights):
+        if not isinstance(weights, CompressedArray) or not have_same_selection(a, weights):
             raise refuse("a mask selects the values of its histogram, and not so the weights")
         weights = weights._values
     if any(isinstance(v, TracedArray) for v in (bins, range)) or isinstance(bins, str):
@@ -94,7 +94,7 @@ def _histogramdd(
         found = _bin(TracedArray(cast_to(x._expr, dtype), x.shape), e)
         outside.append(found == len(e) - 1)
         where = where * (len(e) - 1) + found
-    where = either(functools.reduce(np.logical_or, outside), np.int64(size), where)
+    where = choose_elements(functools.reduce(np.logical_or, outside), np.int64(size), where)
     if weights is None:
         found = count_numbers(where, size).astype(np.float64)
     else:
@@ -122,8 +122,10 @@ def weigh_numbers(bins: TracedArray, count: int, weights: Any) -> TracedArray:
 
 
 def _for_each(values: TracedArray, count: int) -> tuple[TracedArray, tuple[int, ...]]:
-    """The same values along a first axis, for the bins, and the other axes: a kernel finds the bin
-    of each value once all the same."""
+    """Repeat values along a new first axis, for the bins.
+
+    A kernel finds the bin of each value once all the same.
+    """
     if count < 1:
         raise refuse("its histogram has no bins")
     expr = change_views(values._expr, lambda view: View(view.offset, (0, *view.strides)))
@@ -136,7 +138,7 @@ def _bin(x: TracedArray, edges: np.ndarray[Any, Any]) -> TracedArray:
     kind = comparison_dtype(x.dtype, edges.dtype)
     if kind is None:
         raise refuse(f"it makes a histogram of {x.dtype} with edges of {edges.dtype}")
-    return _in_bins(x, Bins.of(edges.astype(kind)))
+    return _in_bins(x, Bins.from_edges(edges.astype(kind)))
 
 
 def _in_bins(x: TracedArray, bins: Bins) -> TracedArray:
@@ -148,7 +150,7 @@ def evenly_binned(x: TracedArray, edges: np.ndarray[Any, Any]) -> TracedArray | 
     """Which bin each value is in, of edges that lie evenly; None of others."""
     if comparison_dtype(x.dtype, edges.dtype) != edges.dtype:
         return None
-    bins = Bins.of(edges)
+    bins = Bins.from_edges(edges)
     return _in_bins(x, bins) if bins.even else None
 
 
@@ -161,7 +163,7 @@ def _std(*args: Any, **kwargs: Any) -> Any:
 def _where_function(condition: Any, *choices: Any) -> TracedArray:
     if len(choices) != 2:
         raise refuse("numpy.where with one argument asks for positions")
-    return either(condition, *choices)
+    return choose_elements(condition, *choices)
 
 
 @implements("clip")
@@ -206,7 +208,7 @@ def _average(
 def without_nan(x: TracedArray, value: Any) -> TracedArray:
     if x.dtype.kind not in "fc":
         return x
-    return either(np.isnan(x), as_traced(x.dtype.type(value)), x)
+    return choose_elements(np.isnan(x), as_traced(x.dtype.type(value)), x)
 
 
 @implements("nansum")
@@ -272,7 +274,9 @@ def _nanvar(
         return var_of(x, axis, dtype, ddof=ddof, keepdims=keepdims)
     total, count = squares_of(x, cast(TracedArray, ~np.isnan(x)), axis, dtype, keepdims)
     degrees = reshape_array(count, total.shape) - ddof
-    variance = either(degrees <= 0, total.dtype.type(np.nan), divide_by_count(total, degrees))
+    variance = choose_elements(
+        degrees <= 0, total.dtype.type(np.nan), divide_by_count(total, degrees)
+    )
     return scalar_if_point(variance)
 
 
@@ -282,7 +286,7 @@ def squares_of(
     """The sum of squared deviations from the mean, and the number of elements counted."""
     count = sum_of(there, axis, np.intp, keepdims=True)
     mean = divide_by_count(sum_of(x, axis, dtype, keepdims=True, where=there), count)
-    away = either(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))
+    away = choose_elements(there, np.subtract(x, mean).astype(x.dtype), x.dtype.type(0))
     squares = np.square(away.real) + np.square(away.imag) if x.dtype.kind == "c" else away * away
     return sum_of(squares, axis, dtype, keepdims=keepdims), count
 
@@ -378,11 +382,14 @@ def _gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> A
         if x.shape[k] < 2:
             raise ValueError("Shape of array too small to calculate a numerical gradient")
 
-        def at(a: Any, b: Any, k: int = k) -> TracedArray:
+        def slice_axis(a: Any, b: Any, k: int = k) -> TracedArray:
             return x[(*(slice(None),) * k, slice(a, b))]
 
-        middle = (at(2, None) - at(None, -2)) / (2.0 * h)
-        first, last = (at(1, 2) - at(0, 1)) / h, (at(-1, None) - at(-2, -1)) / h
+        middle = (slice_axis(2, None) - slice_axis(None, -2)) / (2.0 * h)
+        first, last = (
+            (slice_axis(1, 2) - slice_axis(0, 1)) / h,
+            (slice_axis(-1, None) - slice_axis(-2, -1)) / h,
+        )
         out.append(concatenate([first, middle, last], k).astype(x.dtype))  # whatever h is
     return out[0] if len(axes) == 1 else tuple(out)
 
@@ -415,7 +422,7 @@ def _angle(z: Any, deg: bool = False) -> Any:
 def _sinc(x: Any) -> Any:
     x = np.pi * as_traced(x)
     small = np.finfo(x.dtype).eps if x.dtype.kind == "f" else 1e-20
-    y = either(x != 0, x, x.dtype.type(small))
+    y = choose_elements(x != 0, x, x.dtype.type(small))
     return np.sin(y) / y
 
 
@@ -446,8 +453,8 @@ def _nan_to_num(
     limits, kind = np.finfo(x.dtype), x.dtype.type
     high = kind(limits.max if posinf is None else posinf)
     low = kind(limits.min if neginf is None else neginf)
-    finite = either(_isposinf(x), high, either(_isneginf(x), low, x))
-    return scalar_if_point(either(np.isnan(x), kind(nan), finite))
+    finite = choose_elements(_isposinf(x), high, choose_elements(_isneginf(x), low, x))
+    return scalar_if_point(choose_elements(np.isnan(x), kind(nan), finite))
 
 
 @implements("isclose")
@@ -475,7 +482,7 @@ def _select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0)
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
         if as_traced(condition).dtype != bool:
             raise TypeError("invalid entry in condlist: should be boolean ndarray")
-        out = either(condition, as_traced(choice, dtype).astype(dtype), out)
+        out = choose_elements(condition, as_traced(choice, dtype).astype(dtype), out)
     return out  # type: ignore[no-any-return]
 
 

@@ -23,6 +23,7 @@ from dask.utils import shorten_traceback
 from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
+from .diagnostics.explain import Explanation, explain_plan, seconds_text
 from .diagnostics.log import logger
 from .diagnostics.progress import ProgressDisplay
 from .diagnostics.recording import Recording
@@ -456,7 +457,7 @@ class Scheduler:
         >>> sorted({row.place for row in recording.rows()})
         [0, 1]
         """
-        return Recording(self.recorder, Level.read(level), self._limits)
+        return Recording(self.recorder, Level.read(level), self._limits, self._is_gpu)
 
     def rows(self) -> list[Row]:
         """The latest steps that have run, with times in ns since 1970.
@@ -485,6 +486,38 @@ class Scheduler:
         over time. A path that ends in ``.gz`` is compressed.
         """
         write(path, {"gpuscheduler": self.trace()})
+
+    def explain(self, *collections: Any, measure: bool = False) -> Explanation:
+        """Explain on one page what computing these collections would run, and what it costs.
+
+        The page says which layers become which kernels and why others do not, where they are
+        written, bytes, time and the peak of memory, and gives advice. Computes nothing, unless
+        `measure` asks for one run. In notebooks it is a table with bars.
+
+        Raises
+        ------
+        OutOfMemory
+            where the computation cannot fit the memory.
+
+        >>> import dask.array as da
+        >>> with Scheduler("cpu:2") as s:
+        ...     page = s.explain(da.ones((2000, 2000), chunks=1000).sum())
+        >>> page.steps, page.rows[0].times
+        (5, 4)
+        """
+        if measure:
+            with self.record("device") as recording:
+                dask_persist(*collections, scheduler=self.get)
+            return recording.explain()
+        dsk, keys = received_by_scheduler(*collections)
+        host = self._host_for(dsk)
+        scheduler, begin = host or self, self.recorder.clock()
+        plan = scheduler._predict(dsk, keys)
+        planned = seconds_text((self.recorder.clock() - begin) / 1e9)
+        return explain_plan(plan, plan.predicted, scheduler._is_gpu(), planned)
+
+    def _is_gpu(self) -> bool:
+        return self.hardware.kind == "cuda"
 
     def _limits(self) -> dict[int, int]:
         machine = self.hardware.machine

@@ -63,6 +63,8 @@ WITHIN = {
         "log",
         "progress",
         "trace_json",
+        "advice",
+        "explain",
         "recording",
     ],  # fmt: skip
     "ir": [

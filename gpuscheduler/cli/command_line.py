@@ -137,11 +137,12 @@ def run(**said: Any) -> None:
 )
 @click.option("--source", is_flag=True, help="Print the CUDA source of each kernel.")
 @click.option("--passes", is_flag=True, help="Print the tasks before and after each pass.")
+@click.option("--html", metavar="FILE", type=click.Path(), help="Write the page as HTML, too.")
 def plan(**said: Any) -> None:
     """Plan the workload NAME and predict its run. Computes nothing.
 
     Prints the steps, the busy time and the peak memory of each device, what is spilled, the bytes
-    over each link, the fused kernels, and why other tasks are none.
+    over each link, the fused kernels, why other tasks are none, and advice.
     """
     from . import commands
 

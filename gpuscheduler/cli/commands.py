@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +23,7 @@ from dask.utils import format_bytes, parse_bytes
 from rich.console import Console
 from rich.table import Table
 
+from ..diagnostics.explain import Explanation, explain_plan
 from ..diagnostics.progress import ProgressDisplay, TerminalScreen
 from ..errors import OutOfMemory, PlanError
 from ..frontend.graph import Graph
@@ -196,6 +198,7 @@ def plan(
     pretend: int | None,
     source: bool,
     passes: bool,
+    html: str | None = None,
 ) -> None:
     """Print the plan of a workload: `gpuscheduler plan`."""
     work = load(name)
@@ -221,11 +224,24 @@ def plan(
     )
     for table in (*prediction_table(planned, foreseen), *kernel_tables(planned)):
         console.print(table)
+    kind = "cuda" if pretend else s.hardware.kind
+    page = explain_plan(planned, foreseen, is_gpu=kind == "cuda")
+    click.echo(str(page))
+    if html:
+        write_html(html, page)
     if passes:
         console.print(pass_table(planned))
     if source:
         for text in sorted({cuda_source(k) for k in kernels(planned)}):
             click.echo(text)
+
+
+def write_html(path: str, page: Explanation) -> None:
+    text = f"<!doctype html><meta charset='utf-8'>{page._repr_html_()}\n"
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"--html: {error}") from error
 
 
 def pretended_limit(text: str | None) -> int:

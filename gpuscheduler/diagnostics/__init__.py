@@ -3,5 +3,7 @@
 log         Loggers of the package: who writes what at which level.
 progress    Show how far runs are: in a terminal, in a notebook, or in the log.
 trace_json  When steps and copies ran, as a file for Perfetto.
+advice      Rules that say what would make a computation faster.
+explain     A computation on one page: layers, kernels, costs, advice.
 recording   What was recorded while a `with` block ran.
 """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from os import PathLike
 
 from ..runtime.observe import CopyRow, Level, MemorySample, Recorder, Row, RunRecord
+from .explain import Explanation, explain_records
 from .trace_json import Trace, take_trace, write
 
 
@@ -16,9 +17,14 @@ class Recording:
     """
 
     def __init__(
-        self, recorder: Recorder, level: Level, limits: Callable[[], Mapping[int, int]]
+        self,
+        recorder: Recorder,
+        level: Level,
+        limits: Callable[[], Mapping[int, int]],
+        is_gpu: Callable[[], bool],
     ) -> None:
         self._recorder, self._level, self._limits = recorder, level, limits
+        self._is_gpu = is_gpu
         self._token: int | None = None
         #: ns of the recorder's clock.
         self.began = recorder.clock()
@@ -74,6 +80,10 @@ class Recording:
     def timeline(self, path: str | PathLike[str]) -> None:
         """Write a file for Perfetto: a thread for each device, copies, memory."""
         write(path, {"gpuscheduler": self.trace()})
+
+    def explain(self) -> Explanation:
+        """What ran, on one page: layers, kernels, predicted and measured costs, advice."""
+        return explain_records(self.runs(), self._is_gpu())
 
     def __repr__(self) -> str:
         n = len(self.runs())

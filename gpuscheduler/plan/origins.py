@@ -225,7 +225,8 @@ def label(origins: tuple[Origin, ...]) -> str:
     kept = list(range(len(names)))
     while len(out := _joined(names, kept)) > LONGEST and len(kept) > 1:
         inner = kept[1:-1]
-        less = [n for n in inner if not names[n][1]] or inner or kept[:1]
+        others = [n for n in kept[:-1] if not names[n][1]]
+        less = [n for n in inner if not names[n][1]] or others or inner or kept[:1]
         kept.remove(less[len(less) // 2])
     return out if len(out) <= LONGEST else out[: LONGEST - 1] + "…"
 

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..frontend.compiled_task import CompiledCall
-from ..frontend.task import alike_of, members_of, sequence_of
+from ..frontend.graph import layer_of
+from ..frontend.task import alike_of, describe, members_of, sequence_of
 from .origins import Origin, label, lines, task_origins
 from .plan import Plan
 
 Key = Any
 #: Groups of one kind of step at most; each takes some 20 µs to find out where it comes from.
-MOST_GROUPS = 8
+MOST_GROUPS = 64
+
+
+class GroupWork(NamedTuple):
+    """What one step of a group does."""
+
+    words: str  # "kernel", "batch of 16 kernel tasks", "call of add"
+    kernels: int  # that it launches; 0 where it runs as it was written
+    touched: int  # bytes that these read and write
+    operations: int  # of arithmetic in these
+    reason: str  # why it is no kernel; "" for kernels, and where nobody has asked
+    reads_file: bool  # whether it reads a file or writes one, beside its device
+    on_host: bool  # whether it runs on the host, as CuPy has refused it
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -32,6 +45,8 @@ class StepTable:
     labels: dict[int, str]  # by group: "normalise · exp · sum"
     lines: dict[int, str]  # by group: "wave.py:20, wave.py:21"
     origins: dict[int, tuple[Origin, ...]]  # by group
+    work: dict[int, GroupWork]  # by group
+    outputs: frozenset[int]  # steps whose values the caller gets
 
     def label(self, step: int) -> str:
         """The label of a step, for people."""
@@ -63,7 +78,9 @@ def _make_table(plan: Plan) -> StepTable:
     groups: list[int] = []
     first: list[int] = []
     for i, step in enumerate(steps):
-        code = step.kind, _code_of(step.task)
+        key = step.key
+        layer = None if type(key) is tuple else layer_of(key)  # which the kind says, else
+        code = step.kind, layer, _code_of(step.task)
         group = numbers.get(code)
         if group is None:
             mine = of_kind.setdefault(step.kind, [])
@@ -89,6 +106,22 @@ def _make_table(plan: Plan) -> StepTable:
         {group: label(found) for group, found in origins.items()},
         {group: lines(found) for group, found in origins.items()},
         origins,
+        {group: _work_of(plan, i) for group, i in enumerate(first)},
+        plan.ends,
+    )
+
+
+def _work_of(plan: Plan, i: int) -> GroupWork:
+    step = plan.steps[i]
+    found = describe(step.task)
+    return GroupWork(
+        found.words,
+        len(found.kernels),
+        sum([k.nbytes for k in found.kernels]),
+        sum([k.operations for k in found.kernels]),
+        plan.reasons.get(step.key, ""),
+        step.aside and not step.sent,
+        step.kind in plan.hosted,
     )
 
 

@@ -22,7 +22,7 @@ from enum import IntEnum
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..plan.machine import DISK, HOST
+from ..plan.machine import DISK, HOST, Machine
 from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
 from .events import Copied, Copy, Done, Event, Free, Instruction, Issued, Launch, NoRoom
@@ -180,6 +180,8 @@ class RunRecord:
     state: State | None = field(default=None, repr=False)
     #: The launch tape that it follows.
     tape: LaunchTape | None = field(default=None, repr=False)
+    #: Where it ran, from level STEPS on.
+    machine: Machine | None = field(default=None, repr=False)
     #: Its steps; kept after the run from level STEPS on.
     table: StepTable | None = field(default=None, repr=False)
     #: Places of `Turn.used`, in order.
@@ -233,7 +235,7 @@ class RunRecord:
         self.marks.clear()
         self.dropped = self._counted = self._events = 0
         if self.level >= Level.STEPS:
-            self.table = step_table(plan)
+            self.table, self.machine = step_table(plan), plan.machine
 
     def loop_begins(self, state: State) -> deque[Turn] | None:
         """Note a run's state; returns where the loop appends its turns, None below STEPS."""

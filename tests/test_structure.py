@@ -227,6 +227,8 @@ WITHIN = {
         "cuda/staging",
         "cuda/dask_backend",
         "cuda/numpy_fallback",
+        "cuda/nvml",
+        "cuda/ranges",
         "cuda/launch",
         "cuda/kernels",
         "cuda/result_rooms",
@@ -243,6 +245,7 @@ WITHIN = {
         "cuda/step_values",
         "cuda/transfers",
         "cuda/file_steps",
+        "cuda/marks",
         "cuda/tape_run",
         "cuda/executor",
         "cuda/hardware",
@@ -293,6 +296,8 @@ DEFERRED = {
 LIBRARIES = {
     "cupy": (("devices/cuda", "cluster/cuda_ipc"), None),
     "distributed": (("cluster/worker_plugin",), None),
+    "nvtx": ((), ("devices/cuda/ranges",)),
+    "pynvml": ((), ("devices/cuda/nvml",)),
     "numba": (("codegen/cpu", "devices/cuda/staging_loops"), None),
     "llvmlite": (
         ("devices/cuda/staging_loops",),

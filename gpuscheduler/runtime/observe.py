@@ -196,6 +196,8 @@ class RunRecord:
     turns: deque[Turn] = field(default_factory=deque, repr=False)
     #: Device times of its steps and copies, where devices have clocks.
     marks: deque[Mark] = field(default_factory=deque, repr=False)
+    #: Called before marks are read: devices append those that they have.
+    unread: list[Callable[[], None]] = field(default_factory=list, repr=False)
     #: Turns that were dropped.
     dropped: int = 0
     _counted: int = 0  # turns whose events are in `_events`
@@ -241,6 +243,14 @@ class RunRecord:
         """Note a run's state; returns where the loop appends its turns, None below STEPS."""
         self.state, self.memories = state, tuple(state.used)
         return self.turns if self.level >= Level.STEPS else None
+
+    def settle(self) -> None:
+        """Have devices append their marks; of a run that is over, all of them."""
+        for read in self.unread.copy():
+            read()
+        if self.is_over:
+            self.unread.clear()
+        self.recorder.drop_marks(self)
 
     def trim(self) -> None:
         """Keep the recorder's events within their bound; the loop calls it now and then."""
@@ -391,6 +401,17 @@ class Recorder:
                 return
             more -= record.drop_turns(more)
 
+    def drop_marks(self, latest: RunRecord) -> None:
+        """Drop the marks of the oldest finished runs, down to `most`."""
+        every = list(self.runs)
+        more = sum([len(r.marks) for r in every]) - self.most
+        for record in every:
+            if more <= 0:
+                return
+            if record is not latest:
+                more -= len(record.marks)
+                record.marks.clear()
+
     # ---- decoding
 
     def records(self, since: int = 0) -> list[RunRecord]:
@@ -416,12 +437,14 @@ def decode_rows(record: RunRecord) -> list[Row]:
     table = record.table
     if table is None:
         return []
+    record.settle()
     marks = [m for m in record.marks.copy() if m.src is None]
-    if marks:
-        return _rows_of_marks(record, table, marks)
+    marked = _rows_of_marks(record, table, marks)
     if record.how == "replay":
-        return _estimated_rows(record, table)
-    return _rows_of_turns(record, table)
+        return marked or _estimated_rows(record, table)
+    known = {m.step for m in marks}
+    others = [r for r in _rows_of_turns(record, table) if r.step not in known]
+    return sorted([*marked, *others], key=lambda r: r.end) if marked else others
 
 
 def _rows_of_turns(record: RunRecord, table: StepTable) -> list[Row]:
@@ -458,7 +481,7 @@ def _rows_of_turns(record: RunRecord, table: StepTable) -> list[Row]:
 
 
 def _rows_of_marks(record: RunRecord, table: StepTable, marks: Iterable[Mark]) -> list[Row]:
-    sizes = table.nbytes if record.tape is None else record.tape.nbytes
+    sizes = _true_sizes(record, table)
     return [
         Row(
             record.number, m.step, table.keys[m.step], table.label(m.step), table.line(m.step),
@@ -467,6 +490,18 @@ def _rows_of_marks(record: RunRecord, table: StepTable, marks: Iterable[Mark]) -
         )
         for m in sorted(marks, key=lambda m: m.end)
     ]  # fmt: skip
+
+
+def _true_sizes(record: RunRecord, table: StepTable) -> list[int]:
+    """Bytes of each step's value, as far as they are known."""
+    if record.tape is not None:
+        return record.tape.nbytes
+    sizes = list(table.nbytes)
+    for turn in record.turns.copy():
+        for event in turn.events:
+            if type(event) is Issued:
+                sizes[event.step] = event.nbytes
+    return sizes
 
 
 def _estimated_rows(record: RunRecord, table: StepTable) -> list[Row]:
@@ -498,10 +533,12 @@ def decode_copies(record: RunRecord) -> list[CopyRow]:
     table = record.table
     if table is None:
         return []
+    record.settle()
     marks = [m for m in record.marks.copy() if m.src is not None]
-    if marks or record.how == "replay":
-        sizes = table.nbytes if record.tape is None else record.tape.nbytes
-        return [
+    marked: list[CopyRow] = []
+    if marks:
+        sizes = _true_sizes(record, table)
+        marked = [
             CopyRow(
                 record.number, m.step, table.label(m.step), m.src, m.place, m.begin, m.end,
                 sizes[m.step], m.clock,
@@ -509,6 +546,9 @@ def decode_copies(record: RunRecord) -> list[CopyRow]:
             for m in sorted(marks, key=lambda m: m.end)
             if m.src is not None
         ]  # fmt: skip
+    if record.how == "replay":
+        return marked
+    known = {(m.step, m.place) for m in marks}
     nbytes = dict(enumerate(table.nbytes))
     began: dict[tuple[int, int], int] = {}
     before, rows = record.admitted, []
@@ -522,13 +562,13 @@ def decode_copies(record: RunRecord) -> list[CopyRow]:
             elif type(event) is Copied:
                 i, src, dst = event.step, event.src, event.dst
                 begin = began.pop((i, dst), None)
-                if begin is not None:
+                if begin is not None and (i, dst) not in known:
                     rows.append(CopyRow(
                         record.number, i, table.label(i), src, dst, begin, turn.ns, nbytes[i],
                         "host",
                     ))  # fmt: skip
         before = turn.ns
-    return rows
+    return sorted([*marked, *rows], key=lambda r: r.end) if marked else rows
 
 
 def decode_memory(record: RunRecord) -> list[MemorySample]:

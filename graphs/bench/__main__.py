@@ -4,7 +4,8 @@ Parts, which need GPUs and take several names at once: limits, tasks, copies, ov
 sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Each prints a short
 table; what is timed has run once before. `all` runs every part.
 
-Tools, each with options of its own (`--help`): cluster, eviction, host, square, usual.
+Tools, each with options of its own (`--help`): cluster, device_times, eviction, host, square,
+usual.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PARTS = {
     "meshes": "meshes",
     "windows": "windows",
 }
-TOOLS = ("cluster", "eviction", "host", "square", "usual")
+TOOLS = ("cluster", "device_times", "eviction", "host", "square", "usual")
 
 
 def measure_parts(names: list[str]) -> None:

@@ -8,6 +8,8 @@ staging_loops     The Numba loop of `staging`.
 staging           Copy pageable host arrays to a device through small pinned buffers.
 dask_backend      Complete Dask's CuPy backend by registration with Dask.
 numpy_fallback    Run tasks written for NumPy that CuPy refuses, with copied arguments.
+nvml              What NVML tells of the GPUs: memory, utilisation, power, clocks, NVLink.
+ranges            NVTX ranges around launches, for profilers that are attached.
 launch            What a launch needs: pointers, workspace, and kernels ready to be queued.
 kernels           Compile kernels once per structure, load them once per device, and launch them.
 result_rooms      Arrays that are the whole of a result, in which its blocks are made.
@@ -24,6 +26,7 @@ host_steps        Compute steps on the host, where CuPy refuses them.
 step_values       Compute the value of one step on its device.
 transfers         Copy values between devices, to the host and on to the disk.
 file_steps        Run steps that read and write files, and send host arrays to devices.
+marks             When steps and copies ran, by the clocks of the GPUs.
 tape_run          Queue a run from its launch tape.
 executor          Run plans on GPUs: a worker thread and long-lived streams for each device.
 hardware          The GPUs of a machine: links, memory limits, and what outlives a run.

@@ -43,6 +43,7 @@ from . import (
     file_steps,
     given_values,
     host_steps,
+    marks,
     pickling,
     step_values,
     tape_run,
@@ -128,6 +129,8 @@ class CudaDevices(GpuRun):
         #: By place: readers of such steps that were launched, in that order.
         self.behind: list[list[int]] = [[] for _ in self.lanes]
         team.begin()
+        if hardware.ranges is not None:
+            self.probe = marks.RunProbe(self, None, hardware.ranges)
         self.before = caller_order.mark_callers(self)
         caller_order.order_behind_callers(self)
         for i in away:
@@ -177,7 +180,7 @@ class CudaDevices(GpuRun):
                 given_values.take_chunks(self)
 
     def observe(self, record: RunRecord) -> None:
-        pass
+        marks.observe_run(self, record)
 
     def wait(self) -> list[StateEvent]:
         while True:
@@ -405,13 +408,15 @@ class CudaDevices(GpuRun):
                             self.events.put(events)  # others may wait for it
                             events = []
                 elif verb == "fetch":
-                    events.append(transfers.fetch(self, lane, step, other))
+                    fetch = transfers.fetch if self.probe is None else self.probe.fetch
+                    events.append(fetch(self, lane, step, other))
                 elif verb == "free":
                     self._release(lane, step)
                 elif verb == "to_disk":
                     transfers.send_to_host(self, lane, step, DISK)
                 else:
-                    transfers.send_to_host(self, lane, step)
+                    send = transfers if self.probe is None else self.probe
+                    send.send_to_host(self, lane, step)
             except BaseException as error:
                 events.append(Failed(step, error))
                 break
@@ -476,10 +481,11 @@ class CudaDevices(GpuRun):
             )
             events.append(NextOrders(lane.place, ("away", i, lane.place)))  # type: ignore[arg-type]
             return True
-        value, refused = step_values.attempt(self, lane, i)
+        attempt = step_values.attempt if self.probe is None else self.probe.attempt
+        value, refused = attempt(self, lane, i)
         if refused:
             lane.release_memory()
-            value, refused = step_values.attempt(self, lane, i)
+            value, refused = attempt(self, lane, i)
         if refused:
             events.append(NoRoom(i, lane.place, max(refused, step.nbytes)))
             return False

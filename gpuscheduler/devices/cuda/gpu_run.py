@@ -26,6 +26,7 @@ from ...plan.plan import Plan
 from ...runtime.events import Event as StateEvent
 from ...runtime.gather import ResultAssembly
 from ...runtime.host_memory import PassageLane
+from ...runtime.observe import RunRecord
 from ...runtime.protocol import StepListener
 from ...runtime.spill import RunFiles
 from ...runtime.threads import Team
@@ -114,6 +115,10 @@ class GpuRun:
         self.given: dict[int, tuple[dict[Any, Any], Event]] = {}
         #: What the host has computed, by step.
         self.by_host: dict[int, Future[Any]] = {}
+        #: Where the run is recorded, where somebody wants the times of its steps.
+        self.record: RunRecord | None = None
+        #: `RunProbe`, which measures launches and copies or shows them to a profiler.
+        self.probe: Any = None
         #: Events by device that the whole run is behind; see `caller_order`.
         self.before: list[tuple[int, Event]] = []
 

@@ -69,6 +69,7 @@ class DeviceLane:
     later: deque[tuple[list[Event], Any]] = field(default_factory=deque)
     work: Workspace = field(default_factory=Workspace)  # of the home stream's kernels
     cublas: int = 0  # a handle of cuBLAS's
+    marks: Any = None  # `LaneMarks`: timed events, once somebody wants the times of steps
 
     @classmethod
     def on(cls, place: int, device: int) -> DeviceLane:
@@ -123,6 +124,8 @@ class DeviceLane:
             for stream in (self.home, self.incoming, self.outgoing):
                 stream.synchronize()
             self.sweep(wait=True)
+            if self.marks is not None:
+                self.marks.read()
         self.later.clear()
         self.work = Workspace()
         if self.cublas:

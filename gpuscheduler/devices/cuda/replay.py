@@ -21,6 +21,7 @@ from cupy.cuda import Event, Stream, runtime
 from ...fusion.task import fill_result
 from ...plan.batching import SMALL
 from ...plan.plan import Plan
+from ...runtime.observe import RunRecord
 from ...values import deep_leaves
 from .launch import PreparedKernel, PreparedProgram, Workspace, batch_value, queue
 from .result_rooms import ResultRoom
@@ -215,6 +216,9 @@ class Replay:
     table: Any = field(init=False)
     #: With what the addresses were filled in, if they stay what they are as long as that does.
     filled: tuple[int, ref[Plan]] | None = field(default=None, init=False)
+    #: The latest run whose launches were measured, and how many runs ago that was.
+    sample: RunRecord | None = field(default=None, init=False)
+    since: int = field(default=0, init=False)
     copies: bool = field(init=False)  # whether it copies what it is given to other places
 
     def __post_init__(self) -> None:
@@ -268,9 +272,9 @@ class Replay:
         return True
 
     def run(
-        self, lanes: Sequence[ReplayLane], held: dict[int, dict[int, Any]]
+        self, lanes: Sequence[ReplayLane], held: dict[int, dict[int, Any]], probe: Any = None
     ) -> tuple[list[tuple[int, int, Any, Event]], Any]:
-        """Queue all launches.
+        """Queue all launches; a probe measures each of them and each copy.
 
         Returns place, step, value and event of each result, and the array that holds the results,
         if one does. Raises CuPy's error where memory is refused.
@@ -289,11 +293,14 @@ class Replay:
                 lanes[rooms.place].home.use()
                 memory.whole = rooms.memory()
                 whole = rooms.whole(memory.whole)
-            for place, orders in self.turns:
-                runtime.setDevice(lanes[place].device)
-                lanes[place].home.use()
-                for order in orders:
-                    order.do(memory, place)
+            if probe is None:
+                for place, orders in self.turns:
+                    runtime.setDevice(lanes[place].device)
+                    lanes[place].home.use()
+                    for order in orders:
+                        order.do(memory, place)
+            else:
+                self._queue_measured(memory, probe)
             out = []
             for place, launch in self.results:
                 runtime.setDevice(lanes[place].device)
@@ -306,6 +313,27 @@ class Replay:
                 runtime.setDevice(other)
                 stream.use()
             runtime.setDevice(device)
+
+    def _queue_measured(self, memory: _ReplayMemory, probe: Any) -> None:
+        """Queue all launches, each measured from when its inputs are there."""
+        lanes, events = memory.lanes, memory.events
+        for place, orders in self.turns:
+            lane = lanes[place]
+            runtime.setDevice(lane.device)
+            lane.home.use()
+            for order in orders:
+                if type(order) is ReplayLaunch:
+                    for number in order.waits:
+                        lane.home.wait_event(events[number])
+                    with probe.measure(lane, lane.home, order.step):
+                        order.do(memory, place)
+                elif type(order) is ReplayFetch:
+                    if order.source >= 0:
+                        lane.incoming.wait_event(events[order.source])
+                    with probe.measure(lane, lane.incoming, order.step, order.src):
+                        order.do(memory, place)
+                else:
+                    order.do(memory, place)
 
     def _order(self, memory: _ReplayMemory) -> None:
         """What is let go of now may be in use still: what comes next is behind that."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cupy.cuda import Device
 
 from ...runtime.events import NoRoom
 from ...runtime.loop import explain_error
 from ...runtime.tape import LaunchTape
-from . import step_values, transfers
+from . import marks, step_values, transfers
 from .arrays import (
     device_bytes,
     is_refusal,
@@ -42,7 +44,8 @@ def queue_tape(run: GpuRun, tape: LaunchTape) -> bool:
         return False
     try:
         if replay is not None and replay.fits(run.held, run.given_state()):
-            done, run.gathering.made = replay.run(run.lanes, run.held)
+            probe = marks.replay_probe(run, replay)
+            done, run.gathering.made = replay.run(run.lanes, run.held, probe)
             for place, i, value, ready in done:
                 run.held[place][i] = HeldValue(value, ready)
             return True
@@ -90,19 +93,14 @@ def _follow_lane(
             if verb == "launch":
                 for j in others:
                     lane.home.wait_event(held[j].ready)
-                value = step_values.call(  # no local holds the inputs longer than the call
-                    run,
-                    lane,
-                    i,
-                    step_values.read_inputs(run, lane, step),
-                    step_values.result_part(run, i),
-                )
+                value = _call(run, lane, i) if run.probe is None else _call_measured(run, lane, i)
                 seen = run.crossing[i] or (i in wanted and device_bytes(value))
                 held[i] = HeldValue(value, lane.mark(lane.home) if seen else None)
                 if recorder is not None:
                     recorder.record_launch(i, others, held)
             elif verb == "fetch":
-                if type(transfers.fetch(run, lane, i, *others)) is NoRoom:
+                fetch = transfers.fetch if run.probe is None else run.probe.fetch
+                if type(fetch(run, lane, i, *others)) is NoRoom:
                     return False
                 if recorder is not None:
                     recorder.record_fetch(i, others[0], run.held)
@@ -116,3 +114,14 @@ def _follow_lane(
             explain_error(error, run.plan, i)
             raise
     return True
+
+
+def _call(run: GpuRun, lane: DeviceLane, i: int) -> Any:
+    """Compute a step; no local holds its inputs longer than the call."""
+    values = step_values.read_inputs(run, lane, run.plan.steps[i])
+    return step_values.call(run, lane, i, values, step_values.result_part(run, i))
+
+
+def _call_measured(run: GpuRun, lane: DeviceLane, i: int) -> Any:
+    with run.probe.measure(lane, lane.home, i):
+        return _call(run, lane, i)

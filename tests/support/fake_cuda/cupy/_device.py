@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 import weakref
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -168,6 +169,7 @@ def null(device=None):
 class Event(Timed):
     def __init__(self, block=False, disable_timing=False, interprocess=False):
         self.clock = {}
+        self.timed, self.when = not disable_timing, None
         self.device_id = here.device
         self.ptr = FIRST + id(self)
         events[self.ptr] = self
@@ -184,6 +186,21 @@ class Event(Timed):
                 if n == stream.number or completed.get(n, 0) < count
             }
             self.clock = dict(stream.clock)
+            self.when = perf_counter()
+
+
+def elapsed(start, end):
+    """Milliseconds, as CUDA gives them: a float32, for timed events of one device that are over."""
+    if not (start.timed and end.timed) or start.when is None or end.when is None:
+        raise RuntimeError("cudaErrorInvalidResourceHandle: an event without time")
+    if start.device_id != end.device_id:
+        raise RuntimeError("cudaErrorInvalidResourceHandle: events of two devices")
+    alive(end.device_id)
+    with lock:
+        for clock in (start.clock, end.clock):
+            if any(completed.get(n, 0) < c for n, c in clock.items()):
+                raise RuntimeError("cudaErrorNotReady: an event that is not over")
+    return float(np.float32((end.when - start.when) * 1e3))
 
 
 def of_number(number):

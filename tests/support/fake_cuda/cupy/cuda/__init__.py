@@ -30,6 +30,10 @@ def PinnedMemoryPointer(mem, offset):
     return d.pinned_buffer(mem, offset)
 
 
+def get_elapsed_time(start, end):
+    return d.elapsed(start, end)
+
+
 class Device:
     def __init__(self, device=None):  # noqa: F811
         self.id = d.here.device if device is None else int(device)

@@ -1,0 +1,119 @@
+"""Device times on a real GPU: beside events of our own, what they cost, and what NVML and NVTX say.
+
+    python -m graphs.bench device_times
+
+Checks results first. A spinning kernel keeps the GPU busy while a run is queued, so that the events
+around the run see the device's time and not the host's.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+
+import cupy
+import dask.array as da
+import numpy as np
+
+import gpuscheduler
+from gpuscheduler.devices.cuda.ranges import find_ranges
+
+SPIN = cupy.RawKernel(
+    r"""extern "C" __global__ void spin(long long ticks) {
+        long long begin = clock64();
+        while (clock64() - begin < ticks) {}
+    }""",
+    "spin",
+)
+#: Clock ticks of the spinning kernel: some 10 ms.
+TICKS = 20_000_000
+#: Timed runs at each level; the best counts.
+TURNS = 9
+
+
+def beside_events() -> bool:
+    """The span of a run by its rows and by events around it, for steps of several sizes."""
+    print("elements     steps  rows' sum µs  rows' span µs  events µs  apart µs  apart per step µs")
+    good = True
+    for elements in (2**14, 2**20, 2**24, 2**26):
+        with gpuscheduler.Scheduler("cuda:0", observe="device") as s:
+            a = cupy.linspace(0, 1, elements, dtype="f4")
+            blocks = 8
+            x = da.from_array(a, chunks=elements // blocks).persist()
+            y = (x * 2 + 1).map_blocks(lambda b: b, dtype="f4")
+            z = da.sin(y).sum()
+            want = float(cupy.sin(a.astype("f8") * 2 + 1).sum())
+            for _ in range(4):
+                got = float(z.compute())
+            assert abs(got - want) <= 1e-3 * max(1.0, abs(want)), (got, want)
+            best = None
+            for _ in range(5):
+                stream = cupy.cuda.get_current_stream()
+                begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+                SPIN((1,), (1,), (np.int64(TICKS),))
+                begin.record(stream)
+                value = z.compute()
+                end.record(stream)
+                end.synchronize()
+                float(value)
+                outer = cupy.cuda.get_elapsed_time(begin, end) * 1e3
+                run = s.recorder.runs[-1].number
+                rows = [r for r in s.recorder.rows() if r.run == run and r.clock == "device"]
+                span = (max(r.end for r in rows) - min(r.begin for r in rows)) / 1e3
+                busy = sum(r.end - r.begin for r in rows) / 1e3
+                if best is None or outer - span < best[0]:
+                    best = outer - span, outer, span, busy, len(rows)
+            assert best is not None
+            apart, outer, span, busy, n = best
+            print(f"{elements:<12,} {n:<6} {busy:<13.1f} {span:<14.1f} {outer:<10.1f} "
+                  f"{apart:<9.1f} {apart / n:.2f}")  # fmt: skip
+            good &= apart / n < 5 and busy <= span + 1
+            teams = [team for teams in s.hardware._teams.values() for team in teams.idle]
+            anchors = [lane.marks.anchor for team in teams for lane in team.lanes if lane.marks]
+            errors = [anchor.error / 1e3 for anchor in anchors]
+            print(f"             the host's clock is known to {min(errors):.1f} µs")
+    return good
+
+
+def costs() -> None:
+    """Host time of a replay of 512 launches at each level, in turns."""
+    times: dict[str, list[float]] = {"counters": [], "steps": [], "device": []}
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        x = da.ones((512 * 1024,), chunks=1024).map_blocks(cupy.asarray).persist()
+        y = x * 2 + 1
+        for _ in range(4):
+            kept = y.persist()
+        np.testing.assert_array_equal(cupy.asnumpy(kept[:5].compute()), 3.0)
+        for _ in range(TURNS):
+            for level, found in times.items():
+                with s.record(level):
+                    cupy.cuda.Device().synchronize()
+                    begin = perf_counter()
+                    kept = y.persist()
+                    found.append(perf_counter() - begin)
+                    cupy.cuda.Device().synchronize()
+        run = s.recorder.runs[-1]
+        print(f"replay: {run.how}, {run.steps} steps")
+    base = min(times["counters"])
+    for level, found in times.items():
+        print(f"  {level:<10} {min(found) * 1e3:8.3f} ms  {min(found) / base:5.2f}")
+
+
+def sensors() -> None:
+    """What NVML tells of each GPU, and how long that takes."""
+    with gpuscheduler.Scheduler("cuda") as s:
+        s.hardware.sensors()
+        begin = perf_counter()
+        found = s.hardware.sensors()
+        took = (perf_counter() - begin) * 1e3 / len(found)
+        for device, (sensed, facts) in enumerate(zip(found, s.hardware.facts(), strict=True)):
+            print(f"NVML {device}: {sensed}\n        {facts}")
+        print(f"a look at the sensors of a device takes {took:.2f} ms")
+
+
+def main() -> None:
+    """Print all of it; some 20 s."""
+    sensors()
+    print(f"NVTX: {find_ranges() or 'no tool is attached'}")
+    costs()
+    sys.exit(0 if beside_events() else "device times are not those of events")

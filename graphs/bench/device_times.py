@@ -68,7 +68,8 @@ def beside_events() -> bool:
             print(f"{elements:<12,} {n:<6} {busy:<13.1f} {span:<14.1f} {outer:<10.1f} "
                   f"{apart:<9.1f} {apart / n:.2f}")  # fmt: skip
             good &= apart / n < 5 and busy <= span + 1
-            teams = [team for teams in s.hardware._teams.values() for team in teams.idle]
+            hardware: Any = s.hardware
+            teams = [team for teams in hardware._teams.values() for team in teams.idle]
             anchors = [lane.marks.anchor for team in teams for lane in team.lanes if lane.marks]
             errors = [anchor.error / 1e3 for anchor in anchors]
             print(f"             the host's clock is known to {min(errors):.1f} µs")
@@ -102,11 +103,12 @@ def costs() -> None:
 def sensors() -> None:
     """What NVML tells of each GPU, and how long that takes."""
     with gpuscheduler.Scheduler("cuda") as s:
-        s.hardware.sensors()
+        hardware: Any = s.hardware
+        hardware.sensors()
         begin = perf_counter()
-        found = s.hardware.sensors()
+        found = hardware.sensors()
         took = (perf_counter() - begin) * 1e3 / len(found)
-        for device, (sensed, facts) in enumerate(zip(found, s.hardware.facts(), strict=True)):
+        for device, (sensed, facts) in enumerate(zip(found, hardware.facts(), strict=True)):
             print(f"NVML {device}: {sensed}\n        {facts}")
         print(f"a look at the sensors of a device takes {took:.2f} ms")
 

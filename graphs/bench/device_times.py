@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter
+from typing import Any
 
 import cupy
 import dask.array as da
@@ -27,6 +28,8 @@ SPIN = cupy.RawKernel(
 )
 #: Clock ticks of the spinning kernel: some 10 ms.
 TICKS = 20_000_000
+#: Elements of the arrays whose steps are timed.
+SIZES = (2**14, 2**20, 2**24, 2**26)
 #: Timed runs at each level; the best counts.
 TURNS = 9
 
@@ -35,7 +38,7 @@ def beside_events() -> bool:
     """The span of a run by its rows and by events around it, for steps of several sizes."""
     print("elements     steps  rows' sum µs  rows' span µs  events µs  apart µs  apart per step µs")
     good = True
-    for elements in (2**14, 2**20, 2**24, 2**26):
+    for elements in SIZES:
         with gpuscheduler.Scheduler("cuda:0", observe="device") as s:
             a = cupy.linspace(0, 1, elements, dtype="f4")
             blocks = 8

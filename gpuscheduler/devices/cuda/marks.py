@@ -21,7 +21,7 @@ from cupy.cuda import Event, Stream, runtime
 
 from ...forks import new_lock
 from ...plan.machine import DISK, HOST
-from ...plan.origins import StepTable, step_table
+from ...plan.step_table import StepTable, step_table
 from ...runtime.events import Event as StateEvent
 from ...runtime.observe import Level, Mark, RunRecord
 from . import step_values, transfers

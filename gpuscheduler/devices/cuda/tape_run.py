@@ -84,11 +84,10 @@ def _follow_lane(
     recorder: ReplayRecorder | None,
 ) -> bool:
     """Queue a device's next orders of a tape; False where memory was refused."""
-    held, steps, wanted = run.held[lane.place], run.plan.steps, run.wanted
+    held, wanted = run.held[lane.place], run.wanted
     if recorder is not None:
         recorder.begin_lane(lane.place)
     for verb, i, others in orders:
-        step = steps[i]
         try:
             if verb == "launch":
                 for j in others:
@@ -118,8 +117,13 @@ def _follow_lane(
 
 def _call(run: GpuRun, lane: DeviceLane, i: int) -> Any:
     """Compute a step; no local holds its inputs longer than the call."""
-    values = step_values.read_inputs(run, lane, run.plan.steps[i])
-    return step_values.call(run, lane, i, values, step_values.result_part(run, i))
+    return step_values.call(
+        run,
+        lane,
+        i,
+        step_values.read_inputs(run, lane, run.plan.steps[i]),
+        step_values.result_part(run, i),
+    )
 
 
 def _call_measured(run: GpuRun, lane: DeviceLane, i: int) -> Any:

@@ -110,11 +110,11 @@ def sensors() -> None:
     """What NVML tells of each GPU, and how long that takes."""
     with gpuscheduler.Scheduler("cuda") as s:
         hardware: Any = s.hardware
-        hardware.sensors()
+        hardware.nvml.sensors()
         begin = perf_counter()
-        found = hardware.sensors()
+        found = hardware.nvml.sensors()
         took = (perf_counter() - begin) * 1e3 / len(found)
-        for device, (sensed, facts) in enumerate(zip(found, hardware.facts(), strict=True)):
+        for device, (sensed, facts) in enumerate(zip(found, hardware.nvml.facts(), strict=True)):
             print(f"NVML {device}: {sensed}\n        {facts}")
         print(f"a look at the sensors of a device takes {took:.2f} ms")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuscheduler.devices.cuda.nvml import DeviceFacts, Nvml, Sensors
+from gpuscheduler.devices.cuda.nvml import DeviceFacts, Nvml, PlaceSensors, Sensors
 
 UUID = bytes(range(16))
 
@@ -123,6 +123,16 @@ def test_what_a_device_does_not_tell_is_empty_and_said_once(monkeypatch, caplog)
     assert all("NVML does not tell" in text for text in said)
     assert found.facts(1).ecc_errors is None
     assert found.facts(2) == DeviceFacts()
+
+
+def test_places_are_read_in_order_and_nvml_begins_when_somebody_asks(monkeypatch):
+    places = PlaceSensors([1, 0, 0], PROPERTIES.__getitem__)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert [s.clock for s in places.sensors()] == [None, 1755, 1755]
+    assert [f.name for f in places.facts()] == ["", "NVIDIA H200", "NVIDIA H200"]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    nothing = PlaceSensors([0], PROPERTIES.__getitem__)
+    assert (nothing.sensors(), nothing.facts()) == ([Sensors()], [DeviceFacts()])
 
 
 def test_a_forked_child_reads_nothing(monkeypatch):

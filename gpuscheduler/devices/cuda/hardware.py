@@ -53,7 +53,7 @@ from .gpudirect import DirectFiles
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
 from .links import CROSSING, Links, measure_host_rates, measure_peer_rate, try_links
-from .nvml import DeviceFacts, Nvml, Sensors
+from .nvml import PlaceSensors
 from .pinned import PIECES, PinnedBlocks, StagingPieces
 from .ranges import find_ranges
 from .result_rooms import ResultRoom, rooms_of
@@ -194,7 +194,7 @@ class CudaHardware:
         self.direct = DirectFiles(direct_storage)
         self.kernels = Kernels(fast_math)
         self.ranges = find_ranges()  # None: no profiler is attached
-        self._nvml: list[Nvml | None] = []  # once somebody has asked for it
+        self.nvml = PlaceSensors(ids, runtime.getDeviceProperties)
         self._kept: dict[int, dict[int, Any]] = {}  # by the array's id: its copies on devices
         self.lent: dict[int, dict[int, Stream]] = {}  # device -> streams that read results
         self.staged = (staged or set()) | try_links(ids)
@@ -207,22 +207,6 @@ class CudaHardware:
         self._teams: dict[int, Teams] = {}
         self._lock = new_lock()
         self._others = [i for i in range(count) if i not in ids]  # devices of the machine
-
-    def _find_nvml(self) -> Nvml | None:
-        with self._lock:
-            if not self._nvml:
-                self._nvml.append(Nvml.find(self.ids, runtime.getDeviceProperties))
-        return self._nvml[0]
-
-    def sensors(self) -> list[Sensors]:
-        """What NVML reads of each place's GPU now; nothing where there is no NVML."""
-        nvml = self._find_nvml()
-        return [Sensors() if nvml is None else nvml.sensors(i) for i in self.ids]
-
-    def facts(self) -> list[DeviceFacts]:
-        """What NVML knows of each place's GPU; takes some 40 ms each."""
-        nvml = self._find_nvml()
-        return [DeviceFacts() if nvml is None else nvml.facts(i) for i in self.ids]
 
     def in_use(self) -> list[int]:
         """The devices on which the caller may have arrays: these, and others with a context."""

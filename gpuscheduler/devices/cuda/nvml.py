@@ -172,6 +172,31 @@ class Nvml:
         )  # fmt: skip
 
 
+class PlaceSensors:
+    """What NVML tells of the places of a scheduler; NVML is begun when somebody asks."""
+
+    def __init__(self, devices: list[int], properties: Callable[[int], Any]):
+        self._devices, self._properties = devices, properties
+        self._found: list[Nvml | None] = []
+        self._lock = new_lock()
+
+    def _nvml(self) -> Nvml | None:
+        with self._lock:
+            if not self._found:
+                self._found.append(Nvml.find(self._devices, self._properties))
+        return self._found[0]
+
+    def sensors(self) -> list[Sensors]:
+        """What is read of each place's GPU now; nothing where there is no NVML."""
+        nvml = self._nvml()
+        return [Sensors() if nvml is None else nvml.sensors(d) for d in self._devices]
+
+    def facts(self) -> list[DeviceFacts]:
+        """What is known of each place's GPU; takes some 40 ms each."""
+        nvml = self._nvml()
+        return [DeviceFacts() if nvml is None else nvml.facts(d) for d in self._devices]
+
+
 #: NVML's names of what lowers the clock, and what they mean.
 THROTTLING = {
     "SwPowerCap": "power limit",

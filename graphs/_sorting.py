@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import argparse
 
 import cupy
+import dask
 import dask.array as da
 import numpy as np
 
@@ -72,6 +73,15 @@ def percentiles(x: Any) -> Any:
     return array.percentile(x, [5, 50, 95])
 
 
+def counted(x: Any) -> Any:
+    return array.unique(x, return_counts=True)
+
+
+def integers(n: int) -> Any:
+    """A tenth as many distinct values as elements, about."""
+    return made(n, "i4", n // 10)
+
+
 def rows(
     n: int,
 ) -> list[tuple[str, Any, Callable[[Any], Any], Callable[[Any], Any], str | None, float]]:
@@ -85,6 +95,8 @@ def rows(
          "median", 8),
         (f"percentile of 3 {n / 10:.0e} f8", lambda k: made(k or n // 10, "f8"), percentiles,
          lambda x: cupy.percentile(x, cupy.asarray([5, 50, 95])), None, 16),
+        (f"unique, counts {n / 10:.0e} i4", lambda k: integers(k or n // 10), counted,
+         lambda x: cupy.unique(x, return_counts=True), None, 15),
     ]  # fmt: skip
 
 
@@ -115,7 +127,7 @@ def measure(row: Any, scale: float) -> bool:
         return False
     x = make(0)
     with_blocks = blocked(x)
-    mine = best(lambda: [v.persist() for v in listed(ours(with_blocks))])
+    mine = best(lambda: dask.persist(*listed(ours(with_blocks))))
     with_blocks = None
     free()
     peer = best(lambda: cupys(x))

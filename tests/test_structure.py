@@ -58,6 +58,7 @@ WITHIN = {
         "contractions",
         "eigen",
         "selection",
+        "distinct",
     ],  # fmt: skip
     "diagnostics": [
         "log",

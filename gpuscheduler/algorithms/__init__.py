@@ -6,6 +6,7 @@ cholesky       Cholesky factorization, and solving by it.
 contractions   Products of several matrices, powers, and names of the array API standard.
 cyclic         A rule that deals blocks to devices in turn.
 eigen          Eigenvalues and eigenvectors.
+distinct       unique, searchsorted, isin, set operations.
 lapack         Factorizations of one matrix by the library of its type.
 local_sort     Sort the arrays of one task, stably and fast, on NumPy and CuPy.
 lu             LU with partial pivoting over whole columns, and solving by it.

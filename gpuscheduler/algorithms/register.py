@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, str] = {
     "argsort": "sorting",
     "cross": "products",
     "inner": "products",
+    "intersect1d": "distinct",
     "kron": "products",
     "lexsort": "sorting",
     "linalg.cond": "tall",
@@ -57,9 +58,15 @@ FUNCTIONS: dict[str, str] = {
     "linalg.vector_norm": "tall",
     "matrix_transpose": "products",
     "partition": "selection",
+    "setdiff1d": "distinct",
+    "setxor1d": "distinct",
     "sort": "sorting",
     "sort_complex": "sorting",
     "take_along_axis": "products",
+    "unique_all": "distinct",
+    "unique_counts": "distinct",
+    "unique_inverse": "distinct",
+    "unique_values": "distinct",
 }
 #: The module of Dask after whose import the functions are registered.
 _DASK = "dask.array.core"

@@ -10,7 +10,17 @@ import dask.array as da
 
 import gpuscheduler
 from gpuscheduler.algorithms import splitters
-from gpuscheduler.array import argsort, lexsort, median, nanquantile, quantile, sort
+from gpuscheduler.array import (
+    argsort,
+    isin,
+    lexsort,
+    median,
+    nanquantile,
+    quantile,
+    searchsorted,
+    sort,
+    unique,
+)
 from graphs import _sorting
 from tests.algorithms.test_sorting import ADVERSARIES, CHUNKS, N, descending_indices
 
@@ -148,3 +158,31 @@ def test_quantiles_along_axes(scheduler):
                 np.nanquantile(x, [0.2, 0.5], 1), np.sort(x, 0)[3]]  # fmt: skip
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-15)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("float16", "complex nan")])
+def test_unique(scheduler, name, runs, monkeypatch):
+    monkeypatch.setattr(splitters, "SAMPLES", 16)
+    x = ADVERSARIES[name]
+    with dask.config.set({"gpuscheduler.sort-runs": runs}):
+        made = unique(on_gpu(x, CHUNKS["uneven"]), True, True, True)
+    got = [host(v) for v in dask.compute(*made)]
+    for a, b in zip(got, np.unique(x, True, True, True), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_searches_and_sets(scheduler, runs):
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(0, 90, 1200), rng.integers(0, 120, 70).astype("f4")
+    lazy, other = on_gpu(x, (400, 0, 800)), on_gpu(y, (70,))
+    with dask.config.set({"gpuscheduler.sort-runs": runs}):
+        made = [isin(lazy, other), np.setdiff1d(other, lazy), np.intersect1d(lazy, other),
+                np.setxor1d(lazy, other), searchsorted(sort(lazy), other, "right")]  # fmt: skip
+    got = [host(v) for v in dask.compute(*made)]
+    expected = [np.isin(x, y), np.setdiff1d(y, x), np.intersect1d(x, y), np.setxor1d(x, y),
+                np.searchsorted(np.sort(x), y, "right")]  # fmt: skip
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)

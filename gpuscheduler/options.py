@@ -51,6 +51,15 @@ class Options:
         sines and cosines are approximate; the CUDA programming guide gives their errors. Sines and
         cosines of large arguments have no correct digit. Without it, each operation is rounded as
         in NumPy. No effect on CPU devices.
+    matmul_precision
+        How GPUs multiply matrices of float32 and complex64. ``"strict"``: with all digits.
+        ``"tf32"``: with 11 significant bits of each element, on tensor cores: several times as
+        fast, with errors up to about 2**-10 of ``abs(a) @ abs(b)``. Factorizations and
+        `gpuscheduler.linalg` stay strict. No effect on CPU devices and on other dtypes.
+    tall_qr
+        How GPUs factor the tall blocks of `da.linalg.qr` and `da.linalg.svd`. ``"auto"``: by
+        Cholesky factors, as `gpuscheduler.linalg.qr`; Q and R may differ from NumPy's in the signs
+        of columns and rows. ``"householder"``: by NumPy's algorithm. No effect on CPU devices.
     random
         ``"philox"``: the numbers of `da.random` depend on the seed and on each element's position,
         not on chunks or devices; they are not Dask's numbers. ``"dask"``: the numbers that Dask
@@ -95,9 +104,9 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, fast_math=False, random='philox', host_memory=None, spill_directory=None, \
-spill_compression=None, direct_storage='auto', plan_memory='256 MiB', progress=False, \
-timeline=False, observe='counters', check=False)
+fuse_least=None, fast_math=False, matmul_precision='strict', tall_qr='auto', random='philox', \
+host_memory=None, spill_directory=None, spill_compression=None, direct_storage='auto', \
+plan_memory='256 MiB', progress=False, timeline=False, observe='counters', check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -107,6 +116,8 @@ timeline=False, observe='counters', check=False)
     fuse: bool = True  # run chains of array operations as one kernel
     fuse_least: int | None = None  # bytes that a task must touch to be worth a kernel
     fast_math: bool = False  # faster kernels that are less exact than NumPy
+    matmul_precision: str = "strict"  # how GPUs multiply matrices of float32: "strict", "tf32"
+    tall_qr: str = "auto"  # how GPUs factor tall blocks for Dask: "auto", "householder"
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
@@ -266,6 +277,8 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fuse": _FLAG,
     "fuse_least": (_or_none(_is_number_from(0)), "a whole number of bytes from 0, or None"),
     "fast_math": _FLAG,
+    "matmul_precision": (_is_one_of("strict", "tf32"), "'strict' or 'tf32'"),
+    "tall_qr": (_is_one_of("auto", "householder"), "'auto' or 'householder'"),
     "random": (_is_one_of("philox", "dask"), "'philox' or 'dask'"),
     "host_memory": (lambda value: parse_limit(value, 2**40, least=0) is not None, _LIMIT),
     "spill_directory": (_is_path, "the path of a directory, or None"),

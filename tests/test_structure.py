@@ -207,6 +207,7 @@ WITHIN = {
     "pipeline": [
         "fingerprint",
         "number_errors",
+        "block_qr",
         "reorder",
         "compile",
         "template",

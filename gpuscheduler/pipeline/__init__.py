@@ -1,6 +1,7 @@
 """From a collection to its values: plan once, cache the plan, run it.
 
 fingerprint    What makes two computations alike: words of their tasks and data.
+block_qr       Have GPUs factor the tall blocks of Dask's `qr` and `svd` by Cholesky factors.
 reorder        Reorder steps where devices would wait for each other.
 compile        From a graph to a plan: the passes in their order.
 template       Plan templates: plans without names and data, reused for alike collections.

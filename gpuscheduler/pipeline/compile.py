@@ -18,6 +18,7 @@ from ..plan.matmul import accumulate_matmul, recognise_matmul
 from ..plan.plan import PassReport, Plan
 from ..runtime.gather import ResultAssembly
 from ..runtime.protocol import Hardware
+from .block_qr import use_tall_qr
 from .reorder import reorder_steps
 
 #: Bytes that a task must touch to be worth a kernel, by kind of device.
@@ -72,7 +73,13 @@ def fuse(c: Compilation) -> None:
 def multiply_matrices(c: Compilation) -> None:
     """Have each product of two matrices made by a task that does nothing but launch."""
     if c.merge and c.on_gpus:
-        recognise_matmul(c.graph)
+        recognise_matmul(c.graph, c.options.matmul_precision)
+
+
+def factor_tall_blocks(c: Compilation) -> None:
+    """Have GPUs factor tall blocks by Cholesky factors."""
+    if c.on_gpus and c.options.tall_qr == "auto":
+        use_tall_qr(c.graph)
 
 
 def fuse_horizontally(c: Compilation) -> None:
@@ -125,6 +132,7 @@ def _put_together(c: Compilation, change: Callable[[Graph, Plan], bool]) -> None
 PASSES: tuple[Callable[[Compilation], None], ...] = (
     fuse,
     multiply_matrices,
+    factor_tall_blocks,
     fuse_horizontally,
     place,
     add_up_products,

@@ -39,6 +39,8 @@ SHARE = 12
 #: CuPy's numbers for "not decided" and "the type's own precision" (`COMPUTE_TYPE_TBD` and
 #: `COMPUTE_TYPE_DEFAULT`).
 DEFAULT = (0, 1)
+#: cuBLAS's numbers of `CUBLAS_DEFAULT_MATH` and `CUBLAS_TF32_TENSOR_OP_MATH`.
+DEFAULT_MATH, TF32_MATH = 0, 3
 #: cuBLAS's functions, by the types of their matrices.
 GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 #: Products of one task: several tasks keep a device busy while the host goes on.
@@ -49,10 +51,11 @@ class MatmulSumTask(OwnTask):
     """A task whose value is a sum of products of matrices, as an array of `shape`.
 
     `before` names the sum that it adds to. `ended` is the task of Dask's that it stands for, which
-    adds the terms up where blocks are not as planned.
+    adds the terms up where blocks are not as planned. `precision` is "strict", or "tf32" for
+    products with 11 significant bits of each element of single precision.
     """
 
-    __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "shape")
+    __slots__ = ("before", "dtype", "ended", "key", "originals", "pairs", "precision", "shape")
     launches_only = True
     runs_on_host = False  # it runs its originals where it cannot multiply
 
@@ -65,8 +68,9 @@ class MatmulSumTask(OwnTask):
         originals: Sequence[Callable[[Values], Any]],
         before: Key | None = None,
         ended: tuple[Key, Callable[[Values], Any]] | None = None,
+        precision: str = "strict",
     ):
-        self.key, self.shape, self.dtype = key, shape, dtype
+        self.key, self.shape, self.dtype, self.precision = key, shape, dtype, precision
         self.before, self.ended = before, ended
         self.pairs, self.originals = tuple(pairs), tuple(originals)  # the tasks that it replaces
 
@@ -85,7 +89,8 @@ class MatmulSumTask(OwnTask):
                 name, task = self.ended
                 return task({**values, name: total})
             return _reshape_array(self.shape, total)
-        return _added_up(pairs, self.dtype, handle, before).reshape(self.shape)
+        tf32 = self.precision == "tf32" and self.dtype.char in "fF"
+        return _added_up(pairs, self.dtype, handle, before, tf32).reshape(self.shape)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -95,7 +100,8 @@ class MatmulSumTask(OwnTask):
         originals, last = parts[: len(self.originals)], parts[len(self.originals) :]
         ended = None if self.ended is None else (self.ended[0], *last)
         return MatmulSumTask(
-            self.key, self.shape, self.dtype, self.pairs, originals, self.before, ended
+            self.key, self.shape, self.dtype, self.pairs, originals, self.before, ended,
+            self.precision,
         )  # fmt: skip
 
     def launch(self, launcher: Launcher, values: Values) -> Any:
@@ -136,6 +142,7 @@ def _added_up(
     dtype: np.dtype[Any],
     handle: int | None = None,
     before: Any = None,
+    tf32: bool = False,
 ) -> Any:
     """The sum of products of CuPy's matrices, and what was added up before, on the current device
     and stream."""
@@ -155,6 +162,8 @@ def _added_up(
     if handle is None:
         handle = cupy.cuda.get_cublas_handle()
     multiply = getattr(cublas, GEMM[dtype.char])
+    if tf32:  # a setting of the handle, which nobody else uses meanwhile
+        cublas.setMathMode(handle, TF32_MATH)
     one, scale = np.ones((), dtype), np.asarray(before is not None, dtype)
     rows, columns = total.shape
     for a, b in pairs:
@@ -165,6 +174,8 @@ def _added_up(
             pitch_b, a.data.ptr, pitch_a, scale.ctypes.data, total.data.ptr, columns,
         )  # fmt: skip
         scale = one
+    if tf32:
+        cublas.setMathMode(handle, DEFAULT_MATH)
     return total
 
 
@@ -219,13 +230,15 @@ class OptionalTermsTask(OwnTask):
 # ---- the passes
 
 
-def recognise_matmul(graph: Graph) -> None:
+def recognise_matmul(graph: Graph, precision: str = "strict") -> None:
     """Have each product of two matrices made by a task that does nothing but launch. Changes the
     graph."""
     for key, node in graph.nodes.items():
         if node.product is not None and node.block is not None and not node.picks:
             left, right, dtype = node.product
-            task = MatmulSumTask(key, node.block.shape, dtype, [(left, right)], [node.task])
+            task = MatmulSumTask(
+                key, node.block.shape, dtype, [(left, right)], [node.task], precision=precision
+            )
             graph.replace(key, task)
 
 
@@ -342,6 +355,7 @@ class _ProductCollector:
             task = MatmulSumTask(
                 name, shape, products[0].dtype, [(p.left, p.right) for p in products],
                 [node.task for node in some], before, ended if end == len(members) else None,
+                getattr(some[0].task, "precision", "strict"),
             )  # fmt: skip
             read = {n: d for m in some for n, d in zip(m.names, m.needs, strict=True)}
             if before is not None:

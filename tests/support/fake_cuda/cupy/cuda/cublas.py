@@ -7,6 +7,8 @@ import numpy as np
 from .. import _device as d
 
 handles = {}  # the device of each
+modes = {}  # the math mode of each, where it was set
+TF32 = 3
 
 
 def create():
@@ -17,6 +19,19 @@ def create():
 
 def destroy(handle):
     del handles[handle]
+
+
+def setMathMode(handle, mode):
+    assert mode in (0, TF32)
+    modes[handle] = mode
+
+
+def _rounded(x, handle):
+    """A matrix as tensor cores read it: with 11 significant bits in the mode for these."""
+    if modes.get(handle, 0) != TF32 or x.dtype.char not in "fF":
+        return x
+    parts = np.ascontiguousarray(x).view(np.uint32)
+    return ((parts + 0x1000) & np.uint32(0xFFFFE000)).view(x.dtype)
 
 
 def _matrix(address, rows, columns, pitch, dtype):
@@ -38,6 +53,7 @@ def _gemm(dtype):
         alpha, beta = (_matrix(x, 1, 1, 1, dtype)[0, 0] for x in (alpha, beta))
         a = _matrix(a, k, m, lda, dtype).T if transa else _matrix(a, m, k, lda, dtype)
         b = _matrix(b, n, k, ldb, dtype).T if transb else _matrix(b, k, n, ldb, dtype)
+        a, b = _rounded(a, handle), _rounded(b, handle)
         c = _matrix(c, m, n, ldc, dtype)
         c[...] = alpha * (a @ b) if beta == 0 else alpha * (a @ b) + beta * c
 

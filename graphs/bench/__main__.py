@@ -5,7 +5,7 @@ sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Eac
 table; what is timed has run once before. `all` runs every part.
 
 Tools, each with options of its own (`--help`): cluster, device_times, eviction, host, square,
-usual.
+tall, usual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = {
     "meshes": "meshes",
     "windows": "windows",
 }
-TOOLS = ("cluster", "device_times", "eviction", "host", "square", "usual")
+TOOLS = ("cluster", "device_times", "eviction", "host", "square", "tall", "usual")
 
 
 def measure_parts(names: list[str]) -> None:

@@ -18,9 +18,10 @@ from dask.array import linalg
 
 from ..algorithms.blocks import array_module
 from ..algorithms.tall_kernel import is_tall, tall_qr
-from ..frontend.compiled_task import Chain, CompiledCall
+from ..frontend.compiled_task import COMPILED
 from ..frontend.graph import Graph
 from ..frontend.rebuild import swap_parts
+from ..frontend.task import OwnTask
 
 
 def factor_block(a: Any) -> Any:
@@ -71,24 +72,24 @@ class _Search:
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
 
-    def has_qr(self, task: Any) -> bool:
-        if type(task) is Task:
-            return _replacement(task.func) is not task.func
-        if type(task) is Chain:
-            return any(self.has_qr(part) for part in task.parts)
-        return type(task) is CompiledCall and self._calls_qr(task.function)
+    def has_qr(self, it: Any) -> bool:
+        """Whether a task, or a function that is a part of one, calls QR."""
+        if type(it) is Task:
+            return _replacement(it.func) is not it.func
+        if isinstance(it, OwnTask):
+            return not it.kernels_only and any(self.has_qr(part) for part in it.parts)
+        return type(it) is FunctionType and self._calls_qr(it)
 
-    def _calls_qr(self, function: Any) -> bool:
+    def _calls_qr(self, function: FunctionType) -> bool:
+        """Whether a function that was compiled of fused tasks calls QR."""
+        if function.__code__.co_filename != COMPILED:
+            return False
         known = self._known.get(id(function))
         if known is None:
-            known = self._known[id(function)] = False
-            if type(function) is FunctionType:
-                for value in function.__globals__.values():
-                    if _replacement(value) is not value or (
-                        type(value) is FunctionType
-                        and value.__code__.co_filename == function.__code__.co_filename
-                        and self._calls_qr(value)
-                    ):
-                        known = self._known[id(function)] = True
-                        break
+            self._known[id(function)] = False
+            known = any(
+                _replacement(v) is not v or (type(v) is FunctionType and self._calls_qr(v))
+                for v in function.__globals__.values()
+            )
+            self._known[id(function)] = known
         return known

@@ -322,8 +322,12 @@ def multiply_matrices(a: Any, b: Any) -> Any:
         )
     if block is a:
         _check_lengths(a, b, a.shape[1], b.shape[0])
+        if dense.ndim == 2 and b.shape[1] == 1:  # a product with a vector is faster
+            return (block.matrix @ dense[:, 0])[:, None]
         return block.matrix @ dense
     _check_lengths(a, b, a.shape[-1], b.shape[0])
+    if dense.ndim == 2 and a.shape[0] == 1:
+        return (block.matrix.T @ dense[0])[None]
     return (block.matrix.T @ dense.T).T
 
 

@@ -1,18 +1,22 @@
 """Dask arrays of CuPy's sparse blocks: NumPy's values, and CuPy's matrices as results."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
 cupy_sparse = pytest.importorskip("cupyx.scipy.sparse")
 
+import dask
 import dask.array as da
 import scipy.sparse
 
 import gpuscheduler
 from gpuscheduler import sparse
 from gpuscheduler.sparse_parts import library_of
-from tests.support.sparse_cases import OPERATIONS, M, N, as_dense, matrix
+from tests.support.sparse_cases import OPERATIONS, M, as_dense, matrix
 
 from .test_executor import DEVICES, used_bytes
 
@@ -115,4 +119,40 @@ def test_rounds_of_a_power_iteration(devices):
             x = square @ x
             x /= np.linalg.norm(x)
         np.testing.assert_allclose(as_dense(v.compute()), x)
-    assert N < M
+
+
+def example():
+    path = Path(__file__).parents[2] / "examples" / "conjugate_gradients.py"
+    spec = importlib.util.spec_from_file_location("conjugate_gradients", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("devices", "blocks"), [("cuda:0", 1), ("cuda:0,0", 2), ("cuda:0,0", 5)])
+def test_conjugate_gradients_move_edges_only(devices, blocks):
+    """Twelve rounds of one graph: each moves a line of the grid for each edge between devices."""
+    cg, n, rounds = example(), 32, 12
+    ones = np.ones(n * n)
+    whole = cg.Poisson(n, 1).parts[0].compute(scheduler="sync").matrix
+    r = p = ones
+    x = ones * 0
+    for _ in range(rounds):
+        q = whole @ p
+        alpha = (r @ r) / (p @ q)
+        x, before = x + alpha * p, r @ r
+        r = r - alpha * q
+        p = r + (r @ r) / before * p
+    with gpuscheduler.Scheduler(devices, check=True, fuse_least=0) as s:
+        a = cg.Poisson(n, blocks, cupy_sparse)
+        a.persist()
+        b = da.ones(n * n, chunks=a.chunks).persist()
+        lazy = cg.conjugate_gradients(a, b, rounds)
+        for _ in range(2):
+            solution, left = dask.compute(*lazy)
+            np.testing.assert_allclose(solution.get(), x, rtol=1e-9)
+            np.testing.assert_allclose(float(left), np.linalg.norm(r), rtol=1e-9)
+        moved = {pair: nbytes for pair, nbytes in s.last.moved.items() if min(pair) >= 0}
+        line, numbers = 8 * n, 4 * 8 * blocks
+        assert sum(moved.values()) <= 2 * rounds * (line + numbers) + 8 * n * n
+        float(cg.largest_eigenvalue(a, b, 5).compute())

@@ -222,8 +222,10 @@ class FusionPass:
         if value is not None:
             return self._describe(value)
         block = self.graph.blocks.get(key)
-        structure = None if block is None else AbstractArray(block.shape, block.dtype)
-        return None if structure is None else (self._number(structure), structure)
+        if block is None or block.is_sparse:
+            return None
+        structure = AbstractArray(block.shape, block.dtype)
+        return self._number(structure), structure
 
     def _describe(self, value: Any) -> tuple[int, Any] | None:
         """Return number and structure of a value; None if kernels cannot read it."""
@@ -243,9 +245,10 @@ class FusionPass:
             self.foreseen[key] = self._number(structure), structure
 
     def _foresee_block(self, key: Key) -> None:
-        """Foresee the array that the collection tells of."""
+        """Foresee the array that the collection tells of; sparse ones no kernel reads."""
         block = self.graph.blocks[key]
-        self._foresee(key, AbstractArray(block.shape, block.dtype))
+        if not block.is_sparse:
+            self._foresee(key, AbstractArray(block.shape, block.dtype))
 
     def _foresee_traced(self, key: Key, makes: Any) -> None:
         """Foresee what a traced task makes that stays as it is.

@@ -43,7 +43,7 @@ def test_values_are_numpys(name, scheduler):
             result = f(s, dask_of)
             value = result.compute(scheduler=scheduler)
         else:
-            with gpuscheduler.Scheduler("cpu:3", check=True):
+            with gpuscheduler.Scheduler("cpu:3", check=True, fuse_least=0):
                 s = sparse.asarray(m, chunks=chunks)
                 result = f(s, dask_of)
                 value = result.compute()

@@ -26,6 +26,7 @@ ROOMS = [
     "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
     "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "linalg", "sparse",
+    "fft",
     "__init__", "cli",
     "__main__",
 ]  # fmt: skip
@@ -57,6 +58,7 @@ WITHIN = {
         "sorting",
         "contractions",
         "eigen",
+        "fourier",
         "selection",
         "distinct",
     ],  # fmt: skip

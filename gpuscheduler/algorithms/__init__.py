@@ -7,6 +7,7 @@ contractions   Products of several matrices, powers, and names of the array API 
 cyclic         A rule that deals blocks to devices in turn.
 eigen          Eigenvalues and eigenvectors.
 distinct       unique, searchsorted, isin, set operations.
+fourier        Fourier transforms along any axes of chunked arrays.
 lapack         Factorizations of one matrix by the library of its type.
 local_sort     Sort the arrays of one task, stably and fast, on NumPy and CuPy.
 lu             LU with partial pivoting over whole columns, and solving by it.

@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from dask import config
 
+#: Variables that say how many threads one call of LAPACK uses on the host.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
 
 class Capacity(NamedTuple):
-    """What one computation may use."""
+    """What the blocks of one library may use."""
 
-    devices: int  # with a memory of their own: the CPU devices of a host count as one
+    devices: int  # that one library call leaves idle but one: a call on the host may use all cores
     nbytes: int  # that values may take in the memory of one device
 
     def holds(self, nbytes: int) -> bool:
@@ -23,21 +26,29 @@ class Capacity(NamedTuple):
         return 2 * nbytes <= self.nbytes
 
 
-def capacity() -> Capacity:
-    """Return what the entered `Scheduler` has; one host, where none is entered.
+def capacity(module: str = "numpy") -> Capacity:
+    """Return what the entered `Scheduler` has for "numpy" or "cupy" blocks; else one host.
 
     >>> import gpuscheduler
     >>> with gpuscheduler.Scheduler("cpu:2", memory_limit="1 GiB"):
-    ...     capacity()
-    Capacity(devices=1, nbytes=2147483648)
+    ...     capacity().nbytes
+    2147483648
     """
-    get = config.get("scheduler", None)
-    owner = getattr(get, "__self__", None)
+    owner = getattr(config.get("scheduler", None), "__self__", None)
     machine = getattr(getattr(owner, "hardware", None), "machine", None)
     if machine is None:
         return Capacity(1, _host_memory())
-    memories = machine.memories
-    return Capacity(len(memories), min(machine.limit(m) for m in memories))
+    threads = getattr(owner, "host_threads", 0)
+    if module == "numpy" and (machine.shared or threads):  # or of a Scheduler on GPUs
+        alone = threads or len(machine.memory)
+        nbytes = machine.limit(0) if machine.shared else min(machine.host_memory, _host_memory())
+        return Capacity(alone if _uses_one_thread() else 1, nbytes)
+    return Capacity(len(machine.memory), min(machine.memory))
+
+
+def _uses_one_thread() -> bool:
+    """Whether LAPACK was told to use one thread, so that several calls do not share cores."""
+    return any(os.environ.get(name) == "1" for name in THREADS)
 
 
 def _host_memory() -> int:

@@ -25,6 +25,7 @@ from .matrices import (
     in_one_call,
     inexact,
     like,
+    module_name,
 )
 
 
@@ -89,10 +90,10 @@ def _checked(factor: Any) -> Any:
 def factor_lower(a: Array, block_size: int | None = None) -> Array:
     """The factor of one matrix of a type that LAPACK has."""
     n, dtype = len(a), a.dtype
-    if not n or (block_size is None and in_one_call(a.size * dtype.itemsize)):
+    if not n or (block_size is None and in_one_call(a, a.size * dtype.itemsize)):
         (factor,) = call_on_whole(_factor_stack, [a], dtype, [(a.shape, dtype)])
         return factor.rechunk(a.chunks)
-    width = column_width(n, block_size)
+    width = column_width(n, block_size, module_name(a))
     columns = a.rechunk((n, width))
     name = f"cholesky-{tokenize(columns.name)}"
     tasks: dict[Any, Any] = {}
@@ -189,10 +190,10 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Array:
     dtype = inexact("cho_solve", factor.dtype, b.dtype)
     if not lower:
         factor = _adjoint(factor)
-    if fits((factor.size + b.size) * dtype.itemsize) or not b.size:
+    if fits(factor, (factor.size + b.size) * dtype.itemsize) or not b.size:
         (x,) = call_on_whole(_solve_factored, [factor, b], dtype, [(b.shape, dtype)])
         return x.rechunk((factor.chunks[1], *b.chunks[1:]))
-    return solve_lower_columns(factor, b, column_width(len(factor), None))
+    return solve_lower_columns(factor, b, column_width(len(factor), None, module_name(factor)))
 
 
 def _solve_factored(factor: Any, b: Any) -> Any:

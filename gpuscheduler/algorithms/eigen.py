@@ -147,7 +147,7 @@ def _decompose(
     a = as_stack(function, a)
     dtype, n = inexact(function, a.dtype), a.shape[-1]
     dtypes = [_dtype_of(kind, dtype) for kind in kinds]
-    fits(SIZES[function] * n * n * dtype.itemsize, of=function, hint=ALTERNATIVES)
+    fits(a, SIZES[function] * n * n * dtype.itemsize, of=function, hint=ALTERNATIVES)
     if a.ndim > 2:
         dims = ",".join("(n)" if "vector" in kind else "(n,n)" for kind in kinds)
         made = call_on_stacks(run, f"(n,n)->{dims}", a.astype(dtype), dtypes=dtypes, **options)

@@ -29,6 +29,7 @@ from .matrices import (
     in_one_call,
     inexact,
     like,
+    module_name,
     pick_value,
 )
 
@@ -45,15 +46,19 @@ class Columns(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def column_width(n: int, block_size: int | None) -> int:
+def column_width(n: int, block_size: int | None, module: str = "cupy") -> int:
     """Columns of a block: as asked for, or wide enough for matrix products to count.
 
     >>> column_width(4000, None), column_width(20000, None), column_width(9, 100)
     (512, 1024, 9)
+    >>> column_width(4000, None, "numpy")
+    256
     """
     if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
         raise ValueError(f"block_size={block_size!r}: must be a number of columns, 1 or more")
     usual = 512 if n < 8192 else 1024 if n < 32768 else 2048
+    if module == "numpy":
+        usual //= 2
     return max(1, min(n, block_size or usual))
 
 
@@ -200,7 +205,7 @@ def lu_factor(a: Any, *, block_size: int | None = None) -> tuple[Array, Array]:
         raise NotImplementedError("lu_factor: of stacks of matrices; call it for each matrix")
     dtype, (m, n) = inexact("lu_factor", a.dtype), a.shape
     if block_size is None or not a.size or m != n:
-        if in_one_call(m * n * dtype.itemsize) or not a.size:
+        if in_one_call(a, m * n * dtype.itemsize) or not a.size:
             outputs = [((m, n), dtype), ((min(m, n),), np.int32)]
             lu, pivots = call_on_whole(_factor_whole, [a], dtype, outputs, order="F")
             return lu.rechunk(a.chunks), pivots
@@ -209,7 +214,7 @@ def lu_factor(a: Any, *, block_size: int | None = None) -> tuple[Array, Array]:
                 f"lu_factor: a matrix that is not square, {m} x {n}, is factored by one call only, "
                 "for which it is too large; gpuscheduler.linalg.qr factors tall matrices"
             )
-    width = column_width(n, block_size)
+    width = column_width(n, block_size, module_name(a))
     columns = factor_columns(a, dtype, width, strict=False)
     name = f"lu-factor-{tokenize(columns.panels)}"
     tasks: dict[Any, Any] = {}
@@ -282,7 +287,7 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Array:
         )
     dtype = inexact("lu_solve", lu.dtype, b.dtype)
     nbytes = (lu.size + b.size) * dtype.itemsize
-    fits(nbytes, of="lu_solve", hint="gpuscheduler.linalg.solve works in block columns.")
+    fits(lu, nbytes, of="lu_solve", hint="gpuscheduler.linalg.solve works in block columns.")
     (x,) = call_on_whole(
         _solve_factored, [lu, b, piv], dtype, [(b.shape, dtype)], order="F", trans=trans
     )

@@ -19,7 +19,7 @@ from .blocks import array_module
 from .capacity import capacity
 
 #: Bytes of a matrix up to which one library call is faster than a graph, whatever the devices.
-SMALL = 2**29
+SMALL = {"cupy": 2**29, "numpy": 2**23}
 
 
 def inexact(function: str, *dtypes: Any) -> np.dtype[Any]:
@@ -77,12 +77,17 @@ def like(a: Array, ndim: int, dtype: Any) -> Any:
     return array_module(a._meta).empty((0,) * ndim, dtype)
 
 
-def fits(*sizes: float, of: str = "", hint: str = "") -> bool:
-    """Whether arrays of these many bytes, and as much to work in, fit the memory of one device.
+def module_name(a: Array) -> str:
+    """The library of an array's blocks: "numpy" or "cupy"."""
+    return array_module(a._meta).__name__
+
+
+def fits(a: Array, *sizes: float, of: str = "", hint: str = "") -> bool:
+    """Whether these many bytes, and as much to work in, fit the memory of one device of an array.
 
     With a name `of` a function that knows no other way, it raises where they do not.
     """
-    nbytes, room = int(sum(sizes)), capacity()
+    nbytes, room = int(sum(sizes)), capacity(module_name(a))
     if room.holds(nbytes):
         return True
     if of:
@@ -93,9 +98,10 @@ def fits(*sizes: float, of: str = "", hint: str = "") -> bool:
     return False
 
 
-def in_one_call(*sizes: float) -> bool:
+def in_one_call(a: Array, *sizes: float) -> bool:
     """Whether one library call on one device is the way for arrays of these many bytes."""
-    return fits(*sizes) and (capacity().devices == 1 or sum(sizes) <= SMALL)
+    module = module_name(a)
+    return fits(a, *sizes) and (capacity(module).devices == 1 or sum(sizes) <= SMALL[module])
 
 
 # ---- blocks put together inside a task

@@ -23,6 +23,7 @@ from .matrices import (
     in_one_call,
     inexact,
     like,
+    module_name,
     real_part,
 )
 
@@ -120,14 +121,14 @@ def _solve_matrix(a: Array, b: Array, assume_a: str, refine: bool, block_size: i
         return x + cho_solve((factor, True), b - a @ x) if refine else x
     chunks = (a.chunks[1], *b.chunks[1:])
     nbytes = (a.size + b.size) * dtype.itemsize
-    if not a.size or not b.size or (block_size is None and in_one_call(nbytes)):
+    if not a.size or not b.size or (block_size is None and in_one_call(a, nbytes)):
         if refine and b.size:
             factors = lu_factor(a.astype(dtype))
             x = lu_solve(factors, b)
             return x + lu_solve(factors, b - a @ x)
         (x,) = call_on_whole(_solve_whole, [a, b], dtype, [(b.shape, dtype)])
         return x.rechunk(chunks)
-    columns = factor_columns(a, dtype, column_width(n, block_size), strict=True)
+    columns = factor_columns(a, dtype, column_width(n, block_size, module_name(a)), strict=True)
     x = _solve_by(columns, b)
     if refine:
         x = x + _solve_by(columns, b - a @ x)
@@ -174,10 +175,10 @@ def inv(a: Any, *, block_size: int | None = None) -> Array:
     dtype, n = inexact("inv", a.dtype), a.shape[-1]
     if a.ndim > 2:
         return call_on_stacks(_invert_stack, "(n,n)->(n,n)", a.astype(dtype), dtypes=[dtype])
-    if not a.size or (block_size is None and in_one_call(2 * a.size * dtype.itemsize)):
+    if not a.size or (block_size is None and in_one_call(a, 2 * a.size * dtype.itemsize)):
         (inverse,) = call_on_whole(lapack.invert, [a], dtype, [(a.shape, dtype)])
         return inverse.rechunk(a.chunks)
-    width = column_width(n, block_size)
+    width = column_width(n, block_size, module_name(a))
     columns = factor_columns(a, dtype, width, strict=True)
     return solve_columns(columns, _identity(a, dtype, width)).rechunk(a.chunks)
 
@@ -230,9 +231,9 @@ def slogdet(a: Any, *, block_size: int | None = None) -> SlogdetResult:
         return SlogdetResult(
             *call_on_stacks(_slogdet, "(n,n)->(),()", a.astype(dtype), dtypes=kinds)
         )
-    if not a.size or (block_size is None and in_one_call(a.size * dtype.itemsize)):
+    if not a.size or (block_size is None and in_one_call(a, a.size * dtype.itemsize)):
         return SlogdetResult(*call_on_whole(_slogdet, [a], dtype, [((), k) for k in kinds]))
-    columns = factor_columns(a, dtype, column_width(n, block_size), strict=False)
+    columns = factor_columns(a, dtype, column_width(n, block_size, module_name(a)), strict=False)
     return SlogdetResult(*log_determinant(columns))
 
 

@@ -45,7 +45,7 @@ def residual(name: str, a: Any, x: Any, b: Any, xp: Any) -> float:
         return float(abs(m).sum(axis=0).max())
 
     if name == "solve":
-        return norm(b - a @ x) / (norm(a) * norm(x) * u * n)
+        return norm(b - a @ x) / (norm(a) * norm(x) * u)
     if name == "inv":
         return norm(xp.eye(n) - a @ x) / (norm(a) * norm(x) * u * n)
     if name == "cholesky":

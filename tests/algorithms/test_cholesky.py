@@ -131,8 +131,8 @@ def test_cho_solve(lower, dtype, monkeypatch):
     assert factor[1] is lower
     for whole in (True, False):
         if not whole:
-            monkeypatch.setattr(matrices, "capacity", lambda: capacities.Capacity(1, 9))
-            monkeypatch.setattr(choleskys, "column_width", lambda n, size: 4)
+            monkeypatch.setattr(matrices, "capacity", lambda *_: capacities.Capacity(1, 9))
+            monkeypatch.setattr(choleskys, "column_width", lambda n, size, of="": 4)
         for right in (b, b[:, 0], b[:, :0]):
             x = choleskys.cho_solve(factor, da.from_array(right, chunks=-1))
             assert whole or not right.size or any("forward" in str(k) for k in dict(x.dask))

@@ -144,10 +144,10 @@ def test_what_is_not_finite_raises_in_the_task(wrong):
 def test_refused_above_the_memory_of_one_device(name, monkeypatch):
     function, x = getattr(eigen, name), da.ones((100, 100), chunks=10)
     needed = 2 * eigen.SIZES[name] * 100 * 100 * 8
-    monkeypatch.setattr(matrices, "capacity", lambda: Capacity(4, needed))
+    monkeypatch.setattr(matrices, "capacity", lambda *_: Capacity(4, needed))
     function(x)
     function(da.ones((50, 100, 100)))  # each matrix of a stack is small
-    monkeypatch.setattr(matrices, "capacity", lambda: Capacity(4, needed - 1))
+    monkeypatch.setattr(matrices, "capacity", lambda *_: Capacity(4, needed - 1))
     with pytest.raises(NotImplementedError, match=f"{name}: .*{needed:,} bytes.*lobpcg"):
         function(x)
 

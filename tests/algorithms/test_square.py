@@ -342,13 +342,13 @@ def test_bad_arguments_are_refused_with_the_remedy():
 
 def test_too_large_for_one_call_goes_by_columns(monkeypatch):
     room = capacities.Capacity(1, 2000)
-    monkeypatch.setattr(matrices, "capacity", lambda: room)
+    monkeypatch.setattr(matrices, "capacity", lambda *_: room)
     a = matrix(30)
     x = da.from_array(a, chunks=10)
     lu, piv = square.lu_factor(x)
     assert any("update" in str(k) for k in dict(square.solve(x, np.ones(30), block_size=9).dask))
-    monkeypatch.setattr(lus, "column_width", lambda n, size: 7)
-    monkeypatch.setattr(square, "column_width", lambda n, size: 7)
+    monkeypatch.setattr(lus, "column_width", lambda n, size, of="": 7)
+    monkeypatch.setattr(square, "column_width", lambda n, size, of="": 7)
     assert any("update" in str(k) for k in dict(square.solve(x, np.ones(30)).dask))
     x_ = square.solve(x, np.ones(30)).compute(scheduler="sync")
     assert ratios.solve(a, x_, np.ones(30)) < THRESHOLD
@@ -358,10 +358,29 @@ def test_too_large_for_one_call_goes_by_columns(monkeypatch):
         square.lu_solve((lu, piv), np.ones(30))
 
 
-def test_capacity_is_that_of_the_scheduler():
+def test_several_devices_share_a_large_matrix_where_a_call_uses_one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    large, small = da.ones((2000, 2000), chunks=500), da.ones((100, 100), chunks=50)
+
+    def is_blocked(x):
+        return any("update" in str(k) for k in dict(square.solve(x, x[0]).dask))
+
+    with gpuscheduler.Scheduler("cpu:2"):
+        assert is_blocked(large)
+        assert not is_blocked(small)
+    with gpuscheduler.Scheduler("cpu:1"):
+        assert not is_blocked(large)
+
+
+def test_capacity_is_that_of_the_scheduler(monkeypatch):
+    for name in capacities.THREADS:
+        monkeypatch.delenv(name, raising=False)
     with gpuscheduler.Scheduler("cpu:3", memory_limit="1 MiB"):
         assert capacities.capacity() == capacities.Capacity(1, 3 * 2**20)
-    outside = capacities.capacity()
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        assert capacities.capacity() == capacities.Capacity(3, 3 * 2**20)
+    with dask.config.set(scheduler=None):
+        outside = capacities.capacity()
     assert outside.devices == 1
     assert outside.nbytes > 2**28
 

@@ -35,7 +35,7 @@ def solve(a, x, b):
     if x.ndim == 1:
         x, b = x[:, None], b[:, None]
     columns = zip(x.T, b.T, strict=True)
-    return max([ratio(right - a @ y, norm(a), norm(y), u, len(a)) for y, right in columns] + [0.0])
+    return max([ratio(right - a @ y, norm(a), norm(y), u) for y, right in columns] + [0.0])
 
 
 def inverse(a, inv):

@@ -75,10 +75,9 @@ def test_signatures_take_what_the_standard_has(name):
     """Keywords of the standard are ours; so are positions."""
     theirs = getattr(standard.linalg, name, None) or getattr(standard, name)
     ours = inspect.signature(getattr(linalg, name)).parameters
-    try:
-        wanted = inspect.signature(theirs).parameters
-    except ValueError:
-        pytest.skip("NumPy's own has no signature")
+    if isinstance(theirs, np.ufunc):
+        pytest.skip("NumPy's own has keywords of ufuncs")
+    wanted = inspect.signature(theirs).parameters
     for parameter in wanted.values():
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in ("xp", "axes"):
             assert parameter.name in ours

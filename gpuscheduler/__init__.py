@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .algorithms.cyclic import Cyclic
     from .cluster.attach import attach
     from .cluster.simulate import simulate
+    from .default import report
     from .diagnostics.progress import progress
     from .errors import DeviceLost, NotCompiled, OutOfMemory, PlanError
     from .mesh import axis, geomaxis, mesh
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cyclic", "DeviceLost", "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler",
-    "__version__", "attach", "axis", "geomaxis", "get", "mesh", "progress", "simulate",
+    "__version__", "attach", "axis", "geomaxis", "get", "mesh", "progress", "report",
+    "simulate",
 ]  # fmt: skip
 
 #: The module of each public name. They are imported at first use: Dask's arrays take most of a
@@ -56,6 +58,7 @@ _MODULES = {
     "axis": "mesh",
     "geomaxis": "mesh",
     "mesh": "mesh",
+    "report": "default",
     "progress": "diagnostics.progress",
     "simulate": "cluster.simulate",
 }

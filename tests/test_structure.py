@@ -68,6 +68,8 @@ WITHIN = {
         "trace_json",
         "advice",
         "explain",
+        "svg",
+        "report",
         "recording",
     ],  # fmt: skip
     "ir": [
@@ -290,6 +292,7 @@ NEVER = [
 ]
 #: Imports against the order that functions make when they run, or that are for types only.
 DEFERRED = {
+    ("diagnostics/report", "diagnostics/recording"),
     ("cluster/answer", "cluster/worker_plugin"),
     ("codegen/cpu/region", "codegen/cpu/evaluate"),
     ("devices/cuda/executor", "devices/cuda/hardware"),

@@ -105,6 +105,7 @@ def info(**said: Any) -> None:
     type=click.IntRange(0),
     help="Runs after the first; the best is reported.",
 )
+@click.option("--report", metavar="FILE", type=click.Path(), help="Write a report of it as HTML.")
 @click.option(
     "--progress/--no-progress",
     default=None,

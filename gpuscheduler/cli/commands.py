@@ -23,6 +23,7 @@ from dask.utils import format_bytes, parse_bytes
 from rich.console import Console
 from rich.table import Table
 
+from .. import default
 from ..diagnostics.explain import Explanation, explain_plan
 from ..diagnostics.progress import ProgressDisplay, TerminalScreen
 from ..errors import OutOfMemory, PlanError
@@ -138,6 +139,7 @@ def run(
     png: str | None,
     repeat: int,
     progress: bool | None,
+    report: str | None = None,
 ) -> None:
     """Run a workload, and print times and memory: `gpuscheduler run`."""
     work = load(name)
@@ -151,16 +153,19 @@ def run(
             raise click.UsageError(f"--png: the result of {work.name} is not two-dimensional")
         surely, foreseen = predicted_run(x, s)  # before anything has told its size
         value, times = None, []
-        for turn in range(1 + repeat):
-            value = None  # a large result may fit only once
-            gc.collect()
-            display = ProgressDisplay(
-                s.recorder, after=1.0 if progress is None else 0.0, screen=TerminalScreen(console)
-            )
-            with display if show and turn == 0 else nullcontext():
-                begin = time.perf_counter()
-                value = compute_and_hold(x)
-                times.append(time.perf_counter() - begin)
+        with default.report(report, scheduler=s, code=False) if report else nullcontext():
+            for turn in range(1 + repeat):
+                value = None  # a large result may fit only once
+                gc.collect()
+                display = ProgressDisplay(
+                    s.recorder,
+                    after=1.0 if progress is None else 0.0,
+                    screen=TerminalScreen(console),
+                )
+                with display if show and turn == 0 else nullcontext():
+                    begin = time.perf_counter()
+                    value = compute_and_hold(x)
+                    times.append(time.perf_counter() - begin)
         took = s.last
         correct, verdict = check_value(work, size, value, check)
         where = format_devices(s.hardware)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 
-from ..runtime.observe import CopyRow, Level, MemorySample, Recorder, Row, RunRecord
+from ..runtime.observe import CopyRow, Level, MemorySample, Note, Recorder, Row, RunRecord
 from .explain import Explanation, explain_records
+from .report import Report
 from .trace_json import Trace, take_trace, write
 
 
@@ -84,6 +85,20 @@ class Recording:
     def explain(self) -> Explanation:
         """What ran, on one page: layers, kernels, predicted and measured costs, advice."""
         return explain_records(self.runs(), self._is_gpu())
+
+    @property
+    def epoch(self) -> int:
+        """ns between 1970 and the zero of the recorder's clock."""
+        return self._recorder.epoch
+
+    def notes(self) -> list[Note]:
+        """What rare things happened: compilations, waits for memory, fallbacks."""
+        until = self.ended or self._recorder.clock()
+        return [n for n in self._recorder.notes.copy() if self.began <= n.ns <= until]
+
+    def report(self, path: str | PathLike[str]) -> None:
+        """Write a report of what ran, as one HTML file that loads nothing."""
+        Report(path, self, code=False).write()
 
     def __repr__(self) -> str:
         n = len(self.runs())

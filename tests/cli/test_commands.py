@@ -272,6 +272,25 @@ def test_plan_predicts_for_gpus_that_are_not_there(call):
     assert fetched == [24 * 64] * 4
 
 
+def test_run_writes_a_report(call, tmp_path):
+    path = tmp_path / "run.html"
+    call("run", "standardize", "--size", "small", "--devices", "cpu:2", "--report", str(path))
+    text = path.read_text(encoding="utf-8")
+    assert "Which layer takes the time?" in text
+    assert "<h2>Source</h2>" not in text
+
+
+def test_plan_explains_itself_and_writes_that_as_html(call, tmp_path):
+    path = tmp_path / "plan.html"
+    out = call("plan", "standardize", "--size", "small", "--pretend", "2", "--html", str(path))
+    assert "runs as" in out
+    assert "links:" in out
+    assert "<table" in path.read_text(encoding="utf-8")
+    missing = tmp_path / "missing" / "plan.html"
+    words = ("plan", "standardize", "--size", "small", "--pretend", "2", "--html", str(missing))
+    assert "--html" in call(*words, code=1)
+
+
 def test_plan_is_the_same_each_time(call):
     words = ("plan", "standardize", "--size", "small", "--pretend", "3")
     assert call(*words) == call(*words)

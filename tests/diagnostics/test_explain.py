@@ -156,8 +156,11 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.seen.append((tag, dict(attrs)))
-        if tag not in ("meta", "br", "img", "path", "rect", "line", "circle"):
+        if tag not in ("meta", "br"):
             self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
         assert self.stack.pop() == tag

@@ -398,10 +398,13 @@ def _groups(x: Any, equal_nan: bool) -> tuple[Any, Any]:
         nan = xp.isnat(x) if kind in "Mm" else xp.isnan(x)
         both = nan[1:] & nan[:-1]
         changed = changed & ~both if equal_nan else changed | both
-    starts = xp.flatnonzero(changed) + 1
-    starts = xp.concatenate([xp.zeros(1, starts.dtype), starts])
-    ends = xp.concatenate([starts[1:], xp.full(1, n, starts.dtype)])
-    return starts, ends - starts
+    first = xp.ones(n, bool)
+    first[1:] = changed
+    starts = xp.flatnonzero(first)
+    counts = xp.empty_like(starts)
+    counts[:-1] = starts[1:] - starts[:-1]
+    counts[-1:] = n - starts[-1:]
+    return starts, counts
 
 
 def _sample(run: tuple[Any, ...], runs: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import array_module, join
-from .ordered_keys import is_ordered, ordered_keys
+from .ordered_keys import is_ordered, ordered_keys, values_of_keys
 
 #: Elements that a line must have to be sorted by itself, with its own calls.
 LONG_LINE = 4096
@@ -125,7 +125,9 @@ def sort_lines(x: Any, axis: int, descending: bool = False) -> Any:
         quick = _sorts_quickly(y.dtype) and not (kind == "f" and _has_both_zeros(y))
         out = np.sort(y, axis=-1, kind=None if quick else "stable")
     else:
-        out = xp.sort(y, axis=-1)
+        out = _sort_packed(y)
+        if out is None:
+            out = xp.sort(y, axis=-1)
     return xp.moveaxis(out, -1, axis)
 
 
@@ -165,6 +167,23 @@ def lexsort_lines(columns: Sequence[Any], axis: int) -> Any:
     for n in range(len(out)):
         out[n] = argsort_columns([c[n] for c in lines])
     return xp.moveaxis(out.reshape(moved[0].shape), -1, axis)
+
+
+def _sort_packed(y: Any) -> Any:
+    """Sort CuPy's lines as words of line number and key; None where that would lose something.
+
+    CUB sorts words by their digits. It compares short lines, which takes five times as long.
+    """
+    xp, n = array_module(y), y.shape[-1]
+    if y.dtype.itemsize > 4 or not y.size or y.size // n >= MOST_PACKED:
+        return None
+    if y.dtype.kind == "f" and bool(((y == 0) & xp.signbit(y)).any()):
+        return None  # keys have one zero
+    (keys,) = ordered_keys(y)
+    packed = xp.arange(y.size // n, dtype=np.uint64)[:, None] << np.uint64(32)
+    packed = (packed | keys.reshape(-1, n).astype(np.uint64)).ravel()
+    packed.sort()
+    return values_of_keys(packed.astype(keys.dtype), y.dtype).reshape(y.shape)
 
 
 def _are_long(y: Any) -> bool:

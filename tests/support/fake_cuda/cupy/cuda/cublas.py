@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import _device as d
 
+CUBLAS_FILL_MODE_LOWER, CUBLAS_FILL_MODE_UPPER = 0, 1
 handles = {}  # the device of each
 modes = {}  # the math mode of each, where it was set
 TF32 = 3

@@ -39,3 +39,29 @@ def _getrf(dtype):
 
 sgetrf, dgetrf, cgetrf, zgetrf = map(_getrf, "fdFD")
 sgetrf_bufferSize = dgetrf_bufferSize = cgetrf_bufferSize = zgetrf_bufferSize = _size
+
+
+def _potrf_size(handle, uplo, n, a, lda):
+    assert handles[handle] == d.here.device, "a handle of another device"
+    return 1
+
+
+def _potrf(dtype):
+    def potrf(handle, uplo, n, a, lda, work, lwork, info):
+        assert handles[handle] == d.here.device, "a handle of another device"
+        stream = d.current_stream()
+        d.memory_at(a).read(stream)
+        for address in (a, work, info):
+            d.memory_at(address).write(stream)
+        matrix = _matrix(a, n, n, lda, dtype)
+        (function,) = scipy.linalg.get_lapack_funcs(("potrf",), (matrix,))
+        factor, found = function(matrix, lower=uplo == 0, clean=False)
+        part = np.tril if uplo == 0 else np.triu
+        matrix[...] = part(factor) + matrix - part(matrix)  # the other triangle stays
+        _matrix(info, 1, 1, 1, np.int32)[0, 0] = found
+
+    return potrf
+
+
+spotrf, dpotrf, cpotrf, zpotrf = map(_potrf, "fdFD")
+spotrf_bufferSize = dpotrf_bufferSize = cpotrf_bufferSize = zpotrf_bufferSize = _potrf_size

@@ -572,3 +572,13 @@ def _cases(test):
     (mark,) = marks
     names, values = mark.args
     return [{names: value} for value in values]
+
+
+def test_leaving_a_stream_makes_the_one_entered_before_current():
+    """Whatever stream was used meanwhile: so a task's stream is looked at right behind the task."""
+    entered, used, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+    with entered:
+        used.use()
+        with other:
+            assert cupy.cuda.get_current_stream() == other
+        assert cupy.cuda.get_current_stream() == entered

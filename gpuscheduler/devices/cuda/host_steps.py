@@ -45,11 +45,14 @@ def compute_on_host(
     values: dict[Any, Any],
     error: Exception | None = None,
     bring: Callable[[Any], Any] = cupy.asnumpy,
+    collect: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
     """Compute a task on the host, with copies of its inputs. Returns its value there.
 
-    Of a kernel task, the original operations run. `bring` copies an array to the host. Raises
-    `error`, with which the task failed on its device, where the host cannot compute it either.
+    Of a kernel task, the original operations run. `bring` copies an array to the host. `collect`
+    gets the value at once, while the stream is current that the task may have chosen: leaving any
+    `with stream:` makes another stream current. Raises `error`, with which the task failed on its
+    device, where the host cannot compute it either.
     """
     if members := members_of(task):
         return tuple([compute_on_host(member, values, error, bring) for member in members])
@@ -59,9 +62,9 @@ def compute_on_host(
     if there is None:
         if error is not None:
             raise error
-        return task(values)
+        return collect(task(values))
     try:
-        value = there.task(there.values)
+        value = collect(there.task(there.values))
     except Exception as again:
         if error is None or is_refusal(again) or isinstance(again, MemoryError):
             raise
@@ -101,10 +104,10 @@ def _compute_from_copies(
     caller_order.order_thread_behind_callers(run)
     ready.synchronize()
     with lane.home:  # for arrays that the task itself sends to the device
-        value = compute_on_host(run.plan.steps[i].task, values, bring=bring)
-        chose_stream = lane.make_current()
-        value = send_value(value)
-        return lane.copy_to_home(value) if chose_stream else value
+        value = compute_on_host(
+            run.plan.steps[i].task, values, bring=bring, collect=lane.collect_value
+        )
+        return send_value(value)
 
 
 def take_host_value(
@@ -122,7 +125,7 @@ def run_now_on_host(
     lane.make_current()
     # copies from other devices are queued on their current streams
     caller_order.order_thread_behind_callers(run)
-    value = compute_on_host(task, values, error)
+    value = compute_on_host(task, values, error, collect=lane.collect_value)
     with OwnCode():
         return send_value(value)
 

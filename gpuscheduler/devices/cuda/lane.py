@@ -112,6 +112,13 @@ class DeviceLane:
         self.later.append(([self.mark(self.home)], value))
         return here
 
+    def collect_value(self, value: Any) -> Any:
+        """Make the home stream current behind a task, and the task's value its own.
+
+        Call in the task's thread before any other stream is entered or left there.
+        """
+        return self.copy_to_home(value) if self.make_current() else value
+
     def release_memory(self) -> None:
         """Wait for the device, and give back what copies still hold and the pool has cached."""
         self.sweep(wait=True)

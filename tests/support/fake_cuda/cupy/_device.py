@@ -54,7 +54,7 @@ class _Here(threading.local):
     def __init__(self):
         self.device = 0
         self.streams = {}
-        self.previous = []  # as CuPy has it: of each thread
+        self.entered = []  # as CuPy has it: of each thread; `use` does not count
 
 
 here = _Here()
@@ -131,13 +131,14 @@ class Stream(Timed):
         return self
 
     def __enter__(self):
-        before = here.streams.get(self.device_id)
         self.use()
-        here.previous.append(before)
+        here.entered.append(self)
         return self
 
     def __exit__(self, *_):
-        before = here.previous.pop()
+        here.entered.pop()  # current is what was entered before, not what was used meanwhile
+        entered = [s for s in here.entered if s.device_id == self.device_id]
+        before = entered[-1] if entered else None
         if before is None:
             here.streams.pop(self.device_id, None)
         else:

@@ -273,13 +273,13 @@ class Scheduler:
         with request.run_callbacks() as callbacks:
             workers, pool = request.num_workers, request.pool
             with garbage_spared(), self._recorded() as record, self._lease(workers, pool) as lease:
-                graph, plan = self._planner.plan_request(request, lease, callbacks, record)
+                entry = self._planner.plan_request(request, lease, callbacks, record)
                 record.planned_ns = self.recorder.clock()
                 rerun = bool(request.rerun_exceptions_locally)
-                run = PlanRun(graph, plan, lease, request.keep, callbacks, rerun, record=record)
+                run = PlanRun(entry, lease, request.keep, callbacks, rerun, record=record)
                 values = self._execute(run)
             if request.cache is not None:  # Dask's own schedulers leave results in it
-                request.cache.update(zip(graph.wanted, values, strict=True))
+                request.cache.update(zip(entry.graph.wanted, values, strict=True))
             return nest_values(request.keys, iter(values))
 
     def _execute(self, run: PlanRun) -> list[Any]:
@@ -367,11 +367,11 @@ class Scheduler:
         """
         self._check_open()
         with garbage_spared(), self._recorded() as record, self._lease() as lease:
-            planned, plan = self._planner.plan_graph(graph, given, lease, known)
+            entry = self._planner.plan_graph(graph, given, lease, known)
             record.planned_ns = self.recorder.clock()
-            watcher = None if counter is None else counter(plan)
-            run = PlanRun(planned, plan, lease, watcher=watcher, begun=begun, record=record)
-            return dict(zip(planned.wanted, self._execute(run), strict=True))
+            watcher = None if counter is None else counter(entry.plan)
+            run = PlanRun(entry, lease, watcher=watcher, begun=begun, record=record)
+            return dict(zip(entry.graph.wanted, self._execute(run), strict=True))
 
     def plan(self, *collections: Any) -> Plan:
         """The plan that computing these collections would run, with a prediction of its cost.
@@ -399,10 +399,10 @@ class Scheduler:
 
     def _predict(self, dsk: Any, keys: Any) -> Plan:
         with garbage_spared(), self._lease() as lease:
-            graph, plan = self._planner.find_or_plan(dsk, keys, lease)
-        plan.where = self._where
-        plan.predicted = replace(self._executor.predict(graph, plan), where=self._where)
-        return plan
+            entry = self._planner.find_or_plan(dsk, keys, lease)
+        predicted = replace(self._executor.predict(entry), where=self._where)
+        entry.plan = entry.plan.with_facts(where=self._where, predicted=predicted)
+        return entry.plan
 
     # ---- as a context manager
 

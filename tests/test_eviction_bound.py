@@ -13,7 +13,7 @@ from gpuscheduler.plan.machine import ENDLESS, HOST
 from gpuscheduler.runtime.loop import run
 from graphs import matmul, transpose_sum
 from graphs.bench.eviction import Orderly, fewest, immovable, limited, traffic
-from tests.support.strategies import cases, plan_of, thorough
+from tests.support.strategies import alter, cases, plan_of, thorough
 
 NAMES = "abcdefgh"
 
@@ -41,7 +41,7 @@ def small_plan(rng, devices, largest):
         memory[s.place] = max(memory[s.place], need)
     for s in plan.steps:  # more than enough for what is there
         memory[s.place] += s.nbytes * s.fixed
-    plan.machine = replace(plan.machine, memory=tuple(memory))
+    alter(plan, machine=replace(plan.machine, memory=tuple(memory)))
     return plan
 
 
@@ -136,11 +136,11 @@ def test_no_run_of_ours_moves_less(case):
     """Where the host has room and steps begin when they are reserved."""
     plan = case.plan
     assume(not plan.machine.shared)
-    plan.machine = replace(plan.machine, host_memory=ENDLESS)
+    alter(plan, machine=replace(plan.machine, host_memory=ENDLESS))
     for s in plan.steps:
         s.aside = s.again = False
     # what waits for the disk begins after steps that were reserved behind it
-    plan.there = {i: {max(p, HOST) for p in places} for i, places in plan.there.items()}
+    alter(plan, there={i: {max(p, HOST) for p in places} for i, places in plan.there.items()})
     clock = Orderly(plan)
     run(plan, clock, None, case.window, case.deep_window)
     least = fewest(plan, clock.order)

@@ -214,6 +214,7 @@ WITHIN = {
         "block_qr",
         "reorder",
         "compile",
+        "plan_entry",
         "template",
         "cache",
         "gpu_libraries",

@@ -35,6 +35,7 @@ from ..frontend.lowering import from_dask, received_by_scheduler
 from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..pipeline.cache import PlanCache, signature
+from ..pipeline.plan_entry import PlanEntry
 from ..runtime.dask_config import ConfigOverride
 from ..runtime.under_way import runs_under_way
 from ..scheduler import nest_values
@@ -287,12 +288,12 @@ class AttachedCluster:
         if known is not None:
             found = self._plans.find(known, workers, stay)
             if found is not None:
-                return found[1]  # type: ignore[return-value]
+                return found.plan  # type: ignore[return-value]
         with without_garbage_collection():
             work = self._cut_graph(dsk, keys, workers, stay)
         if known is not None and not work.once:
-            graph: Any = work.cut.graph
-            self._plans.keep(known, workers, stay, graph=graph, plan=work)  # type: ignore[arg-type]
+            entry = PlanEntry(work.cut.graph, work)  # type: ignore[arg-type]
+            self._plans.keep(known, workers, stay, entry=entry)
         return work
 
     def _cut_graph(self, dsk: Any, keys: Any, workers: tuple[str, ...], stay: bool) -> PickledWork:

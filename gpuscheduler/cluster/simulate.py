@@ -235,11 +235,11 @@ def stage_plan(plan: StageGraph, stage: Stage, node: Machine, options: Options) 
     graph.put_in_front({k: Task(k, _placeholder_value) for k in given})
     graph.outputs += tuple(given)  # nothing may swallow them
     _, out = plan_graph(graph, node, None, "cuda", options)
+    steps = list(out.steps)
     for key in given:
         i = out.index[key]
-        nbytes = plan.nbytes[key]
-        out.steps[i] = replace(out.steps[i], nbytes=nbytes, seconds=0.0, fixed=True)
-    return out
+        steps[i] = replace(steps[i], nbytes=plan.nbytes[key], seconds=0.0, fixed=True)
+    return replace(out, steps=steps)
 
 
 def _placeholder_value() -> None:

@@ -4,6 +4,7 @@ fingerprint    What makes two computations alike: words of their tasks and data.
 block_qr       Have GPUs factor the tall blocks of Dask's `qr` and `svd` by Cholesky factors.
 reorder        Reorder steps where devices would wait for each other.
 compile        From a graph to a plan: the passes in their order.
+plan_entry     A plan as the plan cache keeps it, and beside it what its runs have learned.
 template       Plan templates: plans without names and data, reused for alike collections.
 cache          The plan cache: collections that were computed before are not planned again.
 gpu_libraries  Find out which GPU library a computation names.

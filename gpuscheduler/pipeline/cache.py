@@ -15,7 +15,7 @@ from gc import get_referents
 from operator import is_not
 from sys import getsizeof
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from dask import config
@@ -28,7 +28,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from ..forks import new_rlock
 from ..frontend.builder import key_lists
-from ..frontend.graph import Graph
 from ..plan.plan import Plan
 from .fingerprint import (
     SETTINGS,
@@ -39,6 +38,7 @@ from .fingerprint import (
     has_items,
     items_of,
 )
+from .plan_entry import PlanEntry
 from .template import PlanTemplate, template
 
 Key = Any
@@ -166,6 +166,14 @@ def _hashable(keys: Any) -> Any:
     return tuple(map(_hashable, keys)) if isinstance(keys, list) else keys
 
 
+class _Kept(NamedTuple):
+    """A plan, the layers that it is for, and those of them that somebody may write to."""
+
+    entry: PlanEntry
+    watched: list[Any]
+    written: list[Written]
+
+
 class PlanCache:
     """The latest plans and the latest templates, with half of `limit` bytes each.
 
@@ -177,9 +185,7 @@ class PlanCache:
         self, limit: int = MEMORY, available: Callable[[], int] | None = None, part: float = PART
     ):
         self.limit, self._available, self._part = limit, available, part
-        self._plans: _LatestBySize[tuple[Graph, Plan, list[Any], list[Written]]] = _LatestBySize(
-            limit // 2
-        )
+        self._plans: _LatestBySize[_Kept] = _LatestBySize(limit // 2)
         self._templates: _LatestBySize[PlanTemplate] = _LatestBySize(limit // 2)
         self._reader = FingerprintReader()
         self._culled: _LatestBySize[bool] = _LatestBySize(
@@ -209,23 +215,26 @@ class PlanCache:
 
     def every(self) -> list[Plan]:
         """The plans, the latest last."""
-        return [plan for _, plan, *_ in self._plans.every()]
+        return [kept.entry.plan for kept in self._plans.every()]
 
-    def find(self, known: PlanKey, *where: Any) -> tuple[Graph, Plan] | None:
+    def entries(self) -> list[PlanEntry]:
+        """The plans with what runs have learned, the latest last."""
+        return [kept.entry for kept in self._plans.every()]
+
+    def find(self, known: PlanKey, *where: Any) -> PlanEntry | None:
         """The plan of the same computation on the same devices, if it is kept."""
         key = (known.words, where)
         found = self._plans.get(key)
         if found is None:
             return None
-        graph, plan, watched, written = found
-        gone = any(map(is_not, [w() for w in watched], known.layers))
-        gone = gone or not all(has_items(known.layers[n], items) for n, items in written)
-        if gone or graph.changed():
+        gone = any(map(is_not, [w() for w in found.watched], known.layers))
+        gone = gone or not all(has_items(known.layers[n], items) for n, items in found.written)
+        if gone or found.entry.graph.changed():
             self._plans.drop(key)
             return None
-        return graph, plan
+        return found.entry
 
-    def keep(self, known: PlanKey, *where: Any, graph: Graph, plan: Plan) -> None:
+    def keep(self, known: PlanKey, *where: Any, entry: PlanEntry) -> None:
         key = (known.words, where)
         plans = weakref.ref(self._plans)
 
@@ -239,9 +248,9 @@ class PlanCache:
             return
         every = [(n, items_of(layer)) for n, layer in enumerate(known.layers)]
         written = [(n, items) for n, items in every if items is not None]
-        nbytes = nbytes_of(plan.steps)
+        nbytes = nbytes_of(entry.plan.steps)
         self._make_room(nbytes)
-        self._plans.put(key, (graph, plan, watched, written), nbytes)
+        self._plans.put(key, _Kept(entry, watched, written), nbytes)
 
     def likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint | None:
         """The fingerprint of an expression, if it can have one."""
@@ -249,9 +258,7 @@ class PlanCache:
             return None
         return self._reader.likeness(dsk, wanted, home)
 
-    def like(
-        self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any
-    ) -> tuple[Graph, Plan] | None:
+    def like(self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any) -> PlanEntry | None:
         """A plan from the template of a computation with this fingerprint, if it is kept."""
         key = (like.words, where)
         found = self._templates.get(key)
@@ -265,19 +272,18 @@ class PlanCache:
         except RecursionError:  # functions in functions in functions
             return None
 
-    def learn_from(
-        self, dsk: Any, like: Fingerprint, *where: Any, graph: Graph, plan: Plan
-    ) -> None:
+    def learn_from(self, dsk: Any, like: Fingerprint, *where: Any, entry: PlanEntry) -> None:
         """Keep the template of a plan: the plan without names and data."""
+        plan = entry.plan
         if like.size > max(SMALL, CULLED * len(plan.steps)):
             self._culled.put(_size(dsk), True, 1)
             return
         try:
-            found = template(graph, plan, like)
+            found = template(entry.graph, plan, like)
         except RecursionError:  # as above
             return
         if found is not None:
-            plan.template = found.plan
+            entry.like = found.entry
             nbytes = nbytes_of(plan.steps) + like.size * WORD
             self._make_room(nbytes)
             self._templates.put((like.words, where), found, nbytes)

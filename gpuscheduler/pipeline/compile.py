@@ -205,9 +205,7 @@ def _run_passes(
 ) -> tuple[Graph, Plan]:
     for one in passes:
         run_pass(c, one)
-    plan = c.planned()
-    plan.reasons, plan.passes = dict(c.graph.why), tuple(c.reports)
-    return c.graph, plan
+    return c.graph, c.planned().with_facts(reasons=dict(c.graph.why), passes=tuple(c.reports))
 
 
 def _fusion_pass(c: Compilation) -> FusionPass | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -38,6 +38,7 @@ from ..runtime.state import DEEP_WINDOW, WINDOW, State
 from ..runtime.tape import LaunchTape, rehearse
 from . import planner
 from .compile import write_in_place
+from .plan_entry import PlanEntry
 from .results import RunResults, collect_values, keep_chunks
 
 
@@ -45,8 +46,7 @@ from .results import RunResults, collect_values, keep_chunks
 class PlanRun:
     """One run of a plan: its devices, who listens, and where the results go."""
 
-    graph: Graph
-    plan: Plan  # as the cache has it: what the run learns goes there
+    entry: PlanEntry  # as the cache has it: what the run learns goes there
     lease: Lease
     keep: bool = False  # whether results stay on the devices, as persisted chunks
     callbacks: DaskCallbacks | None = None
@@ -55,6 +55,11 @@ class PlanRun:
     begun: Callable[[Devices], None] | None = None  # gets the devices before they run anything
     record: RunRecord | None = None  # where it is recorded
     took: Footprint | None = None  # what the run took, once it is over
+    graph: Graph = field(init=False)
+    plan: Plan = field(init=False)  # as it was when the run began
+
+    def __post_init__(self) -> None:
+        self.graph, self.plan = self.entry.graph, self.entry.plan
 
     @property
     def has_listener(self) -> bool:
@@ -95,7 +100,7 @@ class PlanExecutor:
                     if values is not None:
                         return values
                 with self.persisted.lent() as chunks:
-                    plan = self._beside(run.plan, chunks, self.others_chunks())
+                    plan = run.entry.beside(chunks, self.others_chunks())
                     if run.task_callbacks:  # they may keep what they see
                         assembly = self._assembly(run.graph, plan)
                     else:
@@ -107,10 +112,10 @@ class PlanExecutor:
                     raise
                 raise lost from error
 
-    def predict(self, graph: Graph, plan: Plan) -> Footprint:
+    def predict(self, entry: PlanEntry) -> Footprint:
         """Predict what a run that begins now would take."""
-        beside = self._beside(plan, self.persisted.every(), self.others_chunks())
-        now, _ = self._write_in_place(graph, beside)
+        beside = entry.beside(self.persisted.every(), self.others_chunks())
+        now, _ = self._write_in_place(entry.graph, beside)
         return predict(now, self.options.window, self.options.deep_window)
 
     # ---- three ways to run
@@ -120,18 +125,18 @@ class PlanExecutor:
 
         None where these may have to move.
         """
-        known = run.plan
+        known = run.entry
         if known.ours is None:
-            known.ours = self.persisted.known(known.own)
+            known.ours = self.persisted.known(run.plan.own)
         with self.persisted.lent(known.ours) as chunks:
-            own = known.own_bytes() if len(chunks) == len(known.own) else None
+            own = known.own_bytes() if len(chunks) == len(run.plan.own) else None
             others = self.persisted.beside(chunks, own)
             for place, nbytes in self.others_chunks().items():
                 others[place] = others.get(place, 0) + nbytes
             values = self._follow_tape(run, chunks, others)
             if values is not None or not others or not self._fits(known, chunks, others):
                 return values
-            beside = self._beside(known, chunks, others)
+            beside = known.beside(chunks, others)
             plan, assembly = self._write_in_place(run.graph, beside)
             try:
                 return self._run_plan(run, plan, assembly, turn)
@@ -139,7 +144,7 @@ class PlanExecutor:
                 if error.plan != id(plan):  # it came out of a task
                     raise
                 # others have to move after all, from now on at once
-                known.most = dict.fromkeys(known.machine.memories, ENDLESS)
+                known.most = dict.fromkeys(plan.machine.memories, ENDLESS)
                 return None
 
     def _follow_tape(
@@ -150,11 +155,11 @@ class PlanExecutor:
             return None
         if run.lease.threads is not None:  # the caller's own threads are given all steps
             return None
-        tape = self._find_tape(run.plan, chunks, others)
+        tape = self._find_tape(run.entry, chunks, others)
         if not tape:
             return None
         others = {p: n for p, n in others.items() if p >= 0}
-        plan = run.plan.beside_own() if run.plan.own else run.plan
+        plan = run.entry.beside_own() if run.plan.own else run.plan
         memory = plan.machine.memory
 
         def free(place: int) -> int:
@@ -203,9 +208,9 @@ class PlanExecutor:
             values = self._hand_over(run, results)
         finally:
             devices.close()
-        known = run.plan
-        if not known.once and known.learn(state.nbytes, state.extra, state.plan.into):
-            self.working_memory.learn(known)
+        known = run.entry
+        if not run.plan.once and known.learn(state.nbytes, state.extra, state.plan.into):
+            self.working_memory.learn(known.plan)
         return values
 
     def _run_loop(
@@ -237,10 +242,6 @@ class PlanExecutor:
 
     # ---- what a run works with
 
-    def _beside(self, plan: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> Plan:
-        """The plan for a run that may move these chunks, and no others."""
-        return plan.beside(chunks, others) if chunks or others else plan
-
     def _assembly(
         self, graph: Graph, plan: Plan, free: Callable[[int], int] = lambda place: 0
     ) -> ResultAssembly:
@@ -254,16 +255,16 @@ class PlanExecutor:
         return write_in_place(plan, assembly, self.hardware), assembly
 
     def _find_tape(
-        self, plan: Plan, chunks: list[Chunk], others: Mapping[int, int]
+        self, entry: PlanEntry, chunks: list[Chunk], others: Mapping[int, int]
     ) -> LaunchTape | None:
         """The plan's launch tape, where all fits beside `others` (bytes by place).
 
         None also where another run may move chunks that this one reads.
         """
-        windows = self.options.window, self.options.deep_window
+        plan, windows = entry.plan, (self.options.window, self.options.deep_window)
         if not plan.tried or windows != (WINDOW, DEEP_WINDOW) or not self.hardware.follows(plan):
             return None
-        base = plan.template or plan
+        base = entry.base
         if base.tape is None:
             with without_garbage_collection():
                 base.tape = rehearse(plan) or False
@@ -271,10 +272,10 @@ class PlanExecutor:
         if tape is None or len(chunks) < len(plan.own):
             return None
         latest = moves()
-        if plan.calm != latest:
+        if entry.calm != latest:
             if any([p for p in c.places if p >= 0] != [c.place] for c in chunks):
                 return None
-            plan.calm = latest
+            entry.calm = latest
         memory = plan.machine.memory
         if any(n + others.get(p, 0) > memory[p] for p, n in tape.need.items()):
             return None
@@ -282,24 +283,25 @@ class PlanExecutor:
 
     # ---- memory
 
-    def _fits(self, known: Plan, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
+    def _fits(self, entry: PlanEntry, chunks: list[Chunk], others: Mapping[int, int]) -> bool:
         """Whether all that a run makes surely fits beside persisted chunks that it does not read.
 
         True only for a run that could be done over, should these have to move after all.
         """
-        if not (known.tried or all(s.known for s in known.steps)):
+        plan, most = entry.plan, entry.most
+        if not (plan.tried or all(s.known for s in plan.steps)):
             return False
-        machine = known.machine
-        if known.most is None:
-            most = {m: n + known.working for m, n in known.everything().items()}
-            if known.writes or any(s.aside for s in known.steps):
+        machine = plan.machine
+        if most is None:
+            most = {m: n + plan.working for m, n in plan.everything().items()}
+            if plan.writes or any(s.aside for s in plan.steps):
                 most = dict.fromkeys(most, ENDLESS)
-            known.most = most
+            entry.most = most
         if not machine.shared and any(
             p not in (c.place, HOST, DISK) for c in chunks for p in c.places
         ):
             return False  # such replicas are not counted
-        taken = dict(known.most)
+        taken = dict(most)
         for place, nbytes in others.items():
             if place in machine.devices:
                 taken[machine.memory_of(place)] += nbytes

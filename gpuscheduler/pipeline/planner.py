@@ -7,7 +7,6 @@ plan from a template. All others are read from Dask and compiled (`compile`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..runtime.protocol import Hardware, Lease
 from . import compile
 from .cache import PlanCache, build_expression, signature
 from .number_errors import wants_number_errors
+from .plan_entry import PlanEntry
 from .request import ComputeRequest
 
 #: Graphs of `Planner.plan_graph` whose plans are kept.
@@ -44,7 +44,7 @@ class Planner:
     cache: PlanCache
     working_memory: WorkingMemory
     #: Plans of `plan_graph`, by the names under which they are kept.
-    _graphs: dict[Any, tuple[Graph, Plan]] = field(default_factory=dict)
+    _graphs: dict[Any, PlanEntry] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget every plan."""
@@ -57,7 +57,7 @@ class Planner:
         lease: Lease,
         callbacks: DaskCallbacks | None,
         record: RunRecord | None = None,
-    ) -> tuple[Graph, Plan]:
+    ) -> PlanEntry:
         """Read and plan for callbacks and for Dask's cache of values; else find or plan."""
         if request.cache is None and callbacks is not None and not callbacks.per_task:
             view = TaskView(lambda: lowering.lower_for_callbacks(build_expression(request.dsk)))
@@ -72,7 +72,7 @@ class Planner:
 
     def find_or_plan(
         self, dsk: Any, keys: Any, lease: Lease, record: RunRecord | None = None
-    ) -> tuple[Graph, Plan]:
+    ) -> PlanEntry:
         """The plan of this collection or of one like it, from the cache if it was made before.
 
         Notes in the `record` which of these it was: "cache", "template" or "new".
@@ -80,30 +80,28 @@ class Planner:
         wanted, how = wanted_keys(keys), "cache"
         known = signature(dsk, wanted)
         if known is None:
-            graph, plan = self.plan_expression(build_expression(dsk), keys, lease)
-            plan.once = True
+            found = self.plan_expression(build_expression(dsk), keys, lease)
+            found.plan = found.plan.with_facts(once=True)
             if record is not None:
                 record.planned = "new"
-            return graph, plan
+            return found
         where = lease.machine, self.front_device(lease), self._run_options().fuse
-        found = self.cache.find(known, *where)
-        if found is None:
+        entry = self.cache.find(known, *where)
+        if entry is None:
             dsk, how = build_expression(dsk), "template"
             with without_garbage_collection():
                 like = self.cache.likeness(dsk, wanted, self._home_finder(lease))
                 if like is not None:
-                    found = self.cache.like(like, wanted, *where)
-            if found is None:
-                found = graph, plan = self.plan_expression(dsk, keys, lease)
-                how = "new"
+                    entry = self.cache.like(like, wanted, *where)
+            if entry is None:
+                entry, how = self.plan_expression(dsk, keys, lease), "new"
                 if like is not None:
                     with without_garbage_collection():
-                        self.cache.learn_from(dsk, like, *where, graph=graph, plan=plan)
-            graph, plan = found
-            self.cache.keep(known, *where, graph=graph, plan=plan)
+                        self.cache.learn_from(dsk, like, *where, entry=entry)
+            self.cache.keep(known, *where, entry=entry)
         if record is not None:
             record.planned = how
-        return found
+        return entry
 
     def plan_expression(
         self,
@@ -112,7 +110,7 @@ class Planner:
         lease: Lease,
         values: MutableMapping[Any, Any] | None = None,
         callbacks: DaskCallbacks | None = None,
-    ) -> tuple[Graph, Plan]:
+    ) -> PlanEntry:
         """Read a Dask graph and plan it.
 
         `values` is Dask's cache of values by key. With it, or with callbacks, tasks stay as they
@@ -141,11 +139,11 @@ class Planner:
             self.working_memory.foresee(plan)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
-            return graph, plan
+            return PlanEntry(graph, plan)
 
     def plan_graph(
         self, make: Callable[[], Graph], given: Mapping[Any, Any], lease: Lease, known: Any = None
-    ) -> tuple[Graph, Plan]:
+    ) -> PlanEntry:
         """The plan of a graph that reads the `given` values; kept without them as `known`."""
         homes = tuple([self.hardware.home(v) for v in given.values()])
         name = (known, homes, self._run_options().fuse)
@@ -156,17 +154,10 @@ class Planner:
                 self._graphs[name] = found
                 while len(self._graphs) > KEPT_GRAPHS:
                     self._graphs.pop(next(iter(self._graphs)), None)
-        graph, plan = found
-        plan = copy(plan)
-        plan.steps = list(plan.steps)
-        for key, value in given.items():
-            i = plan.index[key]
-            plan.steps[i] = replace(plan.steps[i], task=DataNode(key, value))
-        return graph, plan
+        plan = _with_values(found.plan, given)
+        return PlanEntry(found.graph, plan, like=found, sizes_only=True)
 
-    def _plan_new_graph(
-        self, graph: Graph, given: Mapping[Any, Any], lease: Lease
-    ) -> tuple[Graph, Plan]:
+    def _plan_new_graph(self, graph: Graph, given: Mapping[Any, Any], lease: Lease) -> PlanEntry:
         lowering.compile_tasks(graph)
         graph.put_in_front({k: DataNode(k, v) for k, v in given.items()})
         with without_garbage_collection():
@@ -176,9 +167,7 @@ class Planner:
         for key in given:  # the values themselves are not kept with the plan
             if key in graph.nodes:
                 graph.replace(key, DataNode(key, None))
-            i = plan.index[key]
-            plan.steps[i] = replace(plan.steps[i], task=DataNode(key, None))
-        return graph, plan
+        return PlanEntry(graph, _with_values(plan, dict.fromkeys(given)))
 
     def _run_options(self) -> Options:
         """The options of a run that begins now.
@@ -209,3 +198,12 @@ class Planner:
         """The device of the lease where the calling thread expects small results, if any."""
         front = self.hardware.front()
         return front if front is not None and front < len(lease.machine.devices) else None
+
+
+def _with_values(plan: Plan, values: Mapping[Any, Any]) -> Plan:
+    """The plan with these values of the graph, by key."""
+    steps = list(plan.steps)
+    for key, value in values.items():
+        i = plan.index[key]
+        steps[i] = replace(steps[i], task=DataNode(key, value))
+    return plan.with_steps(steps)

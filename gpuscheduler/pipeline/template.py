@@ -27,9 +27,10 @@ from ..frontend.rebuild import attributes_of, swap_parts
 from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
 from ..frontend.transfers import identity
 from ..fusion.horizontal import TupleItemKey
-from ..plan.plan import Plan, Step
+from ..plan.plan import OF_STRUCTURE, Plan, Step
 from ..tracing.bytecode import ClosureCells
 from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
+from .plan_entry import PlanEntry
 
 #: Tasks that send an array to a device.
 SENDERS = (identity, np.ascontiguousarray)
@@ -66,8 +67,7 @@ class FilledTask(OwnTask):
 class PlanTemplate:
     """A plan without data; a step has the numbers of its missing data."""
 
-    graph: Graph
-    plan: Plan
+    entry: PlanEntry
     names: tuple[str, ...]
     own: dict[int, list[int]]  # in the tasks of steps
     constants: dict[int, dict[Key, int]]  # among what steps read as it is
@@ -76,22 +76,23 @@ class PlanTemplate:
     around: tuple[Variable, ...]
 
     def __repr__(self) -> str:
-        return f"<Template of {self.plan!r}>"
+        return f"<Template of {self.entry.plan!r}>"
 
     def holds(self) -> bool:
         """Whether functions and globals that the plan depends on are unchanged."""
-        return all_unchanged(self.around) and not self.graph.changed()
+        return all_unchanged(self.around) and not self.entry.graph.changed()
 
     def fits(self, like: Fingerprint) -> bool:
         """Whether the arrays of a like computation have the values that the plan depends on."""
         return all(content(like.data[n]) == before for n, before in self.values.items())
 
-    def filled(self, like: Fingerprint, wanted: tuple[Key, ...]) -> tuple[Graph, Plan]:
+    def filled(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry:
         """The plan of a computation that is like the template's."""
         names = dict(zip(self.names, like.names, strict=True))
         data, steps = like.data, []
         known: dict[int, Any] = {}
-        for i, s in enumerate(self.plan.steps):
+        graph, base = self.entry.graph, self.entry.plan
+        for i, s in enumerate(base.steps):
             key, constants = _rename_key(s.key, names), s.constants
             own = [data[n] for n in self.own.get(i, ())]
             task: Any = s.task
@@ -108,18 +109,16 @@ class PlanTemplate:
                 key, task, s.inputs, s.names, s.sources, constants, s.place, s.nbytes, s.known,
                 s.seconds, s.kind, s.fixed, s.picks, s.aside, s.again, s.sent,
             ))  # fmt: skip
-        plan = replace(self.plan, steps=steps, template=self.plan, renamed=names)
-        for fact in (
-            "readers", "crossing", "launches", "launches_only", "kernels_only", "fixed",
-        ):  # fmt: skip
-            plan.__dict__[fact] = getattr(self.plan, fact)
-        graph = self.graph
+        for fact in OF_STRUCTURE:
+            getattr(base, fact)  # all plans like it have them, too
+        plan = base.with_steps(steps, renamed=names)
         called = {t: _rename_key(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
         called.update(zip(graph.wanted, wanted, strict=True))
         values = {id(data[n]): (data[n], before) for n, before in self.values.items()}
         values.update(graph.values)
         around = like.around + self.around
-        return replace(graph, called=called, around=around, values=values), plan
+        graph = replace(graph, called=called, around=around, values=values)
+        return PlanEntry(graph, plan, like=self.entry)
 
 
 def _rename_key(key: Key, names: Mapping[str, str]) -> Key:
@@ -190,9 +189,9 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
     less["containers"] = {}  # nobody changes those of what is like something else
     values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
+    entry = PlanEntry(replace(graph, **less), plan.with_steps(steps, predicted=None))
     return PlanTemplate(
-        replace(graph, **less), replace(plan, steps=steps, predicted=None), like.names, every_own,
-        every_constant, slots, values, tuple(around),
+        entry, like.names, every_own, every_constant, slots, values, tuple(around)
     )  # fmt: skip
 
 

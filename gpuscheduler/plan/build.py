@@ -89,14 +89,16 @@ def make_plan(
     lent = frozenset([i for i, n in every if n.lent])
     for i in lent:
         steps[i].nbytes = 0
-    plan = Plan(steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index)
-    plan.bound = any(n.pin is not None for _, n in every)
+    bound = any(n.pin is not None for _, n in every)
     # what is in lists here is not looked up in all of these steps again
     aside = [i for i, n in every if n.aside]
-    plan.__dict__["readers"] = step_readers(inputs)
-    plan.likely = likely
-    plan.__dict__["crossing"] = crossing_steps(inputs, places, aside)
-    return plan
+    plan = Plan(
+        steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index,
+        likely=likely, bound=bound,
+    )  # fmt: skip
+    return plan.knowing(
+        readers=step_readers(inputs), crossing=crossing_steps(inputs, places, aside)
+    )
 
 
 def places_of(

@@ -1,6 +1,7 @@
 """The plan: each step's place, inputs and estimates, in order.
 
-A plan that has run knows more: `Plan.learn` replaces estimates by true sizes, for its next run.
+A plan is data, and never changes. What runs learn of kinds of steps stands in its `RunHistory`,
+which alike plans share. `Plan.with_sizes` makes a plan with true sizes for the next run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from dask._task_spec import DataNode
 from dask.utils import key_split
 
-from ..frontend.chunk import Chunk, bytes_in, moves
+from ..frontend.chunk import Chunk
 from ..frontend.graph import GatherTask
 from ..frontend.task import kernels_only, launches_only
 from .machine import DISK, HOST, Machine
@@ -36,7 +37,7 @@ class Step:
     sources: tuple[int, ...]  # the step behind each name
     constants: dict[Key, Any]  # values of the graph that the task reads as they are
     place: int
-    nbytes: int  # estimate of the value, corrected when the step has run
+    nbytes: int  # estimate of the value; of a plan that was tried, its size
     known: bool  # whether the collection told the size; otherwise it is a guess
     seconds: float  # estimate
     kind: int  # steps that do the same to different blocks have the same kind
@@ -45,6 +46,14 @@ class Step:
     aside: bool = False  # it reads a file or writes one, while its device works
     again: bool = False  # ... and what it has read can be read again
     sent: bool = False  # ... and goes to its device at once
+
+    def with_size(self, nbytes: int) -> Step:
+        """Return the same step with another size of its value."""
+        return Step(
+            self.key, self.task, self.inputs, self.names, self.sources, self.constants, self.place,
+            nbytes, self.known, self.seconds, self.kind, self.fixed, self.picks, self.aside,
+            self.again, self.sent,
+        )  # fmt: skip
 
     def read(self) -> Any:
         """The value, read from its file; of a step that can be read `again`."""
@@ -121,11 +130,47 @@ class PassReport(NamedTuple):
     after: int
 
 
-@dataclass(repr=False)
-class Plan:
-    """The steps of a computation in order, and what runs have learned of them.
+@dataclass(slots=True)
+class RunHistory:
+    """What runs have shown of kinds of steps, by the number of the kind.
 
-    Runs of one plan share it: they may learn at the same time.
+    Alike plans share one. Runs may learn at the same time.
+    """
+
+    #: Most working memory seen, in bytes.
+    extra: dict[int, int] = field(default_factory=dict)
+    #: Working memory of such steps in other plans, in bytes; `extra` overrides it.
+    foreseen: Mapping[int, int] = field(default_factory=dict)
+    #: Kinds whose values were copied, as parts of larger arrays.
+    parts: set[int] = field(default_factory=set)
+    #: Kinds that mix host arrays and device arrays.
+    mixed: set[int] = field(default_factory=set)
+    #: Kinds that run on the host, as CuPy has refused them.
+    hosted: set[int] = field(default_factory=set)
+    #: Kinds whose arrays go to a device from where they are.
+    pinned: set[int] = field(default_factory=set)
+
+    def learn(self, extra: Mapping[int, int]) -> bool:
+        """Note working memory by kind of step; whether any took more than was seen before."""
+        more = {k: n for k, n in extra.items() if n > self.extra.get(k, -1)}
+        for kind, n in more.items():  # other runs may learn at the same time
+            self.extra[kind] = max(n, self.extra.get(kind, 0))
+        return bool(more)
+
+
+#: Cached facts of a plan that hold for any plan with the same tasks, inputs and places.
+OF_STRUCTURE = (
+    "readers", "crossing", "launches", "launches_only", "kernels_only", "fixed", "ends",
+)  # fmt: skip
+#: ... and those that hold where fixed values are the same ones, too.
+OF_VALUES = ("chunks", "own")
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The steps of a computation in order; runs share it, and nothing changes it.
+
+    `with_facts`, `with_steps` and `with_sizes` make other plans of it.
     """
 
     steps: list[Step]
@@ -152,41 +197,52 @@ class Plan:
     reasons: Mapping[Key, str] = field(default_factory=dict, repr=False, compare=False)
     #: What each pass of the compiler did, in their order.
     passes: tuple[PassReport, ...] = field(default=(), repr=False, compare=False)
-    tried: bool = False  # whether it has been run
-    #: Most working memory seen, in bytes by kind of step; shared with all plans like this one.
-    extra: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
-    #: Working memory of such steps in other plans, in bytes by kind of step; `extra` overrides it.
-    foreseen: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
-    #: Kinds of step whose values were copied, as parts of larger arrays; shared like `extra`.
-    parts: set[int] = field(default_factory=set, repr=False, compare=False)
-    #: Kinds of step that mix host arrays and device arrays; shared like `extra`.
-    mixed: set[int] = field(default_factory=set, repr=False, compare=False)
-    #: Kinds of step that run on the host, as CuPy has refused them; shared like `extra`.
-    hosted: set[int] = field(default_factory=set, repr=False, compare=False)
-    #: Kinds of steps whose arrays go to a device from where they are.
-    pinned: set[int] = field(default_factory=set, repr=False, compare=False)
+    tried: bool = False  # whether the sizes are those of a run
+    #: What runs of this plan and of plans like it have shown.
+    history: RunHistory = field(default_factory=RunHistory, repr=False, compare=False)
     where: str = ""  # what runs it, where that is not the scheduler's devices, for people
     bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     #: Names of layers in the tasks of its template, and here.
     renamed: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    template: Plan | None = field(default=None, repr=False, compare=False)  # it was made from
-    #: The launch tape of this plan or of its template; False where there can be none.
-    tape: Any = field(default=None, init=False, repr=False, compare=False)
-    #: Most bytes needed in each memory, once asked for; ENDLESS if other chunks had to move before.
-    most: dict[int, int] | None = field(default=None, init=False, repr=False, compare=False)
-    #: The latest result of `beside`, and the chunks that it is for.
-    _beside: tuple[Any, Plan] | None = field(default=None, init=False, repr=False, compare=False)
-    #: The latest result of `own_bytes`, and the number of `moves` that it is for.
-    _own_bytes: tuple[int, dict[int, int]] = field(
-        default=(-1, {}), init=False, repr=False, compare=False
-    )
-    #: The latest result of `beside_own`, and the number of `moves` that it is for.
-    _own: tuple[int, Plan] | None = field(default=None, init=False, repr=False, compare=False)
-    #: The number of `moves` for which each of its chunks was in its planned place alone.
-    calm: int = field(default=-1, init=False, repr=False, compare=False)
-    #: Chunks among `own` that its scheduler has made.
-    ours: list[Chunk] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def with_facts(self, **facts: Any) -> Plan:
+        """Return the same plan with other facts than steps, by the names of its fields."""
+        return replace(self, **facts)._know(self, *OF_STRUCTURE, *OF_VALUES)
+
+    def with_steps(self, steps: list[Step], **facts: Any) -> Plan:
+        """Return the plan for steps with other values, sizes or times, which read the same."""
+        return replace(self, steps=steps, **facts)._know(self, *OF_STRUCTURE)
+
+    def with_sizes(
+        self, nbytes: Sequence[int | None], tried: bool = True, but: Container[int] = ()
+    ) -> Plan:
+        """Return the plan with true sizes by step, behind a run; itself where nothing is new.
+
+        `nbytes` may have more sizes: chunks beside the plan are behind its steps. Steps in `but`
+        wrote their values elsewhere: their size of 0 teaches nothing.
+        """
+        steps = None
+        for i, (step, size) in enumerate(zip(self.steps, nbytes, strict=False)):
+            known = step.fixed or size is None or (not size and i in but)
+            if not known and step.nbytes != size:
+                steps = steps or list(self.steps)
+                steps[i] = step.with_size(size)  # type: ignore[arg-type]
+        if steps is None and self.tried == tried:
+            return self
+        out = replace(self, steps=self.steps if steps is None else steps, tried=tried)
+        return out._know(self, *OF_STRUCTURE, *OF_VALUES)
+
+    def _know(self, other: Plan, *facts: str) -> Plan:
+        """Take over cached facts of another plan, as far as that has them, and return the plan."""
+        known = vars(other)
+        vars(self).update({name: known[name] for name in facts if name in known})
+        return self
+
+    def knowing(self, **facts: Any) -> Plan:
+        """Return this plan with cached facts that are at hand, by the names of its properties."""
+        vars(self).update(facts)
+        return self
 
     @cached_property
     def chunks(self) -> dict[int, Chunk]:
@@ -198,10 +254,6 @@ class Plan:
 
         `others` are bytes by place of chunks that the run must not move.
         """
-        chunks = list(chunks)
-        known = [others, *[(id(c), *c.places) for c in chunks]]
-        if self._beside is not None and self._beside[0] == known:
-            return self._beside[1]
         index = {id(c): i for i, c in self.chunks.items()}
         steps, there = list(self.steps), {}
         held = dict(self.chunks)
@@ -217,14 +269,12 @@ class Plan:
                 steps.append(_step_of(chunk, chunk.place % devices))
                 held[i] = chunk
             there[i] = places
-        out = replace(self, steps=steps, there=there, others=others or {})
         more = len(steps) - len(self.steps)
-        out.__dict__["readers"] = self.readers + [[] for _ in range(more)]
-        out.__dict__["crossing"] = self.crossing + bytearray(more)
-        out.__dict__["chunks"] = held
-        if not more and self.tried:  # it holds these chunks: they will be the same ones
-            self._beside = known, out
-        return out
+        return replace(self, steps=steps, there=there, others=others or {}).knowing(
+            readers=self.readers + [[] for _ in range(more)],
+            crossing=self.crossing + bytearray(more),
+            chunks=held,
+        )
 
     @cached_property
     def movable(self) -> dict[int, Chunk]:
@@ -240,21 +290,6 @@ class Plan:
     def own(self) -> list[Chunk]:
         """The persisted chunks that the plan reads, each once."""
         return list(dict.fromkeys(self.chunks.values()))
-
-    def beside_own(self) -> Plan:
-        """The plan for a run that may move its own chunks, and no others."""
-        latest, known = moves(), self._own
-        if known is None or known[0] != latest:
-            self._own = known = latest, self.beside(self.own)
-        return known[1]
-
-    def own_bytes(self) -> dict[int, int]:
-        """Bytes of its own chunks in each place, with replicas."""
-        latest, (when, known) = moves(), self._own_bytes
-        if when != latest:
-            known = bytes_in(self.own)
-            self._own_bytes = latest, known
-        return known
 
     @cached_property
     def launches(self) -> int:
@@ -345,9 +380,7 @@ class Plan:
         out = replace(
             self, steps=steps, others=others, into=frozenset(into), whole={memory: nbytes}
         )
-        for name in ("readers", "crossing", "chunks"):
-            out.__dict__[name] = getattr(self, name)
-        return out
+        return out.knowing(readers=self.readers, crossing=self.crossing, chunks=self.chunks)
 
     def is_callers(self, i: int) -> bool:
         """Whether step `i` is the caller's own value, which no run moves."""
@@ -372,38 +405,12 @@ class Plan:
     @property
     def takes(self) -> dict[int, int]:
         """Known working memory in bytes, by kind of step."""
-        return {**self.foreseen, **self.extra}
+        return {**self.history.foreseen, **self.history.extra}
 
     @property
     def at_once(self) -> int:
         """The number of tasks that run in one memory at the same time."""
         return len(self.machine.devices) if self.machine.shared else 1
-
-    def learn(
-        self, nbytes: list[int], extra: Mapping[int, int] | None = None, but: Container[int] = ()
-    ) -> bool:
-        """Replace estimates by true sizes, for the next run of this plan or of one like it.
-
-        `nbytes` are sizes by step, `extra` is working memory by kind of step. Steps in `but` wrote
-        their values elsewhere: their size of 0 teaches nothing. True if more working memory was
-        seen than before.
-        """
-        more = {k: n for k, n in (extra or {}).items() if n > self.extra.get(k, -1)}
-        for kind, n in more.items():  # other runs may learn at the same time
-            self.extra[kind] = max(n, self.extra.get(kind, 0))
-        plans = [self]
-        if self.template is not None and not self.template.tried:
-            plans.append(self.template)
-        for plan in plans:
-            plan.tried, changed = True, bool(more)
-            sizes = [n if n or i not in but else None for i, n in enumerate(nbytes)]
-            for step, true in zip(plan.steps, sizes, strict=False):  # chunks may be behind
-                if not step.fixed and true is not None and step.nbytes != true:
-                    step.nbytes, changed = true, True
-            if changed:
-                plan.tape, plan.most, plan._beside, plan._own = None, None, None, None
-                plan.__dict__.pop("short", None)
-        return bool(more)
 
     @property
     def unknown(self) -> int:

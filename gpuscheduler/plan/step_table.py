@@ -65,9 +65,10 @@ class StepTable:
 
 def step_table(plan: Plan) -> StepTable:
     """The table of a plan's steps; a plan has one, which is made at the first call."""
-    known: StepTable | None = plan.__dict__.get("table")
-    if known is None or len(known) != len(plan.steps):
-        known = plan.__dict__["table"] = _make_table(plan)
+    known: StepTable | None = vars(plan).get("table")
+    if known is None:
+        known = _make_table(plan)
+        plan.knowing(table=known)
     return known
 
 
@@ -121,7 +122,7 @@ def _work_of(plan: Plan, i: int) -> GroupWork:
         sum([k.operations for k in found.kernels]),
         plan.reasons.get(step.key, ""),
         step.aside and not step.sent,
-        step.kind in plan.hosted,
+        step.kind in plan.history.hosted,
     )
 
 

@@ -1,6 +1,6 @@
 """Predict working memory of tasks from earlier runs, of this process and of others.
 
-A prediction is a guess: each plan replaces it by what its own steps take (`Plan.learn`).
+A prediction is a guess: what a plan's own steps take replaces it (`RunHistory.learn`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class WorkingMemory:
         self._lock = new_lock()
 
     def foresee(self, plan: Plan) -> None:
-        """Set a plan's `foreseen` working memory, by kind of step."""
+        """Tell a plan's history which working memory is foreseen, by kind of step."""
         with self._lock:
             if self._seen is None:
                 self._seen = known_working_memory(self.kind)
             seen = self._seen
         if seen:
             found = ((kind, seen.get(words)) for kind, words in _kinds(plan))
-            plan.foreseen = {kind: nbytes for kind, nbytes in found if nbytes}
+            plan.history.foreseen = {kind: nbytes for kind, nbytes in found if nbytes}
 
     def learn(self, plan: Plan) -> None:
         """Keep the working memory that a plan's kinds of steps have taken."""
-        took = {k: n for k, n in plan.extra.items() if n}
+        took = {k: n for k, n in plan.history.extra.items() if n}
         if not took:
             return
         now = {words: took[kind] for kind, words in _kinds(plan) if kind in took}

@@ -31,7 +31,7 @@ from gpuscheduler.plan.machine import HOST
 from gpuscheduler.runtime.events import Copied, Done, Failed, Issued, NoRoom
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.simulated import InOrderDevices, ShuffledDevices
-from tests.support.strategies import LateDevices, cases, plan_of, thorough
+from tests.support.strategies import LateDevices, alter, cases, plan_of, thorough
 
 PLENTY = (2**40, 2**40)
 
@@ -282,11 +282,12 @@ def test_a_wide_graph_over_both_devices(make):
 def test_any_graph_on_threads(case):
     """The one implementation here with real races, as often as time allows."""
     with cpu(case.plan) as devices:
-        case.plan.deliver = frozenset()
+        alter(case.plan, deliver=frozenset())
         case.ahead = True
-        case.plan.machine = plan_of(
-            ("a", "", 0), memory=(2**60,) * len(case.plan.machine.memory)
-        ).machine
+        alter(
+            case.plan,
+            machine=plan_of(("a", "", 0), memory=(2**60,) * len(case.plan.machine.memory)).machine,
+        )
         case.run(devices).validate_end()
         got = [devices.value(case.plan.index[k]) for k in case.keys]
         assert got == list(dask.get(case.dsk, case.keys))

@@ -238,8 +238,8 @@ def test_batches_of_which_one_is_refused():
             np.testing.assert_allclose([float(g) for g in got], want, rtol=1e-5)
         plan = scheduler.plan(y, z)
         kinds = {s.kind for s in plan.steps if type(s.task) is Batch}
-    assert plan.hosted & kinds
-    assert kinds - plan.hosted
+    assert plan.history.hosted & kinds
+    assert kinds - plan.history.hosted
 
 
 @pytest.mark.parametrize("one_fails", [False, True])

@@ -76,8 +76,7 @@ def test_a_stage_reads_blocks_that_are_on_its_devices(devices):
                 for key in keys:  # what `cut` leaves of them: names of what it is given
                     i = key[1]
                     reads = ("x", i, 0), ("x", (i + 1) % 4, 0)
-                    out.needs[key] = out.names[key] = reads
-                out.constants.clear()
+                    out.rewire(key, reads, reads, {})
                 return out
 
             values = s.run_graph(graph, given, known="this stage")

@@ -152,7 +152,9 @@ def test_what_tasks_take_is_predicted_when_it_has_been_seen(numbers):
         before = s.plan(lazy).predicted.peak[0]
         lazy.compute()
         plan = s.plan(lazy)
-        assert plan.taken == max(plan.extra.values()) >= 5 * block - 8  # or what a sort takes, too
+        assert (
+            plan.taken == max(plan.history.extra.values()) >= 5 * block - 8
+        )  # or what a sort takes, too
         assert plan.predicted.peak[0] == before + plan.taken
         again = build("results that are small", cupy_array(numbers + 1, CHUNK))
         assert s.plan(again).taken == plan.taken  # it is like the first
@@ -274,7 +276,7 @@ def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
         for room in (False, True):
             with monkeypatch.context() as patch:
                 if not room:
-                    patch.setattr(lane, "map_leaves", refused)
+                    patch.setattr(lane, "map_deep_leaves", refused)
                 part = lazy.persist()
                 (chunk,) = s._persisted.every()
                 assert chunk().data.mem.size == 8 * CHUNK * (9 if room else CHUNK)

@@ -361,8 +361,8 @@ def test_a_plan_goes_when_a_global_that_it_was_made_of_has_changed(monkeypatch, 
             np.testing.assert_array_equal(y.compute(), want * 2 + 1)
             np.testing.assert_array_equal(z.compute(), want * 5 + 1)
         assert len(planned) == 2
-        (graph, *_), *_ = s._plans._plans.every()
-        assert [name for _, name, _ in graph.globals] == ["FACTOR"]
+        entry, *_ = s._plans.entries()
+        assert [name for _, name, _ in entry.graph.globals] == ["FACTOR"]
         monkeypatch.setitem(globals(), "FACTOR", 3)
         inner = 7
         for _ in range(2):

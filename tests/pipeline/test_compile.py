@@ -15,10 +15,13 @@ from gpuscheduler.pipeline import compile
 from gpuscheduler.plan.machine import Machine
 from gpuscheduler.plan.plan import Plan
 
-NAMES = [
-    "fuse", "multiply_matrices", "fuse_horizontally", "place", "add_up_products", "batch",
-    "check_memory", "reorder",
-]  # fmt: skip
+NAMES = [one.__name__ for one in compile.PASSES]
+
+
+def test_passes_come_in_an_order_that_makes_sense():
+    first = ["fuse", "fuse_horizontally", "place", "batch", "check_memory", "reorder"]
+    assert [name for name in NAMES if name in first] == first
+    assert all(one.__doc__ for one in compile.PASSES)
 
 
 def plan_checked(*collections, devices=1, kind="cuda", **options) -> tuple[Graph, Plan]:

@@ -272,7 +272,7 @@ def test_templates_know_the_new_names_of_layers():
 
         a, b = program(np.ones((40, 40))), program(np.zeros((40, 40)))
         first, second = scheduler.plan(a), scheduler.plan(b)
-        assert second.template is not None
+        assert second.renamed
         layers = {o.layer for found in step_table(second).origins.values() for o in found}
         names = set(b.dask.layers)
         assert {name for name in layers if not name.startswith("finalize")} <= names

@@ -21,6 +21,7 @@ from gpuscheduler.plan.build import make_plan
 from gpuscheduler.plan.machine import Machine
 from gpuscheduler.runtime import tape
 from tests.support.strategies import (
+    alter,
     cases,
     dags,
     graph_of,
@@ -84,8 +85,32 @@ def test_a_value_that_lives_on_a_device_is_fixed_there_and_its_size_is_known():
 
 def test_sizes_are_learned_where_they_were_guessed():
     plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(99,), guessed="b")
-    plan.learn([5, 6])
-    assert [(s.nbytes, s.known) for s in plan.steps] == [(5, True), (6, False)]
+    guesses = [s.nbytes for s in plan.steps]
+    learned = plan.with_sizes([5, 6])
+    assert [(s.nbytes, s.known) for s in learned.steps] == [(5, True), (6, False)]
+    assert learned.tried
+    assert [s.nbytes for s in plan.steps] == guesses
+    assert not plan.tried
+    assert learned.with_sizes([5, 6]) is learned
+    assert learned.with_sizes([5, None, 99]) is learned  # chunks beside it are behind
+    assert learned.with_sizes([5, 0], but={1}) is learned  # written elsewhere
+
+
+def test_a_plan_is_frozen():
+    plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(99,))
+    for name in ("steps", "tried", "machine", "reasons", "anything"):
+        with pytest.raises(AttributeError):
+            setattr(plan, name, None)
+
+
+def test_plans_made_of_a_plan_keep_what_is_known_of_its_structure():
+    plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(99, 99))
+    readers = plan.readers
+    assert plan.with_facts(where="here").readers is readers
+    other = plan.with_steps([replace(s, seconds=1.0) for s in plan.steps], tried=True)
+    assert (other.readers, other.crossing) == (plan.readers, plan.crossing)
+    assert other.history is plan.history
+    assert (other.tried, plan.tried) == (True, False)
 
 
 def test_a_guess_refuses_nothing():
@@ -175,7 +200,7 @@ def test_large_values_of_the_callers_are_no_reason_to_look_at_what_tasks_take():
     made = 1000 + 500 + 2 * 1000
     for limit, short in ((2 * made, False), (2 * made - 1, True)):
         plan = plan_of(*steps, memory=(limit,), fixed="x")
-        plan.machine = Machine.uniform(1, memory=limit, shared=True, arrays=2)
+        alter(plan, machine=Machine.uniform(1, memory=limit, shared=True, arrays=2))
         assert plan.short == short
 
 
@@ -184,12 +209,14 @@ def test_what_kinds_of_steps_took_is_kept_with_the_plan():
     plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(64, 64), kinds="xy")
     like = replace(plan)
     assert (plan.taken, plan.short, like.short) == (0, False, False)
-    plan.learn([8, 8], {ord("x"): 30, ord("y"): 2})
-    plan.learn([8, 8], {ord("x"): 20, ord("y"): 4})
-    assert like.extra == plan.extra == {ord("x"): 30, ord("y"): 4}
+    assert plan.history.learn({ord("x"): 30, ord("y"): 2})
+    assert plan.history.learn({ord("x"): 20, ord("y"): 4})
+    assert not plan.history.learn({ord("x"): 30})
+    assert like.history.extra == plan.history.extra == {ord("x"): 30, ord("y"): 4}
     assert plan.taken == plan.working == 30
+    plan = plan.with_facts()
     assert plan.short  # beside 16 bytes of values, of 64 in the one memory
-    plan.machine = replace(plan.machine, shared=True, arrays=2)
+    alter(plan, machine=replace(plan.machine, shared=True, arrays=2))
     assert (plan.taken, plan.working) == (60, 60)  # on each of two devices; two of 8 are less
 
 
@@ -223,7 +250,7 @@ def test_repr_of_what_holds_a_graph_is_one_short_line(blocks):
         simulation = gpuscheduler.simulate(y, workers=2, devices=2)
         graph = from_dask(*received_by_scheduler(y))
         cut = simulation.cut
-        known = [plan, plan.predicted, plan.machine, plan.template, s, s.last, s.options]
+        known = [plan, plan.predicted, plan.machine, *s._plans.entries(), s, s.last, s.options]
         held = [graph, simulation, cut, *cut.stages, *cut.parcels, tape.rehearse(plan)]
     for shown in (*known, *held):
         assert len(repr(shown)) < 600, type(shown)

@@ -62,15 +62,15 @@ def test_what_one_plan_has_seen_another_foresees(scheduler):
     seen.foresee(plan)
     assert plan.takes == {}
     peak = plan.predicted.peak
-    plan.extra[kind] = 5_000_000
+    plan.history.extra[kind] = 5_000_000
     seen.learn(plan)
     later, other_kind = of(table(1), scheduler)
     seen.foresee(later)
     assert later.takes == {other_kind: 5_000_000}
     assert later.taken == 2 * 5_000_000  # on both devices, whose memory is one
-    later.predicted = simulated.predict(later)
+    later = later.with_facts(predicted=simulated.predict(later))
     assert later.predicted.peak[0] > peak[0]
-    later.extra[other_kind] = 4_000_000  # what it has seen itself, it knows
+    later.history.extra[other_kind] = 4_000_000  # what it has seen itself, it knows
     assert later.takes == {other_kind: 4_000_000}
 
 
@@ -81,7 +81,7 @@ def test_what_one_plan_has_seen_another_foresees(scheduler):
 def test_other_tasks_and_other_sizes_are_not_foreseen(scheduler, x, function):
     seen = WorkingMemory("cpu")
     plan, kind = of(table(), scheduler)
-    plan.extra[kind] = 5_000_000
+    plan.history.extra[kind] = 5_000_000
     seen.learn(plan)
     later, _ = of(x, scheduler, function)
     seen.foresee(later)
@@ -94,7 +94,7 @@ def test_a_function_that_another_wraps_and_one_that_dask_has_fused(scheduler):
         plans = [scheduler.plan(make(table(n))) for n in range(2)]
         for step in plans[0].steps:
             if not step.fixed:
-                plans[0].extra[step.kind] = 7_000_000
+                plans[0].history.extra[step.kind] = 7_000_000
         seen.learn(plans[0])
         seen.foresee(plans[1])
         assert set(plans[1].takes.values()) == {7_000_000}
@@ -105,7 +105,7 @@ def test_small_tasks_and_those_that_take_nothing_are_not_kept(scheduler):
     side = int((LEAST / 8 / 3) ** 0.5)
     for x, took in ((table(side=side), 1000), (table(), 0)):
         plan, kind = of(x, scheduler)
-        plan.extra[kind] = took
+        plan.history.extra[kind] = took
         seen.learn(plan)
         assert working_memory.known_working_memory("cpu") == {}
 
@@ -115,7 +115,7 @@ def test_only_the_latest_are_kept(scheduler, monkeypatch):
     seen = WorkingMemory("cpu")
     for n in range(5):
         plan, kind = of(table(side=SIDE + n), scheduler)
-        plan.extra[kind] = 1_000_000 + n
+        plan.history.extra[kind] = 1_000_000 + n
         seen.learn(plan)
     assert list(working_memory.known_working_memory("cpu").values()) == [
         1_000_002,
@@ -155,7 +155,7 @@ with gpuscheduler.Scheduler("cpu:2") as s:
     seen = WorkingMemory("cpu")
     seen.foresee(plan)
     print(list(plan.takes.values()))
-    plan.extra.update({step.kind: 9_000_000 for step in plan.steps if not step.fixed})
+    plan.history.extra.update({step.kind: 9_000_000 for step in plan.steps if not step.fixed})
     seen.learn(plan)
 """
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_read_or_kept_is_no_error(tmp_path, monkeypatch, schedule
         seen = WorkingMemory("cpu")
         plan, kind = of(table(), scheduler)
         seen.foresee(plan)
-        plan.extra[kind] = 5_000_000
+        plan.history.extra[kind] = 5_000_000
         seen.learn(plan)
         later, _ = of(table(1), scheduler)
         seen.foresee(later)

@@ -18,7 +18,7 @@ from gpuscheduler import Scheduler
 from gpuscheduler.runtime.admission import SMALL, Admission, AdmittedRun
 from gpuscheduler.runtime.simulated import predict
 from gpuscheduler.runtime.state import State
-from tests.support.strategies import cases, thorough
+from tests.support.strategies import alter, cases, thorough
 
 WAIT = 20  # seconds, of which none passes where all is well
 
@@ -133,7 +133,7 @@ def test_plans_that_may_run_together_take_no_more_than_the_limit(one, two, rng):
     of both: what they hold together stays within it, at any time."""
     states, moving = [], []
     for case in (one, two):
-        case.plan.machine = replace(case.plan.machine, host_memory=2**40)
+        alter(case.plan, machine=replace(case.plan.machine, host_memory=2**40))
     foreseen = [predict(c.plan, c.window, c.deep_window, c.ahead).peak for c in (one, two)]
     memories = [m for m in foreseen[0] if m >= 0 and m in foreseen[1]]
     limit = {m: foreseen[0][m] + foreseen[1][m] for m in memories}

@@ -551,14 +551,14 @@ def test_a_plan_stays_as_it_is_while_others_come_and_go(small):
     x = array(2).persist()
     y = x + 1
     y.compute()
-    (plan,) = [p for p in small._plans.every() if p.own]
-    before = plan.beside_own(), plan.own_bytes()
+    (entry,) = [e for e in small._plans.entries() if e.plan.own]
+    before = entry.beside_own(), entry.own_bytes()
     kept = [array(1, seed=n).persist() for n in range(3)]
     del kept[1]
-    assert plan.beside_own() is before[0]
-    assert plan.own_bytes() is before[1]
-    chunk = next(c for c in small._persisted.every() if c in plan.own)
+    assert entry.beside_own() is before[0]
+    assert entry.own_bytes() is before[1]
+    chunk = next(c for c in small._persisted.every() if c in entry.plan.own)
     chunk.came(-1, chunk.places[0])
-    assert plan.own_bytes() == {0: 2 * BLOCK, -1: BLOCK}
-    assert plan.beside_own().there != before[0].there
+    assert entry.own_bytes() == {0: 2 * BLOCK, -1: BLOCK}
+    assert entry.beside_own().there != before[0].there
     del x

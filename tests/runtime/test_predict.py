@@ -20,7 +20,7 @@ from gpuscheduler.plan.machine import DISK, HOST, Machine
 from gpuscheduler.plan.plan import Footprint
 from gpuscheduler.runtime.simulated import predict
 from gpuscheduler.runtime.state import State
-from tests.support.strategies import cases, plan_of, thorough
+from tests.support.strategies import alter, cases, plan_of, thorough
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -163,7 +163,7 @@ def test_what_tasks_take_is_in_the_prediction():
     steps = ("a", "", 0), ("b", "a", 0), ("c", "ab", 0), ("d", "", 1)
     for limit, extra, peak in ((1000, 0, 24), (1000, 50, 74), (60, 20, 44), (60, 50, 74)):
         plan = plan_of(*steps, memory=(limit, limit), wanted="cd", kinds="xxyz")
-        plan.extra = {ord("x"): 10, ord("y"): extra} if extra else {}
+        plan.history.extra = {ord("x"): 10, ord("y"): extra} if extra else {}
         foreseen = predict(plan)
         assert foreseen.peak[0] == peak
         assert foreseen.peak[1] == 8 + extra  # whatever kinds these are
@@ -175,7 +175,7 @@ def test_the_clock_foresees_what_is_spilled():
     steps = ("a", "", 0), ("b", "", 0), ("c", "b", 0), ("d", "ac", 0, 0)
     plan = plan_of(*steps, memory=(16,))
     assert predict(plan).spilled == {HOST: 8, DISK: 0}
-    plan.machine = replace(plan.machine, host_memory=0)
+    alter(plan, machine=replace(plan.machine, host_memory=0))
     foreseen = predict(plan)
     assert foreseen.spilled == {HOST: 0, DISK: 8}
     assert foreseen.moved == {(0, DISK): 8, (DISK, 0): 8}
@@ -215,8 +215,8 @@ def test_a_footprint_in_words():
 def test_a_prediction_counts_no_value_of_the_callers_on_cpu_devices():
     """Of 1000 bytes that are the caller's, a makes 8 and takes 10."""
     plan = plan_of(("x", "", 0, 1000), ("a", "x", 0), memory=(100,), fixed="x")
-    plan.machine = Machine.uniform(1, memory=100, shared=True)
-    plan.extra = {1: 10}
+    alter(plan, machine=Machine.uniform(1, memory=100, shared=True))
+    plan.history.extra = {1: 10}
     assert predict(plan).peak[0] == 18
 
 

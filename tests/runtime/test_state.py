@@ -17,7 +17,7 @@ from gpuscheduler.plan.machine import DISK, HOST
 from gpuscheduler.runtime.events import Copied, Copy, Done, Failed, Free, Issued, Launch, NoRoom
 from gpuscheduler.runtime.simulated import ClockDevices
 from gpuscheduler.runtime.state import DEEP_WINDOW, SHARE, WINDOW, State
-from tests.support.strategies import EXAMPLES, UNIT, LateDevices, cases, plan_of, thorough
+from tests.support.strategies import EXAMPLES, UNIT, LateDevices, alter, cases, plan_of, thorough
 
 PLENTY = (10**9, 10**9)
 #: Cases of the property that matters most.
@@ -413,7 +413,7 @@ def test_outputs_stay():
 
 
 def with_host(plan, nbytes):
-    plan.machine = replace(plan.machine, host_memory=nbytes)
+    alter(plan, machine=replace(plan.machine, host_memory=nbytes))
     return plan
 
 
@@ -676,7 +676,7 @@ def test_a_reader_that_waits_for_the_disk_steps_back_when_its_input_is_refused()
 
 
 def sharing(plan):
-    plan.machine = replace(plan.machine, shared=True)
+    alter(plan, machine=replace(plan.machine, shared=True))
     return plan
 
 
@@ -753,7 +753,7 @@ def test_a_result_in_a_shared_memory_is_no_replica():
 
 def telling(plan):
     """The same on devices that share a memory and tell what steps take while they run."""
-    plan.machine = replace(plan.machine, shared=True, arrays=2)
+    alter(plan, machine=replace(plan.machine, shared=True, arrays=2))
     return plan
 
 
@@ -834,7 +834,7 @@ def test_a_step_that_does_not_fit_with_what_it_takes_begins_without_room_for_it(
 
 def seen(plan, **extra):
     """The plan behind a run in which steps took so many bytes, by their names, while they ran."""
-    plan.extra = {s.kind: extra.get(s.key, 0) for s in plan.steps}
+    plan.history.extra = {s.kind: extra.get(s.key, 0) for s in plan.steps}
     return plan
 
 
@@ -890,7 +890,7 @@ def test_nor_where_something_stays_beside_it(stays):
         plan = plan_of(*steps, memory=(16, 16), wanted="bcd", fixed="x")
     else:
         plan = plan_of(*steps[1:], memory=(16, 16), wanted="bcd")
-        plan.others = {0: 4}
+        alter(plan, others={0: 4})
     state = state_of(seen(plan, b=100), window=1)
     b = plan.index["b"]
     assert state.start() == [Launch(b, 0), Launch(b + 1, 1)]
@@ -905,7 +905,7 @@ class Watched(LateDevices):
             held = [i for i, p in self.values if p == memory]
             if self.plan.machine.shared:
                 held = [i for i in held if not self.plan.is_callers(i)]
-            extra = 0 if s.aside else self.plan.extra[s.kind]
+            extra = 0 if s.aside else self.plan.history.extra[s.kind]
             total = sum(self.nbytes[i] for i in (*held, step)) + extra
             assert total <= self.plan.machine.limit(memory)
         return super()._refuses(step, place)
@@ -915,9 +915,9 @@ class Watched(LateDevices):
 @given(cases(exact=True), st.lists(st.integers(0, 16), min_size=4, max_size=4))
 def test_each_step_has_room_for_what_it_takes(case, extra):
     """In any order, where that much can be had at all."""
-    case.plan.extra = {kind: UNIT * n for kind, n in enumerate(extra)}
+    case.plan.history.extra = {kind: UNIT * n for kind, n in enumerate(extra)}
     machine, more = case.plan.machine, UNIT * max(extra)
-    case.plan.machine = replace(machine, memory=tuple([n + more for n in machine.memory]))
+    alter(case.plan, machine=replace(machine, memory=tuple([n + more for n in machine.memory])))
     case.run(Watched(case.plan, case.rng, case.sizes)).validate_end()
 
 
@@ -958,7 +958,7 @@ def test_a_result_that_is_one_array_has_room_beside_what_steps_need(case, data):
     nbytes = sum(case.sizes[i] for i in parts) + data.draw(st.integers(0, 3)) * UNIT
     memory = list(plan.machine.memory)
     memory[home] += nbytes
-    plan.machine = replace(plan.machine, memory=tuple(memory))
+    alter(plan, machine=replace(plan.machine, memory=tuple(memory)))
     made = data.draw(st.sets(st.sampled_from(sorted(parts))))  # by kernels, where they belong
     case.plan = plan.written(parts, made, home, nbytes)
     case.sizes = [0 if i in made else n for i, n in enumerate(case.sizes)]
@@ -966,9 +966,8 @@ def test_a_result_that_is_one_array_has_room_beside_what_steps_need(case, data):
     state = case.run(devices)
     state.validate_end()
     assert state.peak[0] <= memory[0]
-    before = [s.nbytes for s in plan.steps]
-    plan.learn(state.nbytes, state.extra, case.plan.into)
-    assert [s.nbytes for s in plan.steps] == before
+    learned = plan.with_sizes(state.nbytes, but=case.plan.into)
+    assert [s.nbytes for s in learned.steps] == [s.nbytes for s in plan.steps]
 
 
 def test_a_result_that_leaves_no_room_for_a_step_is_not_one_array_from_the_start():
@@ -1255,7 +1254,7 @@ def test_a_delivered_result_goes_to_the_host_when_it_is_done_and_leaves_the_devi
 def test_a_delivered_result_that_is_still_read_stays_for_its_reader():
     """a is delivered and b reads it: it would only have to come back."""
     plan = plan_of(("a", "", 0), ("x", "", 0), ("b", "ax", 0), memory=(100,), wanted="ab")
-    plan.deliver = frozenset([0])
+    alter(plan, deliver=frozenset([0]))
     state = state_of(plan, window=1)
     state.start()
     assert state.handle(*ran(0)) == [Copy(0, 0, HOST), Launch(1, 0)]
@@ -1559,7 +1558,7 @@ def test_memory_stays_below_the_limit_on_a_clock(case):
 def test_with_room_for_all_each_value_crosses_a_link_once(case):
     """What the plan says will move is what moves; results for the host, once each, besides."""
     plan = case.plan
-    plan.machine = plan_of(("a", "", 0), memory=(2**60,) * len(plan.machine.memory)).machine
+    alter(plan, machine=plan_of(("a", "", 0), memory=(2**60,) * len(plan.machine.memory)).machine)
     devices = case.devices()
     case.run(devices)
     between = {link: n for link, n in devices.moved.items() if HOST not in link and n}

@@ -12,7 +12,7 @@ from gpuscheduler.plan.machine import Machine
 from gpuscheduler.runtime.loop import run
 from gpuscheduler.runtime.simulated import InOrderDevices
 from gpuscheduler.runtime.tape import by_turns, interleave_orders, rehearse
-from tests.support.strategies import cases, plan_of, thorough
+from tests.support.strategies import alter, cases, plan_of, thorough
 
 
 class Watched(InOrderDevices):
@@ -76,7 +76,7 @@ def test_a_tape_does_what_the_run_does(case):
     tape = rehearse(plan)
     hard = plan.deliver or plan.machine.shared or any(s.aside for s in plan.steps)
     if tape is None:
-        plan.machine = replace(plan.machine, memory=(2**62,) * len(plan.machine.devices))
+        alter(plan, machine=replace(plan.machine, memory=(2**62,) * len(plan.machine.devices)))
         assert hard or rehearse(plan) is not None  # it was the memory that did not suffice
         return
     assert not hard
@@ -123,7 +123,7 @@ def test_there_is_no_tape_for_results_on_the_host_nor_beside_files():
     plan.steps[0].aside = True
     assert rehearse(plan) is None
     plan = plan_of(*steps, memory=(100,))
-    plan.machine = Machine.uniform(1, shared=True)
+    alter(plan, machine=Machine.uniform(1, shared=True))
     assert rehearse(plan) is None
 
 

@@ -499,7 +499,7 @@ FUSION = {
         "return True",
     ),
     "globals of a template are not looked at again": (
-        "return all_unchanged(self.around) and not self.graph.changed()",
+        "return all_unchanged(self.around) and not self.entry.graph.changed()",
         "return all_unchanged(self.around)",
     ),
     "one array twice is like two": (
@@ -587,7 +587,7 @@ FUSION = {
         "return key",
     ),
     "a template is learned from its first round alone": (
-        "if self.template is not None and not self.template.tried:",
+        "if self.like is not None and not self.like.plan.tried:",
         "if False:",
     ),
     "a copy is foreseen as a view": (
@@ -718,7 +718,7 @@ FUSION = {
         "turn[step] = 0",
     ),
     "a changed global keeps its plan": (
-        "if gone or graph.changed():",
+        "if gone or found.entry.graph.changed():",
         "if gone:",
     ),
     "a product that others read is added up": (

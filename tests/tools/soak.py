@@ -41,7 +41,7 @@ from gpuscheduler.plan.build import make_plan
 from gpuscheduler.plan.machine import DISK, Machine
 from gpuscheduler.runtime.loop import run
 from tests.runtime.test_faults import Faulty
-from tests.support.strategies import LateDevices, UnorderedDevices, mix
+from tests.support.strategies import LateDevices, UnorderedDevices, alter, mix
 
 SIDE = 40
 BLOCK = SIDE * SIDE * 8
@@ -250,8 +250,14 @@ class Soak:
             step.aside = rng.random() < 0.2
             step.again = step.aside and not step.inputs and rng.random() < 0.5
         need = max(sizes[i] + sum(sizes[j] for j in s.inputs) for i, s in enumerate(plan.steps))
-        plan.machine = Machine.uniform(
-            devices, memory=need + rng.randint(0, 30), host_memory=rng.randint(0, 40), shared=shared
+        alter(
+            plan,
+            machine=Machine.uniform(
+                devices,
+                memory=need + rng.randint(0, 30),
+                host_memory=rng.randint(0, 40),
+                shared=shared,
+            ),
         )
         ahead = rng.random() < 0.5
         fake = (LateDevices if ahead else UnorderedDevices)(plan, rng, sizes, refuse=True)

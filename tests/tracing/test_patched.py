@@ -127,6 +127,6 @@ def test_what_is_read_in_a_library_is_looked_at_once():
     with Scheduler("cpu:2", fuse_least=0) as scheduler:
         x.compute()
         assert any(type(s.task) is KernelTask for s in scheduler.plan(x).steps)
-        ((graph, *_),) = scheduler._plans._plans.every()
-        names = [name for where, name, _ in graph.globals if where is vars(np)]
+        (entry,) = scheduler._plans.entries()
+        names = [name for where, name, _ in entry.graph.globals if where is vars(np)]
         assert sorted(names) == ["pi", "sqrt"]

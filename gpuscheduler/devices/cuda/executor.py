@@ -113,7 +113,7 @@ class CudaDevices(GpuRun):
             plan.tried
             and not self.exact
             and plan.launches_only
-            and not plan.hosted
+            and not plan.history.hosted
             and team.rests(A_MOMENT)  # from what an earlier run has left behind
         )
         #: Whether the run may end when all is queued, before its kernels are over.
@@ -142,7 +142,7 @@ class CudaDevices(GpuRun):
         s = self.plan.steps[step]
         if s.aside:
             # those that only launch copies take the interpreter from each other
-            most = FEWEST_FILES if s.kind in self.plan.pinned else None
+            most = FEWEST_FILES if s.kind in self.plan.history.pinned else None
             self.team.send_to_any(file_steps.run_aside, (self, step, place), place, most)
         else:
             self._orders[place].append(("launch", step, place))
@@ -473,7 +473,7 @@ class CudaDevices(GpuRun):
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
-        if step.kind in self.plan.hosted and i not in self.by_host and not self.light:
+        if step.kind in self.plan.history.hosted and i not in self.by_host and not self.light:
             away.add(i)
             self.given[i] = (
                 step_values.read_inputs(self, lane, step),

@@ -161,7 +161,7 @@ def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]
         cupy.get_default_memory_pool().free_all_blocks()
         return [NoRoom(i, lane.place, requested_bytes(error, run.plan.steps[i].nbytes))]
     done = lane.mark(lane.incoming, block=bool(direct))
-    pinned, step = run.plan.pinned, run.plan.steps[i]
+    pinned, step = run.plan.history.pinned, run.plan.steps[i]
     if direct:
         pinned.add(step.kind)
     else:

@@ -145,7 +145,7 @@ def recompute_refused(
             if again is not error:
                 raise
         else:
-            run.plan.mixed.add(step.kind)
+            run.plan.history.mixed.add(step.kind)
             error.__traceback__ = None  # which holds this run
             return value
     if (isinstance(task, OwnTask) and not task.runs_on_host) or not is_cupy_refusal(error):
@@ -158,7 +158,7 @@ def recompute_refused(
         RuntimeWarning,
         stacklevel=2,
     )
-    run.plan.hosted.add(step.kind)
+    run.plan.history.hosted.add(step.kind)
     error.__traceback__ = None
     return value
 

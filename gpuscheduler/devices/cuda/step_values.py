@@ -25,7 +25,7 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
     """The values that a step's task is called with, by key."""
     held, task = run.held[lane.place], step.task
     # a batch that has run knows where its arrays are; the host does not
-    alone = run.alone and step.kind not in run.plan.hosted
+    alone = run.alone and step.kind not in run.plan.history.hosted
     by_heart = alone and isinstance(task, OwnTask) and task.known()
     reads = (step.names or step.constants) and not by_heart
     values = step.values(lambda j: _own(held[j].value)) if reads else {}
@@ -51,15 +51,17 @@ def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
     A failed attempt's allocations go with its frames when this returns. Allocations are metered for
     kinds of steps that have not run yet, and for kinds that return parts of arrays.
     """
-    plan, step = run.plan, run.plan.steps[i]
+    history, step = run.plan.history, run.plan.steps[i]
     try:
         values, into = read_inputs(run, lane, step), result_part(run, i)
-        if kernels_only(step.task) or (step.kind in plan.extra and step.kind not in plan.parts):
+        if kernels_only(step.task) or (
+            step.kind in history.extra and step.kind not in history.parts
+        ):
             return call(run, lane, i, values, into), 0
         with AllocationMeter() as allocated:
             value = allocated.copy_partial_arrays(call(run, lane, i, values, into), lane.device)
         if allocated.partial:
-            plan.parts.add(step.kind)
+            history.parts.add(step.kind)
         run.took[i] = allocated.most
         return value, 0
     except Exception as error:
@@ -70,9 +72,9 @@ def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
 
 def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: Any) -> Any:
     """Compute a step's task with its inputs, on its device or on the host."""
-    plan, step = run.plan, run.plan.steps[i]
+    history, step = run.plan.history, run.plan.steps[i]
     task = step.task if into is None else run.rooms.tasks[i]  # type: ignore[union-attr]
-    mixed, home = step.kind in plan.mixed, step.kind in plan.hosted  # others may add to these
+    mixed, home = step.kind in history.mixed, step.kind in history.hosted  # others may add to these
     try:
         if home:
             value = host_steps.take_host_value(run, lane, i, task, values)

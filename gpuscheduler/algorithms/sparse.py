@@ -127,7 +127,9 @@ def unwrap(x: Array, format: str | None = None) -> Array:
     'csc_array'
     """
     _refuse_others("unwrap", x)
-    made = _unwrap_block(x._meta, format)
+    # Dask cuts what says how blocks are, and not every format can be cut
+    form = format or x._meta.matrix.format
+    made = _unwrap_block(x._meta, form if form in ("csr", "csc") else "csr")
     return da.map_blocks(_unwrap_block, x, form=format, dtype=x.dtype, meta=made)
 
 

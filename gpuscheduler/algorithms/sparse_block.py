@@ -24,6 +24,7 @@ from .sparse_matrices import (
     BOTH,
     as_csr,
     cut,
+    empty_csr,
     lengths_of_parts,
     parse_index,
     sparse_module,
@@ -287,6 +288,9 @@ def _of_both(ufunc: Any, a: SparseBlock, b: SparseBlock) -> SparseBlock:
             f"sparse blocks of different shapes, {a.shape} and {b.shape}, are not broadcast: use "
             "gpuscheduler.sparse.todense(x) for the small one"
         )
+    if not a.matrix.nnz and not b.matrix.nnz:
+        nothing = ufunc(np.zeros(0, a.dtype), np.zeros(0, b.dtype))
+        return a.replaced(empty_csr(a.matrix, a.matrix.shape, nothing.dtype))
     made = BOTH[ufunc](as_csr(a.matrix), as_csr(b.matrix))
     return a.replaced(as_csr(made))
 
@@ -298,6 +302,9 @@ def _of_dense(ufunc: Any, inputs: Sequence[Any], kwargs: Any) -> Any:
     shape = np.broadcast_shapes(block.shape, other.shape)
     product = ufunc is np.multiply or (ufunc is np.true_divide and first is block)
     if product and shape == block.shape and block.unit is None and other.ndim <= 2:
+        if not block.matrix.nnz:
+            nothing = ufunc(np.zeros(0, block.dtype), np.ones(0, other.dtype))
+            return block.replaced(empty_csr(block.matrix, block.matrix.shape, nothing.dtype))
         if ufunc is np.true_divide:
             other = 1 / other
         made = as_csr(block.matrix).multiply(block.xp.atleast_2d(other))
@@ -314,12 +321,19 @@ def multiply_matrices(a: Any, b: Any) -> Any:
     if isinstance(a, SparseBlock) and isinstance(b, SparseBlock):
         if a.unit is not None or b.unit is not None:
             raise NotImplementedError("sparse blocks of three dimensions are not multiplied")
+        _check_lengths(a, b, a.shape[1], b.shape[0])
+        if not a.matrix.nnz or not b.matrix.nnz:
+            dtype = np.result_type(a.dtype, b.dtype)
+            return SparseBlock(empty_csr(a.matrix, (a.shape[0], b.shape[1]), dtype))
         return SparseBlock(as_csr(as_csr(a.matrix) @ as_csr(b.matrix)))
     block, dense = (a, b) if isinstance(a, SparseBlock) else (b, a)
     if block.unit is not None or dense.ndim not in (1, 2):
         raise NotImplementedError(
             f"shapes {a.shape} and {b.shape}: sparse blocks multiply vectors and matrices only"
         )
+    if not block.matrix.nnz:
+        _check_lengths(a, b, a.shape[-1], b.shape[0])
+        return block.xp.zeros(a.shape[:-1] + b.shape[1:], np.result_type(a.dtype, b.dtype))
     if block is a:
         _check_lengths(a, b, a.shape[1], b.shape[0])
         if dense.ndim == 2 and b.shape[1] == 1:  # a product with a vector is faster
@@ -404,6 +418,9 @@ def reduce_sum(
     if over == ():
         return _finish(block, block.matrix.toarray(), axes, keepdims)
     matrix = as_csr(block.matrix)
+    if not matrix.nnz:
+        shape = reduced_shape(block, axes, keepdims)
+        return block.xp.zeros(shape, dtype or _sum_dtype(matrix.dtype))
     if over is None:
         made = matrix.data.sum(dtype=dtype or _sum_dtype(matrix.dtype))
     else:
@@ -430,14 +447,12 @@ def reduce_extremum(
     if not (rows and columns if over is None else (rows, columns)[over]):
         raise ValueError(f"{name} of no elements: zero-size array to a reduction operation")
     matrix = as_csr(block.matrix)
+    if not matrix.nnz:
+        return block.xp.zeros(reduced_shape(block, axes, keepdims), block.dtype)
     if over is None:
-        data = matrix.data
-        if not data.size:
-            made = block.xp.zeros((), block.dtype)
-        else:
-            made = getattr(data, name)()
-            if data.size < rows * columns:
-                made = getattr(np, f"{name}imum")(made, made.dtype.type(0))
+        made = getattr(matrix.data, name)()
+        if matrix.nnz < rows * columns:
+            made = getattr(np, f"{name}imum")(made, made.dtype.type(0))
         return _finish(block, made, axes, keepdims)
     return _finish(block, getattr(matrix, name)(axis=over).toarray(), axes, keepdims)
 
@@ -453,9 +468,8 @@ def count_nonzero(block: SparseBlock, axis: Any = None, *, keepdims: Any = False
 def reduce_nansum(
     block: SparseBlock, axis: Any = None, dtype: Any = None, keepdims: Any = False, **_: Any
 ) -> Any:
-    matrix = as_csr(block.matrix)
-    data = block.xp.where(block.xp.isnan(matrix.data), matrix.dtype.type(0), matrix.data)
-    return reduce_sum(block.replaced(with_data(matrix, data)), axis, dtype, keepdims)
+    numbers = _of_data(block, lambda d: block.xp.where(block.xp.isnan(d), d.dtype.type(0), d))
+    return reduce_sum(numbers, axis, dtype, keepdims)
 
 
 REDUCERS: dict[Any, Callable[..., Any]] = {
@@ -507,6 +521,11 @@ def concatenate(blocks: Sequence[Any], axis: int = 0, **_: Any) -> SparseBlock:
         return first
     if first.unit is not None and axis > first.unit:
         axis -= 1
+    if not any(b.matrix.nnz for b in blocks):
+        shape = list(first.matrix.shape)
+        shape[axis] = sum(b.matrix.shape[axis] for b in blocks)
+        dtype = np.result_type(*[b.dtype for b in blocks])
+        return first.replaced(empty_csr(first.matrix, tuple(shape), dtype))
     module = sparse_module(first.matrix)
     join = module.hstack if axis else module.vstack
     return first.replaced(as_csr(join([as_csr(b.matrix) for b in blocks], format="csr")))
@@ -553,9 +572,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.transpose: lambda x, axes=None: x.transpose(*([axes] if axes is not None else [])),
     np.squeeze: lambda x, axis=None: x.squeeze(axis),
     np.reshape: lambda x, shape, **_: x.reshape(shape),
-    np.real: lambda x: x if x.dtype.kind != "c" else _of_part(x, "real"),
-    np.imag: lambda x: _of_part(x, "imag"),
-    np.round: lambda x, decimals=0: _of_rounding(x, decimals),
+    np.real: lambda x: x if x.dtype.kind != "c" else _of_data(x, lambda data: data.real.copy()),
+    np.imag: lambda x: _of_data(x, lambda data: data.imag.copy()),
+    np.round: lambda x, decimals=0: _of_data(x, lambda data: x.xp.around(data, decimals)),
     np.shape: lambda x: x.shape,
     np.ndim: lambda x: x.ndim,
     np.size: lambda x: x.size,
@@ -564,9 +583,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.ones_like: lambda x, **given: full_like(x, 1, **given),
     np.empty_like: lambda x, dtype=None, shape=None, **_: zeros_like(x, dtype, shape),
     np.copy: lambda x, **_: x.copy(),
-    np.nan_to_num: lambda x, **given: x.replaced(
-        with_data(m := as_csr(x.matrix), x.xp.nan_to_num(m.data, **given))
-    ),
+    np.nan_to_num: lambda x, **given: _of_data(x, lambda d: x.xp.nan_to_num(d, **given)),
 }  # fmt: skip
 
 
@@ -574,11 +591,7 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in given.items() if k in ("keepdims", "dtype")}
 
 
-def _of_part(block: SparseBlock, name: str) -> SparseBlock:
+def _of_data(block: SparseBlock, f: Callable[[Any], Any]) -> SparseBlock:
+    """The block with a function of its stored elements, which keeps zeros zero."""
     matrix = as_csr(block.matrix)
-    return block.replaced(with_data(matrix, getattr(matrix.data, name).copy()))
-
-
-def _of_rounding(block: SparseBlock, decimals: int) -> SparseBlock:
-    matrix = as_csr(block.matrix)
-    return block.replaced(with_data(matrix, block.xp.around(matrix.data, decimals)))
+    return block.replaced(with_data(matrix, f(matrix.data)))

@@ -39,11 +39,25 @@ def as_csr(matrix: Any) -> Any:
         matrix = matrix.to_scipy_sparse()
     elif library is None:
         raise TypeError(f"{type(matrix).__name__} is no sparse matrix of SciPy, CuPy or pydata")
+    if not matrix.nnz and matrix.format != "csr":
+        return empty_csr(matrix, matrix.shape)
     made = matrix.tocsr()
     if not made.has_canonical_format:
         if made is matrix:
             made = made.copy()
         made.sum_duplicates()
+    return made
+
+
+def empty_csr(like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
+    """A CSR matrix that stores nothing: of the library and kind of another one.
+
+    CuPy's functions divide by lengths, and ask cuSPARSE what it refuses, where nothing is stored.
+    """
+    word = type(like).__name__.partition("_")[2]
+    kind = getattr(sparse_module(like), f"csr_{word}")
+    made = kind(tuple(int(n) for n in shape), dtype=like.dtype if dtype is None else dtype)
+    made.has_canonical_format = True
     return made
 
 
@@ -61,6 +75,10 @@ def with_data(matrix: Any, data: Any) -> Any:
 def cut(matrix: Any, parts: Sequence[Any]) -> Any:
     """Rows, then columns of a CSR matrix."""
     rows, columns = parts
+    if not matrix.nnz:
+        if isinstance(rows, int) and isinstance(columns, int):
+            return matrix.dtype.type(0)
+        return empty_csr(matrix, tuple(lengths_of_parts(matrix, parts)))
     if isinstance(rows, int) and isinstance(columns, int):
         return matrix[rows, columns]
     for axis, k in enumerate((rows, columns)):
@@ -72,6 +90,8 @@ def cut(matrix: Any, parts: Sequence[Any]) -> Any:
         if isinstance(k, slice) and k.indices(matrix.shape[axis]) == (0, matrix.shape[axis], 1):
             continue
         matrix = matrix[k, :] if axis == 0 else matrix[:, k]
+    if any(a.base is not None for a in arrays_of(matrix)):  # parts keep the whole alive
+        matrix = matrix.copy()
     return as_csr(matrix)
 
 

@@ -43,8 +43,11 @@ class ndarray(_np.lib.mixins.NDArrayOperatorsMixin):
     @classmethod
     def _view(cls, a, pooled):
         self = cls.__new__(cls)
-        self._a, self._pooled = a, pooled
+        self._a, self._pooled, self._of = a, pooled, pooled
         return self
+
+    _of = None
+    base = property(lambda self: self._of)
 
     shape = property(lambda self: self._a.shape)
     dtype = property(lambda self: self._a.dtype)

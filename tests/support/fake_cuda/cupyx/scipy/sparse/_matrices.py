@@ -112,6 +112,8 @@ class spbase:
         return NotImplemented
 
     def _called(self, name, *args, **kwargs):
+        if not self.nnz and name in REFUSED_EMPTY:
+            raise ZeroDivisionError(f"{name} of a matrix that stores nothing")
         found = getattr(self.get(), name)(*map(_host, args), **kwargs)
         return NotImplemented if found is NotImplemented else _back(found, type(self))
 
@@ -157,6 +159,8 @@ def _method(name):
     return method
 
 
+#: What divides by lengths, or asks cuSPARSE for what it refuses, where nothing is stored.
+REFUSED_EMPTY = {"multiply", "__add__", "__sub__", "__matmul__", "max", "min", "sum", "__ne__"}
 METHODS = """__abs__ __neg__ __mul__ __rmul__ __matmul__ __rmatmul__ __truediv__ __eq__ __ne__
 __lt__ __gt__ astype conj diagonal dot max maximum mean min minimum multiply power sum tocoo tocsc
 tocsr toarray todense transpose __pow__ sqrt sign"""

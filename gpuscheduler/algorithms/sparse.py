@@ -37,6 +37,7 @@ def asarray(x: Any, format: str = "csr", chunks: Any = "auto") -> Array:
         `cupyx.scipy.sparse` or pydata's `sparse`; or one such matrix, or an array.
     format : {"csr", "csc", "coo", "dia"}
         How each block is stored. "csr" serves every operation, "dia" products of banded matrices.
+        On GPUs only a matrix that is in DIA form already stays so.
     chunks
         How a matrix is cut, as in `dask.array.from_array`. "auto" cuts rows only, to blocks that
         store as much as Dask's `array.chunk-size`. A dask array keeps its chunks.

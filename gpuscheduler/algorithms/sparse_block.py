@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from dask.array import routines
 
-from ..sparse_parts import CUPYX, PYDATA, arrays_of, library_of
+from ..sparse_parts import CUPYX, PYDATA, SCIPY, arrays_of, library_of
 from .sparse_matrices import (
     BOTH,
     as_csr,
@@ -238,7 +238,9 @@ def as_block(value: Any, form: str = "csr") -> SparseBlock:
     elif library_of(type(value)) is None:
         value = value.tocsr()
     elif form == "dia" and library_of(type(value)) != PYDATA:
-        return SparseBlock(value.todia())
+        if value.format == "dia" or library_of(type(value)) == SCIPY:
+            return SparseBlock(value.todia())
+        form = "csr"  # CuPy makes no DIA of other formats
     made = as_csr(value)
     return SparseBlock(made if form == "csr" else made.asformat(form))
 
@@ -340,9 +342,10 @@ def multiply_matrices(a: Any, b: Any) -> Any:
             return (block.matrix @ dense[:, 0])[:, None]
         return block.matrix @ dense
     _check_lengths(a, b, a.shape[-1], b.shape[0])
+    turned = (block.matrix if block.matrix.format == "csc" else as_csr(block.matrix)).T
     if dense.ndim == 2 and a.shape[0] == 1:
-        return (block.matrix.T @ dense[0])[None]
-    return (block.matrix.T @ dense.T).T
+        return (turned @ dense[0])[None]
+    return (turned @ dense.T).T
 
 
 def _check_lengths(a: Any, b: Any, n: int, m: int) -> None:
@@ -495,7 +498,7 @@ def take_index(block: SparseBlock, index: Any) -> Any:
     parts, units, gone = found
     matrix = cut(as_csr(block.matrix), parts)
     if len(gone) == 2 and not units:
-        return matrix
+        return block.xp.asarray(matrix)
     if gone:
         made = matrix.toarray() if hasattr(matrix, "toarray") else block.xp.asarray(matrix)
         shape = [n for a, n in enumerate(lengths_of_parts(block.matrix, parts)) if a not in gone]

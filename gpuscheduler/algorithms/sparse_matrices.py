@@ -99,7 +99,9 @@ def plain_index(k: Any) -> Any:
     """An index that both libraries take."""
     if isinstance(k, (int, np.integer)):
         return int(k)
-    return np.asarray(k) if isinstance(k, (list, tuple)) else k
+    k = np.asarray(k) if isinstance(k, (list, tuple)) else k
+    mask = isinstance(k, np.ndarray) and k.dtype == bool
+    return np.flatnonzero(k) if mask else k
 
 
 def lengths_of_parts(matrix: Any, parts: Sequence[Any]) -> list[int]:

@@ -101,6 +101,7 @@ WITHIN = {
         "cpu/evaluate",
         "cuda/call_cost",
         "cuda/device_library",
+        "cuda/skinny",
         "cuda/window_tiles",
         "cuda/operations",
         "cuda/nodes",
@@ -186,6 +187,7 @@ WITHIN = {
         "step_table",
         "batching",
         "build",
+        "skinny",
         "matmul",
         "working_memory",
     ],  # fmt: skip
@@ -318,6 +320,7 @@ PURE += [f"runtime/{name}" for name in ("events", "state", "tape", "observe")]
 PURE += [f"pipeline/{name}" for name in ("fingerprint", "template", "compile", "reorder")]
 IMPURE = {
     "plan/matmul": "cupy",
+    "plan/skinny": "cupy",
 }
 IMPURE_IMPORTS = {"threading", "time", "queue", "concurrent", "multiprocessing", "asyncio", "cupy"}
 #: Names of files that say nothing.

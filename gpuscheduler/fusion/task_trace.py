@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from ..codegen.cuda.kernel import why_not_generated
 from ..frontend.captured import content
 from ..frontend.graph import Graph
@@ -278,7 +280,7 @@ def _product_of_arguments(
             return None
         sides.append(MatrixInput(seen.array, (long[0][0], long[1][0]), shown != long))
     left, right = sides
-    return MatrixProductTask(left, right, product.left.dtype)
+    return MatrixProductTask(left, right, np.result_type(product.left.dtype, product.right.dtype))
 
 
 def _array_of_view(v: Any) -> Any:

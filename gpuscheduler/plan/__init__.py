@@ -7,6 +7,7 @@ plan            The plan: each step's place, inputs and estimates, in order.
 step_table      What the steps of a plan are, without their tasks and values.
 batching        Batch alike programs on one device into one launch.
 build           Make a plan of a graph: place, size and time of each step.
+skinny          Multiply small integers with few columns of floating-point numbers.
 matmul          Sums of products of matrices as one task, added up by cuBLAS in place.
 working_memory  Predict working memory of tasks from earlier runs, of this process and of others.
 """

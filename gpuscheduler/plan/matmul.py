@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask.core import flatten
 
+from ..codegen.cuda.skinny import INTEGERS
 from ..frontend.graph import Graph
 from ..frontend.task import Launcher, OwnTask, TaskDescription, describe
 from ..fusion.source import MatrixInput
@@ -29,6 +30,7 @@ from ..ir.expr import Expr, Kernel, Out, Program, View, canonical, is_zero, node
 from ..ir.rewrite import renumber_arrays
 from ..values import map_leaves
 from .plan import Plan
+from .skinny import is_skinny, multiply_skinny
 
 Key = Any
 Values = dict[Any, Any]
@@ -81,7 +83,7 @@ class MatmulSumTask(OwnTask):
         """The value, by a handle of cuBLAS's for the current device; else the thread's own."""
         pairs = [tuple([_matrix(values[m.name], m, self.dtype) for m in p]) for p in self.pairs]
         before = None if self.before is None else values[self.before]
-        if any(a is None or b is None for a, b in pairs) or not self._goes_on(before):
+        if not all(_can_multiply(a, b, self.dtype) for a, b in pairs) or not self._goes_on(before):
             total = reduce(np.add, [task(values) for task in self.originals])
             if before is not None:
                 total = _reshape_array(total.shape, before) + total
@@ -129,12 +131,21 @@ def _reshape_array(shape: tuple[int, ...], array: Any) -> Any:
 
 def _matrix(array: Any, foreseen: MatrixInput, dtype: np.dtype[Any]) -> Any:
     """An array of CuPy's as a matrix; None of any other, and of what is not as foreseen."""
-    if type(array).__module__.partition(".")[0] != "cupy" or array.dtype != dtype:
+    if type(array).__module__.partition(".")[0] != "cupy":
+        return None
+    if array.dtype != dtype and array.dtype.char not in INTEGERS:
         return None
     if tuple([n for n in array.shape if n != 1]) != foreseen.shape:
         return None
     matrix = array.reshape(foreseen.shape)
     return matrix.T if foreseen.turned else matrix
+
+
+def _can_multiply(left: Any, right: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether two matrices have a product here: both of one dtype, or small integers and few."""
+    if left is None or right is None:
+        return False
+    return left.dtype == right.dtype == dtype or is_skinny(left, right)
 
 
 def _added_up(
@@ -150,6 +161,8 @@ def _added_up(
     from cupy.cuda import cublas
 
     total = cupy.empty((pairs[0][0].shape[0], pairs[0][1].shape[1]), dtype)
+    if any(a.dtype != b.dtype for a, b in pairs):
+        return _add_skinny(total, pairs, before)
     if before is not None:  # which may be on its way to the host
         total[...] = before.reshape(total.shape)
     if not _as_ever(dtype):
@@ -176,6 +189,15 @@ def _added_up(
         scale = one
     if tf32:
         cublas.setMathMode(handle, DEFAULT_MATH)
+    return total
+
+
+def _add_skinny(total: Any, pairs: Sequence[Sequence[Any]], before: Any) -> Any:
+    """The sum of products of which some have small integers, in double precision; in `total`."""
+    parts = [multiply_skinny(a, b) if a.dtype != b.dtype else a @ b for a, b in pairs]
+    if before is not None:
+        parts.insert(0, before.reshape(total.shape))
+    total[...] = reduce(np.add, parts)
     return total
 
 

@@ -29,6 +29,8 @@ import numpy as np
 
 import gpuscheduler
 from gpuscheduler import linalg
+from gpuscheduler.codegen.cuda import skinny as cuda_text
+from gpuscheduler.plan.skinny import multiply_skinny
 
 #: Milliseconds on one H200, for 1000000 x 1000 and for uint8 1000000 x 20000 @ 20.
 BARS = {"qr, condition 10": 180, "qr, condition 1e10": 270, "Dask's svd": 350, "skinny": 25}
@@ -234,6 +236,13 @@ def skinny(cupy: Any, m: int, n: int, k: int, wait: Any, bar: float | None) -> b
                 hand = partial(lambda v: [p.astype("f8") @ v for p in parts], whole)
                 times["converted"] = in_turns({"ours": hand}, wait)["ours"]
             met &= show(f"uint8 {name}, {k} columns", times, bar if name == "x @ w" else None)
+    w, y = w.compute(), y.blocks[0].compute()
+    for depth in (1, 2, 4):  # which instruction of the tensor cores is the fastest
+        cuda_text.DEPTH, before = depth, cuda_text.DEPTH
+        for name, left, right in (("x @ w", parts[0], w), ("x.T @ y", parts[0].T, y)):
+            took = in_turns({"ours": partial(multiply_skinny, left, right)}, wait)["ours"]
+            print(f"  one block of {name}, fragments of depth {depth}: {took * 1e3:.2f} ms")
+        cuda_text.DEPTH = before
     return met
 
 

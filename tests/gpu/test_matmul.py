@@ -282,3 +282,95 @@ def test_any_product_in_little_memory(data):
         for _ in range(2):
             np.testing.assert_allclose(z.to_backend("numpy").compute(), want, rtol=1e-4)
             assert all(s.last.peak[d] <= limit for d in s.hardware.machine.devices)
+
+
+# ---- small integers with few columns
+
+
+SKINNY = {
+    "x @ w": lambda x, w, y: x @ w,
+    "x.T @ y": lambda x, w, y: x.T @ y,
+    "w.T @ x.T": lambda x, w, y: w.T @ x.T,
+    "y.T @ x": lambda x, w, y: y.T @ x,
+    "dot": lambda x, w, y: x.dot(w),
+    "and more": lambda x, w, y: (x @ w) * 2 + 1,
+}
+
+
+def skinny(dtype, factor, columns=20, shape=(300, 200)):
+    rng = np.random.default_rng(1)
+    kind = np.dtype(dtype)
+    x = rng.random(shape) < 0.5 if kind.kind == "b" else rng.integers(
+        np.iinfo(kind).min, np.iinfo(kind).max, shape, dtype=kind, endpoint=True
+    )  # fmt: skip
+    w, y = (rng.standard_normal((n, columns)).astype(factor) for n in shape[::-1])
+    lazy = [
+        da.from_array(v, chunks=c).to_backend("cupy").persist()
+        for v, c in ((x, (70, 64)), (w, (64, -1)), (y, (70, -1)))
+    ]
+    return (x, w, y), lazy
+
+
+@pytest.mark.parametrize("devices", DEVICES[:2])
+@pytest.mark.parametrize("name", SKINNY)
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [("u1", "f8"), ("i1", "f4"), ("?", "f8"), ("u2", "f4")]
+)
+def test_small_integers_with_few_columns_are_one_sum(devices, name, dtype, factor):
+    plain, lazy = skinny(dtype, factor)
+    with gpuscheduler.Scheduler(devices) as s:
+        product = SKINNY[name](*lazy)
+        tasks = [step.task for step in s.plan(product).steps]
+        assert any(type(task) is MatmulSumTask for task in tasks)
+        got = host(product.compute())
+    want = SKINNY[name](*[a.astype("f8") for a in plain])
+    assert got.dtype == np.result_type(dtype, factor)
+    size = abs(want).max()
+    np.testing.assert_allclose(got, want, atol=size * (1e-13 if factor == "f8" else 3e-7))
+
+
+@pytest.mark.parametrize("columns", [33, 64])
+def test_more_columns_are_the_librarys(columns):
+    plain, (x, w, _) = skinny("u1", "f8", columns)
+    with gpuscheduler.Scheduler("cuda:0") as s:
+        assert not added_up(s, x @ w)
+        np.testing.assert_allclose(host((x @ w).compute()), plain[0] @ plain[1], atol=1e-9)
+
+
+@pytest.mark.parametrize("devices", DEVICES[:2])
+def test_svd_compressed_of_small_integers(devices):
+    (x, *_), _ = skinny("u1", "f8")
+    d = da.from_array(x, chunks=(70, 200)).to_backend("cupy").persist()
+    with gpuscheduler.Scheduler(devices):
+        _, s, _ = da.linalg.svd_compressed(d, 3, n_power_iter=2, seed=0)
+        got = host(s.compute())
+    want = np.linalg.svd(x.astype("f8"), compute_uv=False)[:3]
+    np.testing.assert_allclose(got, want, rtol=0.05)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "?"])
+@pytest.mark.parametrize("columns", [1, 8, 20, 32])
+@pytest.mark.parametrize("shape", [(300, 256), (1000, 130), (5000, 20000)])
+def test_kernels_multiply_small_integers(monkeypatch, shape, columns, dtype, turned):
+    from gpuscheduler.plan import skinny as launched
+
+    monkeypatch.setattr(launched, "FEWEST", 0)
+    monkeypatch.setattr(launched, "_convert_and_multiply", None)  # none is converted
+    rng = np.random.default_rng(2)
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        x = cupy.asarray(rng.random(shape) < 0.5)
+    else:
+        limits = np.iinfo(kind)
+        x = cupy.asarray(rng.integers(limits.min, limits.max, shape, dtype=kind, endpoint=True))
+    x = x.T if turned else x
+    for factor in ("f4", "f8"):
+        w = cupy.asarray(rng.standard_normal((x.shape[1], columns)).astype(factor))
+        got = launched.multiply_skinny(x, w)
+        want = x.astype("f8") @ w.astype("f8")
+        assert float(abs(got - want).max()) <= 1e-13 * float(abs(want).max()) * x.shape[1] ** 0.5
+        got = launched.multiply_skinny(w.T, x.T)
+        assert float(abs(got - want.T).max()) <= 1e-13 * float(abs(want).max()) * x.shape[1] ** 0.5

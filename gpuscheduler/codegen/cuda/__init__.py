@@ -2,6 +2,7 @@
 
 call_cost         Which device functions are long enough to be called and not inlined.
 device_library    The CUDA C++ functions that kernels call, and which of them a text needs.
+skinny            CUDA text for products of small integers with few columns, and its grids.
 window_tiles      Choose the tile of window results that a block of threads makes.
 operations        CUDA C++ text of each operation, with NumPy's meaning.
 nodes             A kernel's expressions as numbered nodes, and their costs.

@@ -23,6 +23,11 @@ def _outer(a: Any, b: Any, out: Any = None) -> Any:
     return np.multiply(as_traced(a).ravel()[:, None], as_traced(b).ravel()[None, :])
 
 
+#: Integers that kernels multiply with few columns, and how many that are.
+SMALL_INTEGERS = tuple(np.dtype(kind) for kind in "?bBhH")
+MOST_COLUMNS = 32
+
+
 # ---- products of arrays with vectors
 
 
@@ -83,10 +88,15 @@ def _of_matrices(
     lengths: Mapping[Any, int],
     dtype: DType,
 ) -> TracedArray | None:
-    """Such a sum where it is the product of two matrices, of a type for which BLAS has one."""
+    """Such a sum where it is the product of two matrices, of types for which GPUs have one.
+
+    BLAS has it for two of one type. Small integers with few columns have kernels of their own.
+    """
     if len(operands) != 2 or dtype.char not in "fdFD" or 0 in lengths.values():
         return None
-    if any(x.dtype != dtype or x._expr.op != "input" or made_in(x._expr) for x in operands):
+    if any(x._expr.op != "input" or made_in(x._expr) for x in operands):
+        return None
+    if any(x.dtype not in (dtype, *SMALL_INTEGERS) for x in operands):
         return None
     long = [name for name, n in lengths.items() if n != 1]
     inner = [name for name in long if name not in out]
@@ -105,7 +115,11 @@ def _of_matrices(
         if matrix.shape != tuple([lengths[name] for name in pair]):
             return None
         number, view = matrix._expr.data
-        sides.append(ViewedInput(number, view, matrix.shape, dtype))
+        sides.append(ViewedInput(number, view, matrix.shape, x.dtype))
+    if not all(side.dtype == dtype for side in sides):
+        width = next(lengths[n] for n, s in zip(outer, sides, strict=True) if s.dtype == dtype)
+        if dtype.kind != "f" or width > MOST_COLUMNS:
+            return None
     product = MatrixProductArray((lengths[outer[0]], lengths[outer[1]]), *sides)
     total = TracedArray(current.get().keep(product, dtype), product.shape)
     shape = tuple([slice(None) if name in long else None for name in out])

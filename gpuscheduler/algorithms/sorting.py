@@ -289,19 +289,21 @@ def sort_line_blocks(
         if n == 1:
             continue
         known = not any(math.isnan(c) for c in x.chunks[axis])
+        lengths: Any = (f"{what}-lengths-{name}", *at)
+        if not known:
+            each: list[Any] = [(f"{what}-length-{name}", *k) for k in keys]
+            for length, block in zip(each, reads[0], strict=True):
+                dsk[length] = Task(length, _length, block, axis)
+            dsk[lengths] = Task(lengths, tuple, List(*[TaskRef(k) for k in each]))
         start = 0
         for b, k in enumerate(keys):
             cut: Any = (name, *k)
-            length: Any = (f"{what}-length-{name}", *k)
-            if known:
-                stop = start + int(x.chunks[axis][b])
-                part = (*[slice(None)] * axis, slice(start, stop))
-                dsk[cut] = Task(cut, getitem, TaskRef(key), part)
-                start = stop
-            else:
-                dsk[length] = Task(length, _length, reads[0][b], axis)
-                lengths = List(*[_ref(length[0], j) for j in keys])
-                dsk[cut] = Task(cut, _cut_block, TaskRef(key), lengths, b, axis)
+            if not known:
+                dsk[cut] = Task(cut, _cut_block, TaskRef(key), TaskRef(lengths), b, axis)
+                continue
+            stop = start + int(x.chunks[axis][b])
+            dsk[cut] = Task(cut, getitem, TaskRef(key), (*[slice(None)] * axis, slice(start, stop)))
+            start = stop
     return _array(name, dsk, columns, is_index)
 
 
@@ -479,7 +481,7 @@ def _length(block: Any, axis: int) -> int:
     return int(block.shape[axis])
 
 
-def _cut_block(whole: Any, lengths: list[int], number: int, axis: int) -> Any:
+def _cut_block(whole: Any, lengths: Sequence[int], number: int, axis: int) -> Any:
     """The part of joined lines that lies where a block was."""
     start = sum(lengths[:number])
     return whole[(*[slice(None)] * axis, slice(start, start + lengths[number]))]

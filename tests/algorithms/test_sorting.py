@@ -379,6 +379,16 @@ def test_sort_complex_is_numpys():
         assert_same(sort_complex(da.from_array(x, chunks=1)).compute(), np.sort_complex(x))
 
 
+def test_graph_of_unknown_chunks_grows_with_the_number_of_blocks():
+    """Not with its square: each block reads the lengths of all as one value."""
+    with dask.config.set({"gpuscheduler.sort-runs": 1}):
+        reads = [
+            sum(len(task.dependencies) for task in dict(sort(unknown(x)).dask).values())
+            for x in (da.ones(n, chunks=1) for n in (20, 40))
+        ]
+    assert reads[1] < 2.2 * reads[0]
+
+
 def test_read_only_blocks_stay_as_they_are():
     x = np.arange(10)[::-1].copy()
     x.flags.writeable = False

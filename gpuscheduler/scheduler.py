@@ -25,6 +25,7 @@ from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
 from .diagnostics.explain import Explanation, explain_plan, seconds_text
 from .diagnostics.log import logger
+from .diagnostics.memory import HeldMemory, held_memory
 from .diagnostics.progress import ProgressDisplay
 from .diagnostics.recording import Recording
 from .diagnostics.trace_json import Trace, take_trace, write
@@ -515,6 +516,22 @@ class Scheduler:
         plan = scheduler._predict(dsk, keys)
         planned = seconds_text((self.recorder.clock() - begin) / 1e9)
         return explain_plan(plan, plan.predicted, scheduler._is_gpu(), planned)
+
+    def held(self, who: bool = False) -> HeldMemory:
+        """What is persisted on the devices and on the host: bytes, places, and the user's line.
+
+        With `who` it also says which variables hold the collections, which takes a while.
+
+        >>> import dask.array as da
+        >>> with Scheduler("cpu:2") as s:
+        ...     x = da.ones((1000, 1000), chunks=500).persist()
+        ...     s.held().nbytes
+        8000000
+        """
+        chunks = self._persisted.every()
+        if self._host is not None:
+            chunks += self._host._persisted.every()
+        return held_memory(chunks, self.recorder.persisted, self.recorder.clock(), who)
 
     def _is_gpu(self) -> bool:
         return self.hardware.kind == "cuda"

@@ -68,6 +68,7 @@ WITHIN = {
         "trace_json",
         "advice",
         "explain",
+        "memory",
         "svg",
         "report",
         "recording",

@@ -15,7 +15,7 @@ from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
 from ..runtime.observe import Row, RunRecord, decode_rows
 from .advice import SHOWN, Advice, Facts, LayerFacts, give_advice
-from .trace_json import place_name
+from .trace_json import memory_name, place_name
 
 #: Rows of the page.
 MOST_ROWS = 25
@@ -47,6 +47,7 @@ class MemoryUse:
     """The peak of one memory."""
 
     place: int
+    name: str  # "device 0"
     peak: int
     limit: int
     at: str  # what runs at the peak: a label and its line
@@ -97,7 +98,7 @@ class Explanation:
         if self.memory:
             most = max(self.memory, key=lambda m: m.peak / max(m.limit, 1))
             room = f" of {format_bytes(most.limit)}" if most.limit < 2**60 else ""
-            out += f" Peak {format_bytes(most.peak)}{room} on {place_name(most.place)}"
+            out += f" Peak {format_bytes(most.peak)}{room} on {most.name}"
             out += f", at {most.at}." if most.at else "."
         return out
 
@@ -385,7 +386,8 @@ def _memory(
         if step is not None:
             where = table.line(step)
             at = f'"{table.label(step)}"' + (f" ({where})" if where else "")
-        out.append(MemoryUse(memory, peak, machine.limit(memory), at))
+        name = memory_name(memory, machine)
+        out.append(MemoryUse(memory, name, peak, machine.limit(memory), at))
     return tuple(out)
 
 

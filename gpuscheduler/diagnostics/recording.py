@@ -7,6 +7,7 @@ from os import PathLike
 
 from ..runtime.observe import CopyRow, Level, MemorySample, Note, Recorder, Row, RunRecord
 from .explain import Explanation, explain_records
+from .memory import MemoryProfile, profile_memory
 from .report import Report
 from .trace_json import Trace, take_trace, write
 
@@ -85,6 +86,10 @@ class Recording:
     def explain(self) -> Explanation:
         """What ran, on one page: layers, kernels, predicted and measured costs, advice."""
         return explain_records(self.runs(), self._is_gpu())
+
+    def memory(self, by: str = "layer") -> MemoryProfile:
+        """What filled each memory at its peak, by "layer", "line", "task" or "device"."""
+        return profile_memory(self.runs(), by)
 
     @property
     def epoch(self) -> int:

@@ -38,7 +38,7 @@ from .svg import (
     draw_parts,
     draw_steps,
 )
-from .trace_json import Trace, place_name, write
+from .trace_json import Trace, memory_name, place_name, write
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -238,8 +238,11 @@ def _verdicts(
     short = bool(spilled) or parts[fullest] > 0.9
     answer = "short" if short else "no"
     answer += f": {format_bytes(spilled)} spilled" if spilled else f", {parts[fullest]:.0%} used"
-    at = next((u.at for u in page.memory if u.place == fullest), "") if page else ""
-    detail = f"{format_bytes(peaks[fullest])} of {format_bytes(limit)} on {place_name(fullest)}"
+    at = _label_at_peak(trace, fullest)
+    if not at and page is not None:
+        at = next((u.at for u in page.memory if u.place == fullest), "")
+    where = memory_name(fullest, machine)
+    detail = f"{format_bytes(peaks[fullest])} of {format_bytes(limit)} on {where}"
     return [slow, waits, _Verdict(
         "Is memory short?", answer, detail + (f", at {at}" if at else ""), short
     )]  # fmt: skip
@@ -353,10 +356,8 @@ def _memory_html(trace: Trace, machine: Machine, begin: int, end: int) -> str:
         peak = max([n for _, n in points], default=0.0)
         near = limit <= 3 * peak
         top = max(limit, peak) * 1.02 if near else peak * 1.15
-        name = f"values, {place_name(memory)}"
-        at = max(points, key=lambda p: p[1])[0] if points else 0.0
-        ran = [r for r in trace.rows if r.begin <= at <= r.end]
-        label = max(ran, key=lambda r: r.nbytes).label if ran else ""
+        name = f"values on {memory_name(memory, machine)}"
+        label = _label_at_peak(trace, memory)
         picture = draw_steps(
             {"values": points}, begin, end, top, {"values": "#2563eb"},
             lambda ns: seconds_text(ns / 1e9), lambda n: format_bytes(int(n)),
@@ -377,6 +378,15 @@ def _memory_html(trace: Trace, machine: Machine, begin: int, end: int) -> str:
         )  # fmt: skip
         out.append(f"<p>spilled values</p>{picture}")
     return "".join(out)
+
+
+def _label_at_peak(trace: Trace, memory: int) -> str:
+    """The label of what ran, and made most, when a memory was fullest."""
+    if not trace.memory:
+        return ""
+    at = max(trace.memory, key=lambda s: s.used.get(memory, 0)).ns
+    ran = [r for r in trace.rows if r.begin <= at <= r.end]
+    return max(ran, key=lambda r: r.nbytes).label if ran else ""
 
 
 def _links_html(trace: Trace, machine: Machine | None) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import OutOfMemory
 from ..frontend.chunk import Chunk, moves
-from ..frontend.graph import Graph
+from ..frontend.graph import Graph, layer_of
 from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..plan.machine import DISK, ENDLESS, HOST
@@ -237,6 +237,11 @@ class PlanExecutor:
 
     def _hand_over(self, run: PlanRun, results: RunResults) -> list[Any]:
         if run.keep:
+            if run.record is not None:
+                graph = run.graph
+                names = {graph.called.get(k, k) for k in graph.wanted}
+                layers = {layer_of(key) for key in names}
+                run.record.recorder.note_persisted(run.record, layers)
             return keep_chunks(results, self.hardware, self.persisted)
         return collect_values(results)
 

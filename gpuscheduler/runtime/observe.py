@@ -22,10 +22,10 @@ from enum import IntEnum
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..plan.machine import DISK, HOST, Machine
+from ..plan.machine import HOST, Machine
 from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
-from .events import Copied, Copy, Done, Event, Free, Instruction, Issued, Launch, NoRoom
+from .events import Copied, Copy, Done, Event, Instruction, Issued, Launch, NoRoom
 from .under_way import runs_under_way
 
 if TYPE_CHECKING:
@@ -188,6 +188,8 @@ class RunRecord:
     memories: tuple[int, ...] = ()
     #: What the run took, once it is over.
     footprint: Footprint | None = None
+    #: Most working memory of one step seen, in bytes by kind of step.
+    working: dict[int, int] = field(default_factory=dict, repr=False)
     #: What was predicted of it, where it was.
     predicted: Footprint | None = None
     #: Type and first line of the exception that ended it, never the exception.
@@ -317,6 +319,8 @@ class Recorder:
     #: Sums over all finished runs: ("runs", how, "ok" or "error"), ("planned", how), ("steps",),
     #: ("moved", src, dst) and ("spilled", place) in bytes, ("seconds",).
     totals: Counter[tuple[Any, ...]] = field(default_factory=Counter)
+    #: Layers that were persisted: the number of the run that made each, and when, in ns.
+    persisted: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: What an observer raised is given to this function.
     complain: Callable[[Any, BaseException], None] = lambda observer, error: None
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -360,6 +364,10 @@ class Recorder:
             record.trim()
         if record.plan is not None:
             record.predicted = record.plan.predicted
+            if record.level >= Level.STEPS:
+                record.working = dict(record.plan.takes)
+                if record.state is not None:
+                    record.working.update(record.state.extra)
         record.plan = record.state = None
         self.running.pop(record.number, None)
         if len(self.runs) == self.runs.maxlen:  # what is dropped with it
@@ -383,6 +391,14 @@ class Recorder:
     def note(self, kind: str, **fields: Any) -> None:
         """Note something rare; never called per step."""
         self.notes.append(Note(self.clock(), kind, fields))
+
+    def note_persisted(self, record: RunRecord, layers: Iterable[str]) -> None:
+        """Note which layers a run leaves on its devices."""
+        for layer in layers:
+            self.persisted.pop(layer, None)  # the latest is last
+            self.persisted[layer] = record.number, self.clock()
+        while len(self.persisted) > MOST_NOTES:
+            del self.persisted[next(iter(self.persisted))]
 
     def _tell(self, what: str, record: RunRecord) -> None:
         for observer in list(self.observers):
@@ -582,17 +598,3 @@ def decode_memory(record: RunRecord) -> list[MemorySample]:
 def refusals(record: RunRecord) -> list[NoRoom]:
     """Launches and copies of one run that the allocator refused."""
     return [e for t in record.turns.copy() for e in t.events if type(e) is NoRoom]
-
-
-def frees(record: RunRecord) -> list[tuple[int, Free]]:
-    """When values of one run were freed, in ns, and where."""
-    return [(t.ns, i) for t in record.turns.copy() for i in t.instructions if type(i) is Free]
-
-
-def spilled_bytes(copies: Iterable[CopyRow]) -> dict[int, int]:
-    """Bytes that went to the host and to the disk."""
-    out = {HOST: 0, DISK: 0}
-    for row in copies:
-        if row.dst in out:
-            out[row.dst] += row.nbytes
-    return out

@@ -223,6 +223,15 @@ def test_off_nothing_is_called_per_step_of_a_real_scheduler():
 # ---- sums
 
 
+def spilled_bytes(copies):
+    """Bytes that went to the host and to the disk."""
+    out = {HOST: 0, DISK: 0}
+    for row in copies:
+        if row.dst in out:
+            out[row.dst] += row.nbytes
+    return out
+
+
 @settings(thorough)
 @given(cases(persisted=False))
 def test_recorded_bytes_are_those_of_the_footprint(case):
@@ -238,7 +247,7 @@ def test_recorded_bytes_are_those_of_the_footprint(case):
     refused = {(e.step, e.place) for e in observe.refusals(record)}
     if not refused:
         assert {k: n for k, n in moved.items() if n} == {k: n for k, n in took.moved.items() if n}
-        spilled = observe.spilled_bytes(decode_copies(record))
+        spilled = spilled_bytes(decode_copies(record))
         assert all(spilled[p] >= n for p, n in took.spilled.items())
     for sample in decode_memory(record):
         assert all(used <= took.peak[place] for place, used in sample.used.items())
@@ -250,7 +259,7 @@ def test_what_spills_is_recorded():
     plan.steps[2].nbytes = 16
     plan.steps[3].nbytes = 0
     record = recorded(plan, devices=InOrderDevices(plan, {0: 8, 1: 8, 2: 16, 3: 0}))
-    assert observe.spilled_bytes(decode_copies(record))[HOST] == 8
+    assert spilled_bytes(decode_copies(record))[HOST] == 8
     assert [(c.label, c.src, c.dst) for c in decode_copies(record)] == [
         ("mix", 0, HOST), ("mix", HOST, 0),
     ]  # fmt: skip

@@ -1,0 +1,382 @@
+"""What fills memory: values and working memory at the peak, and persisted collections."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from types import FrameType
+from typing import Any
+
+from dask.utils import format_bytes, key_split
+
+from ..frontend.chunk import Chunk
+from ..frontend.graph import layer_of
+from ..frontend.lines import is_users_code, is_users_frame, line_of, place_in_file
+from ..plan.machine import Machine
+from ..plan.step_table import StepTable
+from ..runtime.events import Copied, Free, Issued
+from ..runtime.observe import RunRecord
+from .explain import seconds_text
+from .trace_json import memory_name, place_name
+
+#: Rows that are printed of one memory.
+MOST_ROWS = 12
+#: Collections from one line that are held at once and are worth a word.
+GENERATIONS = 3
+GROUPINGS = ("layer", "line", "task", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """A part of what fills a memory at its peak."""
+
+    what: str  # "values" or "working memory"
+    name: str  # a label, line, key or device, as asked for
+    line: str
+    nbytes: int
+    count: int  # of values, or of steps that run
+    until: str  # the label of the last step that reads one of them
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """One memory at its peak."""
+
+    place: int
+    name: str  # "device 0"
+    limit: int
+    nbytes: int  # of values
+    seconds: float  # from the beginning of the run
+    run: int
+    during: str  # what was ordered last: a label and its line
+    rows: tuple[MemoryRow, ...]  # the largest first
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """The peaks of all memories; printed, one page."""
+
+    peaks: tuple[MemoryPeak, ...]
+    by: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain values, for tools."""
+        names = "what", "name", "line", "nbytes", "count", "until"
+        return {
+            "by": self.by,
+            "peaks": [
+                {
+                    "place": p.place, "limit": p.limit, "nbytes": p.nbytes, "run": p.run,
+                    "seconds": p.seconds, "during": p.during,
+                    "rows": [{n: getattr(r, n) for n in names} for r in p.rows],
+                }
+                for p in self.peaks
+            ],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return "\n".join([line for peak in self.peaks for line in _peak_lines(peak)])
+
+    def __repr__(self) -> str:
+        return f"<MemoryProfile of {len(self.peaks)} memories by {self.by}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def _peak_lines(peak: MemoryPeak) -> list[str]:
+    working = sum([r.nbytes for r in peak.rows if r.what != "values"])
+    room = f" of {format_bytes(peak.limit)}" if peak.limit < 2**60 else ""
+    out = [
+        f"peak on {peak.name}: {format_bytes(peak.nbytes + working)}{room} at "
+        f"{seconds_text(peak.seconds)} of run {peak.run}, while {peak.during} ran: values "
+        f"{format_bytes(peak.nbytes)}, working memory {format_bytes(working)}"
+    ]
+    for row in peak.rows[:MOST_ROWS]:
+        size = format_bytes(row.nbytes).rjust(11)
+        until = f", needed until {row.until}" if row.until else ""
+        many = f"{row.count} block{'s'[: row.count != 1]}" if row.what == "values" else "at most"
+        out.append(
+            f"{size}  {row.what:<14}  {row.name:<40}  {row.line:<20}  {many}{until}".rstrip()
+        )
+    if len(peak.rows) > MOST_ROWS:
+        rest = format_bytes(sum([r.nbytes for r in peak.rows[MOST_ROWS:]]))
+        out.append(f"{rest.rjust(11)}  in {len(peak.rows) - MOST_ROWS} more")
+    return out
+
+
+def profile_memory(records: Sequence[RunRecord], by: str = "layer") -> MemoryProfile:
+    """The largest peak of each memory in these runs, and what filled it.
+
+    Raises
+    ------
+    ValueError
+        for another grouping than "layer", "line", "task" and "device".
+    RuntimeError
+        where no run was recorded at level "steps" or above.
+    """
+    if by not in GROUPINGS:
+        raise ValueError(f"by={by!r}: use one of {', '.join(map(repr, GROUPINGS))}")
+    known = [r for r in records if r.table is not None and r.machine is not None]
+    if not known:
+        raise RuntimeError(
+            "no memory was recorded: compute something in `with scheduler.record():`"
+        )
+    best: dict[int, tuple[int, int, RunRecord]] = {}  # bytes, number of the change, run
+    for record in known:
+        for memory, (nbytes, at) in _find_peaks(record).items():
+            if nbytes > best.get(memory, (-1, 0, record))[0]:
+                best[memory] = nbytes, at, record
+    return MemoryProfile(
+        tuple([_describe_peak(m, *found, by) for m, found in sorted(best.items())]), by
+    )
+
+
+#: A change of what a memory holds: ns, memory, step, bytes; negative where a value goes.
+_Change = tuple[int, int, int, int]
+
+
+def _changes(record: RunRecord) -> Iterator[_Change]:
+    table, machine = record.table, record.machine
+    assert table is not None
+    assert machine is not None
+    sizes = dict(enumerate(table.nbytes))
+    if record.tape is not None:
+        yield from _changes_of_tape(record, table, machine)
+        return
+    for turn in record.turns.copy():
+        for ins in turn.instructions:
+            if type(ins) is Free:
+                yield turn.ns, ins.place, ins.step, -sizes[ins.step]
+        for event in turn.events:
+            if type(event) is Issued:
+                sizes[event.step] = event.nbytes
+                memory = machine.memory_of(table.places[event.step])
+                yield turn.ns, memory, event.step, event.nbytes
+            elif type(event) is Copied and event.dst >= 0:
+                yield turn.ns, event.dst, event.step, sizes[event.step]
+
+
+def _changes_of_tape(record: RunRecord, table: StepTable, machine: Machine) -> Iterator[_Change]:
+    tape = record.tape
+    assert tape is not None
+    orders = [(place, *order) for place, found in tape.orders for order in found]
+    span = max((record.queued or record.ended) - record.admitted, 0)
+    for n, (place, verb, step, _) in enumerate(orders):
+        at = record.admitted + span * n // max(len(orders), 1)
+        sign = -1 if verb == "free" else 1
+        yield at, machine.memory_of(place), step, sign * tape.nbytes[step]
+
+
+def _find_peaks(record: RunRecord) -> dict[int, tuple[int, int]]:
+    """Most bytes of each memory, and behind how many changes that is."""
+    used: Counter[int] = Counter()
+    held: dict[tuple[int, int], int] = {}
+    out: dict[int, tuple[int, int]] = {}
+    for n, (_, memory, step, nbytes) in enumerate(_changes(record)):
+        used[memory] += _apply(held, memory, step, nbytes)
+        if used[memory] > out.get(memory, (0, 0))[0]:
+            out[memory] = used[memory], n
+    return {m: found for m, found in out.items() if m >= 0}
+
+
+def _apply(held: dict[tuple[int, int], int], memory: int, step: int, nbytes: int) -> int:
+    """By how much a memory changes; a value that is freed or comes twice counts once."""
+    if nbytes < 0:
+        return -held.pop((memory, step), 0)
+    before = held.get((memory, step), 0)
+    held[memory, step] = nbytes
+    return nbytes - before
+
+
+def _describe_peak(memory: int, nbytes: int, at: int, record: RunRecord, by: str) -> MemoryPeak:
+    table, machine = record.table, record.machine
+    assert table is not None
+    assert machine is not None
+    held: dict[tuple[int, int], int] = {}
+    ns, last = record.admitted, -1
+    for n, (when, place, step, change) in enumerate(_changes(record)):
+        _apply(held, place, step, change)
+        if place == memory and change >= 0:
+            ns, last = when, step
+        if n == at:
+            break
+    final: dict[int, int] = {}
+    for i, inputs in enumerate(table.inputs):
+        for j in inputs:
+            final[j] = i
+    sums: dict[tuple[str, str], list[int]] = {}
+    until: dict[tuple[str, str], int] = {}
+    for (place, step), size in held.items():
+        if place != memory or not size:
+            continue
+        name = _name_of(table, step, by)
+        row = sums.setdefault(name, [0, 0])
+        row[0] += size
+        row[1] += 1
+        until[name] = max(until.get(name, -1), final.get(step, -1))
+    rows = [
+        MemoryRow(
+            "values", *names, size, count,
+            table.label(until[names]) if until[names] >= 0 else "",
+        )
+        for names, (size, count) in sums.items()
+    ]  # fmt: skip
+    during = ""
+    if last >= 0:
+        line = table.line(last)
+        during = f'"{table.label(last)}"' + (f" ({line})" if line else "")
+        if working := record.working.get(table.kinds[last], 0):
+            rows.append(MemoryRow("working memory", *_name_of(table, last, by), working, 1, ""))
+    rows.sort(key=lambda r: -r.nbytes)
+    return MemoryPeak(
+        memory, memory_name(memory, machine), machine.limit(memory), nbytes,
+        (ns - record.admitted) / 1e9, record.number, during, tuple(rows),
+    )  # fmt: skip
+
+
+def _name_of(table: StepTable, step: int, by: str) -> tuple[str, str]:
+    line = table.line(step)
+    if by == "line":
+        return line or "unknown line", ""
+    if by == "task":
+        return str(table.keys[step]), line
+    if by == "device":
+        return place_name(table.places[step]), ""
+    return table.label(step), line
+
+
+# ---- what is persisted
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """A persisted collection, or what is left of it."""
+
+    name: str  # of its layer, without its token: "u"
+    layer: str  # "add-fa79…"
+    line: str  # where it was written
+    nbytes: int
+    blocks: int
+    places: dict[int, int]  # bytes by place, in the fastest each block has
+    run: int | None = None  # that made it
+    age: float | None = None  # seconds since
+    holders: tuple[str, ...] = ()  # who holds it: "`history` in main (wave.py:30)"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """Persisted collections, the largest first; printed, a line for each."""
+
+    rows: tuple[HeldRow, ...]
+    _looked: bool = field(default=False, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum([r.nbytes for r in self.rows])
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "nothing is persisted"
+        out = [self._line(row) for row in self.rows]
+        lines = Counter([r.line for r in self.rows if r.line])
+        out += [
+            f"advice: {n} collections that {line} made are alive: let go of the older ones"
+            for line, n in lines.items()
+            if n >= GENERATIONS
+        ]
+        return "\n".join(out)
+
+    def _line(self, row: HeldRow) -> str:
+        where = ", ".join([place_name(p) for p in sorted(row.places, reverse=True)])
+        out = f"{format_bytes(row.nbytes).rjust(11)} on {where}  {row.name}"
+        out += f", {row.blocks} block{'s'[: row.blocks != 1]}"
+        if row.line:
+            out += f"  {row.line}"
+        if row.run is not None and row.age is not None:
+            out += f"  made in run {row.run}, {seconds_text(row.age)} ago"
+        if self._looked:
+            out += f"  held by: {', '.join(row.holders) or 'nobody that can be named'}"
+        return out
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def held_memory(
+    chunks: Iterable[Chunk],
+    made: Mapping[str, tuple[int, int]],
+    now: int,
+    who: bool = False,
+) -> HeldMemory:
+    """What is persisted, by layer.
+
+    `made` has the number of the run that made each layer, and when, in ns; `now` is by the same
+    clock. With `who` it also looks for names of who holds the collections, which is slow.
+    """
+    sums: dict[str, list[Any]] = {}
+    for chunk in chunks:
+        row = sums.setdefault(layer_of(chunk.key), [0, 0, Counter()])
+        place = max(chunk.places, default=chunk.place)
+        row[0] += chunk.nbytes
+        row[1] += 1
+        row[2][place] += chunk.nbytes
+    holders = find_holders(sums) if who and sums else {}
+    rows = []
+    for layer, (nbytes, blocks, places) in sums.items():
+        run, at = made.get(layer, (None, None))
+        rows.append(HeldRow(
+            key_split(layer), layer, line_of(layer), nbytes, blocks, dict(places), run,
+            None if at is None else (now - at) / 1e9, tuple(holders.get(layer, ())),
+        ))  # fmt: skip
+    return HeldMemory(tuple(sorted(rows, key=lambda r: -r.nbytes)), who)
+
+
+def find_holders(layers: Iterable[str]) -> dict[str, list[str]]:
+    """Names under which collections with these layers are held, in frames and in modules."""
+    wanted = set(layers)
+    found: dict[int, list[str]] = {}  # layers by the id of a collection
+    for it in gc.get_objects():
+        if not hasattr(type(it), "__dask_graph__"):
+            continue
+        graph = getattr(it, "dask", None)
+        mine = wanted.intersection(getattr(graph, "layers", None) or ())
+        if mine:
+            found[id(it)] = sorted(mine)
+    out: dict[str, list[str]] = {}
+    for where, space in _spaces():
+        for name, value in list(space.items()):
+            parts = [value]
+            if isinstance(value, (list, tuple, set)):
+                parts += list(value)[:1000]
+            elif isinstance(value, dict) and not name.startswith("__"):
+                parts += list(value.values())[:1000]
+            elif hasattr(value, "__dict__") and not isinstance(value, type):
+                parts += [v for v in vars(value).values() if id(v) in found]
+            for layer in {layer for part in parts for layer in found.get(id(part), ())}:
+                words = f"`{name}` in {where}"
+                names = out.setdefault(layer, [])
+                if words not in names:
+                    names.append(words)
+    return out
+
+
+def _spaces() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The variables of the user's running functions and modules, and where these are."""
+    for top in list(sys._current_frames().values()):
+        frame: FrameType | None = top
+        while frame is not None:
+            if is_users_frame(frame) and frame.f_code.co_name != "<module>":
+                code = frame.f_code
+                place = place_in_file(code.co_filename, frame.f_lineno)
+                yield f"{code.co_name} ({place})", dict(frame.f_locals)
+            frame = frame.f_back
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name == "__main__" or (file and is_users_code(file, name)):
+            yield name, dict(vars(module))

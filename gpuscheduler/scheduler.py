@@ -51,6 +51,7 @@ from .runtime.observe import Level, Recorder, Row, RunRecord
 from .runtime.persisted import PersistedChunks
 from .runtime.pools import CallersPool
 from .runtime.protocol import Devices, Hardware, Lease, StepWatcher
+from .sparse_parts import unwrapped
 
 
 class Scheduler:
@@ -279,6 +280,8 @@ class Scheduler:
                 rerun = bool(request.rerun_exceptions_locally)
                 run = PlanRun(entry, lease, request.keep, callbacks, rerun, record=record)
                 values = self._execute(run)
+            if not request.keep:
+                values = [unwrapped(v) for v in values]
             if request.cache is not None:  # Dask's own schedulers leave results in it
                 request.cache.update(zip(entry.graph.wanted, values, strict=True))
             return nest_values(request.keys, iter(values))

@@ -166,9 +166,6 @@ class SparseBlock(np.lib.mixins.NDArrayOperatorsMixin):
             "gpuscheduler.sparse.todense(x) first"
         )
 
-    def dot(self, other: Any) -> Any:
-        return multiply_matrices(self, other)
-
     def sum(
         self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False
     ) -> Any:
@@ -524,14 +521,15 @@ def concatenate(blocks: Sequence[Any], axis: int = 0, **_: Any) -> SparseBlock:
         return first
     if first.unit is not None and axis > first.unit:
         axis -= 1
+    dtype = np.result_type(*[b.dtype for b in blocks])
     if not any(b.matrix.nnz for b in blocks):
         shape = list(first.matrix.shape)
         shape[axis] = sum(b.matrix.shape[axis] for b in blocks)
-        dtype = np.result_type(*[b.dtype for b in blocks])
         return first.replaced(empty_csr(first.matrix, tuple(shape), dtype))
     module = sparse_module(first.matrix)
     join = module.hstack if axis else module.vstack
-    return first.replaced(as_csr(join([as_csr(b.matrix) for b in blocks], format="csr")))
+    made = join([as_csr(b.matrix) for b in blocks], format="csr")
+    return first.replaced(as_csr(made.astype(dtype, copy=False)))  # CuPy makes floats of bool
 
 
 def take(block: SparseBlock, indices: Any, axis: int | None = None, **_: Any) -> Any:

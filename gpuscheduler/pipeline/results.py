@@ -14,7 +14,6 @@ from ..plan.plan import Plan
 from ..runtime.gather import ResultAssembly
 from ..runtime.persisted import PersistedChunks
 from ..runtime.protocol import Devices, Hardware
-from ..sparse_parts import unwrapped
 from ..values import part_of
 
 
@@ -47,8 +46,7 @@ def collect_values(results: RunResults, keys: Iterable[Any] | None = None) -> li
 
     def wanted(key: Any) -> Any:
         gather = graph.gathers.get(graph.alias.get(key, key))
-        made = value(key) if gather is None else results.assembly.result(gather, value)
-        return unwrapped(made) if keys is None else made
+        return value(key) if gather is None else results.assembly.result(gather, value)
 
     return [wanted(key) for key in (graph.wanted if keys is None else keys)]
 

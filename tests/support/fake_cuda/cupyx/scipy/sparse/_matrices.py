@@ -191,7 +191,10 @@ def _stacked(stack):
     def function(blocks, format=None, dtype=None):
         kinds = [type(b) for b in _flat(blocks) if b is not None]
         kind = next((k for k in kinds if issubclass(k, sparray)), kinds[0])
-        return _back(stack(_host(list(blocks)), format=format, dtype=dtype), kind)
+        made = stack(_host(list(blocks)), format=format, dtype=dtype)
+        if made.dtype == bool:
+            made = made.astype("f4")
+        return _back(made, kind)
 
     return function
 

@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from .default import report
     from .diagnostics.progress import progress
     from .errors import DeviceLost, NotCompiled, OutOfMemory, PlanError
+    from .iteration import Iteration
     from .mesh import axis, geomaxis, mesh
     from .options import Options
     from .scheduler import Scheduler
 
 __all__ = [
-    "Cyclic", "DeviceLost", "NotCompiled", "Options", "OutOfMemory", "PlanError", "Scheduler",
-    "__version__", "attach", "axis", "geomaxis", "get", "mesh", "progress", "report",
-    "simulate",
+    "Cyclic", "DeviceLost", "Iteration", "NotCompiled", "Options", "OutOfMemory", "PlanError",
+    "Scheduler", "__version__", "attach", "axis", "geomaxis", "get", "mesh", "progress",
+    "report", "simulate",
 ]  # fmt: skip
 
 #: The module of each public name. They are imported at first use: Dask's arrays take most of a
@@ -49,6 +50,7 @@ __all__ = [
 _MODULES = {
     "Cyclic": "algorithms.cyclic",
     "DeviceLost": "errors",
+    "Iteration": "iteration",
     "NotCompiled": "errors",
     "Options": "options",
     "OutOfMemory": "errors",

@@ -25,8 +25,8 @@ ROOMS = [
     "_version", "errors", "sparse_parts", "values", "algorithms", "gc_control", "forks",
     "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
-    "diagnostics", "scheduler", "default", "mesh", "cluster", "array", "linalg", "sparse",
-    "fft",
+    "diagnostics", "scheduler", "default", "iteration", "mesh", "cluster", "array", "linalg",
+    "sparse", "fft",
     "__init__", "cli",
     "__main__",
 ]  # fmt: skip

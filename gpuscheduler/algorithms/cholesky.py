@@ -54,8 +54,12 @@ def cholesky(a: Any, *, upper: bool = False, block_size: int | None = None) -> A
     numpy.linalg.LinAlgError
         When computed, if a matrix is not positive definite, or has NaN; here, if it is not square.
 
+    Notes
+    -----
     ‖a − L·Lᴴ‖ ≤ c·n·u·‖a‖ with a small c, whatever the matrix.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> cholesky(da.from_array(np.array([[4.0, 9.0], [2.0, 5.0]]), chunks=1)).compute().tolist()
     [[2.0, 0.0], [1.0, 2.0]]

@@ -37,6 +37,8 @@ def matrix_power(a: Any, n: int) -> Array:
     numpy.linalg.LinAlgError
         If a matrix is not square; when computed, if `n` is negative and a matrix is singular.
 
+    Examples
+    --------
     >>> matrix_power(da.from_array(np.array([[1, 1], [1, 0]]), chunks=1), 10).compute().tolist()
     [[89, 55], [55, 34]]
     """
@@ -87,8 +89,12 @@ def multi_dot(arrays: Sequence[Any]) -> Array:
     numpy.linalg.LinAlgError
         If an array has other than two axes.
 
+    Notes
+    -----
     The order is found by dynamic programming; see Cormen, Introduction to Algorithms, 15.2.
 
+    Examples
+    --------
     >>> a, b, c = da.ones((2, 9)), da.ones((9, 9)), da.ones(9)
     >>> multi_dot([a, b, c]).compute().tolist()
     [81.0, 81.0]
@@ -164,6 +170,8 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Array:
     x
         Array of shape `Q`.
 
+    Examples
+    --------
     >>> a = da.eye(6, chunks=3).reshape(2, 3, 6)
     >>> tensorsolve(a, da.ones((2, 3))).compute().tolist()
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]

@@ -18,6 +18,8 @@ class Cyclic:
     axis
         The axis of the array; the last one by default.
 
+    Examples
+    --------
     >>> rule = Cyclic(axis=1)
     >>> [rule.device_of(("x", 0, j), 2) for j in range(4)]
     [0, 1, 0, 1]

@@ -64,6 +64,8 @@ def eigh(a: Any, UPLO: str = "L") -> EighResult:
         When computed, if there is NaN or infinity, or the method does not converge; here, if a
         matrix is not square.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> w, v = eigh(da.from_array(np.array([[2.0, 9.0], [0.0, 1.0]]), chunks=1))
     >>> w.compute().tolist()
@@ -113,6 +115,8 @@ def eig(a: Any) -> EigResult:
         When computed, if there is NaN or infinity, or the method does not converge; here, if a
         matrix is not square.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> w, v = eig(da.from_array(np.array([[0.0, -1.0], [1.0, 0.0]]), chunks=1))
     >>> np.sort(w.compute().imag).tolist()

@@ -427,9 +427,13 @@ def fftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Ar
     ValueError
         If chunk sizes along an axis are not known, or a length is below 1.
 
+    Notes
+    -----
     Each rechunk moves the array once: with axes in one chunk and axes that are chunked, one is
     enough in most cases.
 
+    Examples
+    --------
     >>> x = da.ones((4, 4), chunks=2)
     >>> fftn(x).compute().real[0, 0]
     np.float64(16.0)

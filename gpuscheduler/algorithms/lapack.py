@@ -104,8 +104,6 @@ def factor(a: Any) -> tuple[Any, Any, int]:
         from scipy.linalg import get_lapack_funcs
 
         (getrf,) = get_lapack_funcs(("getrf",), (a,))
-        if not a.flags.writeable:
-            a = np.array(a, order="F")
         lu, pivots, info = getrf(a, overwrite_a=True)
         return lu, pivots.astype(np.int32, copy=False), int(info)
     return _factor_on_gpu(xp, a)

@@ -193,8 +193,12 @@ def lu_factor(a: Any, *, block_size: int | None = None) -> tuple[Array, Array]:
     NotImplementedError
         If the matrix is not square and too large for one library call.
 
+    Notes
+    -----
     The method is right-looking block LU; see Golub and Van Loan, Matrix Computations, 3.4.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> lu, piv = lu_factor(da.from_array(np.array([[1.0, 2.0], [4.0, 2.0]]), chunks=1))
     >>> lu.compute().tolist(), piv.compute().tolist()
@@ -269,8 +273,12 @@ def lu_solve(lu_and_piv: tuple[Any, Any], b: Any, trans: int = 0) -> Array:
     trans
         0 solves with `a`, 1 with its transpose, 2 with its conjugate transpose.
 
+    Notes
+    -----
     Runs on one device. `numpy.linalg.LinAlgError` is raised where U has an exactly zero pivot.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> factors = lu_factor(da.from_array(np.array([[1.0, 2.0], [4.0, 2.0]]), chunks=1))
     >>> lu_solve(factors, np.array([3.0, 6.0])).compute().tolist()

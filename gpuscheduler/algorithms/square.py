@@ -72,9 +72,13 @@ def solve(
         When computed, if the matrix is exactly singular, or not positive definite; here, if it is
         not square.
 
+    Notes
+    -----
     The backward error is LAPACK's: ‖b − ax‖ ≤ c·n·u·‖a‖‖x‖ with a small c, but for matrices with
     pivots that grow. `dask.array.linalg.solve` finds pivots in diagonal tiles only.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> a = da.from_array(np.array([[0.0, 2.0], [1.0, 1.0]]), chunks=1)
     >>> solve(a, np.array([2.0, 2.0])).compute().tolist()
@@ -167,6 +171,8 @@ def inv(a: Any, *, block_size: int | None = None) -> Array:
     numpy.linalg.LinAlgError
         When computed, if a matrix is exactly singular; here, if it is not square.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> inv(da.from_array(np.array([[0.0, 2.0], [1.0, 0.0]]), chunks=1)).compute().tolist()
     [[0.0, 1.0], [0.5, 0.0]]
@@ -219,6 +225,8 @@ def slogdet(a: Any, *, block_size: int | None = None) -> SlogdetResult:
     sign, logabsdet
         Arrays of shape `(...)`. A singular matrix has sign 0 and logarithm −inf.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> sign, logarithm = slogdet(da.eye(4, chunks=2) * -2)
     >>> float(sign.compute()), round(float(logarithm.compute()), 4)
@@ -259,6 +267,8 @@ def det(a: Any, *, block_size: int | None = None) -> Array:
     determinant
         Array of shape `(...)`.
 
+    Examples
+    --------
     >>> import dask.array as da
     >>> round(float(det(da.eye(4, chunks=2) * -2).compute()), 9)
     16.0

@@ -137,6 +137,20 @@ def test_axes_that_get_shorter_are_transformed_before_the_move():
     assert steps[1].chunks == ((16,), (1, 1))
 
 
+def test_of_two_axes_in_a_grid_the_one_that_gets_shorter_is_first():
+    """The first move has all elements, the second only those that are left."""
+    long, short = Transform("fft", 0, 16, 16), Transform("fft", 1, 2, 2)
+    steps = plan_transforms(((4,) * 4, (4,) * 4), [long, short])
+    assert [step.transforms for step in steps] == [(short,), (long,)]
+
+
+def test_axes_that_are_done_are_split_before_those_that_are_wanted():
+    chunks = ((4, 4), (8,), (8,))
+    assert fourier.make_whole(chunks, {0}, {0, 1}) == ((8,), (8,), (4, 4))
+    assert fourier.make_whole(chunks, {0}, {0, 2}) == ((8,), (4, 4), (8,))
+    assert fourier.make_whole(((4, 4), (8,), (1,)), {0}, {0, 1}) == ((8,), (4, 4), (1,))
+
+
 def test_real_transforms_are_first_and_to_reals_last():
     real, other = Transform("rfft", 0, 8, 5), Transform("fft", 1, 8, 8)
     steps = plan_transforms(((4, 4), (8,)), [other, real])

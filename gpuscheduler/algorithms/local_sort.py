@@ -39,7 +39,7 @@ def sort_pieces(pieces: Sequence[Any], descending: bool = False) -> Any:
         if kind == "f":
             x = _move_first_nan(x)
         return _reverse(x) if descending else x
-    quick = _sorts_quickly(x.dtype)
+    quick = sorts_quickly(x.dtype)
     if descending and not quick:
         x = x[::-1].copy()
     x.sort(kind=None if quick else "stable")
@@ -122,7 +122,7 @@ def sort_lines(x: Any, axis: int, descending: bool = False) -> Any:
     elif descending or _is_numpys_half(y):
         out = xp.take_along_axis(y, argsort_lines(y, -1, descending), axis=-1)
     elif xp is np:
-        quick = _sorts_quickly(y.dtype) and not (kind == "f" and _has_both_zeros(y))
+        quick = sorts_quickly(y.dtype) and not (kind == "f" and _has_both_zeros(y))
         out = np.sort(y, axis=-1, kind=None if quick else "stable")
     else:
         out = _sort_packed(y)
@@ -191,7 +191,7 @@ def _are_long(y: Any) -> bool:
     return bool(y.shape[-1] >= (LONG_LINE if array_module(y) is np else LONG_LINE * 256))
 
 
-def _sorts_quickly(dtype: np.dtype[Any]) -> bool:
+def sorts_quickly(dtype: np.dtype[Any]) -> bool:
     """Whether NumPy's default, by vector instructions, is faster than its stable sort."""
     return dtype.kind in "biufMm" and is_ordered(dtype)
 

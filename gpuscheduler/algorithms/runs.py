@@ -41,11 +41,14 @@ def machine_in_use(module: str) -> SortDevices | None:
     return SortDevices(len(machine.memory), min(machine.memory))
 
 
-def count_runs(nbytes: float, blocks: int, machine: SortDevices | None) -> int:
+def count_runs(
+    nbytes: float, blocks: int, machine: SortDevices | None, *, is_merge_cheap: bool = False
+) -> int:
     """Choose how many runs to sort and merge; results do not depend on it.
 
     One run where an array is small, or one of at most two devices has room for it: two sorts of
-    halves and a merge take as long. Else a run for each device, or several if memory is short.
+    halves and a merge, which is a second sort, take as long. Else a run for each device, or several
+    if memory is short. Two devices have two runs where a merge is much cheaper than a sort.
 
     >>> count_runs(8e9, 100, None)
     8
@@ -63,7 +66,8 @@ def count_runs(nbytes: float, blocks: int, machine: SortDevices | None) -> int:
     else:
         needed = 1 if math.isnan(nbytes) else max(1, math.ceil(COPIES * nbytes / machine.nbytes))
         runs = needed
-        if needed > 1 or machine.devices > 2 or math.isnan(nbytes):
+        few = 1 if is_merge_cheap else 2
+        if needed > 1 or machine.devices > few or math.isnan(nbytes):
             runs = machine.devices * math.ceil(needed / machine.devices)
     return max(1, min(runs, blocks))
 

@@ -269,7 +269,10 @@ class _Request(NamedTuple):
 
 def _of_long_line(what: str, x: Any, request: _Request) -> Any:
     lengths, module = x.chunks[0], module_name(x)
-    runs = count_runs(x.shape[0] * x.dtype.itemsize, len(lengths), machine_in_use(module))
+    runs = count_runs(
+        x.shape[0] * x.dtype.itemsize, len(lengths), machine_in_use(module),
+        is_merge_cheap=module != "numpy",  # NumPy selects in one run, and sorts several
+    )  # fmt: skip
     token = tokenize(x, request, runs)
     name = f"{what}-{token}"
     key = (name, *(0,) * len(request.shape))

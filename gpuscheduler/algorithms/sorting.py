@@ -28,6 +28,7 @@ from .local_sort import (
     lexsort_lines,
     sort_lines,
     sort_pieces,
+    sorts_quickly,
 )
 from .ordered_keys import KINDS, is_ordered
 from .runs import (
@@ -368,7 +369,9 @@ def sort_long(what: str, columns: list[Any], *, index: bool, descending: bool) -
     x = columns[0]
     lengths, machine = x.chunks[0], machine_in_use(module_name(x))
     nbytes = x.shape[0] * sum(c.dtype.itemsize for c in columns) + 8 * index * x.shape[0]
-    runs = count_runs(nbytes, len(lengths), machine)
+    # timsort merges; the quick sort of values, and CUB, begin anew
+    is_cheap = module_name(x) == "numpy" and (index or not sorts_quickly(x.dtype))
+    runs = count_runs(nbytes, len(lengths), machine, is_merge_cheap=is_cheap)
     if runs == 1 or not all(is_ordered(c.dtype) for c in columns):
         function = _local(columns, index, descending)
         return sort_line_blocks(what, columns, 0, function, is_index=index)

@@ -423,12 +423,28 @@ def test_number_of_runs_suits_the_devices(nbytes, machine, expected):
     machine = machine and runs.SortDevices(*machine)
     assert runs.count_runs(nbytes, 100, machine) == expected
     assert runs.count_runs(nbytes, 2, machine) <= 2
+    cheap = runs.count_runs(nbytes, 100, machine, is_merge_cheap=True)
+    assert cheap == (2 if machine and machine.devices == 2 else expected)
 
 
 def test_machine_is_that_of_the_entered_scheduler():
     assert runs.machine_in_use("numpy") is None
     with Scheduler("cpu:3", memory_limit=1000):
         assert runs.machine_in_use("numpy") == runs.SortDevices(3, 1000)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "U3"])
+def test_two_threads_share_a_sort_where_merging_is_cheap(dtype, monkeypatch):
+    monkeypatch.setattr(runs, "SMALL", 0)
+    x = (RNG.random(4000) * 90).astype("i4").astype(dtype)
+    with Scheduler("cpu:2", check=True):
+        lazy = da.from_array(x, chunks=500)
+        order, values = argsort(lazy), sort(lazy)
+        sorted_runs = [str(k[0]) for k in dict(order.dask) if "-run-" in str(k[0])]
+        assert len(sorted_runs) == 2
+        assert any("-run-" in str(k[0]) for k in dict(values.dask)) == (dtype in ("c16", "U3"))
+        np.testing.assert_array_equal(order.compute(), np.argsort(x, kind="stable"))
+        np.testing.assert_array_equal(values.compute(), np.sort(x))
 
 
 def test_runs_are_many_where_memory_is_short():

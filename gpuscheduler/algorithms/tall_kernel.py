@@ -29,7 +29,7 @@ from .lapack import INDEFINITE, call
 
 #: Bounds of squared column lengths, for blocks of single and double precision. Outside, squares of
 #: elements or elements of factors might overflow or vanish.
-SQUARES = {4: (2.0**-240, 2.0**256), 8: (2.0**-900, 2.0**900)}
+SQUARES = {4: (2.0**-200, 2.0**200), 8: (2.0**-900, 2.0**900)}
 #: Factors that are applied to one matrix, at most; then Householder QR.
 MOST_STEPS = 4
 #: The largest ‖QᴴQ - I‖ (Frobenius) from which one more step gives an orthonormal Q.
@@ -38,10 +38,15 @@ NEAR = 5 / 64
 ORTHONORMAL = 4
 #: Matrices of at least this many columns, and rows a column, are worth a Gram matrix.
 FEWEST_COLUMNS, LEAST_ASPECT = 32, 4
+#: Columns that are substituted together: by a product with the inverse of their diagonal block.
+TOGETHER = 128
 #: Elements of single precision that are converted together for a Gram matrix.
 PIECE = 2**23
 #: The unit roundoff of Gram matrices.
 DOUBLE = 2.0**-53
+
+#: cuBLAS's functions, by the types of their matrices.
+GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 
 #: The latest branches that were taken, by name; deque's append needs no lock.
 branches: deque[str] = deque(maxlen=4096)
@@ -139,8 +144,9 @@ def start_factor(gram: Any, unit: float) -> Factor:
     """Factor the Gram matrix of a matrix x of this unit roundoff.
 
     Returns a dict: `how` blocks become the first Q ("inverse": multiplied by `factor`; "solve": by
-    substitution with it; "failed": not at all), the factor `r` so far, whether Q is orthonormal
-    then (`done`), and `unit`. It holds arrays and plain values, so it can move between devices.
+    substitution with it and the `inverses` of its diagonal blocks; "failed": not at all), the
+    factor `r` so far, whether Q is orthonormal then (`done`), and `unit`. It holds arrays and plain
+    values, so it can move between devices.
     """
     xp = array_module(gram)
     squares = gram.diagonal().real
@@ -159,9 +165,17 @@ def start_factor(gram: Any, unit: float) -> Factor:
         if factor is None or _is_graded(xp, factor, 0.0):
             return _failed("shifted factor", None, unit)
     branches.append(name)
-    how, matrix = _choose(xp, factor)
-    matrix = matrix * shrink[:, None] if how == "inverse" else matrix * grow
-    return {"how": how, "factor": matrix, "r": factor * grow, "done": False, "unit": unit}
+    chosen = _choose(xp, factor)
+    if chosen["how"] == "inverse":
+        chosen["factor"] = chosen["factor"] * shrink[:, None]
+    else:  # columns of the factor are scaled, and so are rows of inverses
+        chosen["factor"] = chosen["factor"] * grow
+        ends = _ends(n)
+        chosen["inverses"] = [
+            None if i is None else i * shrink[begin:end, None]
+            for i, begin, end in zip(chosen["inverses"], ends, ends[1:], strict=False)
+        ]
+    return {**chosen, "r": factor * grow, "done": False, "unit": unit}
 
 
 @quiet
@@ -186,17 +200,18 @@ def next_factor(gram: Any, before: Factor) -> Factor:
         # (I + Φ)ᴴ(I + Φ) = I + E up to ‖E‖², where Φ is the upper half of E
         half = xp.triu(error, 1) + xp.diag(error.diagonal() / 2)
         eye = xp.eye(n, dtype=gram.dtype)
-        how, factor, upper = "inverse", eye - half, eye + half
+        chosen: Factor = {"how": "inverse", "factor": eye - half}
+        upper = eye + half
         branches.append("first order")
     else:
         found = _cholesky(gram)
         if found is None or _is_graded(xp, found, 0.0):
             return _failed("factor", before, unit)
         upper = found
-        how, factor = _choose(xp, upper)
+        chosen = _choose(xp, upper)
         branches.append("near" if size <= NEAR else "far")
     r = xp.triu(upper @ before["r"])
-    return {"how": how, "factor": factor, "r": r, "done": size <= NEAR, "unit": unit}
+    return {**chosen, "r": r, "done": size <= NEAR, "unit": unit}
 
 
 def end_factor(gram: Any, before: Factor) -> Factor:
@@ -213,13 +228,50 @@ def apply_factor(x: Any, factor: Factor) -> Any:
     how = factor["how"]
     if how in ("keep", "failed"):
         return x
-    matrix = factor["factor"].astype(x.dtype)
-    return x @ matrix if how == "inverse" else solve_rows(x, matrix)
+    if how == "inverse":
+        return x @ factor["factor"].astype(x.dtype)
+    return solve_rows(x, factor)
 
 
-def solve_rows(x: Any, upper: Any) -> Any:
-    """Return y with y @ upper = x, by substitution."""
-    return _solve(upper, x.T, trans=1).T
+def solve_rows(x: Any, factor: Factor) -> Any:
+    """Return y with y @ factor = x, by substitution of some columns at a time."""
+    xp = array_module(x)
+    upper, ends = factor["factor"].astype(x.dtype), _ends(x.shape[1])
+    y = xp.empty(x.shape, x.dtype)
+    for inverse, begin, end in zip(factor["inverses"], ends, ends[1:], strict=False):
+        piece = x[:, begin:end]
+        if begin:
+            piece = subtract_product(piece, y[:, :begin], upper[:begin, begin:end])
+        if inverse is None:
+            y[:, begin:end] = _solve(upper[begin:end, begin:end], piece.T, trans=1).T
+        else:
+            y[:, begin:end] = piece @ inverse.astype(x.dtype)
+    return y
+
+
+def _ends(n: int) -> list[int]:
+    """Where blocks of columns begin, and the end of the last."""
+    return [*range(0, n, TOGETHER), n] if n else [0]
+
+
+def subtract_product(c: Any, a: Any, b: Any) -> Any:
+    """Return c - a @ b, for parts of matrices whose rows are without gaps."""
+    xp = array_module(c)
+    strides = [m.strides for m in (a, b)]
+    if xp is np or any(s[1] != c.itemsize for s in strides):
+        return c - a @ b
+    # CuPy would copy parts of matrices first; cuBLAS takes them as they are, along columns first
+    out = xp.array(c, order="C")
+    cublas, dtype = xp.cuda.cublas, c.dtype
+    multiply = getattr(cublas, GEMM[dtype.char])
+    minus, one = np.full((), -1, dtype), np.ones((), dtype)
+    (rows, inner), columns = a.shape, b.shape[1]
+    multiply(
+        xp.cuda.get_cublas_handle(), 0, 0, columns, rows, inner, minus.ctypes.data, b.data.ptr,
+        strides[1][0] // c.itemsize, a.data.ptr, strides[0][0] // c.itemsize, one.ctypes.data,
+        out.data.ptr, columns,
+    )  # fmt: skip
+    return out
 
 
 def invert_upper(upper: Any) -> Any:
@@ -270,18 +322,31 @@ def _with_positive_diagonal(xp: Any, q: Any, r: Any) -> tuple[Any, Any]:
     return q * sign, r * sign.conj()[:, None]
 
 
-def _choose(xp: Any, upper: Any) -> tuple[str, Any]:
+def _choose(xp: Any, upper: Any) -> Factor:
     """Return "inverse" and the inverse where that is accurate, else "solve" and the matrix.
 
-    With the inverse, ‖x - QR‖ grows with the condition of R: it must be small beside n·√n. A
-    product is several times as fast as a substitution on GPUs.
+    With the inverse, ‖x - QR‖ grows with the condition of R: it must be small beside n·√n. In a
+    substitution, that is so for the condition of each diagonal block. Substitution by the library,
+    for blocks whose condition is larger, takes several times as long on GPUs.
     """
-    inverse = invert_upper(upper)
-    size, inverse_size = _read(xp, xp.linalg.norm(upper), xp.linalg.norm(inverse))
-    if size * inverse_size <= 8 * len(upper):
-        return "inverse", inverse
-    branches.append("solve")
-    return "solve", upper
+    inverse, n = invert_upper(upper), len(upper)
+    ends = _ends(n)
+    pairs = [(upper, inverse)]
+    pairs += [
+        # the inverse of a triangle has the inverses of its diagonal blocks
+        (upper[begin:end, begin:end], inverse[begin:end, begin:end])
+        for begin, end in zip(ends, ends[1:], strict=False)
+    ]
+    sizes = _read(xp, *[xp.linalg.norm(m) for pair in pairs for m in pair])
+    good = [a * b <= 8 * n for a, b in zip(sizes[::2], sizes[1::2], strict=True)]
+    if good[0]:
+        return {"how": "inverse", "factor": inverse}
+    branches.append("solve" if all(good[1:]) else "solve by the library")
+    inverses = [
+        xp.ascontiguousarray(m) if fine else None
+        for (_, m), fine in zip(pairs[1:], good[1:], strict=True)
+    ]
+    return {"how": "solve", "factor": upper, "inverses": inverses}
 
 
 def _failed(why: str, before: Factor | None, unit: float) -> Factor:

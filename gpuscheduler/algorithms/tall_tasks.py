@@ -119,7 +119,7 @@ def end_product(x: Any, factor: Factor, stack: Any, i: int, matrix: Any) -> Any:
     if factor["how"] == "inverse":
         return x @ (factor["factor"] @ matrix).astype(x.dtype)
     if factor["how"] == "solve":
-        x = solve_rows(x, factor["factor"].astype(x.dtype))
+        x = solve_rows(x, factor)
     return x @ matrix
 
 

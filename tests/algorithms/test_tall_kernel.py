@@ -70,16 +70,36 @@ def test_promise_holds_for_every_condition(condition, dtype):
     ("condition", "branches"),
     [
         (1, ["plain", "orthonormal"]),
-        (1e4, ["plain", "solve", "first order"]),
-        (1e6, ["plain", "solve", "near"]),
-        (1e10, ["shift", "solve", "solve", "far", "first order"]),
-        (1e13, ["shift", "solve", "solve", "far", "near"]),
-        (1e17, ["shift", "solve", "failed: factor", "householder"]),
+        (1e4, ["plain", "library", "first order"]),
+        (1e6, ["plain", "library", "near"]),
+        (1e10, ["shift", "library", "library", "far", "first order"]),
+        (1e13, ["shift", "library", "library", "far", "near"]),
+        (1e17, ["shift", "library", "failed: factor", "householder"]),
     ],
 )
 def test_branches_follow_the_condition(condition, branches):
     _, found = taken(tall_qr, matrix(4000, 60, condition))
-    assert found == branches
+    assert [f.removeprefix("solve by the ") for f in found] == branches
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
+def test_diagonal_blocks_are_inverted_where_their_condition_is_small(dtype, monkeypatch):
+    monkeypatch.setattr(tall_kernel, "TOGETHER", 16)
+    x = matrix(2000, 200, 1e6, dtype)
+    (q, r), branches = taken(tall_qr, x)
+    assert "solve" in branches
+    check(x, q, r, promise=1)
+
+
+def test_a_bad_diagonal_block_is_solved_by_the_library_alone(monkeypatch):
+    monkeypatch.setattr(tall_kernel, "TOGETHER", 16)
+    x = matrix(2000, 96, 2)
+    x[:, 21] = x[:, 20] + 1e-4 * x[:, 21]
+    (q, r), branches = taken(tall_qr, x)
+    assert branches[:2] == ["plain", "solve by the library"]
+    check(x, q, r, promise=1)
+    factor = start_factor(make_gram(x), 2.0**-53)
+    assert [i is None for i in factor["inverses"]] == [False, True] + 4 * [False]
 
 
 def adversaries():
@@ -211,7 +231,7 @@ def test_without_scipy_results_are_as_good(monkeypatch):
     monkeypatch.setattr(tall_kernel, "import_module", missing)
     x = matrix(1200, 40, 1e10)
     (q, r), branches = taken(tall_qr, x)
-    assert "solve" in branches
+    assert "solve by the library" in branches
     check(x, q, r, promise=1)
 
 

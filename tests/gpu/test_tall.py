@@ -102,6 +102,18 @@ def test_a_block_keeps_the_promise_for_adversaries(name):
     check(x, *tall_qr(cupy.asarray(x)))
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_block_is_substituted_in_pieces(dtype, bad, monkeypatch):
+    monkeypatch.setattr(tall_kernel, "TOGETHER", 32)
+    x = matrix(2000, 200, 1e6, dtype)
+    if bad:
+        x[:, 21] = x[:, 20] + 1e-4 * x[:, 21]
+    tall_kernel.branches.clear()
+    check(x, *tall_qr(cupy.asarray(x)))
+    assert "solve by the library" if bad else "solve" in tall_kernel.branches
+
+
 @pytest.mark.parametrize("order", "CF")
 def test_however_a_block_is_stored(order):
     x = matrix(1000, 40, 1e10)

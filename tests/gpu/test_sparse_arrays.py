@@ -156,3 +156,24 @@ def test_conjugate_gradients_move_edges_only(devices, blocks):
         line, numbers = 8 * n, 4 * 8 * blocks
         assert sum(moved.values()) <= 2 * rounds * (line + numbers) + 8 * n * n
         float(cg.largest_eigenvalue(a, b, 5).compute())
+
+
+@pytest.mark.parametrize(("devices", "blocks"), [("cuda:0", 1), ("cuda:0,0", 3)])
+def test_rounds_by_an_iteration(devices, blocks):
+    """Three calls of four rounds give what twelve rounds of one graph give, to the bit."""
+    cg, n = example(), 24
+    with gpuscheduler.Scheduler(devices, check=True, fuse_least=0):
+        a = cg.Poisson(n, blocks, cupy_sparse)
+        a.persist()
+        b = da.ones(n * n, chunks=a.chunks).persist()
+        run = gpuscheduler.Iteration(cg.step_of(a), *cg.first_state(b), rounds=4)
+        state = cg.first_state(b)
+        for _ in range(3):
+            state = run(*state)
+        _, left = cg.conjugate_gradients(a, b, 12)
+        assert float(da.sqrt(state[3]).compute()) == float(left.compute())
+        x = state[0].compute()
+        assert isinstance(x, cupy.ndarray)
+        whole = cg.Poisson(n, 1).parts[0].compute(scheduler="sync").matrix
+        residual = np.linalg.norm(np.ones(n * n) - whole @ x.get())
+        np.testing.assert_allclose(residual, float(left.compute()), rtol=1e-6)

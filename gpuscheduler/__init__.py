@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from .cluster.simulate import simulate
     from .default import report
     from .diagnostics.progress import progress
-    from .errors import DeviceLost, NotCompiled, OutOfMemory, PlanError
+    from .errors import DeviceLost, GpuUnused, NotCompiled, OutOfMemory, PlanError, SidesDiffer
     from .iteration import Iteration
     from .mesh import axis, geomaxis, mesh
     from .options import Options
     from .scheduler import Scheduler
 
 __all__ = [
-    "Cyclic", "DeviceLost", "Iteration", "NotCompiled", "Options", "OutOfMemory", "PlanError",
-    "Scheduler", "__version__", "attach", "axis", "geomaxis", "get", "mesh", "progress",
-    "report", "simulate",
+    "Cyclic", "DeviceLost", "GpuUnused", "Iteration", "NotCompiled", "Options", "OutOfMemory",
+    "PlanError", "Scheduler", "SidesDiffer", "__version__", "attach", "axis", "geomaxis", "get",
+    "mesh", "progress", "report", "simulate",
 ]  # fmt: skip
 
 #: The module of each public name. They are imported at first use: Dask's arrays take most of a
@@ -50,12 +50,14 @@ __all__ = [
 _MODULES = {
     "Cyclic": "algorithms.cyclic",
     "DeviceLost": "errors",
+    "GpuUnused": "errors",
     "Iteration": "iteration",
     "NotCompiled": "errors",
     "Options": "options",
     "OutOfMemory": "errors",
     "PlanError": "errors",
     "Scheduler": "scheduler",
+    "SidesDiffer": "errors",
     "attach": "cluster.attach",
     "axis": "mesh",
     "geomaxis": "mesh",

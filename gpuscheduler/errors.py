@@ -35,3 +35,11 @@ class NotSpillable(Exception):
 
 class NotGenerated(Exception):
     """This kernel has no CUDA reading: `str(error)` says which operation of which dtypes."""
+
+
+class SidesDiffer(AssertionError):
+    """GPUs and the host have computed different values, with GPUSCHEDULER_COMPARE=1."""
+
+
+class GpuUnused(UserWarning):
+    """Work on NumPy's arrays has used no GPU; the message has the reason."""

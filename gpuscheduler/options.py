@@ -25,6 +25,8 @@ from .runtime.state import DEEP_WINDOW, WINDOW
 
 #: Devices that one Scheduler may have: each CPU device is a thread.
 MOST_DEVICES = max(1024, os.cpu_count() or 1)
+#: Where NumPy's arrays may be computed on a machine with GPUs.
+NUMPY_MODES = "auto", "gpu", "gpu-only", "host"
 DEVICES = re.compile(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?")
 
 
@@ -64,6 +66,13 @@ class Options:
         ``"philox"``: the numbers of `da.random` depend on the seed and on each element's position,
         not on chunks or devices; they are not Dask's numbers. ``"dask"``: the numbers that Dask
         draws.
+    numpy
+        Where NumPy's arrays are computed on a machine with GPUs; results are NumPy's in any case.
+        ``"auto"``: each computation on GPUs where that is expected to take at most 0.7 of the
+        host's time or reads what GPUs keep, else on the host. ``"gpu"``: every kernel on GPUs,
+        whatever it costs; a warning names the functions that are called on the host.
+        ``"gpu-only"``: the same, and a `PlanError` where such a function touches 1 MiB or more.
+        ``"host"``: on the host. No effect on CPU devices.
     host_memory
         Host memory for values spilled from the GPUs and for the host's own threads, in the form of
         ``memory_limit``. Values that do not fit go to files. A quarter of it, up to 4 GiB per GPU,
@@ -105,8 +114,9 @@ class Options:
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, matmul_precision='strict', tall_qr='auto', random='philox', \
-host_memory=None, spill_directory=None, spill_compression=None, direct_storage='auto', \
-plan_memory='256 MiB', progress=False, timeline=False, observe='counters', check=False)
+numpy='auto', host_memory=None, spill_directory=None, spill_compression=None, \
+direct_storage='auto', plan_memory='256 MiB', progress=False, timeline=False, \
+observe='counters', check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -119,6 +129,7 @@ plan_memory='256 MiB', progress=False, timeline=False, observe='counters', check
     matmul_precision: str = "strict"  # how GPUs multiply matrices of float32: "strict", "tf32"
     tall_qr: str = "auto"  # how GPUs factor tall blocks for Dask: "auto", "householder"
     random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
+    numpy: str = "auto"  # where NumPy's arrays are computed: "auto", "gpu", "gpu-only", "host"
     host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
     spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
@@ -280,6 +291,7 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "matmul_precision": (_is_one_of("strict", "tf32"), "'strict' or 'tf32'"),
     "tall_qr": (_is_one_of("auto", "householder"), "'auto' or 'householder'"),
     "random": (_is_one_of("philox", "dask"), "'philox' or 'dask'"),
+    "numpy": (_is_one_of(*NUMPY_MODES), "'auto', 'gpu', 'gpu-only' or 'host'"),
     "host_memory": (lambda value: parse_limit(value, 2**40, least=0) is not None, _LIMIT),
     "spill_directory": (_is_path, "the path of a directory, or None"),
     "spill_compression": (

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from os import PathLike
-from time import perf_counter_ns, time_ns
 from typing import Any
 from weakref import WeakSet
 
@@ -24,10 +24,9 @@ from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
 from .diagnostics.explain import Explanation, explain_plan, seconds_text
-from .diagnostics.log import logger
 from .diagnostics.memory import HeldMemory, held_memory
 from .diagnostics.progress import ProgressDisplay
-from .diagnostics.recording import Recording
+from .diagnostics.recording import Recording, make_recorder
 from .diagnostics.trace_json import Trace, take_trace, write
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
@@ -36,9 +35,11 @@ from .gc_control import garbage_spared
 from .options import Options
 from .pipeline.cache import PlanCache, read_collections
 from .pipeline.execute import PlanExecutor, PlanRun
-from .pipeline.gpu_libraries import Libraries
+from .pipeline.gpu_libraries import Libraries, Named
+from .pipeline.numpy_arrays import NumpyArrays
 from .pipeline.planner import Planner
 from .pipeline.request import ComputeRequest
+from .pipeline.results import nest_values
 from .pipeline.summary import SchedulerSummary
 from .plan.machine import HOST
 from .plan.plan import Footprint, Plan
@@ -49,8 +50,7 @@ from .runtime.host_memory import available_memory
 from .runtime.loop import add_note
 from .runtime.observe import Level, Recorder, Row, RunRecord
 from .runtime.persisted import PersistedChunks
-from .runtime.pools import CallersPool
-from .runtime.protocol import Devices, Hardware, Lease, StepWatcher
+from .runtime.protocol import Devices, Hardware, StepWatcher
 from .sparse_parts import unwrapped
 
 
@@ -71,9 +71,10 @@ class Scheduler:
         Any other field of `Options`, which documents them all.
 
     With GPUs, a computation that names no GPU library (NumPy blocks, bags, dataframes, delayed
-    functions) runs on the host: one thread per core, with the kernels of CPU devices, within
-    ``host_memory``. One CuPy array, ``to_backend("cupy")`` or ``dask.annotate(device=0)`` anywhere
-    in a computation sends all of it to the GPUs.
+    functions) runs on GPUs where the option ``numpy`` says so, and gives NumPy's arrays. Else the
+    host runs it: one thread per core, with the kernels of CPU devices, within ``host_memory``. One
+    CuPy array, ``to_backend("cupy")`` or ``dask.annotate(device=0)`` anywhere in a computation
+    sends all of it to the GPUs.
 
     As a context manager it is Dask's default scheduler; on GPUs it also makes ``"cupy"`` the array
     backend. Leaving the context restores both and closes the scheduler.
@@ -111,7 +112,7 @@ class Scheduler:
         self._making = new_lock()
         self._libraries = Libraries()
         #: What is recorded of runs, on the devices and on the host's threads.
-        self.recorder: Recorder = _make_recorder(options) if gpus is None else gpus.recorder
+        self.recorder: Recorder = make_recorder(options) if gpus is None else gpus.recorder
         self._hardware: Hardware | None = None  # stays None in a forked child until it is needed
         self._begin(hardware)
         self._progress: ProgressDisplay | None = None
@@ -143,7 +144,7 @@ class Scheduler:
         self._plans = PlanCache(limit, available_memory)
         hardware.when_short(self._plans.shed)
         memory = WorkingMemory(hardware.kind)
-        self._planner = Planner(hardware, o, self._plans, memory)
+        self._planner = Planner(hardware, o, self._plans, memory, max(1, self.host_threads))
         if self._gpus is None:
             limits = {m: machine.limit(m) for m in machine.memories}
             if self.host_threads:  # values that leave the GPUs share memory with the host's work
@@ -155,6 +156,7 @@ class Scheduler:
             hardware, o, self._persisted, self._turns, memory,
             is_host=self._gpus is not None, others_chunks=self._others_chunks,
         )  # fmt: skip
+        self._numpy = NumpyArrays(o, hardware, self._planner, self._executor, self._recorded)
         self._hardware = hardware
         return hardware
 
@@ -266,15 +268,18 @@ class Scheduler:
     def _compute(self, request: ComputeRequest) -> Any:
         """Plan and run: return values, or tasks that give persisted chunks."""
         self._check_open()
-        host = self._host_for(request.dsk, request.cache)
-        if host is not None:
-            return self._compute_on_host(host, request)
+        if (named := self._names(request.dsk, request.cache)).library is None:
+            return self._compute_numpy(request, named)
+        return self._compute_here(request)
+
+    def _compute_here(self, request: ComputeRequest) -> Any:
+        """Plan and run on the scheduler's own devices."""
         request = request.resolve_pool()
         if request.pool is not None and not request.pool.runs_here():
             return request.compute_by_processes()
         with request.run_callbacks() as callbacks:
-            workers, pool = request.num_workers, request.pool
-            with garbage_spared(), self._recorded() as record, self._lease(workers, pool) as lease:
+            leased = self.hardware.lease(request.num_workers, request.pool)
+            with garbage_spared(), self._recorded() as record, leased as lease:
                 entry = self._planner.plan_request(request, lease, callbacks, record)
                 record.planned_ns = self.recorder.clock()
                 rerun = bool(request.rerun_exceptions_locally)
@@ -286,6 +291,21 @@ class Scheduler:
                 request.cache.update(zip(entry.graph.wanted, values, strict=True))
             return nest_values(request.keys, iter(values))
 
+    def _compute_numpy(self, request: ComputeRequest, named: Named) -> Any:
+        """Compute what names no GPU library: on GPUs where that is chosen, else on the host."""
+        work = self._numpy
+        choice = work.why_on_host(named, request.dsk, request)
+        if choice is None:
+            values, self.last, choice = work.compute(request, self.last)
+            if values is not None:
+                work.compare(request, values, self._host_scheduler)
+                return nest_values(request.keys, iter(values))
+        if (host := self._host_scheduler()) is None:  # then a GPU's thread computes
+            return self._compute_here(request)
+        out = self._compute_on_host(host, request)
+        self.last = work.note_host(choice, self.last)
+        return out
+
     def _execute(self, run: PlanRun) -> list[Any]:
         try:
             return self._executor.execute(run)
@@ -294,11 +314,6 @@ class Scheduler:
                 self.last = run.took
                 if run.record is not None:
                     run.record.footprint = run.took
-
-    def _lease(
-        self, workers: int | None = None, pool: CallersPool | None = None
-    ) -> AbstractContextManager[Lease]:
-        return self.hardware.lease(workers, pool)
 
     @contextmanager
     def _recorded(self) -> Iterator[RunRecord]:
@@ -325,11 +340,16 @@ class Scheduler:
         if self._closed:
             raise RuntimeError(f"{self!r}: make a new Scheduler")
 
-    def _host_for(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Scheduler | None:
-        """The scheduler of the host's threads, for a graph in which no GPU has anything to do."""
-        if not self.host_threads or self._libraries.named(dsk) is not None:
-            return None
-        if cache is not None and self._libraries.named(cache) is not None:
+    def _names(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Named:
+        """What a computation names that is of GPUs; on CPU devices, nothing is looked for."""
+        if self.hardware.kind != "cuda":
+            return Named("CPU devices")
+        found = self._libraries.look(dsk)
+        return found if cache is None or found.library else self._libraries.look(cache)
+
+    def _host_scheduler(self) -> Scheduler | None:
+        """The scheduler of the host's threads; None where these may take no memory."""
+        if not self.host_threads:
             return None
         with self._making:
             if self._host is None:
@@ -370,7 +390,8 @@ class Scheduler:
         plan is kept: `graph` is called only for a new name. Changes the graph that it gives.
         """
         self._check_open()
-        with garbage_spared(), self._recorded() as record, self._lease() as lease:
+        leased = self.hardware.lease(None, None)
+        with garbage_spared(), self._recorded() as record, leased as lease:
             entry = self._planner.plan_graph(graph, given, lease, known)
             record.planned_ns = self.recorder.clock()
             watcher = None if counter is None else counter(entry.plan)
@@ -398,12 +419,18 @@ class Scheduler:
           predicted: 4.5e-05 s; peak memory 40 bytes on device 0
         """
         dsk, keys = received_by_scheduler(*collections)
-        host = self._host_for(dsk)
-        return (host or self)._predict(dsk, keys)
+        named = self._names(dsk)
+        if named.library is not None:
+            return self._predict(dsk, keys)
+        chosen = partial(self._predict, dsk, keys, resident=True)
+        plan, said = self._numpy.plan_where_chosen(named, dsk, chosen)
+        if plan is None:
+            plan = (self._host_scheduler() or self)._predict(dsk, keys)
+        return plan.with_facts(said=said)
 
-    def _predict(self, dsk: Any, keys: Any) -> Plan:
-        with garbage_spared(), self._lease() as lease:
-            entry = self._planner.find_or_plan(dsk, keys, lease)
+    def _predict(self, dsk: Any, keys: Any, resident: bool = False) -> Plan:
+        with garbage_spared(), self.hardware.lease(None, None) as lease:
+            entry = self._planner.find_or_plan(dsk, keys, lease, resident=resident)
         predicted = replace(self._executor.predict(entry), where=self._where)
         entry.plan = entry.plan.with_facts(where=self._where, predicted=predicted)
         return entry.plan
@@ -495,7 +522,8 @@ class Scheduler:
         """Explain on one page what computing these collections would run, and what it costs.
 
         The page says which layers become which kernels and why others do not, where they are
-        written, bytes, time and the peak of memory, and gives advice. Computes nothing, unless
+        written, bytes, time and the peak of memory, and gives advice. For NumPy's arrays it begins
+        with the choice between GPUs and the host, and its reason. Computes nothing, unless
         `measure` asks for one run. In notebooks it is a table with bars.
 
         Raises
@@ -513,12 +541,10 @@ class Scheduler:
             with self.record("device") as recording:
                 dask_persist(*collections, scheduler=self.get)
             return recording.explain()
-        dsk, keys = received_by_scheduler(*collections)
-        host = self._host_for(dsk)
-        scheduler, begin = host or self, self.recorder.clock()
-        plan = scheduler._predict(dsk, keys)
+        begin = self.recorder.clock()
+        plan = self.plan(*collections)
         planned = seconds_text((self.recorder.clock() - begin) / 1e9)
-        return explain_plan(plan, plan.predicted, scheduler._is_gpu(), planned)
+        return explain_plan(plan, plan.predicted, self._is_gpu() and not plan.where, planned)
 
     def held(self, who: bool = False) -> HeldMemory:
         """What is persisted on the devices and on the host: bytes, places, and the user's line.
@@ -572,20 +598,3 @@ def _begin_anew_after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew_after_fork)
-
-
-def _make_recorder(options: Options) -> Recorder:
-    level = Level.read(options.observe)
-    if options.timeline:
-        level = max(level, Level.DEVICE)
-    epoch = time_ns() - perf_counter_ns()
-    return Recorder(perf_counter_ns, epoch, level, complain=_complain)
-
-
-def _complain(observer: Any, error: BaseException) -> None:
-    logger("run").warning("observer %r is removed, as it raised", observer, exc_info=error)
-
-
-def nest_values(keys: Any, values: Iterator[Any]) -> Any:
-    """Arrange values in the nested tuples that Dask expects for nested lists of keys."""
-    return tuple(nest_values(k, values) for k in keys) if isinstance(keys, list) else next(values)

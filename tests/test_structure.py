@@ -179,6 +179,7 @@ WITHIN = {
         "compress",
         "task_trace",
         "fuser",
+        "residency",
     ],  # fmt: skip
     "plan": [
         "machine",
@@ -190,6 +191,7 @@ WITHIN = {
         "build",
         "skinny",
         "matmul",
+        "host_cost",
         "working_memory",
     ],  # fmt: skip
     "runtime": [
@@ -222,9 +224,11 @@ WITHIN = {
         "cache",
         "gpu_libraries",
         "request",
+        "choice",
         "planner",
         "results",
         "execute",
+        "numpy_arrays",
         "summary",
     ],  # fmt: skip
     "devices": [

@@ -36,9 +36,9 @@ from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..pipeline.cache import PlanCache, signature
 from ..pipeline.plan_entry import PlanEntry
+from ..pipeline.results import nest_values
 from ..runtime.dask_config import ConfigOverride
 from ..runtime.under_way import runs_under_way
-from ..scheduler import nest_values
 from .answer import Key, PickledWork, RemoteBlock
 from .membership import Membership, check_versions, locate_values, worker_label
 from .progress import RunProgress

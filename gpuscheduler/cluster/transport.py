@@ -186,7 +186,7 @@ def _host_buffer(arrays: list[Any], slots: list[BufferSlot]) -> Any:
 def _device_buffer(arrays: list[Any], slots: list[BufferSlot]) -> Any:
     if not arrays:
         return np.empty(0, np.uint8)
-    from ..devices.cuda.hardware import gather_on_host  # here, for it imports CuPy
+    from ..devices.cuda.links import gather_on_host  # here, for it imports CuPy
 
     return gather_on_host(arrays, [s.start for s in slots], _length(slots))
 

@@ -101,6 +101,12 @@ class CpuHardware:
     def home(self, value: Any) -> int | None:
         return None  # every thread reads all of the host's memory
 
+    def to_numpy(self, value: Any) -> Any:
+        return value
+
+    def taken_to_host(self, key: Key, place: int, places: Places) -> Any:
+        return self.taken(key, place, places)
+
     def shown(self, places: Places) -> Any:
         return places.get(0)
 

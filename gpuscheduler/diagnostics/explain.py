@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -74,6 +74,7 @@ class Explanation:
     clock: str = ""  # of the measured times of layers
     planned: str = ""  # "from cache, 0.1 ms"
     why: dict[str, list[str]] = field(default_factory=dict)  # labels, by why they are no kernel
+    choice: str = ""  # whether GPUs or the host compute NumPy's arrays, and why
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for tools."""
@@ -82,7 +83,8 @@ class Explanation:
         return out
 
     def __str__(self) -> str:
-        return "\n".join([self._headline(), *self._table(), *self._footer()])
+        choice = [self.choice] * bool(self.choice)
+        return "\n".join([*choice, self._headline(), *self._table(), *self._footer()])
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.steps:,} steps in {len(self.rows)} rows>"
@@ -156,10 +158,11 @@ def explain_plan(
     plan: Plan, predicted: Footprint | None, is_gpu: bool, planned: str = "", once: bool = False
 ) -> Explanation:
     """Explain a plan that has not run."""
-    return explain_table(
+    page = explain_table(
         step_table(plan), plan.machine, is_gpu, predicted=predicted, where=plan.where,
         planned=planned, pinned=plan.bound, once=once or plan.once,
     )  # fmt: skip
+    return replace(page, choice=plan.said)
 
 
 def explain_records(records: Sequence[RunRecord], is_gpu: bool) -> Explanation:

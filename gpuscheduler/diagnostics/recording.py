@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from os import PathLike
+from time import perf_counter_ns, time_ns
+from typing import Any
 
+from ..options import Options
 from ..runtime.observe import CopyRow, Level, MemorySample, Note, Recorder, Row, RunRecord
 from .explain import Explanation, explain_records
+from .log import logger
 from .memory import MemoryProfile, profile_memory
 from .report import Report
 from .trace_json import Trace, take_trace, write
@@ -109,3 +113,16 @@ class Recording:
         n = len(self.runs())
         state = "under way" if self._token is not None else "ended"
         return f"<Recording of {n} run{'s'[: n != 1]}, level {self._level.name.lower()}, {state}>"
+
+
+def make_recorder(options: Options) -> Recorder:
+    """Make the recorder of a scheduler with these options."""
+    level = Level.read(options.observe)
+    if options.timeline:
+        level = max(level, Level.DEVICE)
+    epoch = time_ns() - perf_counter_ns()
+    return Recorder(perf_counter_ns, epoch, level, complain=_complain)
+
+
+def _complain(observer: Any, error: BaseException) -> None:
+    logger("run").warning("observer %r is removed, as it raised", observer, exc_info=error)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from dask._task_spec import (
     Alias,
     DataNode,
@@ -34,7 +35,10 @@ from .files import (
     stores_last,
 )
 from .graph import (
+    CUPY,
     NOTHING,
+    NUMPY,
+    RESIDENT,
     SLICERS,
     BlockInfo,
     Compile,
@@ -44,6 +48,7 @@ from .graph import (
     LoweredCollection,
     Value,
     is_chunk,
+    is_plain,
     layer_of,
     wanted_keys,
 )
@@ -61,7 +66,14 @@ from .shapes import (
     stored_bytes,
 )
 from .task_node import TaskNode
-from .transfers import identity, send_arrays, send_files, without_conversion
+from .transfers import (
+    identity,
+    send_all_arrays,
+    send_all_files,
+    send_arrays,
+    send_files,
+    without_conversion,
+)
 
 
 def holds_chunks(layer: Layer) -> bool:
@@ -85,6 +97,8 @@ class GraphBuilder:
         front: int | None = None,
     ):
         self.front, self.send, self.gpus = front, False, False
+        self.resident = False  # whether its arrays are NumPy's, and GPUs compute them
+        self.keep = False  # ... and keep them
         self.apart = NOTHING  # words of layers: those that have different ones do not fuse
         self.skip_aliases = skip_aliases  # callbacks expect to see each of them run
         self.lowered, self.dsk, self.cache, self.home = lowered, lowered.dsk, cache, home
@@ -101,10 +115,15 @@ class GraphBuilder:
     def graph(self) -> Graph:
         """Build the graph."""
         outputs = self._discover()
+        stay = self._sent_outputs(outputs) if self.send and self.resident and self.keep else {}
         needs, names, constants = self._edges()
         sources = {k: a for k in needs if (a := self._source(k, constants)) is not None}
         sent: dict[Key, Key] = {}  # steps, and one reader of each
-        if self.send:
+        if self.send and self.resident:
+            sent = send_all_arrays(self.tasks, self.alias, needs, names, constants)
+            files = sources.keys() if self.keep else sources.keys() - set(outputs)
+            sent |= stay | send_all_files(files, self._value)
+        elif self.send:
             sent = send_arrays(self.tasks, self.alias, needs, names, constants)
             if sources:
                 files = sources.keys() - set(outputs)
@@ -126,6 +145,10 @@ class GraphBuilder:
             else:
                 value = self.tasks[key].args[0]
                 blocks[key] = BlockInfo(value.shape, value.dtype, "cupy.ndarray")
+        if self.resident:
+            for key, block in blocks.items():
+                if is_plain(block.dtype) and block.kind in (None, NUMPY, CUPY):
+                    blocks[key] = replace(block, kind=RESIDENT)
         sizes = block_sizes(values | blocks, self.tasks)
         within = self._within(order)
         draws = locate_draws(order, self.tasks, self.lowered)
@@ -181,7 +204,18 @@ class GraphBuilder:
         return Graph(
             nodes, self.wanted, outputs, {k: v for k, v in self.data.items() if k in kept},
             self.alias, self.gathers, inner["size"], inner["block"], within, draws, gpus=self.gpus,
+            resident=self.resident, keep=self.keep,
         )  # fmt: skip
+
+    def _sent_outputs(self, outputs: tuple[Key, ...]) -> dict[Key, Key]:
+        """Steps that send outputs which are arrays of the host, for GPUs to keep these."""
+        out: dict[Key, Key] = {}
+        for key in outputs:
+            value = self.data.get(key)
+            if type(value) is np.ndarray and value.ndim and is_plain(value.dtype):
+                self.tasks[key] = Task(key, identity, self.data.pop(key))
+                self.reads[key], out[key] = (), key
+        return out
 
     def _readable_again(
         self, sources: Mapping[Key, Any], sent: Set[Key], targets: list[Any], kept: set[Key]
@@ -334,16 +368,19 @@ class GraphBuilder:
         flat = list(flatten(blocks))
         if not all(type(k) is tuple for k in flat):
             return None
-        if len(flat) == 1 and not self._is_converted(flat[0]):  # Dask's task makes a copy
-            return None
         layer = self.lowered.layers.get(flat[0][0])
         chunks = known_chunks(layer)
+        alone = len(flat) == 1 and not self._is_converted(flat[0])
+        if alone and not (self.resident and chunks is not None and len(flat[0]) > 1):
+            return None  # Dask's task makes a copy
         if chunks is not None and [len(c) for c in chunks] != _numblocks(blocks):
             chunks = None
         facts = (layer.collection_annotations if layer is not None else None) or {}
         # of what a mask selects Dask does not know the type: it says NumPy's
         of_numpy = chunks is not None and facts.get("chunk_type") == "numpy.ndarray"
-        return GatherTask(key, blocks, chunks, of_numpy)
+        if alone and not of_numpy:
+            return None
+        return GatherTask(key, blocks, chunks, of_numpy, converted=self.resident)
 
     def _is_converted(self, block: Key) -> bool:
         """Whether a block, of an array with axes, is fetched to the host by its own task."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from dask._task_spec import Task
 
 from ..forks import new_rlock
+from ..values import leaves
 
 Key = Any
 Places = Mapping[int, Any]  # place -> what the hardware keeps there
@@ -78,6 +79,9 @@ class ChunkKeeper(Protocol):
     def taken(self, key: Key, place: int, places: Places) -> Any:
         """The value where the caller can use it."""
 
+    def taken_to_host(self, key: Key, place: int, places: Places) -> Any:
+        """The value with NumPy's arrays in place of those of devices."""
+
     def forget(self, places: Places) -> None:
         """Nobody will ask for the value any more."""
 
@@ -106,13 +110,24 @@ class Chunk:
         "nbytes",
         "place",
         "places",
+        "resident",
         "step",
     )
 
-    def __init__(self, key: Key, place: int, nbytes: int, places: Places, keeper: ChunkKeeper):
+    def __init__(
+        self,
+        key: Key,
+        place: int,
+        nbytes: int,
+        places: Places,
+        keeper: ChunkKeeper,
+        resident: bool = False,
+    ):
         self.key, self.place, self.nbytes = key, place, nbytes
         self.places: Places = places  # never changed: a new one takes its place
         self.keeper = keeper
+        #: Whether the arrays are NumPy's, and GPUs keep them: whoever asks for them gets NumPy's.
+        self.resident = resident
         self.moved = 0  # how often it came back to its device, at another address
         self.step: Any = None  # what stands for it in the plans of runs that do not read it
         self._lock = new_rlock()
@@ -121,6 +136,8 @@ class Chunk:
         while True:
             places = self.places
             try:
+                if self.resident:
+                    return self.keeper.taken_to_host(self.key, self.place, places)
                 return self.keeper.taken(self.key, self.place, places)
             except OSError:
                 if self.places is places:
@@ -128,7 +145,18 @@ class Chunk:
                 # a run has just brought it back and removed the file
 
     def shown(self) -> Any:
-        """The value if it is in a device's memory, else None. Moves nothing."""
+        """The value if it is in a device's memory and may be seen there, else None.
+
+        Moves nothing.
+        """
+        value = self.held()
+        if not self.resident:
+            return value
+        there = any(type(v).__module__.partition(".")[0] == "cupy" for v in leaves(value))
+        return None if there else value
+
+    def held(self) -> Any:
+        """The value as a device holds it, for planners; None where none does. Moves nothing."""
         return self.keeper.shown(self.places)
 
     def came(self, place: int, held: Any) -> None:

@@ -29,6 +29,9 @@ Compile = Callable[[Any], Callable[[dict[Key, Any]], Any]]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 PIN = "device"  # dask.annotate(device=k)
+#: Types of the arrays that tasks make. NumPy's may be computed on a GPU: code of the user's that is
+#: called gets them as NumPy's all the same.
+NUMPY, CUPY, RESIDENT = "numpy.ndarray", "cupy.ndarray", "numpy.ndarray on a GPU"
 APART = "gpuscheduler-apart"  # on layers that Dask must not fuse with others
 SLICERS = (*GETTERS, operator.getitem)
 
@@ -80,7 +83,7 @@ class BlockInfo:
 
     shape: tuple[int, ...]
     dtype: Any
-    kind: str | None = None  # the type of its arrays, "numpy.ndarray" or "cupy.ndarray"
+    kind: str | None = None  # the type of its arrays: NUMPY, CUPY or RESIDENT
 
     @property
     def nbytes(self) -> int:
@@ -149,6 +152,11 @@ class Graph:
     #: Lists and dictionaries in its tasks, what they said, and what that knows by its identity.
     containers: dict[int, tuple[Any, Any, list[Any]]] = field(default_factory=dict)  # by their ids
     gpus: bool = False  # whether it is for GPUs
+    #: Whether its arrays are NumPy's, and its kernels compute them on GPUs.
+    resident: bool = False
+    keep: bool = False  # ... which also keep the outputs
+    #: Of such a graph: where NumPy has scalars in outputs of kernels (see `fusion.residency`).
+    forms: dict[Key, Any] = field(default_factory=dict)
     #: What the caller calls a wanted key, where the graph was made for others like it.
     called: dict[Key, Key] = field(default_factory=dict)
 
@@ -522,6 +530,15 @@ def layer_of(key: Key) -> str:
 def is_plain(dtype: np.dtype[Any]) -> bool:
     """Whether devices have arrays of this dtype."""
     return dtype.kind in "biufc" and dtype.isnative
+
+
+def is_on_gpus(kind: str | None) -> bool:
+    """Whether arrays of this kind are made on GPUs.
+
+    >>> is_on_gpus(CUPY), is_on_gpus(RESIDENT), is_on_gpus(NUMPY)
+    (True, True, False)
+    """
+    return kind in (CUPY, RESIDENT)
 
 
 def is_chunk(task: Any) -> bool:

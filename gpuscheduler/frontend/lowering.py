@@ -60,6 +60,8 @@ def from_dask(
     compiled: bool = True,
     send: bool = False,
     apart: Mapping[str, str] = NOTHING,
+    resident: bool = False,
+    keep: bool = False,
 ) -> Graph:
     """The graph of `keys`, ordered.
 
@@ -71,7 +73,9 @@ def from_dask(
     tasks stay as Dask made them, fit to be sent to other processes: `compile_tasks` compiles them.
     With `send` what tasks begin with, to bring an array of the host to the device, is taken from
     them: it is done beside the device, ahead of them. Layers that have different words in `apart`,
-    or only one of which has any, are not fused.
+    or only one of which has any, are not fused. A `resident` graph has NumPy's arrays, which GPUs
+    compute: with `send`, all arrays of the host that it reads go to the devices ahead of it. With
+    `keep`, outputs that are such arrays go there, too.
 
     >>> g = from_dask({"a": 1, "b": (sum, ["a", "a"]), "c": (max, "b", 7)}, "c")
     >>> list(g.tasks), g.needs["c"], g.constants["b"]
@@ -89,6 +93,7 @@ def from_dask(
     builder = GraphBuilder(lowered, keys, cache or {}, home, started is None, front)
     builder.gpus, builder.apart = send, apart
     builder.send = send and started is None  # callbacks expect to see tasks as they are
+    builder.resident, builder.keep = resident, keep
     if not compiled:
         builder.compiler = _as_it_is
     return builder.graph()

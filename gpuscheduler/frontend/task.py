@@ -70,6 +70,11 @@ class OwnTask:
     #: Whether the host may compute it where CuPy refuses to.
     runs_on_host: ClassVar[bool] = True
 
+    #: Whether only the host computes it, with NumPy's values: `call` in place of calling it.
+    host_only: ClassVar[bool] = False
+
+    #: Whether its value, made on the host, goes to a device.
+    sends: bool
     #: The key of its value; None where it is a part of a task that has one.
     key: Key
 
@@ -151,6 +156,10 @@ class OwnTask:
         """Compute the value on a device."""
         return self(values)
 
+    def call(self, values: Values, bring: Callable[[Any], Any]) -> Any:
+        """Compute the value on the host; `bring` copies a device's array there."""
+        raise NotImplementedError
+
     def describe(self) -> TaskDescription:
         """Say what the task is, and what its kernels do."""
         raise NotImplementedError
@@ -192,6 +201,11 @@ def launches_only(task: Any) -> bool:
 def kernels_only(task: Any) -> bool:
     """Return whether GPUs compute a task by launches of generated kernels alone."""
     return isinstance(task, OwnTask) and task.kernels_only
+
+
+def host_only(task: Any) -> bool:
+    """Return whether only the host computes a task, with NumPy's values."""
+    return isinstance(task, OwnTask) and task.host_only
 
 
 def alike_of(task: Any) -> Any:

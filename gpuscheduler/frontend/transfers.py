@@ -18,6 +18,13 @@ def identity(value: Any) -> Any:
     return value
 
 
+def keep_order(array: np.ndarray) -> np.ndarray:
+    """Copy an array without gaps, with its axes in memory as they are."""
+    return array.copy("K")
+
+
+#: Functions of steps that send an array to a device.
+SENDING = (identity, keep_order)
 #: CuPy's functions that bring an array to the device.
 SENDERS = {"array", "asanyarray", "asarray"}
 #: Bytes below which an array of the host is sent by the task that reads it.
@@ -140,6 +147,54 @@ def send_arrays(
     return out
 
 
+def send_all_arrays(
+    tasks: dict[Key, Any],
+    alias: Mapping[Key, Key],
+    needs: dict[Key, tuple[Key, ...]],
+    names: dict[Key, tuple[Key, ...]],
+    constants: dict[Key, dict[Key, Any]],
+) -> dict[Key, Key]:
+    """Put steps that send host arrays in front of all tasks that read them.
+
+    Small arrays stay where they are, for tasks may depend on their values, unless they are blocks
+    with gaps: a kernel is compiled for the strides that it reads, and a copy has no gaps. Changes
+    all tables but `alias`. Returns these steps, and one reader of each.
+    """
+    out: dict[Key, Key] = {}
+    for key, given in [(k, c) for k, c in constants.items() if c]:
+        for name, value in given.items():
+            function = _sending(name, value)
+            if function is None:
+                continue
+            first = sent_key(alias.get(name, name))
+            if first not in needs:
+                tasks[first] = Task(first, function, value)
+                needs[first] = names[first] = ()
+                constants[first], out[first] = {}, key
+            constants[key] = {d: v for d, v in constants[key].items() if d != name}
+            needs[key], names[key] = (*needs[key], first), (*names[key], name)
+    return out
+
+
+def _sending(name: Key, value: Any) -> Callable[[Any], Any] | None:
+    """The function of a step that sends an array; None for what is not sent ahead of its reader."""
+    if type(value) is not np.ndarray or not is_plain(value.dtype) or not value.ndim:
+        return None
+    gaps = not (value.flags.c_contiguous or value.flags.f_contiguous)
+    if value.nbytes < LEAST_SENT and not (gaps and type(name) is tuple):
+        return None
+    axes = [(s, n) for s, n in zip(value.strides, value.shape, strict=True) if n > 1]
+    if not gaps or axes == sorted(axes, reverse=True):
+        return identity
+    return keep_order if axes == sorted(axes) and axes[0][0] > 0 else None
+
+
+def is_turned(array: np.ndarray) -> bool:
+    """Whether the first axis of an array is the fastest in memory, and no other order will do."""
+    axes = [s for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
+    return len(axes) > 1 and axes == sorted(axes) and axes[0] > 0 and not array.flags.c_contiguous
+
+
 def send_files(
     sources: Set[Key],
     tasks: dict[Key, Any],
@@ -171,6 +226,18 @@ def send_files(
             tasks.update(unsent)
             out[key] = next(iter(reading))
     return out
+
+
+def send_all_files(sources: Set[Key], value_of: Callable[[Key], Value]) -> dict[Key, Key]:
+    """The blocks of files that kernels can read: all go to their device at once.
+
+    Returns them, each as its own reader, for a block of a file is pinned by nothing.
+    """
+    known = {key: value_of(key) for key in sources}
+    return {
+        key: key for key, block in known.items()
+        if isinstance(block, BlockInfo) and is_plain(block.dtype) and block.nbytes >= LEAST_SENT
+    }  # fmt: skip
 
 
 def without_conversion(task: Any) -> Any:

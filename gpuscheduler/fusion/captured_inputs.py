@@ -14,7 +14,7 @@ import numpy as np
 from dask._task_spec import DataNode, Task
 
 from ..frontend import index_lists
-from ..frontend.graph import BlockInfo, Graph
+from ..frontend.graph import BlockInfo, Graph, is_on_gpus
 from .task import KernelTask, Key
 
 #: First part of the names of captured arrays.
@@ -47,7 +47,7 @@ class CapturedInputs:
 
     def name_array(self, array: Any, kind: str | None) -> Key:
         """Return the name of a captured array for readers that make arrays of this kind."""
-        sent = kind == "cupy.ndarray" and type(array) is np.ndarray
+        sent = is_on_gpus(kind) and type(array) is np.ndarray
         known = self._names.get((id(array), sent))
         if known is None:
             known = self._names[id(array), sent] = (BESIDE, len(self._names)), array
@@ -88,7 +88,7 @@ class CapturedInputs:
         }
         near = [graph.blocks.get(k) for k in task.needs]
         kinds = [kind, *[b.kind for b in near if b is not None]]
-        if not tables or "cupy.ndarray" not in kinds:
+        if not tables or not any(map(is_on_gpus, kinds)):
             return
         names, needs = task.names, task.needs
         for name, array in tables.items():

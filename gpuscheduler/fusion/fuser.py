@@ -20,10 +20,10 @@ from dask.utils import key_split
 
 from ..frontend.chunk import Chunk
 from ..frontend.compiled_task import Chain
-from ..frontend.graph import Graph, is_plain, layer_of
+from ..frontend.graph import CUPY, NUMPY, RESIDENT, Graph, is_plain, layer_of
 from ..frontend.task import sequence_of
 from ..frontend.task_node import TaskNode
-from ..frontend.transfers import referenced_keys
+from ..frontend.transfers import SENDING, is_turned, referenced_keys
 from ..tracing import context
 from ..tracing.abstract import (
     AbstractArray,
@@ -83,6 +83,8 @@ class FusionPass:
     #: By the layer of each task that is not traced: the layers that Dask has fused there in the
     #: order of their work, and the layers among them that cannot be traced.
     unfollowed: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
+    #: Tasks that stay as they are and only take a view of what they read.
+    views: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         graph = self.graph
@@ -123,7 +125,7 @@ class FusionPass:
                 if known is not None:
                     self.foreseen[key] = known
             elif node.sent:
-                self._foresee_block(key)
+                self._foresee_sent(key, task)
             elif not (
                 (self.follow or self._depends_on_place(task))
                 and self._fuse_task(key, self._split_off_scan_end(key))
@@ -218,7 +220,7 @@ class FusionPass:
 
     def _describe_data(self, key: Key, node: DataNode) -> tuple[int, Any] | None:
         """Return number and structure of a value, or of a persisted chunk."""
-        value = node.value.shown() if type(node.value) is Chunk else node.value
+        value = node.value.held() if type(node.value) is Chunk else node.value
         if value is not None:
             return self._describe(value)
         block = self.graph.blocks.get(key)
@@ -249,6 +251,16 @@ class FusionPass:
         block = self.graph.blocks[key]
         if not block.is_sparse:
             self._foresee(key, AbstractArray(block.shape, block.dtype))
+
+    def _foresee_sent(self, key: Key, task: Any) -> None:
+        """Foresee an array that is sent: without gaps, and with its axes in the same order."""
+        array = task.args[0] if getattr(task, "func", None) in SENDING else None
+        if not self.graph.resident or type(array) is not np.ndarray or not is_turned(array):
+            self._foresee_block(key)
+            return
+        like = np.empty(array.shape, array.dtype, "F")
+        strides = tuple([s // array.itemsize for s in like.strides])
+        self._foresee(key, AbstractArray(array.shape, array.dtype, strides))
 
     def _foresee_traced(self, key: Key, makes: Any) -> None:
         """Foresee what a traced task makes that stays as it is.
@@ -425,7 +437,7 @@ class FusionPass:
         for source in task.inlined.values():
             names += source.names
             positions += source.positions
-        if not names and kind not in ("numpy.ndarray", "cupy.ndarray"):
+        if not names and kind not in (NUMPY, CUPY, RESIDENT):
             graph.note(key, why="whose arrays it makes is not known")
             return
         original = task.task
@@ -471,6 +483,7 @@ class FusionPass:
             self._blame(key, recipe, {found.culprit})
             return False
         self.foreseen[key] = found.number, found.makes
+        self.views.add(key)
         self._offer_view(task, found.view)
         return True
 

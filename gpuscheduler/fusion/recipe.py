@@ -16,7 +16,7 @@ from dask.array.core import concatenate_shaped
 
 from ..frontend.captured import FRESH
 from ..frontend.compiled_task import COMPILED, FIRST_LINE, CompiledCall, InnerStep, literal
-from ..frontend.graph import Graph
+from ..frontend.graph import CUPY, RESIDENT, Graph
 from ..frontend.task import sequence_of
 from ..frontend.tiles import Tile
 from ..tracing import purity, registry, trace
@@ -364,7 +364,7 @@ def array_kind(graph: Graph, task: Candidate) -> str | None:
     if not kinds:  # as Dask's own steps between collections are: they keep what they get
         near = [graph.blocks.get(k) for k in graph.needs[task.key]]
         kinds = [b.kind for b in near if b is not None and b.kind]
-    return "cupy.ndarray" if "cupy.ndarray" in kinds else next(iter(kinds), None)
+    return next((kind for kind in (CUPY, RESIDENT) if kind in kinds), next(iter(kinds), None))
 
 
 def structure_words(structure: Any) -> Any:

@@ -17,6 +17,7 @@ from ..codegen.cpu import evaluate as cpu_evaluate
 from ..codegen.cuda.kernel import generate
 from ..errors import NotGenerated
 from ..frontend.compiled_task import CompiledCall, literal
+from ..frontend.graph import NUMPY, RESIDENT, is_on_gpus
 from ..frontend.task import (
     KernelDescription,
     Launcher,
@@ -133,7 +134,18 @@ class KernelTask(OwnTask):
 
     @property
     def on_device(self) -> bool:
-        return bool(self.names) or self.kind == "cupy.ndarray"
+        """Whether GPUs make the value, where there are GPUs."""
+        return bool(self.names) or self.makes_on_device
+
+    @property
+    def makes_on_device(self) -> bool:
+        """Whether GPUs make the value even of a task that reads nothing."""
+        return is_on_gpus(self.kind)
+
+    @property
+    def resident(self) -> bool:
+        """Whether GPUs compute arrays of NumPy's: functions that are called get these as such."""
+        return self.kind == RESIDENT
 
     @property
     def copies(self) -> bool:
@@ -164,7 +176,7 @@ class KernelTask(OwnTask):
             arrays = [np.asarray(a) if isinstance(a, np.generic) else a for a in arrays]
         if arrays is None or not all(type(a) is np.ndarray for a in arrays):
             return self.original(values)
-        if not arrays and self.kind != "numpy.ndarray":
+        if not arrays and self.kind not in (NUMPY, RESIDENT):
             return self.original(values)
         words = {placeholder(n): constant(p, np.int64) for n, p in enumerate(self.positions)}
 

@@ -8,10 +8,12 @@ plan_entry     A plan as the plan cache keeps it, and beside it what its runs ha
 template       Plan templates: plans without names and data, reused for alike collections.
 cache          The plan cache: collections that were computed before are not planned again.
 gpu_libraries  Find out which GPU library a computation names.
+choice         Choose whether GPUs or the host's threads compute NumPy's arrays, and remember …
 number_errors  Ask whether NumPy is to raise, call or log on errors of numbers: no kernel does that.
 request        What a caller asks of `get`: Dask's arguments, completed from Dask's configuration.
 planner        Find the plan of a computation in the plan cache, or make it.
 execute        Run a plan on leased devices: the fastest way that memory allows.
 results        Hand the results of a run to the caller: as values, or as chunks that stay.
+numpy_arrays   Compute NumPy's arrays on GPUs, where that is chosen, and tell people where it …
 summary        Show a scheduler in one line, and as a table for notebooks.
 """

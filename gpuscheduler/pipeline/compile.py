@@ -10,6 +10,7 @@ from ..errors import OutOfMemory
 from ..frontend.graph import Graph
 from ..fusion import horizontal
 from ..fusion.fuser import FusionPass, regroup_layers
+from ..fusion.residency import make_resident
 from ..options import Options
 from ..plan.batching import batch_alike
 from ..plan.build import make_plan, places_of
@@ -68,6 +69,12 @@ def fuse(c: Compilation) -> None:
     fusion = _fusion_pass(c)
     if fusion is not None:
         c.graph, c.fusion = fusion.fused(), fusion
+
+
+def keep_arrays_on_gpus(c: Compilation) -> None:
+    """Have NumPy's arrays stay on GPUs, and functions that are called get them on the host."""
+    if c.graph.resident:
+        make_resident(c.graph, set() if c.fusion is None else c.fusion.views)
 
 
 def multiply_matrices(c: Compilation) -> None:
@@ -131,6 +138,7 @@ def _put_together(c: Compilation, change: Callable[[Graph, Plan], bool]) -> None
 #: The passes, in their order.
 PASSES: tuple[Callable[[Compilation], None], ...] = (
     fuse,
+    keep_arrays_on_gpus,
     multiply_matrices,
     factor_tall_blocks,
     fuse_horizontally,

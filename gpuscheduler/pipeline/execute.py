@@ -178,7 +178,9 @@ class PlanExecutor:
             if run.record is not None:
                 run.record.queued = run.record.recorder.clock()
             run.took = tape.footprint(perf_counter() - begin, others, assembly.need)
-            return self._hand_over(run, RunResults(run.graph, plan, devices, assembly, tape.nbytes))
+            to_numpy = self.hardware.to_numpy
+            results = RunResults(run.graph, plan, devices, assembly, tape.nbytes, to_numpy)
+            return self._hand_over(run, results)
         finally:
             devices.close()
 
@@ -204,7 +206,8 @@ class PlanExecutor:
                 if callbacks.exact:
                     callbacks.value = devices.value
             state = self._run_loop(run, plan, devices, watcher, turn)
-            results = RunResults(run.graph, plan, devices, assembly, state.nbytes)
+            to_numpy = self.hardware.to_numpy
+            results = RunResults(run.graph, plan, devices, assembly, state.nbytes, to_numpy)
             values = self._hand_over(run, results)
         finally:
             devices.close()

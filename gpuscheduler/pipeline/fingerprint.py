@@ -578,8 +578,9 @@ def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
         if moves:
             if place is None:  # another scheduler's
                 raise _NotComparable
-            shown = value.shown()
-        facts = moves, value.nbytes if moves else sizeof(value), _layout(shown)
+            shown = value.held()
+        resident = moves and value.resident
+        facts = moves, resident, value.nbytes if moves else sizeof(value), _layout(shown)
         out.append((first.setdefault(id(value), n), place, facts))
     return tuple(out)
 

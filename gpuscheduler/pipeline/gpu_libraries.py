@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -80,11 +80,18 @@ def _is_pinned(expr: Any) -> bool:
     return any(p is not None and not is_pin_rule(p) for p in pins)
 
 
+class Named(NamedTuple):
+    """What a computation names that is of GPUs."""
+
+    library: str | None  # what it names first, for people; None where its arrays are NumPy's
+    keeps: bool = False  # whether it reads arrays of NumPy's that GPUs keep
+
+
 class Libraries:
     """Looks at computations, and remembers their layers as long as these live."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Layer], str | None, list[Watched], Items]] = {}
+        self._known: dict[int, tuple[ref[Layer], Named, list[Watched], Items]] = {}
 
     def named(self, dsk: Any) -> str | None:
         """What a computation names first that is of GPUs, for people; None where it is the host's.
@@ -97,39 +104,46 @@ class Libraries:
         >>> print(look.named((da.ones(4) + 1).dask), look.named((x + 1).dask))
         None device=
         """
+        return self.look(dsk).library
+
+    def look(self, dsk: Any) -> Named:
+        """What a computation names that is of GPUs."""
         graphs = [dsk]
         if hasattr(dsk, "walk") and hasattr(dsk, "operands"):
             if _is_pinned(dsk):
-                return f"{PIN}="
+                return Named(f"{PIN}=")
             graphs = list(dsk.walk())
-        look = _Look()
+        look, keeps = _Look(), False
         for graph in graphs:
             layers = graph if isinstance(graph, HighLevelGraph) else getattr(graph, "hlg", None)
             if isinstance(layers, HighLevelGraph):
-                found = self._layers(layers.layers.values())
+                found, kept = self._layers(layers.layers.values())
+                keeps = keeps or kept
             elif isinstance(graph, Mapping):
                 found = look.at(graph.values())
             else:
                 found = look.at(getattr(graph, "operands", ()))
             if found is not None:
-                return found
-        return None
+                return Named(found)
+        return Named(None, keeps or look.keeps)
 
-    def _layers(self, layers: Iterable[Layer]) -> str | None:
+    def _layers(self, layers: Iterable[Layer]) -> Named:
+        keeps = False
         for layer in layers:  # what the collections themselves say, first
             facts = layer.collection_annotations
             if facts and (found := library(facts.get("chunk_type"))):
-                return found
+                return Named(found)
             pin = (layer.annotations or {}).get(PIN)
             if pin is not None and not is_pin_rule(pin):
-                return f"{PIN}="
+                return Named(f"{PIN}=")
         for layer in layers:
-            found = self._layer(layer)
-            if found is not None:
-                return found
-        return None
+            named = self._layer(layer)
+            if named.library is not None:
+                return named
+            keeps = keeps or named.keeps
+        return Named(None, keeps)
 
-    def _layer(self, layer: Layer) -> str | None:
+    def _layer(self, layer: Layer) -> Named:
         key = id(layer)
         known = self._known.get(key)
         if known is not None and known[0]() is layer:
@@ -137,7 +151,7 @@ class Libraries:
             if _are(watched) and has_items(layer, items):
                 return found
         look = _Look()
-        found = look.at(_said(layer))
+        found = Named(look.at(_said(layer)), look.keeps)
         if look.sure:
             gone = partial(_forget, ref(self), key)
             self._known[key] = ref(layer, gone), found, look.watched, items_of(layer)
@@ -192,6 +206,7 @@ class _Look:
         self.seen: dict[int, Any] = {}  # held, or another object might have the same identity
         self.watched: list[Watched] = []
         self.sure = True  # whether what is `watched` is all that may change
+        self.keeps = False  # whether there were arrays of NumPy's that GPUs keep
         self.todo: list[Any] = []
 
     def at(self, values: Iterable[Any]) -> str | None:
@@ -242,7 +257,10 @@ class _Look:
         self.todo.append(node.value)
 
     def _chunk(self, chunk: Chunk) -> str | None:
-        return "a persisted array" if getattr(chunk.keeper, "kind", "") == "cuda" else None
+        if getattr(chunk.keeper, "kind", "") != "cuda":
+            return None
+        self.keeps = self.keeps or chunk.resident
+        return None if chunk.resident else "a persisted array"
 
     def _partial(self, it: Any) -> None:
         self.todo += (it.func, *it.args, *it.keywords.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dask._task_spec import DataNode
@@ -24,6 +25,7 @@ from ..runtime.observe import RunRecord
 from ..runtime.protocol import Hardware, Lease
 from . import compile
 from .cache import PlanCache, build_expression, signature
+from .choice import choose
 from .number_errors import wants_number_errors
 from .plan_entry import PlanEntry
 from .request import ComputeRequest
@@ -43,6 +45,7 @@ class Planner:
     options: Options
     cache: PlanCache
     working_memory: WorkingMemory
+    host_threads: int = 1  # that may compute NumPy's arrays in place of GPUs
     #: Plans of `plan_graph`, by the names under which they are kept.
     _graphs: dict[Any, PlanEntry] = field(default_factory=dict)
 
@@ -71,30 +74,38 @@ class Planner:
         return self.plan_expression(expr, request.keys, lease, request.cache, callbacks)
 
     def find_or_plan(
-        self, dsk: Any, keys: Any, lease: Lease, record: RunRecord | None = None
+        self,
+        dsk: Any,
+        keys: Any,
+        lease: Lease,
+        record: RunRecord | None = None,
+        resident: bool = False,
+        keep: bool = False,
     ) -> PlanEntry:
         """The plan of this collection or of one like it, from the cache if it was made before.
 
-        Notes in the `record` which of these it was: "cache", "template" or "new".
+        Notes in the `record` which of these it was: "cache", "template" or "new". GPUs compute a
+        `resident` collection of NumPy's arrays, and may `keep` what they make.
         """
         wanted, how = wanted_keys(keys), "cache"
         known = signature(dsk, wanted)
+        plan_new = partial(self.plan_expression, resident=resident, keep=keep)
         if known is None:
-            found = self.plan_expression(build_expression(dsk), keys, lease)
+            found = plan_new(build_expression(dsk), keys, lease)
             found.plan = found.plan.with_facts(once=True)
             if record is not None:
                 record.planned = "new"
             return found
-        where = lease.machine, self.front_device(lease), self._run_options().fuse
+        where = lease.machine, self.front_device(lease), self._run_options().fuse, resident, keep
         entry = self.cache.find(known, *where)
         if entry is None:
             dsk, how = build_expression(dsk), "template"
             with without_garbage_collection():
-                like = self.cache.likeness(dsk, wanted, self._home_finder(lease))
+                like = self.cache.likeness(dsk, wanted, self._home_finder(lease, resident))
                 if like is not None:
                     entry = self.cache.like(like, wanted, *where)
             if entry is None:
-                entry, how = self.plan_expression(dsk, keys, lease), "new"
+                entry, how = plan_new(dsk, keys, lease), "new"
                 if like is not None:
                     with without_garbage_collection():
                         self.cache.learn_from(dsk, like, *where, entry=entry)
@@ -110,6 +121,8 @@ class Planner:
         lease: Lease,
         values: MutableMapping[Any, Any] | None = None,
         callbacks: DaskCallbacks | None = None,
+        resident: bool = False,
+        keep: bool = False,
     ) -> PlanEntry:
         """Read a Dask graph and plan it.
 
@@ -117,13 +130,15 @@ class Planner:
         were: callbacks see them.
         """
         started = callbacks.start if callbacks else None
-        home, kind, options = self._home_finder(lease), self.hardware.kind, self._run_options()
+        home = self._home_finder(lease, resident)
+        kind, options = self.hardware.kind, self._run_options()
         with without_garbage_collection():
 
             def read(apart: Mapping[str, str]) -> Graph:
                 return lowering.from_dask(
                     dsk, keys, values, started, home, self.front_device(lease),
                     send=kind == "cuda" and lease.threads is None, apart=apart,
+                    resident=resident, keep=keep,
                 )  # fmt: skip
 
             if callbacks is None and values is None:
@@ -136,6 +151,9 @@ class Planner:
                 graph, plan = compile.plan_graph(
                     graph, lease.machine, home, kind, options, merge=False
                 )
+            if resident:
+                choice = choose(graph, plan, options.numpy, self.host_threads)
+                plan = plan.with_facts(choice=choice)
             self.working_memory.foresee(plan)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
@@ -179,13 +197,17 @@ class Planner:
             return replace(self.options, fuse=False)
         return self.options
 
-    def _home_finder(self, lease: Lease) -> Callable[[Any], int | None]:
-        """A function that says which of the lease's devices holds a value, if any."""
+    def _home_finder(self, lease: Lease, resident: bool = False) -> Callable[[Any], int | None]:
+        """A function that says which of the lease's devices holds a value, if any.
+
+        Tasks of any other than a `resident` graph get NumPy's arrays that GPUs keep as such.
+        """
         n, shared = len(lease.machine.devices), lease.machine.shared
 
         def home(value: Any) -> int | None:
             if type(value) is Chunk:
-                place = value.place if value.keeper is self.hardware else None
+                here = value.keeper is self.hardware and value.resident <= resident
+                place = value.place if here else None
                 if place is not None and shared:
                     return place % n
             else:

@@ -25,7 +25,7 @@ from ..frontend.compiled_task import COMPILED
 from ..frontend.graph import Graph
 from ..frontend.rebuild import attributes_of, swap_parts
 from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
-from ..frontend.transfers import identity
+from ..frontend.transfers import SENDING
 from ..fusion.horizontal import TupleItemKey
 from ..plan.plan import OF_STRUCTURE, Plan, Step
 from ..tracing.bytecode import ClosureCells
@@ -33,7 +33,7 @@ from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
 from .plan_entry import PlanEntry
 
 #: Tasks that send an array to a device.
-SENDERS = (identity, np.ascontiguousarray)
+SENDERS = (*SENDING, np.ascontiguousarray)
 
 
 class FilledTask(OwnTask):

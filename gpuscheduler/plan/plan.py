@@ -91,6 +91,8 @@ class Footprint:
     moved: dict[tuple[int, int], int]  # bytes, by link
     spilled: dict[int, int]  # bytes that had to leave for the host and for the disk
     where: str = ""  # what ran it, where that was not the scheduler's devices
+    #: The part of all bytes touched that GPUs touched, of a computation of NumPy's arrays.
+    coverage: float | None = None
 
     def __str__(self) -> str:
         def said(place: int) -> str:
@@ -117,6 +119,8 @@ class Footprint:
         for what, facts in (("moved", links), ("spilled", spilled)):
             if facts:
                 out += f"; {what} {', '.join(facts)}"
+        if self.coverage is not None:
+            out += f"; GPUs touched {self.coverage:.0%} of the bytes"
         return out
 
 
@@ -201,6 +205,10 @@ class Plan:
     #: What runs of this plan and of plans like it have shown.
     history: RunHistory = field(default_factory=RunHistory, repr=False, compare=False)
     where: str = ""  # what runs it, where that is not the scheduler's devices, for people
+    #: Whether GPUs or the host compute NumPy's arrays, and why: a `pipeline.choice.Choice`, which
+    #: all plans like this one share; None where nothing is to be chosen.
+    choice: Any = field(default=None, repr=False, compare=False)
+    said: str = ""  # what people are told of that choice
     bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     #: Names of layers in the tasks of its template, and here.
@@ -455,6 +463,8 @@ class Plan:
         if not self.machine.shared:  # else nothing has to move
             links = sorted(self.traffic().items())
             lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
+        if self.said:
+            lines.insert(1, f"  {self.said}")
         together: dict[str, list[str]] = {}
         for i, reason in sorted(self.why.items()):
             together.setdefault(reason, []).append(key_split(self.steps[i].key))

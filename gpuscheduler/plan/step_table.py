@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..frontend.compiled_task import CompiledCall
 from ..frontend.graph import layer_of
-from ..frontend.task import alike_of, describe, members_of, sequence_of
+from ..frontend.task import alike_of, describe, host_only, members_of, sequence_of
 from .origins import Origin, label, lines, task_origins
 from .plan import Plan
 
@@ -122,7 +122,7 @@ def _work_of(plan: Plan, i: int) -> GroupWork:
         sum([k.operations for k in found.kernels]),
         plan.reasons.get(step.key, ""),
         step.aside and not step.sent,
-        step.kind in plan.history.hosted,
+        step.kind in plan.history.hosted or host_only(step.task),
     )
 
 

@@ -149,7 +149,9 @@ class ResultAssembly:
             return self.send(array) if type(array) is np.ndarray else array
         blocks = each_block(value, gather.blocks)  # what comes next is behind these
         made = () if self.made is None else (self.made,)
-        bring = self.bring if gather.together and gather.converted else None
+        # a NumPy array of GPUs' blocks whose lengths were not known is put together there, too
+        apart = gather.together or not gather.to_host
+        bring = self.bring if apart and gather.converted else None
         if bring is None:
             return self.join(blocks, *made)
         with suppress(OutOfMemory):

@@ -149,6 +149,9 @@ class Hardware(ChunkKeeper, Protocol):
     def send(self) -> Callable[[Any], Any] | None:
         """Copies a host array to the caller's device; None where there is no such device."""
 
+    def to_numpy(self, value: Any) -> Any:
+        """Copy an array of a device to the host, and wait for it; keep any other value."""
+
     def synchronize(self) -> None:
         """Wait for everything that runs have queued."""
 

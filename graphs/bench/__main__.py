@@ -4,8 +4,8 @@ Parts, which need GPUs and take several names at once: limits, tasks, copies, ov
 sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Each prints a short
 table; what is timed has run once before. `all` runs every part.
 
-Tools, each with options of its own (`--help`): cluster, device_times, eviction, host, sparse,
-square, tall, usual.
+Tools, each with options of its own (`--help`): cluster, device_times, eviction, host,
+numpy_arrays, sparse, square, tall, usual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ PARTS = {
     "meshes": "meshes",
     "windows": "windows",
 }
-TOOLS = ("cluster", "device_times", "eviction", "host", "sparse", "square", "tall", "usual")
+TOOLS = (
+    "cluster", "device_times", "eviction", "host", "numpy_arrays", "sparse", "square", "tall",
+    "usual",
+)  # fmt: skip
 
 
 def measure_parts(names: list[str]) -> None:

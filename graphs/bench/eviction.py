@@ -214,6 +214,8 @@ class Nowhere:
     def taken(self, key: Any, place: int, places: Any) -> Any:
         raise TypeError("a clock has no values")
 
+    taken_to_host = taken
+
     def forget(self, places: Any) -> None: ...
 
 

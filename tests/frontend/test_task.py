@@ -27,6 +27,7 @@ from gpuscheduler.frontend.task import (
     sequence_of,
 )
 from gpuscheduler.fusion.horizontal import SequentialTasks, TupleItemKey
+from gpuscheduler.fusion.residency import HostTask
 from gpuscheduler.fusion.source import MatrixInput
 from gpuscheduler.fusion.task import (
     CompressTask,
@@ -90,6 +91,7 @@ MAKE = {
     OptionalTermsTask: lambda t=TABLE: OptionalTermsTask(
         Task("z", lambda p, q, r: p + q + r, TaskRef("x"), TaskRef("gone"), t), {"gone": "y"}
     ),
+    HostTask: lambda t=TABLE: HostTask("a", add_table(t), {}, t.nbytes),
     FilledTask: lambda t=TABLE: FilledTask(Task("a", add, TaskRef("x"), ArraySlot(0)), [t]),
 }
 ABSTRACT = {HolderTask}
@@ -182,7 +184,7 @@ def test_tasks_with_kernels_tell_what_these_touch(kind):
         assert kernel.nbytes == 64  # four numbers read and four written
         assert kernel.operations == 4
         assert "__global__" in kernel.source()
-    assert (bytes_touched_by(task) is not None) == (kind in (KernelTask, Batch))
+    assert (bytes_touched_by(task) is not None) == (kind in (KernelTask, Batch, HostTask))
     assert kernels_only(task) == (kind in (KernelTask, Batch))
     assert launches_only(task) == (kind in (KernelTask, Batch, MatmulSumTask))
 

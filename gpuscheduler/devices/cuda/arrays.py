@@ -160,6 +160,11 @@ def to_host_array(v: Any) -> Any:
     return v.array.reshape(-1).reshape(v.array.shape, order=v.order)
 
 
+def copy_pinned(v: Any) -> Any:
+    """A copy of an array that has left its device; other values are returned as they are."""
+    return to_host_array(v).copy("K") if isinstance(v, PinnedCopy) else v
+
+
 def to_current_device(v: Any) -> Any:
     """On the caller's current device and stream; the pinned memory is free when it returns."""
     if not isinstance(v, PinnedCopy):

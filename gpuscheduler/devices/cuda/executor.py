@@ -473,7 +473,8 @@ class CudaDevices(GpuRun):
             if read.unseen:
                 lane.home.wait_event(read.ready)
                 read.unseen = False
-        if step.kind in self.plan.history.hosted and i not in self.by_host and not self.light:
+        hosted = not self.light and step_values.runs_on_host(self, step)
+        if hosted and i not in self.by_host:
             away.add(i)
             self.given[i] = (
                 step_values.read_inputs(self, lane, step),

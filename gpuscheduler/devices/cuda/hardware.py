@@ -34,7 +34,7 @@ from ...values import deep_leaves, map_deep_leaves
 from ..cpu import CpuDevices
 from . import copies as cuda_copies
 from . import dask_backend
-from .arrays import Refused, is_over, to_current_device
+from .arrays import Refused, copy_pinned, is_over, to_current_device
 from .caller_order import has_context
 from .copies import (
     MANY_ALIKE,
@@ -52,9 +52,9 @@ from .gpu_run import FEWEST_FILES, FILES, PART_OF_CPUS
 from .gpudirect import DirectFiles
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
-from .links import CROSSING, Links, measure_host_rates, measure_peer_rate, try_links
+from .links import Links, measure_host_rates, measure_peer_rate, try_links
 from .nvml import PlaceSensors
-from .pinned import PIECES, PinnedBlocks, StagingPieces
+from .pinned import PIECES, PinnedBlocks, StagingPieces, copy_to_numpy
 from .ranges import find_ranges
 from .result_rooms import ResultRoom, rooms_of
 
@@ -113,30 +113,6 @@ def _error_of_device(device: int) -> str | None:
     except runtime.CUDARuntimeError as error:
         return str(error)
     return None
-
-
-def gather_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
-    """Copy arrays of any devices into one pinned host buffer, each at its start.
-
-    All copies are queued at once, with one wait for each device.
-    """
-    buffer = CROSSING.array((nbytes,), np.uint8)
-    devices = sorted({a.device.id for a in arrays})
-    held = []
-    for device in devices:
-        with Device(device):
-            stream = cupy.cuda.get_current_stream()
-            for a, start in zip(arrays, starts, strict=True):
-                if a.device.id != device or not a.nbytes:
-                    continue
-                a = cupy.ascontiguousarray(a)
-                held.append(a)
-                to, kind = buffer.ctypes.data + start, runtime.memcpyDeviceToHost
-                runtime.memcpyAsync(to, a.data.ptr, a.nbytes, kind, stream.ptr)
-    for device in devices:
-        with Device(device):
-            cupy.cuda.get_current_stream().synchronize()
-    return buffer
 
 
 def _root(array: Any) -> Any:
@@ -297,6 +273,18 @@ class CudaHardware:
                 current.wait_event(ready)
                 self.lend(device, current)
         return held.value
+
+    def taken_to_host(self, key: Key, place: int, places: Places) -> Any:
+        if place in places or not {HOST, DISK} & places.keys():
+            return map_deep_leaves(self.to_numpy, self.taken(key, place, places))
+        value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
+        return map_deep_leaves(copy_pinned, value)
+
+    def to_numpy(self, value: Any) -> Any:
+        if not isinstance(value, cupy.ndarray):
+            return value
+        with value.device:
+            return copy_to_numpy(value, self.pinned)
 
     def forget(self, places: Places) -> None:
         if DISK in places:

@@ -12,7 +12,7 @@ import cupy
 from cupy.cuda import Device, Event
 from dask.utils import key_split
 
-from ...frontend.task import OwnTask, members_of, original_of
+from ...frontend.task import OwnTask, host_only, members_of, original_of
 from ...plan.plan import Step
 from ...runtime.tape import Order
 from . import caller_order
@@ -30,6 +30,7 @@ from .numpy_fallback import (
     move_to_host,
     send_value,
 )
+from .pinned import copy_to_numpy
 
 
 @dataclass(slots=True)
@@ -97,16 +98,21 @@ def _compute_from_copies(
     """Compute a step on the host from copies, and send its value to the device."""
 
     def bring(v: Any) -> Any:  # on the out stream: not behind later work of the home stream
+        if not isinstance(v, cupy.ndarray):
+            return v
         with lane.outgoing:
-            return v.get(out=run.hardware.pinned.array(v.shape, v.dtype))
+            return copy_to_numpy(v, run.hardware.pinned)
 
     Device(lane.device).use()
     caller_order.order_thread_behind_callers(run)
     ready.synchronize()
+    task: Any = run.plan.steps[i].task
+    value = task.call(values, bring) if host_only(task) else None
+    if host_only(task) and not task.sends:
+        return value
     with lane.home:  # for arrays that the task itself sends to the device
-        value = compute_on_host(
-            run.plan.steps[i].task, values, bring=bring, collect=lane.collect_value
-        )
+        if not host_only(task):
+            value = compute_on_host(task, values, bring=bring, collect=lane.collect_value)
         return send_value(value)
 
 
@@ -125,6 +131,9 @@ def run_now_on_host(
     lane.make_current()
     # copies from other devices are queued on their current streams
     caller_order.order_thread_behind_callers(run)
+    if host_only(task):
+        value = task.call(values, run.hardware.to_numpy)
+        return send_value(value) if task.sends else value
     value = compute_on_host(task, values, error, collect=lane.collect_value)
     with OwnCode():
         return send_value(value)

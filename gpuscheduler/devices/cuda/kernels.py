@@ -54,7 +54,7 @@ from .launch import (
     copy_program,
     queue,
 )
-from .numpy_fallback import SAID, move_values, own_failure
+from .numpy_fallback import SAID, call_unfused, move_for_kernel, move_values, own_failure
 
 #: The compiler's options, by whether its fast mathematics is asked for.
 OPTIONS = {
@@ -119,15 +119,15 @@ class Kernels:
         """The value of a fused task; a `partial` that gives it where that takes no kernel."""
         program = fused.program
         if self.broken(program):
-            return partial(fused.original, values)
+            return call_unfused(fused, fused.original, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
-            there = move_values(values)
+            there = move_for_kernel(fused, values)
             if there is None:
-                return partial(fused, values)
+                return call_unfused(fused, fused, values)
             return self._run(fused, there, device, work, into)
-        if not arrays and fused.kind != "cupy.ndarray":
-            return partial(fused, values)
+        if not arrays and not fused.makes_on_device:
+            return call_unfused(fused, fused, values)
         pointers = [a.data.ptr for a in arrays]
         writes = into is None or not into.data.ptr % 16
         aligned = writes and not any(p % 16 for p in pointers)
@@ -135,7 +135,7 @@ class Kernels:
             ready = self.ready(program, device, (aligned, writes), single=True)
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
-            return partial(fused.original, values)
+            return call_unfused(fused, fused.original, values)
         steps = iter(ready.kernels)
         room = SmallArrayRoom(ready.small) if ready.small else None
 
@@ -163,18 +163,20 @@ class Kernels:
         fused = task.fused
         program = fused.program
         if self.broken(program):
-            return partial(task, values)
+            return call_unfused(fused, task, values)
         arrays = fused.arrays(values, cupy.ndarray)
         if arrays is None or not all_on_device(arrays, device):
-            there = move_values(values)
-            return partial(task, values) if there is None else self._pick(task, there, device, work)
+            there = move_for_kernel(fused, values)
+            if there is None:
+                return call_unfused(fused, task, values)
+            return self._pick(task, there, device, work)
         pointers = [a.data.ptr for a in arrays]
         aligned = not any(p % 16 for p in pointers)
         try:
             counting, writing = self.ready(program, device, (aligned, True), single=True).kernels
         except (CompileFailed, NotGenerated) as error:
             self._give_up(fused, error)
-            return partial(task, values)
+            return call_unfused(fused, task, values)
         counts = cupy.empty(counting.generated.units, np.uint32)
         self._start(counting, pointers, fused.positions, [counts.data.ptr], work)
         ends = cupy.cumsum(counts, dtype=np.int64)
@@ -240,9 +242,9 @@ class Kernels:
             if (
                 inputs is None
                 or self.broken(first.program)
-                or (not first.names and first.kind != "cupy.ndarray")
+                or (not first.names and not first.makes_on_device)
             ):
-                values = move_values(values) or values
+                values = values if first.resident else move_values(values) or values
                 return partial(self._run_each, batch, values, device, work)
             try:
                 ready = self.ready(first.program, device, (aligned, True), single=False)
@@ -406,7 +408,7 @@ class Kernels:
                 continue
             first = held[0]
             if (id(first.program), single) in seen or (
-                not first.names and first.kind != "cupy.ndarray"
+                not first.names and not first.makes_on_device
             ):
                 continue
             seen.add((id(first.program), single))

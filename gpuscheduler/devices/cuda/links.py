@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import cupy
 import numpy as np
@@ -137,3 +138,27 @@ def _rate(copy: Callable[[], None], stream: Stream) -> float:
         stream.synchronize()
         best = min(best, perf_counter() - begin)
     return MEASURED_BYTES / best / 1e9
+
+
+def gather_on_host(arrays: list[Any], starts: list[int], nbytes: int) -> Any:
+    """Copy arrays of any devices into one pinned host buffer, each at its start.
+
+    All copies are queued at once, with one wait for each device.
+    """
+    buffer = CROSSING.array((nbytes,), np.uint8)
+    devices = sorted({a.device.id for a in arrays})
+    held = []
+    for device in devices:
+        with Device(device):
+            stream = cupy.cuda.get_current_stream()
+            for a, start in zip(arrays, starts, strict=True):
+                if a.device.id != device or not a.nbytes:
+                    continue
+                a = cupy.ascontiguousarray(a)
+                held.append(a)
+                to, kind = buffer.ctypes.data + start, runtime.memcpyDeviceToHost
+                runtime.memcpyAsync(to, a.data.ptr, a.nbytes, kind, stream.ptr)
+    for device in devices:
+        with Device(device):
+            cupy.cuda.get_current_stream().synchronize()
+    return buffer

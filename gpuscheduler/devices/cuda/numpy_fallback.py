@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import is_not
 from types import CodeType, FunctionType
 from typing import Any
@@ -23,14 +24,17 @@ from ...frontend.graph import is_plain
 from ...frontend.rebuild import like_function, swap_parts
 from ...frontend.task import members_of
 from ...frontend.transfers import is_sender
+from ...fusion.task import KernelTask
 from ...sparse_parts import arrays_of, library_of, rebuild
 from ...tracing.purity import is_users
-from ...values import deep_leaves, map_deep_leaves
+from ...values import deep_leaves, leaves, map_deep_leaves, map_leaves
 
 Values = dict[Any, Any]
 Task = Callable[[Values], Any]
 Bring = Callable[[Any], Any]
 
+#: Bytes that a resident kernel touches to be worth a copy of inputs that are all on the host.
+LEAST_MOVED = 2**16
 #: What CuPy raises for arrays of the host, and NumPy for arrays of CuPy's.
 SAID = (TypeError, NotImplementedError, AttributeError, ValueError)
 #: What is in such errors, where it is not CuPy's own code that raises them.
@@ -88,6 +92,35 @@ def move_values(values: Values) -> Values | None:
     if not any(isinstance(v, cupy.ndarray) for v in every) or not any(map(_is_of_host, every)):
         return None
     return {k: map_deep_leaves(_copy_to_device, v) for k, v in values.items()}
+
+
+def move_for_kernel(fused: KernelTask, values: Values) -> Values | None:
+    """Values as a kernel task reads them on the current device; None where the host computes it.
+
+    Of a resident task that the host computes, all inputs are on the host and there is little to do.
+    """
+    if not fused.resident:
+        return move_values(values)
+    every = [v for value in values.values() for v in leaves(value)]
+    on_host = any(_is_of_host(v) or _is_plain_scalar(v) for v in every)
+    if not on_host:
+        return None
+    if fused.touched < LEAST_MOVED and not any(isinstance(v, cupy.ndarray) for v in every):
+        return None
+    return {k: map_leaves(_copy_number_to_device, v) for k, v in values.items()}
+
+
+def call_unfused(fused: KernelTask, function: Task, values: Values) -> partial[Any]:
+    """What computes a kernel task without its kernels: a resident one with arrays of the host."""
+    return partial(_call_with_numpy if fused.resident else _called, function, values)
+
+
+def _called(function: Task, values: Values) -> Any:
+    return function(values)
+
+
+def _call_with_numpy(function: Task, values: Values) -> Any:
+    return function({k: map_leaves(_copy_to_host, v) for k, v in values.items()})
 
 
 def is_cupy_refusal(error: BaseException) -> bool:
@@ -274,6 +307,21 @@ def _send_once(value: Any) -> Any:
 
 def _is_of_host(value: Any) -> bool:
     return type(value) is np.ndarray and is_plain(value.dtype)
+
+
+def _is_plain_scalar(value: Any) -> bool:
+    return isinstance(value, np.generic) and is_plain(value.dtype)
+
+
+def _copy_number_to_device(value: Any) -> Any:
+    return cupy.asarray(value) if _is_plain_scalar(value) else _copy_to_device(value)
+
+
+def _copy_to_host(value: Any) -> Any:
+    if not isinstance(value, cupy.ndarray):
+        return value
+    turned = value.flags.f_contiguous and not value.flags.c_contiguous
+    return cupy.asnumpy(value.T).T if turned else cupy.asnumpy(value)
 
 
 def _copy_to_device(value: Any) -> Any:

@@ -31,6 +31,8 @@ LEAST_PIECE_BYTES, LEAST_PIECES = 2**20, 2
 LOOK_AGAIN = 0.1
 #: Bytes from which pinned memory is made of pages that so many threads touch; and at once, at most.
 LEAST_REGISTERED, SLAB_BYTES = 2**22, 2**28
+#: Bytes from which an array that is brought to the host is in pinned memory.
+LEAST_PINNED = 2**16
 PORTABLE = 1  # cudaHostRegisterPortable, for which CuPy has no name
 TOUCHING = min(8, os.cpu_count() or 1)
 
@@ -159,6 +161,18 @@ class PinnedBlocks:
         with self._lock:
             self.shrink()
             self.most = 0
+
+
+def copy_to_numpy(array: Any, pinned: PinnedBlocks) -> Any:
+    """Copy an array of the current device to the host, on the current stream, and wait for it.
+
+    It has the same order in memory. Large ones are in pinned memory.
+    """
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        return copy_to_numpy(array.T, pinned).T
+    if array.nbytes < LEAST_PINNED:
+        return array.get()
+    return array.get(out=pinned.array(array.shape, array.dtype))
 
 
 _PINNED: weakref.WeakSet[PinnedBlocks] = weakref.WeakSet()

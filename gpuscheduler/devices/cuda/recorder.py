@@ -191,7 +191,7 @@ class ReplayRecorder:
         if self.rooms is not None and i in self.rooms.tasks:
             first, part = self.rooms.tasks[i], self.rooms.at(i)
             writes = not part % 16
-        if self.kernels.broken(first.program) or (not first.names and first.kind != "cupy.ndarray"):
+        if self.kernels.broken(first.program) or (not first.names and not first.makes_on_device):
             raise NotReplayable
         every = aligned and writes
         ready = self.kernels.ready(first.program, lane.device, (every, writes), single)

@@ -6,7 +6,7 @@ from typing import Any
 
 import cupy
 
-from ...frontend.task import OwnTask, kernels_only
+from ...frontend.task import OwnTask, host_only, kernels_only
 from ...plan.plan import Step
 from ...sparse_parts import arrays_of, library_of, rebuild
 from ...values import map_deep_leaves
@@ -45,6 +45,11 @@ def _own(value: Any) -> Any:
     return value if library_of(type(value)) is None else rebuild(value, arrays_of(value))
 
 
+def runs_on_host(run: GpuRun, step: Step) -> bool:
+    """Whether a step is computed by a thread of the host."""
+    return host_only(step.task) or step.kind in run.plan.history.hosted
+
+
 def attempt(run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
     """Compute a step: (value, 0), or (None, bytes that were refused).
 
@@ -74,7 +79,7 @@ def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: An
     """Compute a step's task with its inputs, on its device or on the host."""
     history, step = run.plan.history, run.plan.steps[i]
     task = step.task if into is None else run.rooms.tasks[i]  # type: ignore[union-attr]
-    mixed, home = step.kind in history.mixed, step.kind in history.hosted  # others may add to these
+    mixed, home = step.kind in history.mixed, runs_on_host(run, step)  # others may add to these
     try:
         if home:
             value = host_steps.take_host_value(run, lane, i, task, values)
@@ -83,7 +88,7 @@ def call(run: GpuRun, lane: DeviceLane, i: int, values: dict[Any, Any], into: An
         else:
             value = run.compute(lane, task, values, into)
     except SAID as error:
-        if is_refusal(error):
+        if is_refusal(error) or host_only(task):
             raise
         if home:  # another block of its kind was refused, this one may not be
             value = run.compute(lane, task, values, into)

@@ -1,0 +1,192 @@
+"""Keep NumPy's arrays on GPUs: what is called gets NumPy's, kernels read and make GPUs'.
+
+`make_resident` is the last step of fusion for a graph of NumPy's arrays whose kernels run on GPUs.
+The graph then is what a user would have written with `to_backend`: arrays of the host are sent by
+steps of their own, ahead of the kernels that read them (`frontend.transfers.send_all_arrays`). What
+is no kernel becomes a `HostTask`, for which values are brought to the host. Results come home as
+NumPy's: `as_numpy` has the scalars where NumPy has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import numpy as np
+from dask._task_spec import DataNode, Task
+
+from ..frontend.graph import RESIDENT, Graph, is_plain
+from ..frontend.task import OwnTask, TaskDescription, alike_of, describe, kernels_of, original_of
+from ..frontend.transfers import SENDING, identity
+from ..ir.expr import Out
+from ..values import leaves, map_leaves
+from .task import Key
+
+Values = dict[Key, Any]
+Form = Any  # the result of a program: containers with an `Out` for each array
+SCALAR = Out(0, (), True)
+
+
+class HostTask(OwnTask):
+    """A task that is called on the host with NumPy's values, wherever these were made."""
+
+    __slots__ = ("_touched", "forms", "key", "sends", "task")
+    host_only = True
+
+    def __init__(
+        self, key: Key, task: Callable[[Values], Any], forms: Mapping[Key, Form], touched: int = 0
+    ):
+        self.key, self.task = key, task
+        #: Whether the value goes to a device, which keeps it.
+        self.sends = False
+        self._touched = touched
+        #: Where NumPy has scalars in values that kernels make, by their names.
+        self.forms = dict(forms)
+
+    def __call__(self, values: Values) -> Any:
+        return self.task(values)
+
+    @property
+    def touched(self) -> int:
+        """Bytes that the task reads and makes, as far as they are known."""
+        return self._touched
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return (self.task,)
+
+    def with_parts(self, *parts: Any) -> HostTask:
+        (task,) = parts
+        out = HostTask(self.key, task, self.forms, self._touched)
+        out.sends = self.sends
+        return out
+
+    @property
+    def original(self) -> Any:
+        return original_of(self.task)
+
+    @property
+    def alike(self) -> Any:
+        return alike_of(self.task)
+
+    def describe(self) -> TaskDescription:
+        return TaskDescription(f"{describe(self.task).words} on the host")
+
+    def call(self, values: Values, bring: Callable[[Any], Any]) -> Any:
+        """Call the task; `bring` copies an array of a device to the host, and keeps other values.
+
+        >>> task = HostTask("y", lambda values: type(values["x"]), {"x": SCALAR})
+        >>> task.call({"x": np.array(1.5)}, lambda value: value)
+        <class 'numpy.float64'>
+        """
+        forms = self.forms
+        return self.task({k: as_numpy(v, forms.get(k), bring) for k, v in values.items()})
+
+    def __repr__(self) -> str:
+        return f"<HostTask {self.key!r}>"
+
+
+def as_numpy(value: Any, form: Form, bring: Callable[[Any], Any]) -> Any:
+    """A value with its arrays brought to the host, and scalars where NumPy has some.
+
+    `form` is the result of the program that made the value; None where it has no scalars.
+
+    >>> as_numpy((np.array(2), np.ones(1)), (SCALAR, Out(1, (1,))), lambda v: v)
+    (np.int64(2), array([1.]))
+    """
+    if form is None:
+        return map_leaves(bring, value)
+    if isinstance(form, Out):
+        value = bring(value)
+        return value[()] if form.scalar and getattr(value, "shape", None) == () else value
+    if type(form) is dict and type(value) is dict and value.keys() == form.keys():
+        return {k: as_numpy(v, form[k], bring) for k, v in value.items()}
+    if type(form) in (tuple, list) and type(value) is type(form) and len(value) == len(form):
+        return type(form)([as_numpy(v, f, bring) for v, f in zip(value, form, strict=True)])
+    return map_leaves(bring, value)
+
+
+def form_of(task: Any) -> Form:
+    """Where NumPy has scalars in what a kernel task makes; None where it has none."""
+    if kernels_of(task) != (task,):
+        return None
+    form = task.program.result
+    return form if any(isinstance(v, Out) and v.scalar for v in leaves(form)) else None
+
+
+def make_resident(graph: Graph, views: Set[Key]) -> None:
+    """Make each task of a fused graph a kernel of GPUs, or a task of the host. Changes the graph.
+
+    Tasks in `views` only take a view of what they read, be it on a device or not.
+    """
+    forms: dict[Key, Form] = {}
+    sizes = dict(graph.sizes)  # of values of the host as well
+    for key, node in list(graph.nodes.items()):
+        graph.note(key, product=None)
+        if kernels := kernels_of(node.task):
+            for fused in kernels:
+                fused.kind = RESIDENT
+            forms[key] = form_of(node.task)
+        elif node.is_data or node.sent or node.aside:
+            continue
+        elif _is_identity(node.task):
+            forms[key] = forms.get(node.needs[0]) if node.needs else None
+        elif key in views:
+            scalar = node.block is not None and node.block.shape == ()
+            forms[key] = SCALAR if scalar else None
+        else:
+            _call_on_host(graph, key, forms, sizes)
+    graph.forms = {k: forms[k] for k in graph.outputs if forms.get(k) is not None}
+    _drop_unread(graph)
+
+
+def _is_identity(task: Any) -> bool:
+    return getattr(task, "func", getattr(task, "function", None)) is identity
+
+
+def _call_on_host(graph: Graph, key: Key, forms: Mapping[Key, Form], sizes: dict[Key, int]) -> None:
+    """Make a task one of the host's, and have it read arrays of the host where they are."""
+    node = graph.nodes[key]
+    task, picks = node.task, node.picks
+    reads = list(zip(node.names, node.needs, strict=True))
+    mine = {n: array for n, d in reads if (array := _host_array(graph, d)) is not None}
+    if mine:
+        reads = [(n, d) for n, d in reads if n not in mine]
+        assert not picks  # tasks are merged behind this
+        names, needs = tuple([n for n, _ in reads]), tuple([d for _, d in reads])
+        graph.rewire(key, names, needs, {**node.constants, **mine})
+    for _, d in reads:  # blocks of files, which kernels can read from the host as well
+        if graph.nodes[d].sent and graph.nodes[d].aside:
+            graph.note(d, sent=None)
+    given = {n: form for n, d in reads if (form := forms.get(d)) is not None}
+    size = sizes.get(key, 0)
+    touched = sum([a.nbytes for a in mine.values()]) + size
+    touched += sum([sizes.get(d, 0) for _, d in reads])
+    called = HostTask(key, task, given, touched)
+    block = node.block
+    if graph.keep and key in graph.outputs and block is not None and is_plain(block.dtype):
+        called.sends = True
+    else:
+        graph.note(key, size=0)  # of a device's memory
+    graph.replace(key, called)
+
+
+def _host_array(graph: Graph, key: Key) -> Any:
+    """The array of the host that a step sends; None for other steps."""
+    task: Any = graph.nodes[key].task
+    if not graph.nodes[key].sent:
+        return None
+    if isinstance(task, DataNode):
+        return task.value if type(task.value) is np.ndarray else None
+    array = task.args[0] if type(task) is Task and len(task.args) == 1 else None
+    function = getattr(task, "func", None)
+    sends = function in SENDING or function is np.ascontiguousarray
+    return array if sends and type(array) is np.ndarray else None
+
+
+def _drop_unread(graph: Graph) -> None:
+    """Take out steps whose arrays nobody reads any more."""
+    read = {d for node in graph.nodes.values() for d in node.needs}.union(graph.outputs)
+    for key in [k for k, node in graph.nodes.items() if node.sent and k not in read]:
+        graph.drop(key)
+        graph.beside.discard(key)

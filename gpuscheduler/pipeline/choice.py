@@ -1,0 +1,248 @@
+"""Choose whether GPUs or the host's threads compute NumPy's arrays, and remember what they took.
+
+A whole computation goes one way. `choose` compares predictions for its plan on GPUs (`host_cost`).
+What runs took is noted: where one side takes more than twice as long as was predicted for the
+other, the other side is tried, and then the faster of the two stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dask._task_spec import DataNode, Task
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import format_bytes, key_split
+
+from ..errors import PlanError
+from ..frontend.graph import Graph
+from ..frontend.task import host_only, kernels_of
+from ..frontend.transfers import SENDING
+from ..fusion.residency import HostTask
+from ..plan.host_cost import GpuWork, HostWork, program_seconds
+from ..plan.machine import STEP_SECONDS
+from ..plan.plan import Plan, Step, chunk_of
+
+#: GPUs are chosen where they should take at most this part of the host's time.
+MARGIN = 0.7
+#: Work of fewer seconds on the host stays there.
+LEAST_SECONDS = 3e-3
+#: Bytes that called functions may touch in all beside kernels of GPUs.
+MOST_CALLED = 2**20
+#: Bytes of all arrays of a computation, and of its blocks on average, below which it stays on the
+#: host without a plan for GPUs.
+LEAST_BYTES, LEAST_BLOCK = 2**25, 2**17
+#: A run that takes so many times what was predicted for the other side has the other side tried.
+SLOWER = 2.0
+GPU, HOST = "gpu", "host"
+
+
+@dataclass(eq=False)
+class Choice:
+    """Where a plan runs, why, and what it took there: shared by all plans like this one."""
+
+    side: str  # GPU or HOST
+    reason: str
+    gpu_seconds: float = 0.0  # predicted
+    host_seconds: float = 0.0  # predicted
+    #: Bytes that kernels of GPUs touch, and called functions of the host.
+    on_gpus: int = 0
+    on_host: int = 0
+    up: int = 0
+    down: int = 0
+    #: Whether the side may change when runs turn out slow.
+    learns: bool = False
+    #: Runs, and the least seconds that a run took behind the first, by side.
+    runs: dict[str, int] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def coverage(self) -> float:
+        """The part of all bytes touched that GPUs touch.
+
+        >>> Choice(GPU, "", 0.1, 0.2, on_gpus=300, on_host=100).coverage
+        0.75
+        """
+        return self.on_gpus / max(1, self.on_gpus + self.on_host)
+
+    def note(self, side: str, seconds: float) -> None:
+        """Note what a run took; the first of a side compiles, and says nothing.
+
+        >>> choice = Choice(GPU, "", 0.1, 0.2, learns=True)
+        >>> for seconds in (5.0, 0.5):
+        ...     choice.note(GPU, seconds)
+        >>> choice.side, choice.reason
+        ('host', 'it took 0.5 s on GPUs, and 0.2 s were foreseen for the host')
+        """
+        n = self.runs[side] = self.runs.get(side, 0) + 1
+        if n == 1:
+            return
+        self.took[side] = min(seconds, self.took.get(side, seconds))
+        if self.learns and side == self.side:
+            self._reconsider()
+
+    def _reconsider(self) -> None:
+        other = HOST if self.side == GPU else GPU
+        mine, theirs = self.took[self.side], self.took.get(other)
+        foreseen = {GPU: self.gpu_seconds, HOST: self.host_seconds}[other]
+        if self.runs.get(other, 0) == 1 and theirs is None:
+            return  # it was tried, and has only compiled
+        if mine <= SLOWER * (foreseen if theirs is None else theirs):
+            return
+        what = "were foreseen for" if theirs is None else "were taken by"
+        seconds = foreseen if theirs is None else theirs
+        here, there = ("GPUs", "the host") if self.side == GPU else ("the host", "GPUs")
+        self.reason = f"it took {mine:.2g} s on {here}, and {seconds:.2g} s {what} {there}"
+        self.side = other
+
+    def text(self, mode: str, gpus: Sequence[str]) -> str:
+        """What people are told of it, in one line.
+
+        >>> Choice(HOST, "it is small", 0.001, 0.002).text("auto", ["a GPU"])
+        'numpy="auto": on the host: it is small (0.001 s foreseen on GPUs, 0.002 s on the host)'
+        """
+        n = len(gpus)
+        where = f"{n} GPU{'s'[: n != 1]}" if self.side == GPU else "the host"
+        out = f'numpy="{mode}": on {where}: {self.reason}'
+        if not (self.gpu_seconds or self.host_seconds):
+            return out
+        facts = f"{self.gpu_seconds:.2g} s foreseen on GPUs, {self.host_seconds:.2g} s on the host"
+        out += f" ({facts})"
+        if self.side == GPU:
+            out += f"; GPUs touch {self.coverage:.0%} of the bytes, of which "
+            out += f"{format_bytes(self.up)} go there and {format_bytes(self.down)} come back"
+        return out
+
+
+def small_reason(dsk: Any) -> str | None:
+    """Why a computation is too small for a plan on GPUs; None where it is not.
+
+    >>> import dask.array as da
+    >>> small_reason((da.ones(100) + 1).dask)
+    'its arrays have 1.56 kiB in all'
+    """
+    graphs = list(dsk.walk()) if hasattr(dsk, "walk") else [dsk]
+    total = blocks = 0
+    for graph in graphs:
+        layers = graph if isinstance(graph, HighLevelGraph) else getattr(graph, "hlg", None)
+        if not isinstance(layers, HighLevelGraph):
+            continue
+        for layer in layers.layers.values():
+            facts = layer.collection_annotations or {}
+            shape, dtype, chunks = (facts.get(k) for k in ("shape", "dtype", "chunks"))
+            if shape is None or dtype is None or not chunks or np.isnan(shape).any():
+                continue
+            total += int(np.prod(shape, dtype=np.float64)) * np.dtype(dtype).itemsize
+            blocks += int(np.prod([len(c) for c in chunks], dtype=np.int64))
+    if total < LEAST_BYTES:
+        return f"its arrays have {format_bytes(total)} in all"
+    if total < LEAST_BLOCK * blocks:
+        return f"its blocks have {format_bytes(total // blocks)} on average"
+    return None
+
+
+def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
+    """Choose the side of a plan for GPUs; `mode` is the option `numpy`.
+
+    Raises
+    ------
+    PlanError
+        with "gpu-only", where a task that touches 1 MiB or more is called on the host.
+    """
+    machine = plan.machine
+    host, gpu = _work(plan)
+    host_seconds = host.seconds(threads)
+    gpu_seconds = gpu.seconds(len(machine.devices), machine.bandwidth, STEP_SECONDS)
+    called: dict[int, Any] = {i: s.task for i, s in enumerate(plan.steps) if host_only(s.task)}
+    on_host = sum([t.touched for t in called.values()])
+    choice = Choice(
+        GPU, "", gpu_seconds, host_seconds, gpu.touched, on_host, gpu.up + gpu.up_gaps, gpu.down
+    )
+    if mode in ("gpu", "gpu-only"):
+        choice.reason = "as asked"
+        large = {i: t for i, t in called.items() if t.touched >= MOST_CALLED}
+        if mode == "gpu-only" and large:
+            said = "; ".join(called_reasons(graph, large.values()))
+            raise PlanError(
+                f'numpy="gpu-only", and some work is no kernel of a GPU: {said}. Use '
+                'numpy="gpu" to have it called on the host'
+            )
+        return choice
+    choice.learns = True
+    choice.side, choice.reason = _side(graph, plan, choice, list(called.values()), gpu.touched)
+    return choice
+
+
+def _side(
+    graph: Graph, plan: Plan, choice: Choice, called: list[HostTask], touched: int
+) -> tuple[str, str]:
+    if not touched:
+        choice.learns = False
+        return HOST, "nothing of it is a kernel"
+    if choice.on_host >= MOST_CALLED:
+        choice.learns = False
+        first = called_reasons(graph, sorted(called, key=lambda t: -t.touched))[0]
+        return HOST, f"functions are called on {format_bytes(choice.on_host)}: {first}"
+    if any(chunk_of(s) is not None for s in plan.steps):
+        choice.learns = False
+        return GPU, "it reads arrays that GPUs keep"
+    if choice.host_seconds < LEAST_SECONDS:
+        return HOST, "it is little work"
+    if choice.gpu_seconds <= MARGIN * choice.host_seconds:
+        return GPU, "they are faster"
+    return HOST, "the way to a GPU and back takes as long"
+
+
+def called_reasons(graph: Graph, called: Any) -> list[str]:
+    """Why tasks are called on the host, each reason once, with the layers that it is for."""
+    together: dict[str, dict[str, int]] = {}
+    for task in called:
+        reason = graph.why.get(task.key, "it is no kernel")
+        names = together.setdefault(reason, {})
+        name = key_split(task.key)
+        names[name] = names.get(name, 0) + 1
+    return [
+        f"{', '.join(f'{n} of {name}' for name, n in names.items())}: {reason}"
+        for reason, names in together.items()
+    ]
+
+
+def _work(plan: Plan) -> tuple[HostWork, GpuWork]:
+    seconds: dict[int, float] = {}  # by program: alike blocks share one
+    facts = dict.fromkeys(
+        ("kernels", "touched", "tasks", "blocks", "up", "up_gaps", "fetched", "read"), 0.0
+    )
+    for step in plan.steps:
+        chunk = chunk_of(step)
+        if chunk is not None:
+            facts["fetched"] += step.nbytes
+        elif step.sent:
+            facts["blocks"] += 1
+            facts[_way(step)] += step.nbytes
+        facts["read"] += step.nbytes * (step.aside and not step.sent)
+        for task in kernels_of(step.task):
+            program = task.program
+            if id(program) not in seconds:
+                seconds[id(program)] = program_seconds(program)
+            facts["kernels"] += seconds[id(program)]
+            facts["touched"] += task.touched
+            facts["tasks"] += 1
+    n = {k: int(v) for k, v in facts.items() if k != "kernels"}
+    made = sum([plan.steps[i].nbytes for i in plan.outputs])
+    host = HostWork(facts["kernels"], n["touched"], n["tasks"], made, n["fetched"], n["read"])
+    launches = len({id(s.task) for s in plan.steps if not s.fixed})
+    gpu = GpuWork(n["touched"], launches, n["blocks"], n["up"], n["up_gaps"], made, n["read"])
+    return host, gpu
+
+
+def _way(step: Step) -> str:
+    """How the array of a step goes to its device: a file, or a host array with gaps or without."""
+    task: Any = step.task
+    if type(task) is DataNode:
+        return "up"
+    array = task.args[0] if type(task) is Task and task.func in SENDING else None
+    if type(array) is not np.ndarray:
+        return "read"
+    return "up" if array.flags.c_contiguous or array.flags.f_contiguous else "up_gaps"

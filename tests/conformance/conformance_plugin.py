@@ -199,9 +199,23 @@ def hide_cupy() -> None:
         sys.modules[module] = None  # type: ignore[assignment]
 
 
+#: Set by run.py: NumPy's arrays are computed on the stand-in for CUDA.
+NUMPY_ON_GPUS = "CONFORMANCE_NUMPY_ON_GPUS"
+
 # On import, because that is before any other plugin: zarr is one, and imports CuPy when it can.
-if not cuda_devices():
+if not cuda_devices() and NUMPY_ON_GPUS not in os.environ:
     hide_cupy()
+
+
+def numpy_on_gpus() -> None:
+    """Compute NumPy's arrays on two devices of the stand-in, whose kernels NumPy evaluates."""
+    import dask
+
+    from tests.support import interpreted_kernels
+
+    interpreted_kernels.install()
+    options = {"devices": "cuda:0,0", "numpy": "gpu", "random": "dask"}
+    dask.config.set({f"gpuscheduler.{name}": value for name, value in options.items()})
 
 
 def test_name(item: pytest.Item) -> str:
@@ -282,6 +296,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     known = early_config.known_args_namespace
+    if NUMPY_ON_GPUS in os.environ:
+        numpy_on_gpus()
     force(known.conformance_scheduler)
     if known.conformance_fuse_all:
         fuse_all()

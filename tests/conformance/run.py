@@ -73,11 +73,16 @@ TARGETS["array-fused"] = tuple(
     for module in ("creation", "map_blocks", "overlap", "random", "reductions", "slicing", "ufunc")
 )
 FUSED = ("array-fused",)
+# NumPy's arrays on the stand-in for CUDA: Dask's tests, and those of libraries on top of Dask.
+TARGETS["numpy-gpu"] = TARGETS["array-fast"]
+TARGETS["xarray-gpu"] = ("xarray.tests.test_dask", "xarray.tests.test_duck_array_ops")
+ON_GPUS = ("numpy-gpu", "xarray-gpu")
 # Half of the time of test_reductions goes into quantiles, each of which is one map_blocks.
 PYTEST_ARGS: dict[str, tuple[str, ...]] = {
     "contract": ("-W", "error"),
     "array-fast": ("-k", "not quantile"),
     "array-fused": ("-k", "not quantile"),
+    "numpy-gpu": ("-k", "not quantile"),
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "ci": ("contract", "but-arrays", "array-fast", "array-fused"),
@@ -152,7 +157,11 @@ def run_target(target: str, options: argparse.Namespace, pytest_args: Sequence[s
             *pytest_args,
         ]
         paths = [str(HERE), str(ROOT), os.environ.get("PYTHONPATH")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+        more = {}
+        if target in ON_GPUS:
+            paths.insert(0, str(ROOT / "tests" / "support" / "fake_cuda"))
+            more["CONFORMANCE_NUMPY_ON_GPUS"] = "1"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in paths if p)} | more
         started = time.perf_counter()
         done = subprocess.run(command, cwd=folder, env=environment, check=False)
         seconds = time.perf_counter() - started

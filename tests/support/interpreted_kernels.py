@@ -1,0 +1,64 @@
+"""GPUs' kernels without a compiler: on the stand-in for CUDA, NumPy evaluates each program.
+
+What is planned, sent, kept and brought home is as on GPUs; only the code of the kernels is not. So
+whole test suites run in minutes where there is neither a GPU nor a C++ compiler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+
+from gpuscheduler.devices.cuda import kernels
+from gpuscheduler.devices.cuda.hardware import CudaHardware
+from gpuscheduler.pipeline.numpy_arrays import NumpyArrays
+from gpuscheduler.values import map_leaves
+
+
+def _home(value: Any) -> Any:
+    if not isinstance(value, cupy.ndarray):
+        return value
+    turned = value.flags.f_contiguous and not value.flags.c_contiguous
+    return value.T.get().T if turned else value.get()
+
+
+def _there(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return cupy.asarray(value)
+    return value
+
+
+def _evaluated(task: Any, values: dict[Any, Any]) -> Any:
+    return map_leaves(_there, task({k: map_leaves(_home, v) for k, v in values.items()}))
+
+
+def run(
+    self: Any, fused: Any, values: dict[Any, Any], device: int, work: Any, into: Any = None
+) -> Any:
+    value = _evaluated(fused, values)
+    if into is None:
+        return value
+    into[...] = value.reshape(into.shape)
+    return into
+
+
+def run_batch(self: Any, batch: Any, values: dict[Any, Any], *_: Any) -> Any:
+    return tuple([_evaluated(member, values) for member in batch.members])
+
+
+def pick(self: Any, task: Any, values: dict[Any, Any], *_: Any) -> Any:
+    return _evaluated(task, values)
+
+
+def install() -> None:
+    """Evaluate the kernels of this process from now on."""
+    made: Any = kernels.Kernels
+    made.run, made.run_batch, made.pick = run, run_batch, pick
+    made.compile_ahead = lambda *_: None
+    made.copy = lambda *_: False  # of many blocks at once: they are copied one by one
+    work: Any = NumpyArrays
+    work._warn_of_calls = lambda *_: None  # some tests expect no warning
+    hardware: Any = CudaHardware
+    hardware.follows = lambda *_: False  # a tape launches kernels by their addresses

@@ -109,6 +109,15 @@ def read_options() -> Options:
 # ---- info
 
 
+#: Where NumPy's arrays are computed, by the option `numpy`.
+NUMPY = {
+    "auto": 'numpy="auto": NumPy arrays are computed on GPUs where that should be faster.',
+    "gpu": 'numpy="gpu": NumPy arrays are computed on GPUs wherever they can be.',
+    "gpu-only": 'numpy="gpu-only": NumPy arrays are computed on GPUs, or not at all.',
+    "host": 'numpy="host": NumPy arrays are computed on the host.',
+}
+
+
 @errors_as_one_line()
 def info(devices: str | None, memory_limit: str | None) -> None:
     """Print the devices, their links and the versions: `gpuscheduler info`."""
@@ -122,6 +131,8 @@ def info(devices: str | None, memory_limit: str | None) -> None:
                 f"What has nothing to do with a GPU runs on {s.host_threads} host threads, within "
                 f"{room}."
             )
+        if s.hardware.kind == "cuda":
+            console.print(NUMPY[s.options.numpy], highlight=False)
         console.print(", ".join(f"{name} {v}" for name, v in versions(s.hardware.kind).items()))
 
 

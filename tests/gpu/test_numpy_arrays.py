@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import GpuUnused, PlanError
+from gpuscheduler.cli import commands
 from gpuscheduler.devices.cuda.kernels import CompileFailed, Kernels
 from gpuscheduler.fusion.residency import HostTask
 from gpuscheduler.fusion.task import KernelTask
@@ -600,3 +601,9 @@ def test_results_are_written_to_files(gpus, tmp_path):
     da.store(x * 2, out)
     np.testing.assert_allclose(out, (x * 2).compute(scheduler="threads"))
     assert on_gpus(gpus)
+
+
+def test_info_says_where_numpy_arrays_are_computed(capsys):
+    with dask.config.set({"gpuscheduler.numpy": "gpu"}):
+        commands.info("cuda:0", None)
+    assert "NumPy arrays are computed on GPUs wherever they can be" in capsys.readouterr().out

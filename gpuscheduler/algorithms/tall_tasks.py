@@ -194,7 +194,20 @@ def pinv_of_stack(x: Any, rcond: float | None) -> Any:
 
 @quiet
 def cond_of_stack(x: Any, p: Any) -> Any:
-    """Return the condition numbers of square matrices in a norm that is no 2-norm."""
+    """Return the condition numbers of square matrices in a norm that is no 2-norm.
+
+    A singular matrix has infinity, and NaN in a matrix makes its number NaN, as in NumPy.
+    """
     xp = array_module(x)
-    sizes = [xp.linalg.norm(m, p, axis=(-2, -1)) for m in (x, call(np.linalg.inv, SINGULAR, x))]
-    return sizes[0] * sizes[1]
+    if not x.shape[-1]:
+        raise np.linalg.LinAlgError("cond: the matrix is empty")
+    try:
+        inverse = call(np.linalg.inv, SINGULAR, x)
+    except np.linalg.LinAlgError:
+        if x.ndim == 2:
+            return xp.where(xp.isnan(x).any(), np.nan, np.inf).astype(x.real.dtype)
+        return xp.stack([cond_of_stack(m, p) for m in x])
+    sizes = [xp.linalg.norm(m, p, axis=(-2, -1)) for m in (x, inverse)]
+    numbers = xp.asarray(sizes[0] * sizes[1])
+    lost = xp.isnan(numbers) & ~xp.isnan(x).any(axis=(-2, -1))
+    return xp.where(lost, numbers.dtype.type(np.inf), numbers)

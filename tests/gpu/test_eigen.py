@@ -94,3 +94,10 @@ def test_powers_chains_and_tensors(scheduler):
     ]
     for got, want in wants:
         np.testing.assert_allclose(host(got.compute()), want, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("p", [1, np.inf, "fro"])
+def test_condition_numbers_of_singular_matrices_are_infinite(scheduler, p):
+    for a in (matrix(9), np.zeros((3, 3)), np.stack([np.eye(3), np.zeros((3, 3))])):
+        got = linalg.cond(on_gpu(a), p).compute()
+        np.testing.assert_allclose(host(got), np.linalg.cond(a, p), rtol=1e-8)

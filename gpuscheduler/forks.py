@@ -12,6 +12,8 @@ import threading
 from typing import Any
 from weakref import ref
 
+from .cpython_private import open_lock
+
 _every: dict[int, ref[Any]] = {}
 
 
@@ -40,8 +42,8 @@ def _renew_after_fork() -> None:
     """Open all but those of the thread that forked, which goes on in the child."""
     for watched in list(_every.values()):
         lock = watched()
-        if lock is not None and not getattr(lock, "_is_owned", bool)():
-            lock._at_fork_reinit()
+        if lock is not None:
+            open_lock(lock)
 
 
 if hasattr(os, "register_at_fork"):

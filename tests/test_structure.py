@@ -22,7 +22,9 @@ PACKAGE = Path(gpuscheduler.__file__).parent
 
 #: Rooms, and files outside of rooms: each imports only from those before it.
 ROOMS = [
-    "_version", "errors", "sparse_parts", "values", "algorithms", "gc_control", "forks",
+    "_version", "cpython_private", "numpy_private", "dask_core_private", "dask_private",
+    "distributed_private", "numba_private", "cupy_private",
+    "errors", "sparse_parts", "values", "algorithms", "gc_control", "forks",
     "disk_cache", "ir",
     "codegen", "frontend", "tracing", "fusion", "plan", "runtime", "options", "pipeline", "devices",
     "diagnostics", "scheduler", "default", "iteration", "mesh", "cluster", "array", "linalg",

@@ -86,22 +86,24 @@ def register() -> None:
     import numpy as np
     from dask.array import core
 
+    from ..dask_core_private import handled_functions
+
     for name, file in FUNCTIONS.items():
         try:
             function = attrgetter(name)(np)
         except AttributeError:
             continue
-        if function not in core._HANDLED_FUNCTIONS:
+        if function not in handled_functions():
             _registered[function] = core.implements(function)(_import_when_called(function, file))
 
 
 def unregister() -> None:
     """Take back what `register` has registered."""
-    from dask.array import core
+    from ..dask_core_private import handled_functions
 
     for function, ours in _registered.items():
-        if core._HANDLED_FUNCTIONS.get(function) is ours:
-            del core._HANDLED_FUNCTIONS[function]
+        if handled_functions().get(function) is ours:
+            del handled_functions()[function]
     _registered.clear()
 
 

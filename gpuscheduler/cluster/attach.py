@@ -21,15 +21,16 @@ from weakref import WeakValueDictionary
 
 import dask
 from dask import config
-from dask._expr import FinalizeCompute
 from dask._task_spec import Alias, DataNode
 from dask.base import collections_to_expr
 from dask.callbacks import local_callbacks
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from ..dask_private import FinalizeCompute
 from ..devices.choose import cuda_devices
 from ..diagnostics.trace_json import write
+from ..distributed_private import end_client
 from ..frontend.graph import wanted_keys
 from ..frontend.lowering import from_dask, received_by_scheduler
 from ..gc_control import without_garbage_collection
@@ -215,7 +216,7 @@ class AttachedCluster:
         their cluster is gone.
         """
         self._detach()
-        return await self.client._close(*args, **kwargs)
+        return await end_client(self.client, *args, **kwargs)
 
     def __enter__(self) -> AttachedCluster:
         return self

@@ -18,6 +18,7 @@ from dask._task_spec import DataNode, List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import key_split
 
+from ..distributed_private import is_peer_to_peer
 from ..errors import PlanError
 from ..frontend.graph import Graph, pinned_device
 from ..frontend.task import sequence_of
@@ -45,10 +46,8 @@ class PeerToPeer(PlanError):
 
 def refuse_peer_to_peer(graph: Graph) -> None:
     """Raise `PeerToPeer` for a graph that has the barrier task of a peer-to-peer shuffle."""
-    from distributed.shuffle._core import P2PBarrierTask
-
     every = (t for task in graph.tasks.values() for _, t in sequence_of(task))
-    if any(type(t) is P2PBarrierTask for t in every):
+    if any(map(is_peer_to_peer, every)):
         raise PeerToPeer(
             "a peer-to-peer shuffle is tasks that talk to each other, which the cluster runs "
             "itself, without stages: shuffle with method='tasks' for a plan"

@@ -10,7 +10,6 @@ This module imports `distributed`; nothing else does when it is imported.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import inspect
 import threading
@@ -27,6 +26,7 @@ from dask.base import get_scheduler, persist
 from distributed import Reschedule, SchedulerPlugin, Status, WorkerPlugin, get_client, get_worker
 from distributed.protocol.pickle import dumps, loads
 
+from ..cpython_private import raise_in_thread
 from ..diagnostics.trace_json import Trace
 from ..errors import Interrupted
 from ..forks import new_lock
@@ -457,7 +457,7 @@ class _StageRun:
         except IndexError:  # the exception is on its way, or was lost in a destructor
             while not self._raised:
                 sleep(0.001)
-            _raise_in(threading.get_ident(), None)
+            raise_in_thread(threading.get_ident(), None)
             self.check()
         self._planning = False
 
@@ -478,15 +478,9 @@ class _StageRun:
         with suppress(IndexError):
             thread = self._thread.pop()
             try:
-                _raise_in(thread, Interrupted)
+                raise_in_thread(thread, Interrupted)
             finally:
                 self._raised = True  # for this that thread waits
-
-
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in another thread when it is in Python code next. None takes it back."""
-    given = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), given)
 
 
 class Attachment(SchedulerPlugin):  # type: ignore[misc]

@@ -25,6 +25,7 @@ from ..errors import DeviceLost, Interrupted, NotSpillable, OutOfMemory
 from ..forks import new_lock
 from ..frontend.chunk import Chunk, Key, Places
 from ..fusion.task import KernelTask
+from ..numpy_private import refused_bytes
 from ..plan.machine import DISK, HOST, Machine
 from ..plan.plan import SHORT, Plan
 from ..runtime.events import Copied, Done, Event, Failed, Issued, NoRoom
@@ -551,5 +552,4 @@ def _asked_for(error: MemoryError, least: int) -> int:
     >>> _asked_for(MemoryError(), 0)
     1
     """
-    nbytes = getattr(error, "_total_size", 0)
-    return max(1, least, nbytes if isinstance(nbytes, int) else 0)
+    return max(1, least, refused_bytes(error))

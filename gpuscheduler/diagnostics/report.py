@@ -23,6 +23,7 @@ from dask import config
 from dask.utils import format_bytes
 
 from .._version import __version__
+from ..cpython_private import frame_of_caller
 from ..frontend.lines import is_users_frame
 from ..plan.machine import DISK, HOST, Machine
 from ..runtime.observe import RunRecord
@@ -86,7 +87,7 @@ class Report:
 
     def __enter__(self) -> Recording:
         if self._code:
-            self._source = calling_source(sys._getframe(1))
+            self._source = calling_source(frame_of_caller(1))
         return self.recording.__enter__()
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:

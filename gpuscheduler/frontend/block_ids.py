@@ -14,12 +14,16 @@ from functools import partial
 from typing import Any
 
 from dask._task_spec import Task, TaskRef
-from dask.array.core import _pass_extra_kwargs
-from dask.array.overlap import _trim
-from dask.array.routines import _gradient_kernel
 from dask.blockwise import Blockwise, BlockwiseDep, blockwise_token
 from dask.highlevelgraph import HighLevelGraph
 from dask.layers import ArrayBlockIdDep, ArrayValuesDep
+
+from ..dask_private import (
+    CACHED_BY_BLOCKWISE,
+    gradient_kernel,
+    pass_extra_kwargs,
+    trim_overlap,
+)
 
 
 class _AlikeBlock(BlockwiseDep):
@@ -76,7 +80,7 @@ def fewer_places(hlg: HighLevelGraph) -> HighLevelGraph:
 
 def _told_less(layer: Any) -> Blockwise | None:
     """A layer of one of these functions that tells less; None of any other."""
-    if type(layer) is not Blockwise or layer.task.func is not _pass_extra_kwargs:
+    if type(layer) is not Blockwise or layer.task.func is not pass_extra_kwargs:
         return None
     places = [blockwise_token(n) for n in range(len(layer.indices))]
     arguments = [a.key if type(a) is TaskRef else None for a in layer.task.args]
@@ -88,7 +92,7 @@ def _told_less(layer: Any) -> Blockwise | None:
     if place is None:
         return None
     new = copy(layer)
-    for cached in ("_dims", "_cached_dict"):
+    for cached in CACHED_BY_BLOCKWISE:
         new.__dict__.pop(cached, None)
     new.indices = (*layer.indices[:2], (place.name, axes), *layer.indices[3:])
     new.io_deps = {**{k: v for k, v in layer.io_deps.items() if k != told}, place.name: place}
@@ -100,7 +104,7 @@ def _told_less(layer: Any) -> Blockwise | None:
 def _place(function: Any, names: Any, dep: Any, task: Task) -> _AlikeBlock | None:
     """What such a function is to be told in place of `dep`."""
     if names == ("_overlap_trim_info",) and type(dep) is ArrayValuesDep:
-        if not (type(function) is partial and function.func is _trim and not function.args):
+        if not (type(function) is partial and function.func is trim_overlap and not function.args):
             return None
         depth, boundary = function.keywords["axes"], function.keywords["boundary"]
         ends = [
@@ -110,5 +114,5 @@ def _place(function: Any, names: Any, dep: Any, task: Task) -> _AlikeBlock | Non
         return _AlikeBlock(dep.numblocks, ends, among=True)
     if names != ("block_id",) or type(dep) is not ArrayBlockIdDep:
         return None
-    unread = function is _gradient_kernel and task.kwargs.get("array_locs", dep) is None
+    unread = function is gradient_kernel and task.kwargs.get("array_locs", dep) is None
     return _AlikeBlock(dep.numblocks, [False] * len(dep.numblocks), among=False) if unread else None

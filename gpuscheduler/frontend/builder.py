@@ -16,11 +16,11 @@ from dask._task_spec import (
     TaskRef,
     convert_legacy_task,
 )
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.core import finalize
 from dask.core import flatten
 from dask.highlevelgraph import Layer, MaterializedLayer
 
+from ..dask_private import execute_subgraph
 from ..errors import PlanError
 from . import linalg_shapes
 from .chunk import Chunk

@@ -8,15 +8,16 @@ from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
-from dask.array.core import _concatenate2, concatenate_shaped
-from dask.array.random import _apply_random, _apply_random_func
+from dask.array.core import concatenate_shaped
+
+from ..dask_private import apply_random, apply_random_func, concatenate_nested
 
 #: A cell, a function, a partial, a composition, a list, a dictionary or an array, and what it was
 #: made of when it was looked at.
 Variable = tuple[Any, tuple[Any, ...]]
-RANDOM = (_apply_random_func, _apply_random)
+RANDOM = (apply_random_func, apply_random)
 #: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
-FRESH = (*RANDOM, concatenate_shaped, _concatenate2)
+FRESH = (*RANDOM, concatenate_shaped, concatenate_nested)
 
 
 def made_of(it: Any) -> tuple[Any, ...]:

@@ -24,9 +24,9 @@ from dask._task_spec import (
     TaskRef,
     convert_legacy_graph,
 )
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.slicing import setitem
 
+from ..dask_private import execute_subgraph
 from .task import OwnTask, TaskDescription, describe
 
 Values = dict[Any, Any]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.core import load_store_chunk
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
+from ..dask_private import execute_subgraph
 from ..values import FILES
 from .graph import SLICERS, Graph, Key
 

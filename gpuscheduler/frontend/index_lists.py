@@ -15,12 +15,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from dask._task_spec import DataNode, Task, TaskRef
-from dask._task_spec import _execute_subgraph as execute_subgraph
-from dask.array._shuffle import _getitem as take_block
-from dask.array._shuffle import concatenate_arrays
 from dask.array.chunk import getitem
 from dask.array.dispatch import concatenate_lookup
 
+from ..dask_private import concatenate_arrays, execute_subgraph, take_block
 from .tiles import Tile
 
 #: Slices of one list, at most: to copy so many parts is as fast as to look up each number ...

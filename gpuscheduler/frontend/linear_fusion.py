@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask._task_spec import DataNode, Task
-from dask.array.optimization import GETTERS, _optimize_slices
+from dask.array.optimization import GETTERS
 
+from ..dask_private import optimize_slices
 from .compiled_task import Chain
 from .graph import SLICERS, Compile, Key, layer_of
 
@@ -107,7 +108,7 @@ class LinearFuser:
         if reading > 1 and not aliased:
             # Dask merges repeated slices so that a file is read once, and only where needed
             fused = Task.fuse(*(tasks[k] for k in run), key=last)
-            tasks[last] = self.compiler(_optimize_slices({last: fused})[last])
+            tasks[last] = self.compiler(optimize_slices({last: fused})[last])
         else:
             known_as = [*(names[k][0] for k in run[1:]), last]
             compiled = (self.compiler(tasks[k]) for k in run)

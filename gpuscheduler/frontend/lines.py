@@ -18,6 +18,8 @@ from typing import Any
 
 from dask import config
 
+from ..cpython_private import frame_of_caller
+
 #: Arrays whose lines are kept: the latest.
 MOST = 2**14
 #: Libraries whose frames are not the user's, beside the standard library and those in Dask's
@@ -41,7 +43,7 @@ _own_files: dict[str, bool] = {}
 
 def note_line(array: Any) -> None:
     """Note where an array is made; Dask calls this for each."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = frame_of_caller()
     while frame is not None and not is_users_frame(frame):
         frame = frame.f_back
     if frame is not None:

@@ -17,15 +17,22 @@ from functools import partial
 from typing import Any
 
 from dask import config
-from dask._expr import HLGExpr, HLGFinalizeCompute, ProhibitReuse, _HLGExprSequence
 from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.optimization import optimize as optimize_array
 from dask.base import compute
 from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
+from ..dask_private import (
+    HLGExpr,
+    HLGExprSequence,
+    HLGFinalizeCompute,
+    execute_subgraph,
+    optimized_graph,
+    prohibit_reuse,
+    sort_layers,
+)
 from ..errors import PlanError
 from .block_ids import fewer_places
 from .builder import GraphBuilder, GraphOrCache, holds_chunks
@@ -163,7 +170,7 @@ def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCol
         out = _from_layers(dsk)
     elif isinstance(dsk, Mapping):
         out = LoweredCollection(dict(dsk))
-    elif isinstance(dsk, (_HLGExprSequence, HLGExpr)):
+    elif isinstance(dsk, (HLGExprSequence, HLGExpr)):
         out = _from_hlg_expr(dsk, apart)
     else:
         out = LoweredCollection(dict(dsk.__dask_graph__()))
@@ -174,7 +181,7 @@ def lower(dsk: Any, keys: Any, apart: Mapping[str, str] = NOTHING) -> LoweredCol
 
 
 def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
-    operands = expr.operands if isinstance(expr, _HLGExprSequence) else [expr]
+    operands = expr.operands if isinstance(expr, HLGExprSequence) else [expr]
     out = LoweredCollection({})
     fusable = []
     for op in operands:
@@ -193,7 +200,7 @@ def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
                 part.wholes.append(whole)
             fusable.append(config.get("optimization.fuse.active") is not False)
         else:
-            part = _from_layers(op._optimized_dsk)
+            part = _from_layers(optimized_graph(op))
             if split_draws(part.dsk):
                 whole = dict(op.hlg)
                 split_draws(whole)
@@ -240,7 +247,7 @@ def split_draws(dsk: dict[Key, Any]) -> bool:
     for key, task in list(dsk.items()):
         if type(task) is not Task:
             continue
-        if task.func is ProhibitReuse._identity and type(task.args[0]) is Task:
+        if task.func is prohibit_reuse and type(task.args[0]) is Task:
             task = dsk[key] = task.args[0].substitute({}, key=key)
         if task.func is execute_subgraph and not task.kwargs:
             inner, outkey, inkeys, *args = task.args
@@ -277,7 +284,7 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     }
     if not pinned:
         return hlg
-    order = list(hlg._toposort_layers())
+    order = sort_layers(hlg)
     labels: dict[str, Any] = dict(pinned)
     readers: dict[str, list[str]] = {name: [] for name in hlg.layers}
     for name in order:

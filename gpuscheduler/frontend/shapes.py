@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Alias, DataNode, NestedContainer, Task, TaskRef
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.highlevelgraph import Layer
 
+from ..dask_private import execute_subgraph
 from ..values import sizeof
 from . import linalg_shapes
 from .files import stores_block

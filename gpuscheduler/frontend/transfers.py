@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Alias, GraphNode, Task, TaskRef
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array.dispatch import to_cupy_dispatch, to_numpy_dispatch
 
+from ..dask_private import execute_subgraph
 from .graph import BlockInfo, Key, Value, is_plain
 
 

@@ -3,7 +3,7 @@
 Dask calls NumPy's QR for each block, and for the factors R on top of each other. On GPUs that is
 slow: a Householder QR has few large products. Graphs, shapes and layers stay as they are.
 
-Reaches into Dask (2026.1 to 2026.8): `dask.array.linalg._wrapped_qr`, the function of its blocks.
+Reaches into Dask (2026.1 to 2026.8): `dask.array.wrapped_qr`, the function of its blocks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Task
-from dask.array import linalg
 
 from ..algorithms.blocks import array_module
 from ..algorithms.tall_kernel import is_tall, tall_qr
+from ..dask_private import wrapped_qr
 from ..frontend.compiled_task import COMPILED
 from ..frontend.graph import Graph
 from ..frontend.rebuild import swap_parts
@@ -26,7 +26,7 @@ from ..frontend.task import OwnTask
 
 def factor_block(a: Any) -> Any:
     """Return Q and R of a block, as Dask's own function for blocks does."""
-    return tall_qr(a) if _is_for_products(a) else linalg._wrapped_qr(a)
+    return tall_qr(a) if _is_for_products(a) else wrapped_qr(a)
 
 
 def factor_matrix(a: Any, mode: str = "reduced") -> Any:
@@ -44,7 +44,7 @@ def _is_for_products(a: Any) -> bool:
 
 #: The functions that are replaced, and by which.
 REPLACED: list[tuple[Any, Callable[..., Any]]] = [
-    (linalg._wrapped_qr, factor_block),
+    (wrapped_qr, factor_block),
     (np.linalg.qr, factor_matrix),
 ]
 

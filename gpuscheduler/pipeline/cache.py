@@ -19,13 +19,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from dask import config
-from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import GraphNode, Task
 from dask.array.core import finalize
 from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from ..dask_private import HLGExpr, HLGExprSequence
 from ..forks import new_rlock
 from ..frontend.builder import key_lists
 from ..plan.plan import Plan
@@ -131,9 +131,9 @@ def signature(dsk: Any, wanted: tuple[Key, ...]) -> PlanKey | None:
     >>> words[0] == words[1]
     True
     """
-    if not isinstance(dsk, (SingleCollection, _HLGExprSequence, HLGExpr)):
+    if not isinstance(dsk, (SingleCollection, HLGExprSequence, HLGExpr)):
         return None
-    operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
+    operands = dsk.operands if isinstance(dsk, HLGExprSequence) else [dsk]
     names: dict[Key, Any] = {}
     words: list[Any] = [config.get(s, None) for s in SETTINGS]
     layers: list[Any] = []
@@ -295,7 +295,7 @@ class PlanCache:
 
 def _size(dsk: Any) -> tuple[Any, ...]:
     """The number of tasks of each materialized layer of an expression."""
-    operands = dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]
+    operands = dsk.operands if isinstance(dsk, HLGExprSequence) else [dsk]
     return tuple(
         [
             (type(layer), len(layer) if type(layer) is MaterializedLayer else 0)

@@ -12,7 +12,6 @@ from weakref import ref
 
 import numpy as np
 from dask import config
-from dask._expr import HLGExpr, _HLGExprSequence
 from dask._task_spec import Alias, DataNode, GraphNode, NestedContainer, Task, TaskRef
 from dask.array.core import load_store_chunk
 from dask.array.optimization import optimize as optimize_array
@@ -28,6 +27,7 @@ from dask.layers import (
 )
 from dask.utils import Dispatch, apply, methodcaller
 
+from ..dask_private import HLGExpr, HLGExprSequence
 from ..frontend.captured import FRESH, Variable, all_unchanged, made_of
 from ..frontend.chunk import Chunk
 from ..frontend.graph import is_chunk
@@ -134,7 +134,7 @@ class FingerprintReader:
         >>> words(x + 1) == words(y + 1), words(x + 1) == words(y + 2)
         (True, False)
         """
-        if not isinstance(dsk, (_HLGExprSequence, HLGExpr)):
+        if not isinstance(dsk, (HLGExprSequence, HLGExpr)):
             return None
         try:
             return self._likeness(dsk, wanted, home)
@@ -144,7 +144,7 @@ class FingerprintReader:
     def _likeness(self, dsk: Any, wanted: tuple[Key, ...], home: Home) -> Fingerprint:
         layers: dict[str, Layer] = {}
         every: list[tuple[Any, list[Key]]] = []
-        for op in dsk.operands if isinstance(dsk, _HLGExprSequence) else [dsk]:
+        for op in dsk.operands if isinstance(dsk, HLGExprSequence) else [dsk]:
             hlg = getattr(op, "hlg", None)
             if not isinstance(hlg, HighLevelGraph) or len(hlg.layers) > MOST_LAYERS:
                 raise _NotComparable

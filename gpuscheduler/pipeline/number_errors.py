@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from ..cpython_private import warning_filters
 
 #: How NumPy's warnings begin, by the names of its errors.
 WARNINGS = {
@@ -30,7 +31,7 @@ def wants_number_errors() -> bool:
     actions = np.geterr()
     if not {"ignore", "warn"}.issuperset(actions.values()):
         return True
-    filters = getattr(warnings, "_get_filters", lambda: warnings.filters)()  # since Python 3.14
+    filters = warning_filters()
     return any(f[0] == "error" for f in filters) and any(
         action == "warn" and _is_raised(WARNINGS[name], filters) for name, action in actions.items()
     )

@@ -22,6 +22,7 @@ import numpy as np
 from dask.core import flatten
 
 from ..codegen.cuda.skinny import INTEGERS
+from ..cupy_private import compute_type
 from ..frontend.graph import Graph
 from ..frontend.task import Launcher, OwnTask, TaskDescription, describe
 from ..fusion.source import MatrixInput
@@ -219,10 +220,7 @@ def _as_stored(matrix: Any) -> tuple[Any, int, int]:
 
 def _as_ever(dtype: np.dtype[Any]) -> bool:
     """Whether nobody has told CuPy to multiply in another precision than the type's own."""
-    import cupy
-
-    asked = getattr(getattr(cupy, "_core", None), "get_compute_type", None)
-    return asked is None or asked(dtype) in DEFAULT
+    return compute_type(dtype) in (None, *DEFAULT)
 
 
 class OptionalTermsTask(OwnTask):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from dask._task_spec import Task
-from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.utils import key_split
 
+from ..dask_private import execute_subgraph
 from ..frontend import lines as user_lines
 from ..frontend.compiled_task import CompiledCall, InnerStep
 from ..frontend.graph import layer_of

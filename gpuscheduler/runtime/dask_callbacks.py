@@ -15,13 +15,13 @@ therefore happens once.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Set
 from typing import Any
 
 from dask._task_spec import DataNode
 from dask.callbacks import unpack_callbacks
 
+from ..dask_private import is_progress_bars
 from ..frontend.graph import Graph
 from ..plan.plan import Plan
 from .observe import RunRecord
@@ -32,9 +32,7 @@ Key = Any
 
 def is_progress_bar(callback: Any) -> bool:
     """Whether a callback is Dask's `ProgressBar`, which reads how many tasks are done."""
-    module = sys.modules.get("dask.diagnostics.progress")
-    pretask = getattr(callback[2], "__func__", None)
-    return module is not None and pretask is module.ProgressBar._pretask and not callback[3]
+    return is_progress_bars(getattr(callback[2], "__func__", None)) and not callback[3]
 
 
 def begin_progress_bars(callbacks: Iterable[Any], dsk: Any, state: Any) -> None:

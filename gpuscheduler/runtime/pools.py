@@ -25,6 +25,14 @@ from weakref import WeakKeyDictionary
 
 from dask.local import SynchronousExecutor
 
+from ..cpython_private import (
+    executor_size,
+    executor_threads,
+    pool_is_open,
+    pool_processes,
+    pool_recycles,
+)
+
 
 class _Nobodys:
     """Stands for a kind that this Python has not."""
@@ -59,9 +67,9 @@ class CallersPool(Executor):
         self.pool = pool
         self._given: set[Future[Any]] = set()
         self._processes: set[Any] = set()  # of multiprocessing, that have been seen
-        workers = getattr(pool, "_max_workers", None)
+        workers = executor_size(pool)
         if isinstance(pool, multiprocessing.pool.Pool):
-            workers = len(pool._pool)  # type: ignore[attr-defined]
+            workers = len(pool_processes(pool))
         elif not callable(getattr(pool, "submit", None)):
             raise TypeError(
                 f"pool={pool!r} is no pool: give an executor of concurrent.futures or a pool of "
@@ -75,7 +83,7 @@ class CallersPool(Executor):
         """The pool's own. The future ends also where a pool of multiprocessing would not say so."""
         if isinstance(self.pool, multiprocessing.pool.Pool):
             future: Future[Any] = Future()
-            self._processes |= {*self.pool._pool}  # type: ignore[attr-defined]
+            self._processes.update(pool_processes(self.pool))
             done = partial(_settle, future.set_result)
             self.pool.apply_async(fn, args, kwargs, done, partial(_settle, future.set_exception))
         else:
@@ -123,19 +131,17 @@ class CallersPool(Executor):
             return ""
         pool, why = self.pool, ""
         if isinstance(pool, multiprocessing.pool.Pool):
-            handler = pool._result_handler  # type: ignore[attr-defined]
-            recycled = pool._maxtasksperchild is not None  # type: ignore[attr-defined]
-            self._processes |= {*pool._pool}  # type: ignore[attr-defined]
+            recycled = pool_recycles(pool)
+            self._processes.update(pool_processes(pool))
             ends = [p.exitcode for p in self._processes if isinstance(p, BaseProcess)]
             ends = [e for e in ends if e is not None and not (e == 0 and recycled)]
-            if not handler.is_alive():
+            if not pool_is_open(pool):
                 why = "it was terminated, or made in another process"
             elif ends:
                 why = f"a process of it has ended with exit code {ends[0]}"
         else:
-            manager = getattr(pool, "_executor_manager_thread", None)
-            threads = getattr(pool, "_threads", None) or ([manager] if manager else [])
-            if threads and not any(t.is_alive() for t in list(threads)):
+            threads = executor_threads(pool)
+            if threads and not any(t.is_alive() for t in threads):
                 why = "its threads have ended, or it was made in another process"
         return f"{self._name()} does nothing any more: {why}" if why and self._given else ""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .. import numpy_private
 from ..ir.expr import LEAVES, DType, Expr, Program, Shape, View, nodes, view_of, with_view
 from .abstract import AbstractArray, MaskedPoints, MatrixProductArray, ReductionResult, StoredArray
 from .purity import CHANGEABLE
@@ -31,7 +32,7 @@ MOST_NODES = 4000  # in a program; compiling more takes longer than running them
 _KINDS = frozenset("?bhilqBHILQefdFD")  # the type characters that an expression can hold
 #: How a reason ends that is none where the values of small tables are known.
 NOT_KNOWN = "whose values are not known"
-nothing: Any = getattr(np, "_NoValue", None)
+nothing: Any = numpy_private.NO_VALUE
 
 
 class NotTraceable(Exception):

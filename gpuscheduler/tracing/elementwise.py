@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import numpy_private
 from ..ir.expr import DType, Expr
 from .array import FUNCTIONS, METHODS, TracedArray, as_traced, broadcast, scalar_if_point
 from .bytecode import words
@@ -23,9 +24,7 @@ SPECIAL = words("erf erfc erfinv erfcinv gamma gammaln ndtr ndtri expit logit i0
 
 NUMPY_ALSO = frozenset({"exp2", "expm1", "log1p", "cbrt"})  # SciPy's ufuncs that are NumPy's too
 
-_CLIP = getattr(getattr(np, "_core", np), "umath", None)
-
-_CLIP = getattr(_CLIP, "clip", None)
+_CLIP = numpy_private.CLIP
 
 _COMPARE = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 

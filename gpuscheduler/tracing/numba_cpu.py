@@ -31,6 +31,14 @@ from ..errors import NotCompiled
 from ..forks import new_rlock
 from ..gc_control import of_things_that_stay
 from ..ir.expr import DType
+from ..numba_private import (
+    dispatcher_of,
+    keep_gufunc_by,
+    keep_ufunc_by,
+    number_functions,
+    result_of,
+    result_state,
+)
 from .bytecode import names_read, narrow_module, replace_globals
 from .purity import CATCHES, catches_errors
 
@@ -127,7 +135,7 @@ class ScalarFunction:
                 signature = from_dtype(gives)(*[from_dtype(t) for t in types])
                 vectorize: Any = numba.vectorize
                 made = vectorize(nopython=True)(one)
-                made._dispatcher.cache = _DiskCache(self._words("ufunc", types, gives, part))
+                keep_ufunc_by(made, _DiskCache(self._words("ufunc", types, gives, part)))
                 made.add(signature)
                 self._ufuncs[key] = made.build_ufunc().ufunc
             return self._ufuncs[key]
@@ -164,9 +172,7 @@ class ScalarFunction:
                 layout = ",".join(["(n)" if v else "()" for v in varies]) + "->(n)"
                 guvectorize: Any = numba.guvectorize
                 made = guvectorize(layout, nopython=True)(space["loop"])
-                made.gufunc_builder.nb_func.cache = _DiskCache(
-                    self._words("rows", types, gives, part, varies)
-                )
+                keep_gufunc_by(made, _DiskCache(self._words("rows", types, gives, part, varies)))
                 made.add(signature)
                 self._ufuncs[key] = made.build_ufunc().ufunc
             return partial(_by_rows, self._ufuncs[key], varies)
@@ -240,7 +246,7 @@ def _by_rows(function: Any, varies: tuple[bool, ...], *args: Any, out: Any = Non
 
 def python_function(function: Any) -> types.FunctionType | None:
     """The Python function inside Numba's objects; None where there is none."""
-    inner = getattr(function, "_dispatcher", function)  # of `numba.vectorize`
+    inner = dispatcher_of(function)
     inner = getattr(inner, "py_func", inner)
     return inner if isinstance(inner, types.FunctionType) else None
 
@@ -433,7 +439,7 @@ def _words(value: Any, seen: dict[Any, int], names: set[str], odd: list[Any]) ->
         names = names_read(code)
         around = [_contents(c) for c in function.__closure__ or ()]
         given = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
-        options = getattr(getattr(value, "_dispatcher", value), "targetoptions", {})
+        options = getattr(dispatcher_of(value), "targetoptions", {})
         return (
             _code_words(code),
             [(n, _words(outside[n], seen, names, odd)) for n in sorted(names & outside.keys())],
@@ -536,13 +542,7 @@ def numbered_apart(identities: str = "numba.core.bytecode") -> bool:
 
 @cache
 def _numbered_apart(identities: str, process: int) -> bool:
-    try:
-        identity = import_module(identities).FunctionIdentity
-        next(identity._unique_ids)
-    except (ImportError, AttributeError, TypeError):
-        return False
-    identity._unique_ids = count(secrets.randbits(60))
-    return True
+    return number_functions(identities, count(secrets.randbits(60)))
 
 
 class _DiskCache:
@@ -556,10 +556,9 @@ class _DiskCache:
         content = disk_cache.read(self._add_processor(context))
         if content is None:
             return None
-        compiler: Any = import_module("numba.core.compiler")
         with suppress(Exception):
             context.refresh()
-            return compiler.CompileResult._rebuild(context, *pickle.loads(content))
+            return result_of(context, pickle.loads(content))
         return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
@@ -569,7 +568,7 @@ class _DiskCache:
             return
         with suppress(Exception):
             disk_cache.keep(
-                self._add_processor(result.target_context), serialize.dumps(result._reduce())
+                self._add_processor(result.target_context), serialize.dumps(result_state(result))
             )
 
     def _add_processor(self, context: Any) -> Any:

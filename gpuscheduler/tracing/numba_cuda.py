@@ -22,8 +22,7 @@ from __future__ import annotations
 import cmath
 import math
 import types as python
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,13 +30,13 @@ from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 from .. import disk_cache
 from ..codegen.cuda.nodes import DeviceCall
 from ..codegen.cuda.operations import FUNCTIONS
 from ..forks import new_rlock
 from ..gc_control import of_things_that_stay
+from ..numba_private import device_capability
 from .bytecode import names_read, narrow_module, replace_globals
 from .numba_cpu import DECIDES_CODE, numbered_apart, python_function, reason, versions
 
@@ -105,7 +104,7 @@ def llvm(call: DeviceCall, arch: str) -> list[str]:
     digits = int(capability[:-1]), int(capability[-1])
     functions = _RebuiltFunctions(numba, call)
     try:
-        with numba.lock, _pretend_capability(digits):
+        with numba.lock, device_capability(_numba().dispatcher, digits):
             made = numba.compile(
                 functions.entry(),
                 numba.types[call.gives],
@@ -189,17 +188,6 @@ def _numba() -> SimpleNamespace:
             f"Python functions need numba-cuda, NVVM and nvJitLink on a GPU ({INSTALL}): "
             f"{_first_line(error)}"
         ) from error
-
-
-@contextmanager
-def _pretend_capability(capability: tuple[int, int]) -> Iterator[None]:
-    """Tell Numba a compute capability in place of the current device's.
-
-    There may be no device, and Numba would compile called functions for the current one.
-    """
-    device = SimpleNamespace(compute_capability=capability)
-    with patch.object(_numba().dispatcher, "get_current_device", lambda: device):
-        yield
 
 
 def _capability(arch: str) -> str:

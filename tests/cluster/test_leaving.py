@@ -185,6 +185,7 @@ def test_client_whose_connection_was_lost_is_attached_again(cluster):
 def test_attachments_of_one_client_are_closed_in_any_order(cluster, order):
     client = cluster.client
     own = said(), client.get, client.compute, client.persist, client.close, client.shutdown
+    before = set(vars(client))
     attached = {n: gpuscheduler.attach(client, devices="cpu:1") for n in range(3)}
     for n in order:
         x = total()
@@ -194,6 +195,7 @@ def test_attachments_of_one_client_are_closed_in_any_order(cluster, order):
     assert (
         said(), client.get, client.compute, client.persist, client.close, client.shutdown
     ) == own  # fmt: skip
+    assert set(vars(client)) == before  # `_close` among them
     x = total()
     assert x.compute() == client.compute(x).result(PATIENCE) == client.persist(x).compute()
 

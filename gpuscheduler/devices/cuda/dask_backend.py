@@ -30,6 +30,7 @@ from dask.array.cupy_entry_point import CupyBackendEntrypoint
 from dask.base import tokenize
 from dask.blockwise import blockwise
 
+from ...dask_private import creation_backends
 from ...frontend.tiles import MeshAxis, Tile, Tiles
 from .random_generator import Philox
 
@@ -58,7 +59,7 @@ def register() -> None:
     """
     if _undo:
         return
-    before = dispatch._lookup.get("cupy")
+    before = creation_backends().get("cupy")
     dispatch.register_backend("cupy", CupyBackend())
     _undo.append(partial(_put_back, before))
     numpy_backend = dispatch.dispatch("numpy")
@@ -80,7 +81,7 @@ def unregister() -> None:
 
 def _put_back(before: ArrayBackendEntrypoint | None) -> None:
     if before is None:  # Dask had not looked for its own yet, and will
-        del dispatch._lookup["cupy"]
+        del creation_backends()["cupy"]
     else:
         dispatch.register_backend("cupy", before)
 

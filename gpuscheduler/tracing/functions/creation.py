@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from dask.array import chunk as dask_chunk
-from dask.array import wrap as dask_wrap
 
+from ...dask_private import broadcast_one
 from ...ir.expr import Shape
 from ..array import FUNCTIONS, TracedArray, as_traced, broadcast, look, read_beside
 from ..bytecode import words
@@ -26,7 +26,7 @@ from ..purity import is_array, is_nothing
 from ..registry import CONVERTING, CUPY, KNOWN, KNOWN_CURRIED, NUMPY, instead_of
 
 #: What Dask makes ones, zeros and the like of: one element, seen as many.
-_UNIFORM = dask_wrap._broadcast_trick_inner.func
+_UNIFORM = broadcast_one
 
 
 def _uniform(

@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 from dask.array import chunk as dask_chunk
 from dask.array import reductions as dask_reductions
-from dask.array import routines as dask_routines
 from dask.array.dispatch import numel_lookup
 from dask.array.optimization import GETTERS
 from dask.array.slicing import setitem
 from dask.core import flatten
 
+from ...dask_private import (
+    block_histogramdd_multiarg,
+    block_histogramdd_rect,
+    nanquantile_functions,
+)
 from ...frontend import compiled_task, index_lists
 from ...ir.expr import View
 from ..array import TracedArray, as_traced, expand, reshape_array, scalar_if_point
@@ -237,13 +241,13 @@ for _getter in GETTERS:
         KNOWN[_getter] = _getter_function(_getter)
 
 
-@instead_of(dask_routines._block_histogramdd_multiarg)
+@instead_of(block_histogramdd_multiarg)
 def _block_histogram(*args: Any) -> Any:
     *sample, bins, range, weights = args
     return np.histogramdd(tuple(sample), bins, range, weights=weights)[0][np.newaxis]
 
 
-@instead_of(dask_routines._block_histogramdd_rect)
+@instead_of(block_histogramdd_rect)
 def _block_histogram_of_rows(sample: Any, bins: Any, range: Any, weights: Any) -> Any:
     return np.histogramdd(sample, bins, range, weights=weights)[0][np.newaxis]
 
@@ -252,10 +256,8 @@ def _nanquantile(a: Any, q: Any, axis: Any = None, **kwargs: Any) -> Any:
     return np.nanquantile(a, q, axis, **kwargs)
 
 
-# What `da.nanquantile` calls has another name from Dask 2026.6 on.
-for _name in ("_custom_nanquantile", "_custom_quantile"):
-    if hasattr(dask_reductions, _name):
-        instead_of(getattr(dask_reductions, _name))(_nanquantile)
+for _of_dask in nanquantile_functions():
+    instead_of(_of_dask)(_nanquantile)
 
 
 @instead_of(compiled_task.set_elements)

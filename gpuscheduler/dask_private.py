@@ -1,0 +1,112 @@
+"""Private names of Dask, in one place: what each is for, and what is lost without it.
+
+They were seen in Dask 2026.1.1 to 2026.8.0. `tests/test_private_names.py` looks each up, on the
+oldest and the newest version that is declared. The classes of Dask's tasks (`Task`, `TaskRef`,
+`DataNode`, `Alias`, `List`, …) have no public place either: they are imported from
+`dask._task_spec` wherever they are needed. `dask_core_private` has what is reached while Dask's
+arrays are being imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import dask.array.linalg
+import dask.array.reductions
+import dask.array.routines
+import dask.array.wrap
+from dask._expr import FinalizeCompute, HLGExpr, HLGFinalizeCompute, ProhibitReuse
+from dask._expr import _HLGExprSequence as HLGExprSequence
+from dask._task_spec import _execute_subgraph as execute_subgraph
+from dask.array._shuffle import _getitem as take_block
+from dask.array._shuffle import concatenate_arrays
+from dask.array.core import _concatenate2 as concatenate_nested
+from dask.array.core import _pass_extra_kwargs as pass_extra_kwargs
+from dask.array.optimization import _optimize_slices as optimize_slices
+from dask.array.overlap import _trim as trim_overlap
+from dask.array.random import _apply_random as apply_random
+from dask.array.random import _apply_random_func as apply_random_func
+from dask.array.routines import _gradient_kernel as gradient_kernel
+from dask.highlevelgraph import HighLevelGraph
+
+#: Each private name, and what no longer works without it.
+LOST = {
+    "dask._expr.FinalizeCompute": "results of Dask's expressions on clusters",
+    "dask._expr.HLGExpr": "the plan cache: `compute()` hands these to a scheduler",
+    "dask._expr._HLGExprSequence": "the plan cache, for several collections at once",
+    "dask._expr.HLGFinalizeCompute": "pins stay away from the tasks that `compute()` adds",
+    "dask._expr.ProhibitReuse._identity": "layers are fused behind a second `compute()`",
+    "dask._expr.HLGExpr._optimized_dsk": "collections with an optimizer of their own",
+    "dask._task_spec._execute_subgraph": "fused tasks of Dask are neither compiled nor traced",
+    "dask.array._shuffle._getitem": "index lists become slices",
+    "dask.array._shuffle.concatenate_arrays": "index lists become slices",
+    "dask.array.core._concatenate2": "kernels that join nested blocks",
+    "dask.array.core._pass_extra_kwargs": "one trace for all blocks of `map_blocks(block_id=)`",
+    "dask.array.linalg._wrapped_qr": "QR of tall blocks by Cholesky factors",
+    "dask.array.optimization._optimize_slices": "files are read only where slices need them",
+    "dask.array.overlap._trim": "one trace for all blocks of `map_overlap`",
+    "dask.array.random._apply_random": "random numbers by position, of `RandomState`",
+    "dask.array.random._apply_random_func": "random numbers by position, of `Generator`",
+    "dask.array.routines._block_histogramdd_multiarg": "kernels of `histogramdd`",
+    "dask.array.routines._block_histogramdd_rect": "kernels of `histogramdd`",
+    "dask.array.routines._gradient_kernel": "one trace for all blocks of `gradient`",
+    "dask.array.wrap._broadcast_trick_inner": "kernels that make `ones`, `zeros` and `full`",
+    "dask.array.backends.array_creation_dispatch._lookup": "holes of the CuPy backend are filled",
+    "dask.diagnostics.progress.ProgressBar._pretask": "progress bars that do not slow a run",
+    "dask.highlevelgraph.HighLevelGraph._toposort_layers": "pins of layers that Dask fuses",
+}
+#: Names of which a version of Dask has one: what `da.nanquantile` calls was renamed in 2026.6.
+EITHER = {
+    "kernels of `nanquantile`": (
+        "dask.array.reductions._custom_nanquantile", "dask.array.reductions._custom_quantile",
+    ),
+}  # fmt: skip
+
+block_histogramdd_multiarg = dask.array.routines._block_histogramdd_multiarg
+block_histogramdd_rect = dask.array.routines._block_histogramdd_rect
+#: What Dask makes `ones` and the like of: one element, seen as many.
+broadcast_one = dask.array.wrap._broadcast_trick_inner.func
+wrapped_qr: Any = dask.array.linalg._wrapped_qr
+#: What the tasks do by which Dask keeps the names of two computations apart.
+prohibit_reuse = ProhibitReuse._identity
+#: What a copied `Blockwise` layer has to forget.
+CACHED_BY_BLOCKWISE = ("_dims", "_cached_dict")
+
+__all__ = [
+    "FinalizeCompute", "HLGExpr", "HLGExprSequence", "HLGFinalizeCompute",
+    "apply_random", "apply_random_func", "concatenate_arrays", "concatenate_nested",
+    "execute_subgraph", "gradient_kernel", "optimize_slices", "pass_extra_kwargs", "take_block",
+    "trim_overlap",
+]  # fmt: skip
+
+
+def nanquantile_functions() -> Iterator[Any]:
+    """Yield the functions that `da.nanquantile` may call on a block."""
+    for name in ("_custom_nanquantile", "_custom_quantile"):
+        if hasattr(dask.array.reductions, name):
+            yield getattr(dask.array.reductions, name)
+
+
+def optimized_graph(expr: HLGExpr) -> Any:
+    """Return the graph of an expression behind its collection's own optimizer."""
+    return expr._optimized_dsk
+
+
+def sort_layers(graph: HighLevelGraph) -> list[str]:
+    """Return the names of a graph's layers, each behind those that it reads."""
+    return list(graph._toposort_layers())
+
+
+def creation_backends() -> MutableMapping[str, Any]:
+    """Return Dask's backends of array creation that were looked up, by name."""
+    from dask.array.backends import array_creation_dispatch
+
+    return array_creation_dispatch._lookup
+
+
+def is_progress_bars(pretask: Any) -> bool:
+    """Return whether a callback's function is that of Dask's `ProgressBar`."""
+    module = sys.modules.get("dask.diagnostics.progress")
+    return module is not None and pretask is module.ProgressBar._pretask

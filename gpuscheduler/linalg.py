@@ -21,6 +21,7 @@ from .algorithms.contractions import (
 from .algorithms.eigen import eig, eigh, eigvals, eigvalsh
 from .algorithms.lu import lu_factor, lu_solve
 from .algorithms.products import matrix_transpose
+from .algorithms.randomized import svd_randomized
 from .algorithms.square import det, inv, slogdet, solve
 from .algorithms.tall import (
     cond,
@@ -39,6 +40,6 @@ __all__ = [
     "cho_factor", "cho_solve", "cholesky", "cond", "cross", "det", "diagonal", "eig", "eigh",
     "eigvals", "eigvalsh", "inv", "lstsq", "lu_factor", "lu_solve", "matmul", "matrix_norm",
     "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr",
-    "slogdet", "solve", "svd", "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace",
-    "vecdot", "vector_norm",
+    "slogdet", "solve", "svd", "svd_randomized", "svdvals", "tensordot", "tensorinv",
+    "tensorsolve", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip

@@ -55,6 +55,7 @@ WITHIN = {
         "tall_tasks",
         "tall_graph",
         "tall",
+        "randomized",
         "runs",
         "splitters",
         "sorting",

@@ -14,6 +14,7 @@ lu                LU with partial pivoting over whole columns, and solving by it
 matrices          Arguments and results of functions of matrices.
 ordered_keys      Values of any dtype as unsigned integers of the same order.
 products          Products and rearrangements: inner, cross, kron, take_along_axis.
+randomized    The largest singular values and vectors of a matrix by random projection.
 register          Register our functions with Dask, for `np.sort(x)` of a dask array.
 runs              How many sorted runs an array has, and which blocks go into each.
 selection         Exact percentiles, quantiles, medians; partitions.

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import array_module
+from .blocks import array_module, declare_working_memory
 from .lapack import INDEFINITE, call
 
 #: Bounds of squared column lengths, for blocks of single and double precision. Outside, squares of
@@ -59,6 +59,7 @@ Factor = dict[str, Any]
 quiet = np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore")
 
 
+@declare_working_memory(lambda block: 3 * block)
 def tall_qr(x: Any) -> tuple[Any, Any]:
     """Return Q and R of a matrix of shape (m, n); R has no negative diagonal element.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocks import array_module
+from .blocks import array_module, declare_working_memory
 from .lapack import SINGULAR, call
 from .tall_kernel import (
     Factor,
@@ -19,6 +19,14 @@ from .tall_kernel import (
 )
 
 NO_SVD = "SVD did not converge"
+
+
+def householder_bytes(block: int, *others: int) -> int:
+    """Bytes that Householder QR of a block takes: a scaled copy, the factored one, and Q.
+
+    A task that may have to fall back to it declares them, whether it will or not.
+    """
+    return 3 * block
 
 
 def make_next_gram(x: Any, factor: Factor) -> Any:
@@ -53,6 +61,7 @@ def keep_factor(pair: tuple[Any, Any], unit: float) -> Factor:
     return {"how": "keep", "factor": None, "r": pair[1], "done": True, "unit": unit}
 
 
+@declare_working_memory(householder_bytes)
 def fallback_r(x: Any, factor: Factor) -> Any:
     """Return the Householder R of a block where Cholesky factors broke down; else None."""
     return householder_qr(x)[1] if factor["how"] == "failed" else None
@@ -84,6 +93,7 @@ def _check_rows(r: Any) -> None:
         )
 
 
+@declare_working_memory(householder_bytes)
 @quiet
 def end_q(x: Any, factor: Factor, stack: Any, i: int) -> Any:
     """Return block i of Q."""
@@ -110,6 +120,7 @@ def take_part(parts: tuple[Any, Any, Any], part: int, dtype: str) -> Any:
     return parts[part].astype(dtype)
 
 
+@declare_working_memory(householder_bytes)
 @quiet
 def end_product(x: Any, factor: Factor, stack: Any, i: int, matrix: Any) -> Any:
     """Return block i of Q @ matrix, in one pass where the factor is an inverse."""
@@ -123,11 +134,13 @@ def end_product(x: Any, factor: Factor, stack: Any, i: int, matrix: Any) -> Any:
     return x @ matrix
 
 
+@declare_working_memory(householder_bytes)
 def end_u(x: Any, factor: Factor, stack: Any, i: int, parts: tuple[Any, Any, Any]) -> Any:
     """Return block i of U."""
     return end_product(x, factor, stack, i, parts[0])
 
 
+@declare_working_memory(householder_bytes)
 def end_pinv(
     x: Any, factor: Factor, stack: Any, i: int, parts: tuple[Any, Any, Any], cutoff: float
 ) -> Any:
@@ -136,6 +149,7 @@ def end_pinv(
     return adjoint(end_product(x, factor, stack, i, u * _invert_values(s, cutoff) @ vh))
 
 
+@declare_working_memory(householder_bytes)
 @quiet
 def project_rows(x: Any, factor: Factor, stack: Any, i: int, b: Any) -> Any:
     """Return what block i adds to Qᴴ b."""

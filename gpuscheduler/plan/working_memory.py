@@ -6,19 +6,20 @@ A prediction is a guess: what a plan's own steps take replaces it (`RunHistory.l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from types import FunctionType
 from typing import Any
 
-from dask._task_spec import GraphNode, NestedContainer
+from dask._task_spec import GraphNode, NestedContainer, Task, TaskRef
 from dask.utils import key_split
 
 from .. import disk_cache
 from ..forks import new_lock
 from ..frontend.compiled_task import CompiledCall, InnerStep
 from ..frontend.task import sequence_of
+from ..values import sizeof
 from .plan import Plan
 
 #: Bytes that a task must touch for its working memory to matter.
@@ -41,9 +42,12 @@ class WorkingMemory:
             if self._seen is None:
                 self._seen = known_working_memory(self.kind)
             seen = self._seen
+        foreseen = dict(declared_working_memory(plan))
         if seen:
             found = ((kind, seen.get(words)) for kind, words in _kinds(plan))
-            plan.history.foreseen = {kind: nbytes for kind, nbytes in found if nbytes}
+            foreseen |= {kind: nbytes for kind, nbytes in found if nbytes}
+        if foreseen:
+            plan.history.foreseen = foreseen
 
     def learn(self, plan: Plan) -> None:
         """Keep the working memory that a plan's kinds of steps have taken."""
@@ -58,6 +62,35 @@ class WorkingMemory:
                 seen = {**seen, **known_working_memory(self.kind)}  # other processes have seen more
                 self._seen = dict(list({**seen, **now}.items())[-MOST:])
                 keep(self.kind, self._seen)
+
+
+def declared_working_memory(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Yield kinds of steps whose function declares its working memory, and the bytes.
+
+    Its attribute `working_memory` is called with the bytes of each value that the task reads, in
+    the order of its arguments.
+    """
+    found: set[int] = set()
+    for step in plan.steps:
+        task = step.task
+        if step.kind in found or not isinstance(task, Task):
+            continue
+        found.add(step.kind)
+        declare = getattr(task.func, "working_memory", None)
+        if declare is not None:
+            sizes = {name: sizeof(value) for name, value in step.constants.items()}
+            names = zip(step.names, step.sources, strict=True)
+            sizes |= {name: plan.steps[j].nbytes for name, j in names}
+            yield step.kind, int(declare(*[sizes[k] for k in _read(task.args) if k in sizes]))
+
+
+def _read(arguments: Iterable[Any]) -> Iterator[Any]:
+    """The keys that arguments name, in order."""
+    for argument in arguments:
+        if isinstance(argument, TaskRef):
+            yield argument.key
+        elif isinstance(argument, NestedContainer):
+            yield from _read(argument.args)
 
 
 def known_working_memory(kind: str) -> dict[str, int]:

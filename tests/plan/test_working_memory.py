@@ -188,3 +188,34 @@ def test_what_cannot_be_read_or_kept_is_no_error(tmp_path, monkeypatch, schedule
         seen.foresee(later)
         assert later.taken  # of this process
         assert working_memory.known_working_memory("cpu") == {}
+
+
+def test_a_function_may_declare_its_working_memory():
+    """It counts before anything was seen; what was seen counts more."""
+    import numpy as np
+    from dask._task_spec import DataNode, List, Task, TaskRef
+
+    import gpuscheduler
+    from gpuscheduler.algorithms.blocks import declare_working_memory
+
+    asked = []
+
+    def estimate(*nbytes):
+        asked.append(nbytes)
+        return 7 * sum(nbytes)
+
+    @declare_working_memory(estimate)
+    def join(parts, scale, more):
+        return np.concatenate([*parts, more]) * scale
+
+    graph = {
+        "a": DataNode("a", np.ones(100)),
+        "b": Task("b", np.ones, 30),
+        "c": Task("c", np.zeros, 5),
+        "d": Task("d", join, List(TaskRef("b"), TaskRef("a")), 2, TaskRef("c")),
+    }
+    with gpuscheduler.Scheduler("cpu:1", fuse=False) as scheduler:
+        assert len(scheduler.get(graph, "d")) == 135
+        (sizes,) = set(asked)
+        assert len(sizes) == 3
+        assert sizes[1] == 800

@@ -167,7 +167,7 @@ def report_html(recording: Recording, source: str = "", error: str = "") -> str:
         if record.error and record.error.split(":")[0] not in error:
             body.append(f'<p class="error">run {record.number}: {escape(record.error)}</p>')
     if trace.rows and machine is not None:
-        body.append(_verdicts_html(_verdicts(seconds, trace, machine, page, begin, end)))
+        body.append(_verdicts_html(_verdicts(seconds, trace, machine, page, records, begin, end)))
     body.append(_section("Where the time went", _parts_html(records)))
     if trace.rows:
         clock = Counter(row.clock for row in trace.rows).most_common(1)[0][0]
@@ -207,6 +207,7 @@ def _verdicts(
     trace: Trace,
     machine: Machine,
     page: Explanation | None,
+    records: Sequence[RunRecord],
     begin: int,
     end: int,
 ) -> list[_Verdict]:
@@ -234,8 +235,8 @@ def _verdicts(
     parts = {m: n / max(machine.limit(m), 1) for m, n in peaks.items()}
     fullest = max(parts, key=lambda m: parts[m])
     limit = machine.limit(fullest)
-    spilled = sum([c.nbytes for c in trace.copies if c.dst in (HOST, DISK) and c.src >= DISK])
-    spilled = sum(page.spilled.values()) if page is not None else spilled
+    took = [r.footprint for r in records if r.footprint is not None]
+    spilled = sum([n for footprint in took for n in footprint.spilled.values()])
     short = bool(spilled) or parts[fullest] > 0.9
     answer = "short" if short else "no"
     answer += f": {format_bytes(spilled)} spilled" if spilled else f", {parts[fullest]:.0%} used"

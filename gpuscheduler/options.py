@@ -27,6 +27,8 @@ from .runtime.state import DEEP_WINDOW, WINDOW
 MOST_DEVICES = max(1024, os.cpu_count() or 1)
 #: Where NumPy's arrays may be computed on a machine with GPUs.
 NUMPY_MODES = "auto", "gpu", "gpu-only", "host"
+#: Host and port of a page; without a host it is localhost.
+ADDRESS = re.compile(r"([\w.\-]*):(\d{1,5})")
 DEVICES = re.compile(r"(auto)|cpu(?::(\d+))?|(cuda)(?::(\d+(?:,\d+)*))?")
 
 
@@ -93,6 +95,9 @@ class Options:
     plan_memory
         Host memory for cached plans, about, in the form of ``memory_limit``; 0 for no cache. Plans
         are also dropped while host memory is short. A step takes 2 to 3 KB.
+    dashboard
+        A live page of the devices, in a browser: True, or an address such as ``":8788"``. ``"top"``
+        is for ``gpuscheduler top`` and metrics only. See `Scheduler.dashboard`.
     progress
         Show how far runs are that take longer than a second: see `gpuscheduler.progress`.
     timeline
@@ -115,8 +120,8 @@ class Options:
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, matmul_precision='strict', tall_qr='auto', random='philox', \
 numpy='auto', host_memory=None, spill_directory=None, spill_compression=None, \
-direct_storage='auto', plan_memory='256 MiB', progress=False, timeline=False, \
-observe='counters', check=False)
+direct_storage='auto', plan_memory='256 MiB', dashboard=False, progress=False, \
+timeline=False, observe='counters', check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -135,6 +140,7 @@ observe='counters', check=False)
     spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
     direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
+    dashboard: bool | str = False  # a live page: True, or an address; "top" without a page
     progress: bool = False  # show how far runs are
     timeline: bool = False  # keep which step ran where and when
     observe: str = "counters"  # how much is recorded: "counters", "steps", "device", "memory"
@@ -268,6 +274,11 @@ def _or_none(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or accepts(value)
 
 
+def _is_address(value: Any) -> bool:
+    found = ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    return found is not None and int(found[2]) < 2**16
+
+
 def _is_path(value: Any) -> bool:
     return value is None or isinstance(value, (str, os.PathLike))
 
@@ -305,6 +316,10 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "plan_memory": (
         lambda value: value is not None and parse_limit(value, 2**40, least=0) is not None,
         _LIMIT,
+    ),
+    "dashboard": (
+        lambda value: _is_flag(value) or value == "top" or _is_address(value),
+        "True, False, 'top', or an address such as ':8788' or '0.0.0.0:8788'",
     ),
     "progress": _FLAG,
     "timeline": _FLAG,

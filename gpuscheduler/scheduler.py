@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from os import PathLike
 from typing import Any
 from weakref import WeakSet
@@ -24,9 +25,11 @@ from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
 from .diagnostics.explain import Explanation, explain_plan, seconds_text
+from .diagnostics.log import log_run
 from .diagnostics.memory import HeldMemory, held_memory
 from .diagnostics.progress import ProgressDisplay
 from .diagnostics.recording import Recording, make_recorder
+from .diagnostics.serve import Dashboard, close_dashboard, open_dashboard, require_page
 from .diagnostics.trace_json import Trace, take_trace, write
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
@@ -113,8 +116,10 @@ class Scheduler:
         self._libraries = Libraries()
         #: What is recorded of runs, on the devices and on the host's threads.
         self.recorder: Recorder = make_recorder(options) if gpus is None else gpus.recorder
+        self.number: int = next(_numbers) if gpus is None else gpus.number
         self._hardware: Hardware | None = None  # stays None in a forked child until it is needed
         self._begin(hardware)
+        self._dashboard: Dashboard | None = None
         self._progress: ProgressDisplay | None = None
         if options.progress and gpus is None:
             self._progress = ProgressDisplay(self.recorder)
@@ -123,6 +128,8 @@ class Scheduler:
         self._left: ConfigOverride | None = None  # the outermost of these, once it has ended
         self._closed = False
         _every.add(self)
+        if options.dashboard and gpus is None:
+            self._dashboard = open_dashboard(self, options.dashboard)
 
     def _begin(self, hardware: Hardware | None = None) -> Hardware:
         """Find the hardware, unless it is given, and begin with empty caches."""
@@ -324,7 +331,10 @@ class Scheduler:
         except BaseException as error:
             self.recorder.end(record, error)
             raise
-        self.recorder.end(record)
+        else:
+            self.recorder.end(record)
+        finally:
+            log_run(record)
 
     def _compute_on_host(self, host: Scheduler, request: ComputeRequest) -> Any:
         try:
@@ -460,6 +470,8 @@ class Scheduler:
             self._closed = True
             if self._progress is not None:
                 self._progress.stop()
+            if self.options.dashboard and self._gpus is None:
+                close_dashboard(self.number, self._dashboard)
             if self._hardware is not None:
                 self._planner.clear()
                 self._hardware.close()
@@ -468,6 +480,11 @@ class Scheduler:
                     self._host.close()
 
     # ---- to look at
+
+    @property
+    def dashboard(self) -> Dashboard:
+        """The live page, with ``dashboard=True``: its `url`; in a notebook, a link and a frame."""
+        return require_page(self._dashboard)
 
     @property
     def observers(self) -> list[Any]:
@@ -585,6 +602,7 @@ class Scheduler:
 
 #: Entered schedulers, the innermost last.
 active: list[Scheduler] = []
+_numbers = count(1)
 _lock = new_rlock()
 _every: WeakSet[Scheduler] = WeakSet()
 _left_behind: list[Any] = []  # by the parent of this process

@@ -43,6 +43,7 @@ RIGHT = {
     "spill_compression": ["zlib", None],
     "direct_storage": [True, False, 1, "auto"],
     "plan_memory": [0, "256 MiB", 2**20, 0.1],
+    "dashboard": ["top", False, ":8788", "0.0.0.0:0"],
     "progress": [True, False],
     "timeline": [True, False],
     "observe": ["counters", "steps", "device", "memory"],
@@ -66,6 +67,7 @@ WRONG = {
     "spill_compression": ["zip", True, 9, ["zlib"]],
     "direct_storage": ["yes", 2, None, []],
     "plan_memory": ["much", -1, 1.5, True],
+    "dashboard": ["page", "8788", ":99999", 8788, "a b:1", ["top"]],
     "progress": ["no", 2],
     "timeline": ["no", "trace.json"],
     "observe": ["all", True, 1, None],
@@ -244,7 +246,11 @@ def allows(schema, value):
             or any(type(v) is type(value) and v == value for v in schema["enum"])
         )
         and not (type(value) is int and value < schema.get("minimum", value))
-        and ("pattern" not in schema or re.search(schema["pattern"], value) is not None)
+        and (
+            "pattern" not in schema
+            or type(value) is not str
+            or re.search(schema["pattern"], value) is not None
+        )
     )
 
 

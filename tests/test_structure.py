@@ -67,6 +67,13 @@ WITHIN = {
     ],  # fmt: skip
     "diagnostics": [
         "log",
+        "lanes",
+        "snapshot_file",
+        "snapshot",
+        "headline",
+        "metrics",
+        "serve",
+        "page",
         "progress",
         "trace_json",
         "advice",
@@ -282,6 +289,7 @@ WITHIN = {
         "attach",
     ],  # fmt: skip
     "cli": [
+        "top",
         "workload",
         "report",
         "commands",
@@ -314,6 +322,8 @@ DEFERRED = {
 LIBRARIES = {
     "cupy": (("devices/cuda", "cluster/cuda_ipc"), None),
     "distributed": (("cluster/worker_plugin",), None),
+    "bokeh": (("diagnostics/page",), ("diagnostics/page", "cluster/gpu_page")),
+    "prometheus_client": ((), ("diagnostics/metrics",)),
     "nvtx": ((), ("devices/cuda/ranges",)),
     "pynvml": ((), ("devices/cuda/nvml",)),
     "numba": (("codegen/cpu", "devices/cuda/staging_loops"), None),
@@ -342,6 +352,7 @@ LONG_FILES = {
     "codegen/cuda/reduction": "one class, until code generation is composed",
     "pipeline/fingerprint": "a few lines over",
     "runtime/state": "one state machine: its parts share arrays",
+    "scheduler": "a few lines over: what users call is in one place",
 }
 MOST_LINES = 600
 

@@ -87,6 +87,28 @@ def info(**said: Any) -> None:
 
 
 @main.command()
+@click.argument("pid", required=False, type=int)
+@click.option("--once", is_flag=True, help="Print the state once.")
+@click.option("--json", "as_json", is_flag=True, help="Print the state once, as JSON.")
+@click.option(
+    "--every",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Seconds between two looks.",
+)
+def top(**said: Any) -> None:
+    """Show what schedulers do now: devices, memory, layers.
+
+    Reads what schedulers of this user with dashboard=True or dashboard="top" write; PID names one
+    process.
+    """
+    from . import top as command
+
+    command.top(**said)
+
+
+@main.command()
 @click.argument("name")
 @size_option
 @chunks_option

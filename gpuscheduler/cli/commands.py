@@ -48,6 +48,7 @@ from .report import (
     kernel_tables,
     kernels,
     label,
+    optional_versions,
     pass_table,
     prediction_table,
     rates,
@@ -133,7 +134,8 @@ def info(devices: str | None, memory_limit: str | None) -> None:
             )
         if s.hardware.kind == "cuda":
             console.print(NUMPY[s.options.numpy], highlight=False)
-        console.print(", ".join(f"{name} {v}" for name, v in versions(s.hardware.kind).items()))
+        found = versions(s.hardware.kind) | optional_versions()
+        console.print(", ".join(f"{name} {v}" for name, v in found.items()))
 
 
 # ---- run

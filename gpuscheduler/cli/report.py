@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
@@ -60,6 +60,39 @@ def device_tables(hardware: Any) -> Iterable[Table | str]:
         yield "The devices share the host's memory: copies between them cost nothing."
     elif hasattr(hardware, "links"):
         yield from format_links(hardware.links())
+    if hasattr(hardware, "nvml"):
+        yield from sensor_tables(hardware.nvml)
+
+
+def sensor_tables(nvml: Any) -> Iterable[Table | str]:
+    """What NVML tells of each device; what it does not know is left empty."""
+    sensors, facts = nvml.sensors(), nvml.facts()
+    if not any(s.total for s in sensors):
+        yield "NVML tells nothing: it needs the package nvidia-ml-py, and NVIDIA's driver."
+        return
+    table = Table(
+        "device", "in use", "by others", "power", "heat", "clock", "ECC errors", "NVLinks", "PCIe",
+        title=f"NVML, driver {facts[0].driver}",
+    )  # fmt: skip
+
+    def said(value: Any, text: str = "{}") -> str:
+        return "" if value is None else text.format(value)
+
+    for device, (s, f) in enumerate(zip(sensors, facts, strict=True)):
+        throttled = f", held down by {' and '.join(s.throttled)}" if s.throttled else ""
+        pcie = f.pcie_sent, f.pcie_received
+        table.add_row(
+            str(device),
+            "" if s.used is None else f"{format_bytes(s.used)} of {format_bytes(s.total)}",
+            "" if f.others is None else format_bytes(f.others),
+            said(s.power, "{:.0f}") + said(s.power_limit, " of {:.0f} W"),
+            said(s.temperature, "{} °C"),
+            said(s.clock) + said(s.clock_max, " of {} MHz") + throttled,
+            said(f.ecc_errors),
+            str(len(f.nvlinks)),
+            "" if None in pcie else " / ".join(f"{format_bytes(n)}/s" for n in pcie),
+        )
+    yield table
 
 
 def format_links(links: Any) -> Iterable[Table | str]:
@@ -76,6 +109,22 @@ def format_links(links: Any) -> Iterable[Table | str]:
     yield table
     if links.staged:
         yield "* through pinned host memory: these devices cannot copy to each other directly."
+
+
+#: Packages that observing uses where they are installed, by the names of their distributions.
+OPTIONAL = {"nvtx": "nvtx", "bokeh": "bokeh", "nvidia-ml-py": "nvml"}
+OPTIONAL |= {"prometheus-client": "prometheus_client"}
+
+
+def optional_versions() -> dict[str, str]:
+    """Versions of optional packages, "not installed" for others."""
+    out = {}
+    for package, name in OPTIONAL.items():
+        try:
+            out[name] = version(package)
+        except PackageNotFoundError:
+            out[name] = "not installed"
+    return out
 
 
 def versions(kind: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ and working memory of the steps go back to the plan, for its next run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ from . import planner
 from .compile import write_in_place
 from .plan_entry import PlanEntry
 from .results import RunResults, collect_values, keep_chunks
+
+_logger = logging.getLogger("gpuscheduler.run")
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -110,6 +113,7 @@ class PlanExecutor:
                 lost = self.hardware.lost(error)
                 if lost is None:
                     raise
+                _logger.error("%s", lost)
                 raise lost from error
 
     def predict(self, entry: PlanEntry) -> Footprint:

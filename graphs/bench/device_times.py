@@ -32,8 +32,10 @@ TICKS = 20_000_000
 SIZES = (2**14, 2**20, 2**24, 2**26)
 #: Sums of a run that follow each other.
 LINKS = 6
+#: Launches of the replay whose host time is compared.
+LAUNCHES = 400
 #: Timed runs at each level; the best counts.
-TURNS = 9
+TURNS = 25
 
 
 def beside_events() -> bool:
@@ -83,24 +85,27 @@ def beside_events() -> bool:
 
 
 def costs() -> None:
-    """Host time of a replay of 512 launches at each level, in turns."""
+    """Host time of a replay of some hundred launches at each level, in turns."""
     times: dict[str, list[float]] = {"counters": [], "steps": [], "device": []}
     with gpuscheduler.Scheduler("cuda:0") as s:
-        x = da.ones((512 * 1024,), chunks=1024).map_blocks(cupy.asarray).persist()
-        y = x * 2 + 1
+        x = da.from_array(cupy.ones(1024, "f4"), chunks=1024).persist()
+        z = x.sum()
+        for _ in range(LAUNCHES // 2):
+            z = da.sin(x + z * 1e-9).sum()
         for _ in range(4):
-            kept = y.persist()
-        np.testing.assert_array_equal(cupy.asnumpy(kept[:5].compute()), 3.0)
+            value = float(z.compute())
+        assert abs(value - 1024 * np.sin(1.0)) < 1.0, value
         for _ in range(TURNS):
             for level, found in times.items():
                 with s.record(level):
                     cupy.cuda.Device().synchronize()
                     begin = perf_counter()
-                    kept = y.persist()
+                    kept = z.persist()
                     found.append(perf_counter() - begin)
                     cupy.cuda.Device().synchronize()
+                del kept
         run = s.recorder.runs[-1]
-        print(f"replay: {run.how}, {run.steps} steps")
+        print(f"{run.how} of {run.steps} steps")
     base = min(times["counters"])
     for level, found in times.items():
         print(f"  {level:<10} {min(found) * 1e3:8.3f} ms  {min(found) / base:5.2f}")

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from gpuscheduler._version import __version__
 from gpuscheduler.cli import command_line, report, workload
+from gpuscheduler.devices.cuda.nvml import DeviceFacts, Sensors
 from gpuscheduler.frontend import linalg_shapes
 from gpuscheduler.pipeline.compile import PASSES
 from gpuscheduler.plan.machine import Machine
@@ -157,6 +158,31 @@ def test_info_shows_what_is_free_where_the_hardware_knows():
     out = printed(report.device_tables(Knows()))
     assert "130.00 GiB" in out
     assert "60.00 GiB" in out
+
+
+def test_info_shows_what_nvml_tells():
+    class Nvml:
+        def __init__(self, *sensors):
+            self.found = sensors
+
+        def sensors(self):
+            return list(self.found)
+
+        def facts(self):
+            return [DeviceFacts("H200", "570.86", 0, 2**30, (0, 1), 10**9, None)] * len(self.found)
+
+    known = Sensors(2**34, 2**37, 0.5, 612.4, 700.0, 58, 1755, 1980, ("heat", "power limit"))
+    out = " ".join(printed(report.sensor_tables(Nvml(known, Sensors()))).split())
+    for text in ("570.86", "16.00", "128.00", "612", "700", "58", "1.00", "1980", "heat"):
+        assert text in out
+    assert "NVML tells nothing" in printed(report.sensor_tables(Nvml(Sensors())))
+
+
+def test_info_names_optional_packages(call, monkeypatch):
+    out = " ".join(call("info", "--devices", "cpu:1").split())
+    assert f"bokeh {report.version('bokeh')}" in out
+    monkeypatch.setitem(report.OPTIONAL, "no-such-package-of-ours", "nothing")
+    assert report.optional_versions()["nothing"] == "not installed"
 
 
 # ---- run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -39,6 +40,9 @@ class NextOrders:
 
     place: int
     order: Order
+
+
+_logger = logging.getLogger("gpuscheduler.run")
 
 
 def compute_on_host(
@@ -161,12 +165,13 @@ def recompute_refused(
         raise error
     value = run_now_on_host(run, lane, task, values, error)
     (key, *_) = getattr(step.key, "keys", None) or (step.key,)  # of several, the first
-    warnings.warn(  # an error where that is asked for: then it is one each time
+    said = (
         f"{key_split(key)!r} runs on the host, to which what it reads is copied, as CuPy "
-        f"refused it: {type(error).__name__}: {error}",
-        RuntimeWarning,
-        stacklevel=2,
+        f"refused it: {type(error).__name__}: {error}"
     )
+    _logger.warning("%s", said)
+    # an error where that is asked for: then it is one each time
+    warnings.warn(said, RuntimeWarning, stacklevel=2)
     run.plan.history.hosted.add(step.kind)
     error.__traceback__ = None
     return value

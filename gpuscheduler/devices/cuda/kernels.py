@@ -9,6 +9,7 @@ It imports CuPy, as `cuda` does, which has the devices and streams; this has the
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import warnings
@@ -526,12 +527,9 @@ class Kernels:
             if id(fused.program) in self._broken:
                 return
             self._broken[id(fused.program)] = fused.program
-        warnings.warn(
-            f"{fused.key!r} is computed operation by operation, as its kernel was not to be had: "
-            f"{error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        said = f"{fused.key!r} is computed operation by operation, as its kernel was not to be had"
+        logging.getLogger("gpuscheduler.kernels").warning("%s: %s", said, error)
+        warnings.warn(f"{said}: {error}", RuntimeWarning, stacklevel=2)
 
 
 def _arch(device: int) -> str:

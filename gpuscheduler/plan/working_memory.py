@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from types import FunctionType
@@ -76,8 +77,10 @@ def declared_working_memory(plan: Plan) -> Iterator[tuple[int, int]]:
         if step.kind in found or not isinstance(task, Task):
             continue
         found.add(step.kind)
-        declare = getattr(task.func, "working_memory", None)
-        if declare is not None:
+        declare = None
+        with suppress(Exception):  # a user's object may give anything, or raise anything
+            declare = getattr(task.func, "working_memory", None)
+        if callable(declare):
             sizes = {name: sizeof(value) for name, value in step.constants.items()}
             names = zip(step.names, step.sources, strict=True)
             sizes |= {name: plan.steps[j].nbytes for name, j in names}

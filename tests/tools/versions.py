@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "versions.md"
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 NEWEST = "newest"
-TOOLS = ["hypothesis", "pytest", "pytest-mock", "pytest-timeout", "pytest-xdist", "scipy"]
+TOOLS = [
+    *("hypothesis", "matplotlib", "pytest", "pytest-mock", "pytest-timeout", "pytest-xdist"),
+    "scipy",
+]
 #: What reaches into Dask and NumPy: graphs, traces of their functions, persisted blocks, clusters.
 TESTS = [
     *(
@@ -29,6 +32,7 @@ TESTS = [
         "runtime/test_persisted.py",
     ),
     *("pipeline/test_cache.py", "tracing/test_trace.py", "cluster/test_attach.py"),
+    *("algorithms/test_register.py", "algorithms/test_sorting.py", "diagnostics/test_progress.py"),
 ]
 #: What stands below the table.
 NOTES = """

@@ -286,7 +286,7 @@ class Scheduler:
             return request.compute_by_processes()
         with request.run_callbacks() as callbacks:
             leased = self.hardware.lease(request.num_workers, request.pool)
-            with garbage_spared(), self._recorded() as record, leased as lease:
+            with garbage_spared(), self._record_run() as record, leased as lease:
                 entry = self._planner.plan_request(request, lease, callbacks, record)
                 record.planned_ns = self.recorder.clock()
                 rerun = bool(request.rerun_exceptions_locally)
@@ -323,9 +323,9 @@ class Scheduler:
                     run.record.footprint = run.took
 
     @contextmanager
-    def _recorded(self) -> Iterator[RunRecord]:
+    def _record_run(self) -> Iterator[RunRecord]:
         """The record of one run, which ends with the block."""
-        record = self.recorder.begin(self._where, self._gpus is not None)
+        record = self.recorder.begin(self._host_text, self._gpus is not None)
         try:
             yield record
         except BaseException as error:
@@ -340,11 +340,11 @@ class Scheduler:
         try:
             return host._compute(request)
         except Exception as error:
-            what = f"{host._where}, for no GPU has anything to do; their memory is host_memory"
+            what = f"{host._host_text}, for no GPU has anything to do; their memory is host_memory"
             add_note(error, f"its devices are {what}")
             raise
         finally:
-            self.last = None if host.last is None else replace(host.last, where=host._where)
+            self.last = None if host.last is None else replace(host.last, where=host._host_text)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -371,7 +371,7 @@ class Scheduler:
             return self._host
 
     @property
-    def _where(self) -> str:
+    def _host_text(self) -> str:
         """The host's threads in words; "" for a scheduler's own devices."""
         return "" if self._gpus is None else f"{len(self.hardware.machine.devices)} host threads"
 
@@ -401,7 +401,7 @@ class Scheduler:
         """
         self._check_open()
         leased = self.hardware.lease(None, None)
-        with garbage_spared(), self._recorded() as record, leased as lease:
+        with garbage_spared(), self._record_run() as record, leased as lease:
             entry = self._planner.plan_graph(graph, given, lease, known)
             record.planned_ns = self.recorder.clock()
             watcher = None if counter is None else counter(entry.plan)

@@ -280,10 +280,10 @@ def plan_of(
     dsk, keys = received_by_scheduler(x, by=compute_and_hold)
     home, kind = (hardware.home, hardware.kind) if hardware is not None else (None, "cuda")
 
-    def read(apart: Mapping[str, str]) -> Graph:
+    def read_graph(apart: Mapping[str, str]) -> Graph:
         return from_dask(dsk, keys, home=home, send=kind == "cuda", apart=apart)
 
-    graph, plan = plan_dask(read, machine, home, kind, options or Options())
+    graph, plan = plan_dask(read_graph, machine, home, kind, options or Options())
     WorkingMemory(kind).foresee(plan)
     return (
         plan

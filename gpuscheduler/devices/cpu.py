@@ -354,7 +354,7 @@ class CpuDevices:
         """Run a thread's own steps in order; where steps are long, then those of others."""
         events: list[Event] = []
         report = perf_counter() + REPORT_EVERY
-        for i in self._taken(batch):
+        for i in self._take_steps(batch):
             found = self._run_one(i)
             events += found
             if type(found[0]) is Failed:
@@ -369,7 +369,7 @@ class CpuDevices:
     def _run_aside(self, i: int) -> None:
         self._events.put([*self._run_one(i)])
 
-    def _taken(self, batch: list[int]) -> Iterator[int]:
+    def _take_steps(self, batch: list[int]) -> Iterator[int]:
         """Take steps for a thread: its own first, then others' steps that can run now.
 
         A step of its own may read what another thread has taken and not made yet. It is left, and
@@ -420,7 +420,9 @@ class CpuDevices:
             self._stage[i] = REFUSED
             return (NoRoom(i, step.place, 0),)
         try:
-            value, extra = (self._made(i), None) if short is None else self._looked_at(i, short)
+            value, extra = (
+                (self._compute_value(i), None) if short is None else self._looked_at(i, short)
+            )
             nbytes = self.size(value)
         except MemoryError as error:
             if isinstance(error, OutOfMemory):  # of a computation in the task: it has said all
@@ -446,7 +448,7 @@ class CpuDevices:
         span = (int(begin * 1e9), perf_counter_ns()) if self.timed else None
         return Issued(i, nbytes, extra, span), Done(i)
 
-    def _made(self, i: int) -> Any:
+    def _compute_value(self, i: int) -> Any:
         """A step's value."""
         step = self.plan.steps[i]
         values = step.values(self.values.__getitem__)
@@ -460,12 +462,12 @@ class CpuDevices:
         reads = [self.nbytes[j] or self.plan.steps[j].nbytes for j in step.inputs]
         if step.aside or step.nbytes + sum(reads) < NOTABLE * machine.limit(0):
             slack.take(step.nbytes)
-            return self._made(i), 0
+            return self._compute_value(i), 0
         seen = slack.grown.setdefault((key_split(step.key), step.nbytes), [])
         slack.take(step.nbytes + max(seen, default=0))
         if len(seen) >= LOOKS:
-            return self._made(i), max(seen)
-        value, grown, exact = slack.look(lambda: self._made(i))
+            return self._compute_value(i), max(seen)
+        value, grown, exact = slack.look(lambda: self._compute_value(i))
         if grown is not None:
             grown = max(0, grown // self.team.at_work - self.size(value))
             if exact or grown <= machine.arrays * max(step.nbytes, *reads, 0):
@@ -502,7 +504,10 @@ class CpuDevices:
             return
         try:
             self.files.write(
-                step, self.values[step], self.plan.steps[step].key, lambda f: self._came(step, f)
+                step,
+                self.values[step],
+                self.plan.steps[step].key,
+                lambda f: self._note_file(step, f),
             )
             self._events.put([Copied(step, src, DISK)])
         except NotSpillable:
@@ -510,7 +515,7 @@ class CpuDevices:
         except BaseException as error:
             self._events.put([Failed(step, error)])
 
-    def _came(self, step: int, file: Any) -> None:
+    def _note_file(self, step: int, file: Any) -> None:
         if step in self.chunks:
             self.chunks[step].came(DISK, file)
 

@@ -46,14 +46,14 @@ class _AlikeBlock(BlockwiseDep):
 
     def __getitem__(self, idx: tuple[int, ...]) -> Any:
         each = [
-            _alike(i, n) if e else (1, 3)
+            _alike_blocks(i, n) if e else (1, 3)
             for i, n, e in zip(idx, self.numblocks, self.ends, strict=True)
         ]
         place = tuple([i for i, _ in each])
         return (place, tuple([n for _, n in each])) if self.among else place
 
 
-def _alike(i: int, n: int) -> tuple[int, int]:
+def _alike_blocks(i: int, n: int) -> tuple[int, int]:
     """The first and the last of n blocks, the only one, and one of those between.
 
     >>> [_alike(i, 5) for i in range(5)], _alike(0, 1)

@@ -150,7 +150,7 @@ class GraphBuilder:
                 if is_plain(block.dtype) and block.kind in (None, NUMPY, CUPY):
                     blocks[key] = replace(block, kind=RESIDENT)
         sizes = block_sizes(values | blocks, self.tasks)
-        within = self._within(order)
+        within = self._largest_inside(order)
         draws = locate_draws(order, self.tasks, self.lowered)
         stores = [k for k in order if stores_block(self.tasks[k])]
         for key in stores:
@@ -163,7 +163,7 @@ class GraphBuilder:
         targets = [self._argument(k, 1, constants) for k in stores]
         fused: dict[int, list[Any]] = {}
         stored = {
-            k: [self._given(k, a, constants) for a in found]
+            k: [self._argument_value(k, a, constants) for a in found]
             for k in order
             if (found := store_targets(self.tasks[k], fused))
         }
@@ -472,9 +472,9 @@ class GraphBuilder:
 
     def _argument(self, key: Key, n: int, constants: dict[Key, dict[Key, Any]]) -> Any:
         """The n-th argument of a task, if it is a value of the graph, on a device or not."""
-        return self._given(key, self.tasks[key].args[n], constants)
+        return self._argument_value(key, self.tasks[key].args[n], constants)
 
-    def _given(self, key: Key, argument: Any, constants: dict[Key, dict[Key, Any]]) -> Any:
+    def _argument_value(self, key: Key, argument: Any, constants: dict[Key, dict[Key, Any]]) -> Any:
         """The value that an argument stands for."""
         if isinstance(argument, (TaskRef, Alias)):
             name = argument.key if isinstance(argument, TaskRef) else argument.target
@@ -506,14 +506,16 @@ class GraphBuilder:
             if not isinstance(source, (TaskRef, Alias)):
                 return None
             (name,) = references(source)
-            whole = self._read(name, inner, key)
+            whole = self._read_value(name, inner, key)
             return indexed_value(whole, index.value if isinstance(index, DataNode) else index)
         function = linalg_shapes.name_of(task.func)
         if function not in linalg_shapes.MAKE or task.kwargs or holds_tasks(task.args):
             return None
-        return linalg_value(function, [self._read(name, inner, key) for name in references(task)])
+        return linalg_value(
+            function, [self._read_value(name, inner, key) for name in references(task)]
+        )
 
-    def _read(self, name: Key, inner: Mapping[Key, Any], key: Key) -> Value:
+    def _read_value(self, name: Key, inner: Mapping[Key, Any], key: Key) -> Value:
         """What is known of what a task reads: it, or one of the tasks that Dask fused with it."""
         if name not in inner:
             name = self.alias.get(name, name)
@@ -524,7 +526,7 @@ class GraphBuilder:
             return collection_block(self.lowered.layers.get(layer_of(name)), tuple(block))
         return None
 
-    def _within(self, order: list[Key]) -> dict[str, int]:
+    def _largest_inside(self, order: list[Key]) -> dict[str, int]:
         """For each layer, the bytes of the largest value inside its fused tasks."""
         out: dict[str, int] = {}
         for key in order:
@@ -533,7 +535,7 @@ class GraphBuilder:
                 continue
             if type(key) is tuple and key[0] not in out:
                 inner = task.args[0]
-                values = [self._read(name, inner, key) for name in inner]
+                values = [self._read_value(name, inner, key) for name in inner]
                 known = [b for b in values if isinstance(b, BlockInfo) and not b.is_sparse]
                 out[key[0]] = max([b.nbytes for b in known], default=0)
         return out

@@ -60,16 +60,16 @@ def content(array: Any) -> tuple[bytes, ...]:
 def all_unchanged(around: Iterable[Variable]) -> bool:
     """Whether variables around functions, and these themselves, are what they were."""
     try:
-        return all(_are(made_of(it), before) for it, before in around)
+        return all(_are_same(made_of(it), before) for it, before in around)
     except ValueError:  # a variable is no more
         return False
 
 
-def _are(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
+def _are_same(now: tuple[Any, ...], before: tuple[Any, ...]) -> bool:
     if len(now) != len(before):
         return False
-    return all(map(operator.is_, now, before)) or all(map(_is, now, before))
+    return all(map(operator.is_, now, before)) or all(map(_is_same, now, before))
 
 
-def _is(a: Any, b: Any) -> bool:
+def _is_same(a: Any, b: Any) -> bool:
     return a is b or (type(a) is bytes and a == b)

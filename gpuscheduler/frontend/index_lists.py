@@ -134,7 +134,7 @@ def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None
         return
     for key, task in dsk.items():
         if type(task) is Task and not lists.keys().isdisjoint(task.dependencies):
-            change = _rewrite_fused_task if task.func is execute_subgraph else _one
+            change = _rewrite_fused_task if task.func is execute_subgraph else _take_without_list
             dsk[key] = change(task, lists, shape_of)
 
 
@@ -160,7 +160,7 @@ def _list_of(node: Any, most: int) -> _SharedIndexList | None:
     return _SharedIndexList(-1 if order else axis, slices_of(numbers, most), own)
 
 
-def _one(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
+def _take_without_list(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
     """The same, without the list."""
     found = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
     if found is None or (found.axis < 0) is not (task.func is concatenate_arrays):
@@ -193,7 +193,10 @@ def _rewrite_fused_task(task: Task, lists: dict[Any, _SharedIndexList], shape_of
         for name, d in zip(inkeys, given, strict=True)
         if type(d) is TaskRef and d.key in lists
     }
-    changed = {k: _one(t, known, shape_of) if type(t) is Task else t for k, t in inner.items()}
+    changed = {
+        k: _take_without_list(t, known, shape_of) if type(t) is Task else t
+        for k, t in inner.items()
+    }
     if all(changed[k] is t for k, t in inner.items()):
         return task
     left = {d for t in changed.values() for d in t.dependencies}

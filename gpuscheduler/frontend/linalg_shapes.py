@@ -17,25 +17,25 @@ class Array(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def _inexact(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _inexact_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.kind in "fc" else np.dtype(float)
 
 
 def _qr(a: Array) -> tuple[Array, ...]:
-    (*many, m, n), dtype = a.shape, _inexact(a.dtype)
+    (*many, m, n), dtype = a.shape, _inexact_dtype(a.dtype)
     k = min(m, n)
     return Array((*many, m, k), dtype), Array((*many, k, n), dtype)
 
 
 def _svd(a: Array) -> tuple[Array, ...]:
     """With `full_matrices`, as it is called."""
-    (*many, m, n), dtype = a.shape, _inexact(a.dtype)
+    (*many, m, n), dtype = a.shape, _inexact_dtype(a.dtype)
     values = Array((*many, min(m, n)), np.empty(0, dtype).real.dtype)
     return Array((*many, m, m), dtype), values, Array((*many, n, n), dtype)
 
 
 def _lu(a: Array) -> tuple[Array, ...]:
-    (*many, m, n), dtype = a.shape, _inexact(a.dtype)
+    (*many, m, n), dtype = a.shape, _inexact_dtype(a.dtype)
     k, real = min(m, n), np.empty(0, dtype).real.dtype
     return Array((*many, m, m), real), Array((*many, m, k), dtype), Array((*many, k, n), dtype)
 

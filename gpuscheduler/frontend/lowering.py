@@ -291,7 +291,7 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
         for d in hlg.dependencies[name]:
             readers[d].append(name)
 
-    def agree(neighbours: Iterable[str]) -> Any:
+    def common_label(neighbours: Iterable[str]) -> Any:
         found = [labels[n] for n in neighbours if n in labels]
         same = bool(found) and all(f is found[0] or f == found[0] for f in found)
         return found[0] if same else None
@@ -299,7 +299,7 @@ def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:
     for direction, neighbours in ((order, hlg.dependencies), (order[::-1], readers)):
         for name in direction:
             if name not in labels and isinstance(hlg.layers[name], Blockwise):
-                pin = agree(sorted(neighbours[name]))
+                pin = common_label(sorted(neighbours[name]))
                 if pin is not None:
                     labels[name] = pin
     layers = dict(hlg.layers)

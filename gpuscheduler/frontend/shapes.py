@@ -44,20 +44,20 @@ def block_sizes(values: Mapping[Key, Any], tasks: Mapping[Key, Any]) -> dict[Key
         nbytes = sum([b.nbytes for b in value]) if isinstance(value, tuple) else value.nbytes
         name = key[0] if type(key) is tuple and key else key
         if name not in times:
-            times[name] = _between(tasks.get(key))
+            times[name] = _repeats_between(tasks.get(key))
         if times[name]:
             out[key] = nbytes * times[name]
     return out
 
 
-def _between(task: Any) -> int:
+def _repeats_between(task: Any) -> int:
     """How many times what Dask says of it a task makes.
 
     >>> from dask.array.chunk import topk
     >>> _between(Task("x", partial(topk, k=-5), 0)), _between(Task("x", abs, 0))
     (5, 1)
     """
-    task = _last(task)
+    task = _last_task(task)
     if not isinstance(task, Task):
         return 1
     function: Any = task.func
@@ -70,7 +70,7 @@ def _between(task: Any) -> int:
     return BETWEEN[name](given) if library == "dask" and name in BETWEEN else 1
 
 
-def _last(task: Any) -> Any:
+def _last_task(task: Any) -> Any:
     """The last of the tasks that Dask has fused; any other as it is."""
     if isinstance(task, Task) and task.func is execute_subgraph:
         return task.args[0].get(task.args[1])
@@ -117,7 +117,7 @@ def block_shape(layers: Mapping[str, Layer], key: Any) -> tuple[int, ...] | None
 
 def selects_by_value(task: Any) -> bool:
     """Whether a task indexes one value with another: how much that leaves, only the run shows."""
-    task = _last(task)
+    task = _last_task(task)
     if not isinstance(task, Task) or len(task.args) < 2:
         return False
     function = task.kwargs.get("enforce_dtype_function", task.func)  # as x[mask] comes

@@ -86,7 +86,7 @@ class MeshAxis:
         sign = math.copysign(1.0, self.start)
         ends = (float(np.log10(abs(end))) for end in (self.start, self.stop))
         x = sign * np.power(10.0, self._linear(numbers, *ends))
-        return self._ended(numbers, np.where(numbers == 0, self.start, x), self.stop)
+        return self._end_exactly(numbers, np.where(numbers == 0, self.start, x), self.stop)
 
     @property
     def parts(self) -> int:
@@ -99,9 +99,9 @@ class MeshAxis:
         x = numbers.astype(np.float64)
         step = delta / parts if parts > 0 else 1.0
         x = x / parts * delta if parts > 0 and step == 0 else x * step
-        return self._ended(numbers, x + start, stop)
+        return self._end_exactly(numbers, x + start, stop)
 
-    def _ended(self, numbers: Any, x: Any, stop: float) -> Any:
+    def _end_exactly(self, numbers: Any, x: Any, stop: float) -> Any:
         last = self.endpoint and self.n > 1
         return np.where(numbers == self.n - 1, stop, x) if last else x
 

@@ -410,11 +410,11 @@ class FusionPass:
         if found is None:
             if len(self.structures) >= MOST_STRUCTURES:
                 return TraceOutcome(None, "the graph has too many structures")
-            found = self.structures[words] = self._followed(task)
+            found = self.structures[words] = self._trace(task)
             self._alive.append(recipe.task)
         return found
 
-    def _followed(self, task: Candidate) -> TraceOutcome:
+    def _trace(self, task: Candidate) -> TraceOutcome:
         return self.tracer.trace(task)
 
     def _blame(self, key: Key, recipe: Recipe, culprits: Iterable[int] = ()) -> None:

@@ -223,11 +223,11 @@ class Inliner:
     def add_producers(self, task: Candidate) -> Callable[[Values], Any]:
         """Return the original task behind the producers that it now replaces."""
         return TaskWithProducers(task.task, [
-            (task.recipe.names[n], self._unfused(task.target(n), source).function)
+            (task.recipe.names[n], self._unfused_task(task.target(n), source).function)
             for n, source in task.inlined.items()
         ])  # fmt: skip
 
-    def _unfused(self, target: Key, source: InlineSource) -> UnfusedTask:
+    def _unfused_task(self, target: Key, source: InlineSource) -> UnfusedTask:
         """Return inputs, constants and function of a task that disappears into a reader."""
         if source.apart is not None:
             return source.apart
@@ -242,7 +242,7 @@ class Inliner:
         names = task.own_names()
         new = {name: task.targets[name] for name in names if name in task.targets}
         for n, source in task.inlined.items():
-            before = self._unfused(task.target(n), source)
+            before = self._unfused_task(task.target(n), source)
             constants.update(before.constants)
             new.update(zip(before.names, before.needs, strict=True))
         return tuple(new), tuple(new.values()), constants
@@ -253,7 +253,7 @@ class Inliner:
         self.graph.rewire(task.key, names, needs, constants)
         for n, source in task.inlined.items():
             target = task.target(n)
-            for d in self._unfused(target, source).needs:
+            for d in self._unfused_task(target, source).needs:
                 self.readers[d] += 1
             self.readers[target] -= 1
             if not self.readers[target] and target not in self.outputs:

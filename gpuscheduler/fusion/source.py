@@ -171,10 +171,10 @@ def select_worth_inlining(
     lists = [s for s in inlined.values() if s.little and (joins or _takes_by_list(s.expr))]
     together = sum([math.prod(s.shape) for s in lists])
 
-    def worth(s: InlineSource) -> bool:
+    def is_worth(s: InlineSource) -> bool:
         return s.free or 2 * (together if s in lists else math.prod(s.shape)) >= points
 
-    return {n: s for n, s in inlined.items() if worth(s)}
+    return {n: s for n, s in inlined.items() if is_worth(s)}
 
 
 @lru_cache(1024)

@@ -216,13 +216,13 @@ class TaskTracer:
     def _count_bytes(self, program: Program, makes: Any) -> int:
         """Return the bytes of a program's value on its device."""
 
-        def held(v: Any, array: Any) -> int:
+        def held_bytes(v: Any, array: Any) -> int:
             if isinstance(v, Out) and (self.on_gpus or not v.scalar):
                 return int(array.nbytes)
             return 0 if self.on_gpus else sizeof(0.0 if isinstance(v, Out) else v)
 
         pairs = zip(leaves(program.result), leaves(makes), strict=True)
-        return sum([held(*pair) for pair in pairs])
+        return sum([held_bytes(*pair) for pair in pairs])
 
     def _offer_selection(self, masked: MaskedPoints, call: SymbolicCall) -> InlineSource | None:
         expects = call.expects()

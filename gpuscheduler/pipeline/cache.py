@@ -238,12 +238,12 @@ class PlanCache:
         key = (known.words, where)
         plans = weakref.ref(self._plans)
 
-        def gone(_: Any) -> None:
+        def forget_plan(_: Any) -> None:
             if (alive := plans()) is not None:
                 alive.drop(key)
 
         try:
-            watched = [weakref.ref(layer, gone) for layer in known.layers]
+            watched = [weakref.ref(layer, forget_plan) for layer in known.layers]
         except TypeError:  # a layer of somebody else's making that cannot be watched
             return
         every = [(n, items_of(layer)) for n, layer in enumerate(known.layers)]

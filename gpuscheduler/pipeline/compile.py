@@ -257,9 +257,9 @@ def _neighbours(
     before = graph.copy()
     place: dict[Any, int] = {}
 
-    def near(a: Any, b: Any) -> bool:
+    def is_near(a: Any, b: Any) -> bool:
         if not place:
             place.update(places_of(before, machine, home))
         return place.get(a, -1) == place.get(b, -2)
 
-    return near
+    return is_near

@@ -155,7 +155,7 @@ class FingerprintReader:
             layers.update(hlg.layers)
             kind = type(op), len(hlg.layers)
             every.append((kind, list(flatten(op.__dask_keys__()))))
-        said = {name: self._read(layer) for name, layer in layers.items()}
+        said = {name: self._read_layer(layer) for name, layer in layers.items()}
         maker = {made: name for name, s in said.items() for made in s.makes}
         if any(not s.plain.isdisjoint(maker) for s in said.values()):
             raise _NotComparable  # whether it is a name there, or a string
@@ -178,21 +178,21 @@ class FingerprintReader:
         if any(type(v) is np.ndarray and id(v) in held for v, _ in around):
             raise _NotComparable  # an array that is told by its values, and is data elsewhere
 
-        def numbered(keys: Collection[Key]) -> tuple[Any, ...]:
+        def number_keys(keys: Collection[Key]) -> tuple[Any, ...]:
             if any(_name_of(k) not in numbers for k in keys):
                 raise _NotComparable
             return tuple([(numbers[_name_of(k)], _index_of(k)) for k in keys])
 
         settings = tuple([config.get(s, None) for s in SETTINGS])
-        ends = tuple([(kind, numbered(keys)) for kind, keys in every])
+        ends = tuple([(kind, number_keys(keys)) for kind, keys in every])
         text = tuple(
             [(s.words, tuple([numbers.get(n, n) for n in s.names])) for s in order.values()]
         )
-        words = HashedWords((settings, ends, numbered(wanted), text, _facts(data, home)))
+        words = HashedWords((settings, ends, number_keys(wanted), text, _facts(data, home)))
         size = sum([s.size for s in order.values()])
         return Fingerprint(words, tuple(numbers), tuple(data), tuple(around), size)
 
-    def _read(self, layer: Layer) -> _LayerFingerprint:
+    def _read_layer(self, layer: Layer) -> _LayerFingerprint:
         every, known = self._known, id(layer)
         watched, said, items = every.get(known, (None, None, None))
         if (
@@ -262,7 +262,10 @@ class _LayerWords:
         self.left = MOST_WORDS
 
     def of(self, layer: Layer) -> _LayerFingerprint:
-        facts = self._each(layer.annotations), self._each(layer.collection_annotations)
+        facts = (
+            self._fingerprint_facts(layer.annotations),
+            self._fingerprint_facts(layer.collection_annotations),
+        )
         if type(layer) is Blockwise:
             if layer.output_blocks is not None:
                 raise _NotComparable
@@ -271,7 +274,7 @@ class _LayerWords:
                 self._name(layer.output), self(layer.output_indices), self(layer.task),
                 tuple([self._argument(a, i) for a, i in layer.indices]), layer.concatenate,
                 tuple([(self._name(k), self(v)) for k, v in layer.numblocks.items()]),
-                self._each(layer.new_axes),
+                self._fingerprint_facts(layer.new_axes),
                 tuple([(self._name(k), self._blocks(v)) for k, v in layer.io_deps.items()]),
             )  # fmt: skip
         elif type(layer) is MaterializedLayer and len(layer) <= MOST_TASKS:
@@ -291,7 +294,7 @@ class _LayerWords:
             MOST_WORDS - self.left + len(self.data),
         )  # fmt: skip
 
-    def _each(self, facts: Mapping[str, Any] | None) -> Any:
+    def _fingerprint_facts(self, facts: Mapping[str, Any] | None) -> Any:
         """Of what Dask says of a layer, which no function gets."""
         self.lists = _FRESH
         words = tuple([(k, self(v)) for k, v in (facts or {}).items()])
@@ -403,7 +406,7 @@ class _LayerWords:
 
     def _calls(self, function: Any, args: Sequence[Any]) -> Any:
         """Words for a function; what comes next are its arguments."""
-        words, fresh = self._called(function)
+        words, fresh = self._fingerprint_function(function)
         if function is apply and args:
             function, args = args[0], args[1:]
         watched = _WATCHED if _is_trusted(function) and all(map(_harmless, args)) else _ANYBODYS
@@ -415,7 +418,7 @@ class _LayerWords:
             self.watched.add(id(it))
             self.around.append((it, made_of(it)))
 
-    def _called(self, function: Any) -> tuple[Any, bool]:
+    def _fingerprint_function(self, function: Any) -> tuple[Any, bool]:
         found = self.functions.get(id(function))  # the task keeps it alive
         if found is None:
             if function is load_store_chunk:

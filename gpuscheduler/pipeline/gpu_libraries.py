@@ -148,10 +148,10 @@ class Libraries:
         known = self._known.get(key)
         if known is not None and known[0]() is layer:
             _, found, watched, items = known
-            if _are(watched) and has_items(layer, items):
+            if _are_unchanged(watched) and has_items(layer, items):
                 return found
         look = _Look()
-        found = Named(look.at(_said(layer)), look.keeps)
+        found = Named(look.at(_layer_contents(layer)), look.keeps)
         if look.sure:
             gone = partial(_forget, ref(self), key)
             self._known[key] = ref(layer, gone), found, look.watched, items_of(layer)
@@ -163,7 +163,7 @@ def _forget(libraries: ref[Libraries], key: int, _: Any) -> None:
         alive._known.pop(key, None)
 
 
-def _are(watched: Iterable[Watched]) -> bool:
+def _are_unchanged(watched: Iterable[Watched]) -> bool:
     """Whether variables are what they were."""
     for where, name, value in watched:
         now = where.get(name) if type(where) is dict else _content(where)
@@ -179,7 +179,7 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _said(layer: Layer) -> Iterable[Any]:
+def _layer_contents(layer: Layer) -> Iterable[Any]:
     """All that a layer consists of beside names and numbers."""
     if isinstance(layer, Blockwise):
         given = [value for value, index in layer.indices if index is None]
@@ -223,7 +223,7 @@ class _Look:
                 self.sure = False
                 return None
             read = _READ.get(kind)
-            found = read(self, value) if read is not None else self._other(value)
+            found = read(self, value) if read is not None else self._library_of_object(value)
             if found is not None:
                 return found
         return None
@@ -327,7 +327,7 @@ class _Look:
             self.todo += [c for c in cls.__mro__[1:] if c is not object]
         return None
 
-    def _other(self, value: Any) -> str | None:
+    def _library_of_object(self, value: Any) -> str | None:
         cls = type(value)
         if isinstance(value, Task):
             return self._task(value)

@@ -134,7 +134,7 @@ class Planner:
         kind, options = self.hardware.kind, self._run_options()
         with without_garbage_collection():
 
-            def read(apart: Mapping[str, str]) -> Graph:
+            def read_graph(apart: Mapping[str, str]) -> Graph:
                 return lowering.from_dask(
                     dsk, keys, values, started, home, self.front_device(lease),
                     send=kind == "cuda" and lease.threads is None, apart=apart,
@@ -142,9 +142,9 @@ class Planner:
                 )  # fmt: skip
 
             if callbacks is None and values is None:
-                graph, plan = compile.plan_dask(read, lease.machine, home, kind, options)
+                graph, plan = compile.plan_dask(read_graph, lease.machine, home, kind, options)
             else:
-                graph = read({})
+                graph = read_graph({})
                 if values is not None:  # tasks may look into it for the values of the graph
                     for constants in graph.constants.values():
                         values.update(constants)
@@ -204,7 +204,7 @@ class Planner:
         """
         n, shared = len(lease.machine.devices), lease.machine.shared
 
-        def home(value: Any) -> int | None:
+        def device_of(value: Any) -> int | None:
             if type(value) is Chunk:
                 here = value.keeper is self.hardware and value.resident <= resident
                 place = value.place if here else None
@@ -214,7 +214,7 @@ class Planner:
                 place = self.hardware.home(value)
             return place if place is not None and place < n else None
 
-        return home
+        return device_of
 
     def front_device(self, lease: Lease) -> int | None:
         """The device of the lease where the calling thread expects small results, if any."""

@@ -62,13 +62,13 @@ def collect_values(results: RunResults, keys: Iterable[Any] | None = None) -> li
                 return map_leaves(results.to_numpy, assembly.result(gather, value))
         return assembly.result(gather, numpy_value)
 
-    def wanted(key: Any) -> Any:
+    def wanted_value(key: Any) -> Any:
         gather = graph.gathers.get(graph.alias.get(key, key))
         if graph.resident:
             return numpy_result(key, gather)
         return value(key) if gather is None else results.assembly.result(gather, value)
 
-    return [wanted(key) for key in (graph.wanted if keys is None else keys)]
+    return [wanted_value(key) for key in (graph.wanted if keys is None else keys)]
 
 
 def keep_chunks(results: RunResults, hardware: Hardware, persisted: PersistedChunks) -> list[Any]:

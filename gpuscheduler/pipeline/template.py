@@ -46,14 +46,14 @@ class FilledTask(OwnTask):
         self.key = getattr(task, "key", None)
 
     def __call__(self, values: dict[Key, Any]) -> Any:
-        return self._filled()(values)
+        return self._filled_task()(values)
 
-    def _filled(self) -> Any:
+    def _filled_task(self) -> Any:
         return _fill_task(self.task, self.arrays, {})
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        return (self._filled(),)
+        return (self._filled_task(),)
 
     def with_parts(self, *parts: Any) -> FilledTask:
         (task,) = parts
@@ -179,12 +179,14 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
         return None
     less: dict[str, Any] = dict.fromkeys(("nodes", "inner_sizes", "inner_blocks"), {})
 
-    def stays(value: Any) -> bool:
+    def has_no_data(value: Any) -> bool:
         """Whether it has no data in it: otherwise tasks have other variables by now."""
         return _empty_task(value, number, known) is value
 
-    less["globals"] = [g for g in graph.globals if type(g[0]) is not ClosureCells or stays(g[2])]
-    around = [v for v in (*like.around, *graph.around) if stays(v)]
+    less["globals"] = [
+        g for g in graph.globals if type(g[0]) is not ClosureCells or has_no_data(g[2])
+    ]
+    around = [v for v in (*like.around, *graph.around) if has_no_data(v)]
     less["around"] = ()
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
     less["containers"] = {}  # nobody changes those of what is like something else

@@ -162,7 +162,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         height[key] = 1 + max([height[d] for d in needs], default=-1)
         if not isinstance(task, KernelTask) or key in gathered:
             continue
-        if key not in outputs and not _modest(task):
+        if key not in outputs and not _is_modest(task):
             continue  # its readers let go of it one by one
         made = [nodes[d].size for d in needs if not nodes[d].is_data]
         read = sum([LITTLE if size is None else size for size in made])
@@ -171,7 +171,7 @@ def _groups(graph: Graph, plan: Plan, place: Mapping[Key, int]) -> list[list[Key
         fetched = sum([nodes[d].size or 0 for d in needs if place[d] != place[key]])
         # chunks may be away: all that a batch reads comes back before it begins
         read += sum([_chunk_bytes(nodes[d].task) for d in needs]) * CHUNKS // SHARE
-        nbytes = FETCHED * fetched + read + (0 if _small(task) else node.size or 0)
+        nbytes = FETCHED * fetched + read + (0 if _is_small(task) else node.size or 0)
         words = id(task.program), place[key], height[key], len(task.names), task.kind
         group = open_.get(words)
         if group is None or len(group) == MOST or weight[words] + nbytes > room:
@@ -188,12 +188,12 @@ def _chunk_bytes(task: Any) -> int:
     return value.nbytes if type(value) is Chunk else 0
 
 
-def _small(task: KernelTask) -> bool:
+def _is_small(task: KernelTask) -> bool:
     kernels = task.program.kernels
     return all(n <= SMALL for k in kernels for n in k.made)
 
 
-def _modest(task: KernelTask) -> bool:
+def _is_modest(task: KernelTask) -> bool:
     """Whether the task's result is small, by itself or beside its inputs."""
     made = sum([n for k in task.program.kernels for n in k.made])
     return made <= max(

@@ -76,8 +76,8 @@ def make_plan(
             boxes = _put_together(gather, graph, index, steps, machine)
             graph.gathers[key] = replace(gather, together=boxes)
     delivered = _delivered_outputs(graph, index)
-    inside = _inside(graph, steps)
-    likely = _likely(steps, inside)
+    inside = _inner_bytes(graph, steps)
+    likely = _guess_sizes(steps, inside)
     for i, size in likely.items():
         steps[i].nbytes = size
     if refuse:
@@ -185,7 +185,7 @@ def _sizes(
     return nbytes, known
 
 
-def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
+def _inner_bytes(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     """Return bytes of each task's value in steps of unknown size that run several tasks.
 
     They are 0 where they are not known.
@@ -198,7 +198,7 @@ def _inside(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     }
 
 
-def _likely(steps: Sequence[Step], inside: Mapping[int, list[int]]) -> dict[int, int]:
+def _guess_sizes(steps: Sequence[Step], inside: Mapping[int, list[int]]) -> dict[int, int]:
     """Guess bytes of steps of which nothing is known.
 
     The guess is their share in what is made of them, or the largest value that they read. These are

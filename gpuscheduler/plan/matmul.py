@@ -336,7 +336,7 @@ class _ProductCollector:
             self._put(keys[0], nodes[keys[0]].block.shape, keys, most)
         gone = {name[n]: name[group[0]] for group in change.groups for n in group[1:]}
         left = {k: d for k, d in targets.items() if k not in gone}
-        self.new[key] = _without(task, change.program, gone), left
+        self.new[key] = _drop_inputs(task, change.program, gone), left
 
     def _is_term(self, key: Key) -> bool:
         """Whether a product is read by one task only, and wanted by nobody."""
@@ -445,13 +445,13 @@ def _replace_products(program: Program, where: Mapping[int, Any]) -> _Accumulati
     left = [n for n in range(program.inputs) if n not in gone]
     number = {old: new for new, old in enumerate(left)}
 
-    def numbered(n: int) -> int:
+    def renumber(n: int) -> int:
         return number[n] if n < program.inputs else n - len(gone)
 
     result = map_leaves(
-        lambda v: replace(v, array=numbered(v.array)) if isinstance(v, Out) else v, program.result
+        lambda v: replace(v, array=renumber(v.array)) if isinstance(v, Out) else v, program.result
     )
-    changed = tuple([renumber_arrays(k, numbered) for k in kernels])
+    changed = tuple([renumber_arrays(k, renumber) for k in kernels])
     return _AccumulationPass(
         every, Program(len(left), changed, result), _only_shows(changed, result)
     )
@@ -503,7 +503,7 @@ def _only_shows(kernels: Sequence[Kernel], result: Any) -> bool:
     return canonical(root.data[1], shape) == canonical(View.contiguous(shape), shape)
 
 
-def _without(task: KernelTask, program: Program, gone: Mapping[Key, Key]) -> KernelTask:
+def _drop_inputs(task: KernelTask, program: Program, gone: Mapping[Key, Key]) -> KernelTask:
     """The task with a program that does not read some inputs: others have their sum."""
     every = zip(task.names, task.expects, strict=True)
     left = [(name, structure) for name, structure in every if name not in gone]

@@ -223,7 +223,7 @@ def label(origins: tuple[Origin, ...]) -> str:
     if len(names) > 1 and names[-1][0] == f"{names[-2][0]} (tree)":  # one reduction, one kernel
         names.pop()
     kept = list(range(len(names)))
-    while len(out := _joined(names, kept)) > LONGEST and len(kept) > 1:
+    while len(out := _join_names(names, kept)) > LONGEST and len(kept) > 1:
         inner = kept[1:-1]
         others = [n for n in kept[:-1] if not names[n][1]]
         less = [n for n in inner if not names[n][1]] or others or inner or kept[:1]
@@ -231,7 +231,7 @@ def label(origins: tuple[Origin, ...]) -> str:
     return out if len(out) <= LONGEST else out[: LONGEST - 1] + "…"
 
 
-def _joined(names: list[tuple[str, bool]], kept: list[int]) -> str:
+def _join_names(names: list[tuple[str, bool]], kept: list[int]) -> str:
     """The kept names, with dots where others are left out."""
     out, before = [], -1
     for n in kept:

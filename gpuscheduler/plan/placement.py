@@ -126,7 +126,7 @@ class _Placer:
                 free.append(i)
         if not free:
             return
-        follow = self._following(free)
+        follow = self._follow_inputs(free)
         if len(free) > 1 and self._seconds(free, spread := [homes[i] for i in free]) < (
             self._seconds(free, follow)
         ):
@@ -134,7 +134,7 @@ class _Placer:
         for i, d in zip(free, follow, strict=True):
             place[i] = d
 
-    def _following(self, group: list[int]) -> list[int]:
+    def _follow_inputs(self, group: list[int]) -> list[int]:
         """Choose for each task the device that holds most of its inputs.
 
         A tie goes to the device of the block that the task makes; else devices share the fetching.

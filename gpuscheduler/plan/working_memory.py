@@ -122,20 +122,20 @@ def _kinds(plan: Plan) -> Iterator[tuple[int, str]]:
         read = [steps[j].nbytes for j in step.inputs]
         if step.nbytes + sum(read) < LEAST:
             continue
-        what = _what(step.task)
+        what = _describe_task(step.task)
         if what is not None:
             words = what, read, step.nbytes if step.known else None
             yield step.kind, sha256(repr(words).encode()).hexdigest()[:24]
 
 
-def _what(task: Any) -> Any:
+def _describe_task(task: Any) -> Any:
     """Describe a task in words that another process repeats.
 
     None for a task that needs no working memory, or is of an unknown type.
     """
     sequence = sequence_of(task)
     if len(sequence) > 1:
-        return [_what(part) for _, part in sequence]
+        return [_describe_task(part) for _, part in sequence]
     if isinstance(task, CompiledCall):
         return [_step(s) for s in task.steps]
     if isinstance(task, GraphNode) and hasattr(task, "func"):

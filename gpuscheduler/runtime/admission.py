@@ -106,11 +106,11 @@ class Admission:
     def _wait(self, mine: AdmittedRun) -> None:
         self.waiting.append(mine)
         try:
-            seen, since = self._beats(), self.now()
+            seen, since = self._beats_of_runs(), self.now()
             while not self.may_begin(mine):
                 self._changed.wait(self.patience / 10)
-                if self._beats() != seen:
-                    seen, since = self._beats(), self.now()
+                if self._beats_of_runs() != seen:
+                    seen, since = self._beats_of_runs(), self.now()
                 elif self.now() - since >= self.patience and self.waiting[0] is mine:
                     break  # what is under way may wait for this one
         finally:
@@ -127,5 +127,5 @@ class Admission:
         turn.small = fits(self.limit, [*(t for t in self.running if t.small), turn], SMALL)
         return turn.small
 
-    def _beats(self) -> tuple[tuple[int, int], ...]:
+    def _beats_of_runs(self) -> tuple[tuple[int, int], ...]:
         return tuple((id(t), t.beats) for t in self.running)

@@ -142,7 +142,7 @@ class ResultAssembly:
         """The finished array; `value` gives the block of a key where it was not written."""
         target = self.targets.get(gather.key)
         if target is not None:
-            array = self._written(gather, target, value)
+            array = self._write_missing(gather, target, value)
             if self.send is None or gather.converted or not target.of_devices:
                 return array
             # what the blocks are decides, as with one block, and as Dask's schedulers have it
@@ -159,7 +159,7 @@ class ResultAssembly:
                 return bring(blocks, gather.together, *made)
         return finalize(each_block(bring, blocks))
 
-    def _written(
+    def _write_missing(
         self, gather: GatherTask, target: ResultTarget, value: Callable[[Any], Any]
     ) -> Any:
         """The array of a target, with those blocks that were not written before."""

@@ -120,12 +120,12 @@ class PersistedChunks:
         if theirs is None:
             theirs = bytes_in([c for c in {*some} if id(c) in self._chunks])
         with self._lock:
-            out = dict(self._every())
+            out = dict(self._bytes_of_all())
         for place, nbytes in theirs.items():
             out[place] = out.get(place, 0) - nbytes
         return {place: nbytes for place, nbytes in out.items() if nbytes > 0}
 
-    def _every(self) -> dict[int, int]:
+    def _bytes_of_all(self) -> dict[int, int]:
         """Bytes of all of them in each place, with replicas."""
         when, held, _ = self._held
         latest = PlacesVersion.latest

@@ -106,12 +106,12 @@ class CallersPool(Executor):
         except TypeError:  # it cannot be a key, or not be watched
             known = None
         if known is None:
-            known = self._asked()
+            known = self._has_answered()
             with suppress(TypeError):
                 _asked[self.pool] = known
         return known
 
-    def _asked(self) -> bool:
+    def _has_answered(self) -> bool:
         question = _Question()
         future = self.submit(question)
         while True:

@@ -152,7 +152,7 @@ class ShuffledDevices(InOrderDevices):
     def wait(self) -> list[Event]:
         if not self.events:
             assert self.flying, "nothing is under way: the state machine is stuck"
-            verb, args = self.flying.pop(self.rng.choice(self._possible()))
+            verb, args = self.flying.pop(self.rng.choice(self._possible_arrivals()))
             step, place = args[0], args[-1]
             inputs = self.plan.steps[step].inputs if len(args) == 2 else ()
             if any((j, self.memory_of(place)) not in self.values for j in inputs):
@@ -164,7 +164,7 @@ class ShuffledDevices(InOrderDevices):
                 verb(*args)
         return [self.events.pop(0)]  # Issued and Done may be far apart too
 
-    def _possible(self) -> list[int]:
+    def _possible_arrivals(self) -> list[int]:
         """The numbers of the things on their way that may arrive next.
 
         These are the first on its way to each device, any copy to the host, any to or from the

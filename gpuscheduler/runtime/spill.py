@@ -162,7 +162,7 @@ class SpillStore:
             with self.opened(file.path, "rb", buffering=0) as f:
                 for size in file.sizes:
                     buffers.append(empty(size))
-                    self._read(f, memoryview(buffers[-1]).cast("B"))
+                    self._read_into(f, memoryview(buffers[-1]).cast("B"))
         except OSError as error:
             raise _read_error(file, key, error) from error
         views = [
@@ -183,7 +183,7 @@ class SpillStore:
             nbytes += 8 + len(packed)
         return nbytes
 
-    def _read(self, f: Any, view: memoryview) -> None:
+    def _read_into(self, f: Any, view: memoryview) -> None:
         if self.codec is None:
             _read_all(f, view)
             return

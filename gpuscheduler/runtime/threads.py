@@ -195,7 +195,7 @@ class Team:
 
         Only the run's thread may call this.
         """
-        self._beside(name).send(Context(), job, argument, self.raised)
+        self._side_worker(name).send(Context(), job, argument, self.raised)
 
     def send_to_any(
         self,
@@ -224,9 +224,9 @@ class Team:
                 least, chosen = waiting, name
             if not waiting:
                 break
-        self._beside(chosen).send(self.caller.copy(), job, argument, self.raised)
+        self._side_worker(chosen).send(self.caller.copy(), job, argument, self.raised)
 
-    def _beside(self, name: str) -> Worker:
+    def _side_worker(self, name: str) -> Worker:
         if name not in self.aside:
             self.aside[name] = Worker(f"gpuscheduler-{name}")
         return self.aside[name]
@@ -271,7 +271,7 @@ class BorrowedTeam:
 
     def send_to_any(self, job: Job, argument: Any, *where: Any) -> None:
         future = self.pool.submit(copy_context().run, self._run, job, argument)
-        future.add_done_callback(self._ended)
+        future.add_done_callback(self._note_end)
 
     def _run(self, job: Job, argument: Any) -> None:
         inside.set((*inside.get(), self.pool.pool))
@@ -280,7 +280,7 @@ class BorrowedTeam:
         except BaseException as error:
             self.raised.append(add_note(error, BUG))
 
-    def _ended(self, future: Future[Any]) -> None:
+    def _note_end(self, future: Future[Any]) -> None:
         """A job reports its own errors: others are the pool's, which has not run it."""
         if future.cancelled():
             why = f"{self.pool!r} was told to cancel what it was given"

@@ -261,7 +261,11 @@ class Seen:
 def watching() -> Iterator[Seen]:
     """Each task, of ours and of Dask's threads, is timed in its thread."""
     seen = Seen()
-    made, executed, back = cpu.CpuDevices._made, dask.local.execute_task, host_memory.give_back
+    made, executed, back = (
+        cpu.CpuDevices._compute_value,
+        dask.local.execute_task,
+        host_memory.give_back,
+    )
 
     def counted() -> None:
         seen.given_back += 1
@@ -269,13 +273,13 @@ def watching() -> Iterator[Seen]:
 
     slacks = [o for o in gc.get_objects() if type(o) is host_memory.MemoryTrimmer]
     try:
-        cpu.CpuDevices._made = seen.watched(made)  # type: ignore[method-assign]
+        cpu.CpuDevices._compute_value = seen.watched(made)  # type: ignore[method-assign]
         dask.local.execute_task = seen.watched(executed)
         for slack in slacks:
             slack.give_back = counted
         yield seen
     finally:
-        cpu.CpuDevices._made = made  # type: ignore[method-assign]
+        cpu.CpuDevices._compute_value = made  # type: ignore[method-assign]
         dask.local.execute_task = executed
         for slack in slacks:
             slack.give_back = back

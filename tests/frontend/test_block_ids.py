@@ -95,13 +95,13 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_more_blocks_are_no_more_work_to_look_at(program, monkeypatch):
     """They were followed one by one, up to 2,000; those beyond were not fused at all."""
-    looked, follow = [], FusionPass._followed
+    looked, follow = [], FusionPass._trace
 
     def counted(self, *arguments):
         looked.append(1)
         return follow(self, *arguments)
 
-    monkeypatch.setattr(FusionPass, "_followed", counted)
+    monkeypatch.setattr(FusionPass, "_trace", counted)
     counts = []
     for blocks in (5, 12):
         looked.clear()

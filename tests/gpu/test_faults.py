@@ -178,7 +178,7 @@ def test_blocks_on_their_way_back_when_the_run_fails(devices, tmp_path, monkeypa
 def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
     """Two arrays go to another device through pinned memory, and the second one does not set out.
     That of the first may not be used again before it has come."""
-    real, back, left = transfers.copy_array, pinned.PinnedBlocks._back, [0]
+    real, back, left = transfers.copy_array, pinned.PinnedBlocks._take_back, [0]
     coming, early = {}, []
 
     def copied(run, lane, src, source, v, keep):
@@ -200,7 +200,7 @@ def test_half_a_value_on_its_way_when_its_copy_fails(monkeypatch):
     with dask.annotate(device=1):
         read = delayed(lambda p: p[0].sum() + p[1].sum())(made)
     monkeypatch.setattr(transfers, "copy_array", copied)
-    monkeypatch.setattr(pinned.PinnedBlocks, "_back", came_back)
+    monkeypatch.setattr(pinned.PinnedBlocks, "_take_back", came_back)
     with gpuscheduler.Scheduler("cuda:0,0", check=True) as s:
         s.hardware.staged = {(0, 1), (1, 0)}
         for _ in range(10):

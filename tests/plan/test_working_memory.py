@@ -130,7 +130,7 @@ def test_what_a_run_has_seen_is_foreseen_by_another_scheduler(monkeypatch):
 
     def at(self, i, short):
         looked.append(i)
-        return self._made(i), 3_000_000
+        return self._compute_value(i), 3_000_000
 
     monkeypatch.setattr(cpu.CpuDevices, "_looked_at", at)
     monkeypatch.setattr(cpu, "LOOKED_AT", 0)  # however little memory there is

@@ -318,7 +318,7 @@ class LateDevices(StrictDevices):
     def wait(self):
         late = [steps for _, steps in sorted(self.running.items()) if steps]
         late += [[e] for e in self.landed]
-        choice = self.rng.randrange(len(late) + len(self._possible()) or 1)
+        choice = self.rng.randrange(len(late) + len(self._possible_arrivals()) or 1)
         if choice < len(late):
             first = late[choice].pop(0)
             if type(first) is Copied:

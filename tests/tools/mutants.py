@@ -495,7 +495,7 @@ FUSION = {
         "if False:",
     ),
     "variables around functions are not looked at again": (
-        "return all(_are(made_of(it), before) for it, before in around)",
+        "return all(_are_same(made_of(it), before) for it, before in around)",
         "return True",
     ),
     "globals of a template are not looked at again": (

@@ -63,7 +63,7 @@ def take_chunks(run: GpuRun) -> None:
     """Hold the chunks of earlier runs, with the events that are still pending."""
     known: dict[int, tuple[Event, bool]] = {}  # many chunks share one event
 
-    def over(event: Event) -> bool:
+    def is_event_over(event: Event) -> bool:
         found = known.get(id(event))
         if found is None:
             found = known[id(event)] = event, event.done
@@ -74,9 +74,9 @@ def take_chunks(run: GpuRun) -> None:
             if place == DISK:
                 run.files.of[step] = held
                 continue
-            if held.ready is not None and over(held.ready):
+            if held.ready is not None and is_event_over(held.ready):
                 held.ready = None
             held.unseen = held.ready is not None
             if held.reads:
-                held.reads = [e for e in held.reads if not over(e)]
+                held.reads = [e for e in held.reads if not is_event_over(e)]
             run.held[place][step] = held

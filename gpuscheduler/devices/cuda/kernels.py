@@ -416,14 +416,14 @@ class Kernels:
             if (id(first.program), device, ALIGNED, single) in self._prepared:
                 continue
             with suppress(NotGenerated):
-                for made in self._written(first.program, device, ALIGNED)[1]:
+                for made in self._write_kernels(first.program, device, ALIGNED)[1]:
                     if (made.source, single) in missing:
                         continue
-                    if self._found(made, arch, single) is None:
+                    if self._find_code(made, arch, single) is None:
                         missing[made.source, single] = made
         return [(made, single) for (_, single), made in missing.items()]
 
-    def _written(
+    def _write_kernels(
         self, given: Program, device: int, aligned: Aligned
     ) -> tuple[Program, list[KernelSource]]:
         """The program as it is run, and its kernels' text."""
@@ -448,7 +448,7 @@ class Kernels:
             with self._lock:
                 if len(self._prepared) >= MOST_PROGRAMS:
                     self._prepared.clear()
-                program, made = self._written(given, device, aligned)
+                program, made = self._write_kernels(given, device, aligned)
                 # the shapes that results will have: what an array is reshaped to costs time
                 shapes = {o.array: o.shape for o in leaves(program.result) if isinstance(o, Out)}
                 kernels = [
@@ -499,7 +499,7 @@ class Kernels:
 
     def _cubin(self, made: KernelSource, device: int, single: bool) -> bytes:
         arch = _arch(device)
-        found = self._found(made, arch, single)
+        found = self._find_code(made, arch, single)
         if found is None:
             found = compile_kernel(made.source, arch, made.calls, self.fast_math, single)
             with self._counting:
@@ -508,7 +508,7 @@ class Kernels:
             self._cubins[made.source, arch, single] = found
         return found
 
-    def _found(self, made: KernelSource, arch: str, single: bool) -> bytes | None:
+    def _find_code(self, made: KernelSource, arch: str, single: bool) -> bytes | None:
         """Machine code that is here, or on disk."""
         key = made.source, arch, single
         if key not in self._cubins:

@@ -256,11 +256,11 @@ class AllocationMeter(cupy.cuda.MemoryHook):
             return value
         self.partial = True
 
-        def own(v: Any) -> Any:
+        def own_copy(v: Any) -> Any:
             part = isinstance(v, cupy.ndarray) and id(v.data.mem) in large
             return v.copy("K") if part else v
 
         try:
-            return map_deep_leaves(own, value)
+            return map_deep_leaves(own_copy, value)
         except Refused:  # there is no room for both
             return value

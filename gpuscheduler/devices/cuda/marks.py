@@ -254,12 +254,12 @@ def observe_run(run: GpuRun, record: RunRecord) -> None:
 def _read_later(run: GpuRun, record: RunRecord) -> None:
     lanes = run.lanes
 
-    def read() -> None:
+    def read_marks() -> None:
         for lane in lanes:
             if lane.marks is not None:
                 lane.marks.read(wait=record.is_over)
 
-    record.unread.append(read)
+    record.unread.append(read_marks)
 
 
 def replay_probe(run: GpuRun, replay: Any) -> RunProbe | None:

@@ -80,17 +80,17 @@ class PinnedBlocks:
             self.peak = max(self.peak, self.used + self.idle)
         if block is None:
             try:
-                block = self._new(size)
+                block = self._allocate(size)
             except BaseException:
                 with self._lock:
                     self.used -= size
                 raise
         # views of it keep this array, and not, as those of `block[:nbytes]`, what it is a view of
         raw = np.frombuffer(memoryview(block), np.uint8, nbytes)
-        weakref.finalize(raw, self._back, size, block).atexit = False
+        weakref.finalize(raw, self._take_back, size, block).atexit = False
         return raw.view(dtype).reshape(shape)
 
-    def _new(self, size: int) -> Any:
+    def _allocate(self, size: int) -> Any:
         block = self._in_slab(size) if self.inside and size >= LEAST_REGISTERED else None
         if block is None:
             try:
@@ -142,7 +142,7 @@ class PinnedBlocks:
             self.peak = max(self.peak, self.used + self.idle)
         return blocks[0]
 
-    def _back(self, size: int, block: Any) -> None:
+    def _take_back(self, size: int, block: Any) -> None:
         with self._lock:
             self.used -= size
             if self.idle + size <= self.most:

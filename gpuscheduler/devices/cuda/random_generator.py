@@ -90,18 +90,18 @@ class DeviceGenerator:
                 f"Generator.standard_exponential cannot use method={method!r} on CuPy arrays; "
                 "leave the argument out: the distribution is the same"
             )
-        return self._as(dtype, self._draw("standard_exponential", size=_shape(size)))
+        return self._as_dtype(dtype, self._draw("standard_exponential", size=_shape(size)))
 
     def standard_gamma(
         self, shape: Any, size: Any = None, dtype: Any = np.float64, out: None = None
     ) -> Any:
         _no_out("standard_gamma", out)
         shape = self._number("shape", shape, least=0)
-        return self._as(dtype, self._draw("standard_gamma", shape, size=_shape(size, shape)))
+        return self._as_dtype(dtype, self._draw("standard_gamma", shape, size=_shape(size, shape)))
 
     def beta(self, a: Any, b: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         a, b = self._number("a", a, above=0), self._number("b", b, above=0)
-        return self._as(dtype, self._draw("beta", a, b, size=_shape(size, a, b)))
+        return self._as_dtype(dtype, self._draw("beta", a, b, size=_shape(size, a, b)))
 
     def binomial(self, n: Any, p: Any, size: Any = None) -> Any:
         n, p = self._integer("n", n, least=0), self._number("p", p, least=0, most=1)
@@ -178,33 +178,33 @@ class DeviceGenerator:
     ) -> Any:
         low, high = self._number("low", low), self._number("high", high)
         y = self.random(_shape(size, low, high), dtype)
-        return self._as(dtype, _affine(y, low, high - low))
+        return self._as_dtype(dtype, _affine(y, low, high - low))
 
     def normal(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
     ) -> Any:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
         y = self.standard_normal(_shape(size, loc, scale), dtype)
-        return self._as(dtype, _affine(y, loc, scale))
+        return self._as_dtype(dtype, _affine(y, loc, scale))
 
     def lognormal(
         self, mean: Any = 0.0, sigma: Any = 1.0, size: Any = None, dtype: Any = np.float64
     ) -> Any:
         mean, sigma = self._number("mean", mean), self._number("sigma", sigma, least=0)
-        return self._as(dtype, self._xp.exp(self.normal(mean, sigma, size, dtype)))
+        return self._as_dtype(dtype, self._xp.exp(self.normal(mean, sigma, size, dtype)))
 
     def exponential(self, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64) -> Any:
         scale = self._number("scale", scale, least=0)
-        return self._as(dtype, _affine(self._exponential(size, scale), 0.0, scale))
+        return self._as_dtype(dtype, _affine(self._exponential(size, scale), 0.0, scale))
 
     def gamma(self, shape: Any, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64) -> Any:
         shape, scale = self._number("shape", shape), self._number("scale", scale, least=0)
         y = self.standard_gamma(shape, _shape(size, shape, scale))
-        return self._as(dtype, _affine(y, 0.0, scale))
+        return self._as_dtype(dtype, _affine(y, 0.0, scale))
 
     def chisquare(self, df: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         df = self._number("df", df, above=0)
-        return self._as(dtype, 2.0 * self.standard_gamma(df / 2, size))
+        return self._as_dtype(dtype, 2.0 * self.standard_gamma(df / 2, size))
 
     def noncentral_chisquare(
         self, df: Any, nonc: Any, size: Any = None, dtype: Any = np.float64
@@ -212,7 +212,7 @@ class DeviceGenerator:
         df, nonc = self._number("df", df, above=0), self._number("nonc", nonc, least=0)
         shape = _shape(size, df, nonc)
         # A Poisson mixture of chi-squares with df + 2k degrees of freedom
-        return self._as(
+        return self._as_dtype(
             dtype, 2.0 * self.standard_gamma(df / 2 + self.poisson(nonc / 2, shape), shape)
         )
 
@@ -220,7 +220,7 @@ class DeviceGenerator:
         dfnum, dfden = self._number("dfnum", dfnum), self._number("dfden", dfden)
         shape = _shape(size, dfnum, dfden)
         y = self.chisquare(dfnum, shape) / dfnum
-        return self._as(dtype, y / (self.chisquare(dfden, shape) / dfden))
+        return self._as_dtype(dtype, y / (self.chisquare(dfden, shape) / dfden))
 
     def noncentral_f(
         self, dfnum: Any, dfden: Any, nonc: Any, size: Any = None, dtype: Any = np.float64
@@ -229,23 +229,23 @@ class DeviceGenerator:
         nonc = self._number("nonc", nonc)
         shape = _shape(size, dfnum, dfden, nonc)
         y = self.noncentral_chisquare(dfnum, nonc, shape) / dfnum
-        return self._as(dtype, y / (self.chisquare(dfden, shape) / dfden))
+        return self._as_dtype(dtype, y / (self.chisquare(dfden, shape) / dfden))
 
     def standard_t(self, df: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         df = self._number("df", df, above=0)
         shape = _shape(size, df)
         root = self._xp.sqrt(self.chisquare(df, shape) / df)
-        return self._as(dtype, self.standard_normal(shape) / root)
+        return self._as_dtype(dtype, self.standard_normal(shape) / root)
 
     def standard_cauchy(self, size: Any = None, dtype: Any = np.float64) -> Any:
-        return self._as(dtype, self._xp.tan(np.pi * (self._inside(_shape(size)) - 0.5)))
+        return self._as_dtype(dtype, self._xp.tan(np.pi * (self._open_uniform(_shape(size)) - 0.5)))
 
     def gumbel(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
     ) -> Any:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
-        y = -self._xp.log(-self._xp.log(self._inside(_shape(size, loc, scale))))
-        return self._as(dtype, _affine(y, loc, scale))
+        y = -self._xp.log(-self._xp.log(self._open_uniform(_shape(size, loc, scale))))
+        return self._as_dtype(dtype, _affine(y, loc, scale))
 
     def laplace(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
@@ -253,34 +253,34 @@ class DeviceGenerator:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
         # The difference of two exponential variables: no logarithm of zero to avoid
         y = self._exponential(size, loc, scale) - self._exponential(size, loc, scale)
-        return self._as(dtype, _affine(y, loc, scale))
+        return self._as_dtype(dtype, _affine(y, loc, scale))
 
     def logistic(
         self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64
     ) -> Any:
         loc, scale = self._number("loc", loc), self._number("scale", scale, least=0)
-        u = self._inside(_shape(size, loc, scale))
-        return self._as(dtype, _affine(self._xp.log(u) - self._xp.log1p(-u), loc, scale))
+        u = self._open_uniform(_shape(size, loc, scale))
+        return self._as_dtype(dtype, _affine(self._xp.log(u) - self._xp.log1p(-u), loc, scale))
 
     def rayleigh(self, scale: Any = 1.0, size: Any = None, dtype: Any = np.float64) -> Any:
         scale = self._number("scale", scale, least=0)
         y = self._xp.sqrt(2.0 * self._exponential(size, scale))
-        return self._as(dtype, _affine(y, 0.0, scale))
+        return self._as_dtype(dtype, _affine(y, 0.0, scale))
 
     def pareto(self, a: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         a = self._number("a", a, above=0)
-        return self._as(dtype, self._xp.expm1(self._exponential(size, a) / a))
+        return self._as_dtype(dtype, self._xp.expm1(self._exponential(size, a) / a))
 
     def power(self, a: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         a = self._number("a", a, above=0)
-        return self._as(dtype, (-self._xp.expm1(-self._exponential(size, a))) ** (1 / a))
+        return self._as_dtype(dtype, (-self._xp.expm1(-self._exponential(size, a))) ** (1 / a))
 
     def weibull(self, a: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         a = self._number("a", a, least=0)
         y = self._exponential(size, a)
         if isinstance(a, float) and a == 0:
-            return self._as(dtype, 0.0 * y)  # as NumPy
-        return self._as(dtype, y ** (1 / a))
+            return self._as_dtype(dtype, 0.0 * y)  # as NumPy
+        return self._as_dtype(dtype, y ** (1 / a))
 
     def triangular(
         self, left: Any, mode: Any, right: Any, size: Any = None, dtype: Any = np.float64
@@ -296,7 +296,7 @@ class DeviceGenerator:
         base = right - left
         rising = left + self._xp.sqrt(u * ((mode - left) * base))
         falling = right - self._xp.sqrt((1.0 - u) * ((right - mode) * base))
-        return self._as(dtype, self._xp.where(u * base <= mode - left, rising, falling))
+        return self._as_dtype(dtype, self._xp.where(u * base <= mode - left, rising, falling))
 
     def wald(self, mean: Any, scale: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         mean, scale = self._number("mean", mean, above=0), self._number("scale", scale, above=0)
@@ -306,7 +306,7 @@ class DeviceGenerator:
         r = mean**0.5 * abs(self.standard_normal(shape))
         x = mean * (4.0 * scale) / (r + self._xp.sqrt(r * r + 4.0 * scale)) ** 2
         chosen = self.random(shape) * (mean + x) <= mean
-        return self._as(dtype, self._xp.where(chosen, x, mean * (mean / x)))
+        return self._as_dtype(dtype, self._xp.where(chosen, x, mean * (mean / x)))
 
     def negative_binomial(self, n: Any, p: Any, size: Any = None) -> Any:
         n, p = self._number("n", n, above=0), self._number("p", p, above=0, most=1)
@@ -335,11 +335,13 @@ class DeviceGenerator:
 
     def vonmises(self, mu: Any, kappa: Any, size: Any = None, dtype: Any = np.float64) -> Any:
         mu, kappa = self._number("mu", mu), self._number("kappa", kappa, least=0)
-        return self._as(dtype, self._older().vonmises(mu, kappa, size=_shape(size, mu, kappa)))
+        return self._as_dtype(
+            dtype, self._random_state().vonmises(mu, kappa, size=_shape(size, mu, kappa))
+        )
 
     def zipf(self, a: Any, size: Any = None) -> Any:
         a = self._number("a", a, above=1)
-        return self._older().zipf(a, size=_shape(size, a))
+        return self._random_state().zipf(a, size=_shape(size, a))
 
     # What there is no way to do chunk by chunk on a GPU.
 
@@ -358,13 +360,13 @@ class DeviceGenerator:
             self._source = _source(self._xp, self._seed, n)
         return getattr(self._source, name)(*args, size=size, **kwargs)
 
-    def _older(self) -> Any:
+    def _random_state(self) -> Any:
         return self._xp.random.RandomState(self._seed.generate_state(4))
 
     def _exponential(self, size: Any, *parameters: Any) -> Any:
         return self._draw("standard_exponential", size=_shape(size, *parameters))
 
-    def _inside(self, shape: tuple[int, ...]) -> Any:
+    def _open_uniform(self, shape: tuple[int, ...]) -> Any:
         """Uniform and never 0 or 1."""
         return self._xp.maximum(self.random(shape), 2.0**-54)
 
@@ -383,7 +385,7 @@ class DeviceGenerator:
             return int(x)
         return x
 
-    def _as(self, dtype: Any, x: Any) -> Any:
+    def _as_dtype(self, dtype: Any, x: Any) -> Any:
         return self._xp.asarray(x, dtype=_float(dtype))
 
 

@@ -93,7 +93,7 @@ class ReplayRecorder:
         try:
             if (src, place) in self.staged:
                 raise NotReplayable
-            source = self._at(src, i, held[src])
+            source = self._recorded_value(src, i, held[src])
             copy = held[place][i].value
             number = self._number()
             entries = self._new_entries(copy)
@@ -128,7 +128,7 @@ class ReplayRecorder:
 
         return map_deep_leaves(entry, value)
 
-    def _at(self, place: int, i: int, held: dict[int, Any]) -> _RecordedValue:
+    def _recorded_value(self, place: int, i: int, held: dict[int, Any]) -> _RecordedValue:
         """A value on a place; one that was there before is given to each run."""
         seen = self._seen.get((place, i))
         if seen is None:
@@ -186,7 +186,7 @@ class ReplayRecorder:
         step, lane = self.plan.steps[i], self.lanes[place]
         task = step.task
         single, members = not members_of(task), list[KernelTask](kernels_of(task))
-        read, aligned = self._read(place, step, members, held)
+        read, aligned = self._read_addresses(place, step, members, held)
         first, part, writes = members[0], None, True
         if self.rooms is not None and i in self.rooms.tasks:
             first, part = self.rooms.tasks[i], self.rooms.at(i)
@@ -230,7 +230,7 @@ class ReplayRecorder:
         entries = _made_entries(ready, begin, count, single)
         self._seen[place, i] = _RecordedValue(held[i].value, entries, number)
 
-    def _read(
+    def _read_addresses(
         self, place: int, step: Step, members: list[KernelTask], held: dict[int, Any]
     ) -> tuple[list[list[tuple[int, int]]], bool]:
         """Return where the table has the addresses of each task's arrays, and what to add to them.
@@ -240,7 +240,7 @@ class ReplayRecorder:
         parts: dict[Any, tuple[Any, Any, int]] = {}
         picks = step.picks or ((),) * len(step.names)
         for name, j, path in zip(step.names, step.sources, picks, strict=True):
-            value, entries, _ = self._at(place, j, held)
+            value, entries, _ = self._recorded_value(place, j, held)
             offset = 0
             for n in path:
                 part = value[n]
@@ -318,7 +318,7 @@ def _made_entries(ready: PreparedProgram, begin: int, count: int, single: bool) 
     program = ready.program
     sizes = [n for k in ready.kernels for n in k.sizes]
 
-    def of(m: int) -> Any:
+    def member_result(m: int) -> Any:
         return map_deep_leaves(
             lambda leaf: (
                 begin + (leaf.array - program.inputs) * count + m if isinstance(leaf, Out) else -1
@@ -327,11 +327,11 @@ def _made_entries(ready: PreparedProgram, begin: int, count: int, single: bool) 
         )
 
     if single:
-        return of(0)
+        return member_result(0)
     result = program.result
     if isinstance(result, Out) and sizes[result.array - program.inputs] <= SMALL:
-        return of(0)  # one array of all
-    return tuple([of(m) for m in range(count)])
+        return member_result(0)  # one array of all
+    return tuple([member_result(m) for m in range(count)])
 
 
 def _kernel(

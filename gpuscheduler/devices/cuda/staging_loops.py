@@ -20,7 +20,7 @@ def _calls(count: int) -> Any:
     """
     of_c = ir.FunctionType(ir.IntType(32), [_WORD] * count)
 
-    def generated(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate_store(context, builder, signature, args):  # type: ignore[no-untyped-def]
         address, *words = args
         function = builder.inttoptr(address, of_c.as_pointer())
         return builder.call(function, words)
@@ -30,19 +30,19 @@ def _calls(count: int) -> Any:
 
         @intrinsic
         def call(typing, address, a):  # type: ignore[no-untyped-def]
-            return signature, generated
+            return signature, generate_store
 
     elif count == 2:
 
         @intrinsic
         def call(typing, address, a, b):  # type: ignore[no-untyped-def]
-            return signature, generated
+            return signature, generate_store
 
     else:
 
         @intrinsic
         def call(typing, address, a, b, c, d):  # type: ignore[no-untyped-def]
-            return signature, generated
+            return signature, generate_store
 
     return call
 
@@ -54,13 +54,13 @@ _call1, _call2, _call4 = map(_calls, (1, 2, 4))
 def _copy_bytes(typing, to, source, nbytes):  # type: ignore[no-untyped-def]
     """Copy bytes from one address to another."""
 
-    def generated(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def generate_copy(context, builder, signature, args):  # type: ignore[no-untyped-def]
         pointer = ir.IntType(8).as_pointer()
         to, source = (builder.inttoptr(a, pointer) for a in args[:2])
         cgutils.raw_memcpy(builder, to, source, args[2], 1)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), generated
+    return types.void(types.int64, types.int64, types.int64), generate_copy
 
 
 @njit()

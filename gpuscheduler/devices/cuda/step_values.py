@@ -28,7 +28,7 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
     alone = run.alone and step.kind not in run.plan.history.hosted
     by_heart = alone and isinstance(task, OwnTask) and task.known()
     reads = (step.names or step.constants) and not by_heart
-    values = step.values(lambda j: _own(held[j].value)) if reads else {}
+    values = step.values(lambda j: _own_sparse(held[j].value)) if reads else {}
     for name in step.constants:
         # the graph's own arrays may be on a GPU that is not among these
         values[name] = map_deep_leaves(
@@ -37,7 +37,7 @@ def read_inputs(run: GpuRun, lane: DeviceLane, step: Step) -> dict[Any, Any]:
     return values
 
 
-def _own(value: Any) -> Any:
+def _own_sparse(value: Any) -> Any:
     """A sparse matrix as an object of the task's own, which shares its arrays.
 
     CuPy puts other arrays into a matrix whose indices it sorts, while other devices copy it.

@@ -651,7 +651,8 @@ def test_the_timelines_of_all_workers_are_brought_to_the_client(client, tmp_path
         (x + x.T).sum().compute()
         attached.timeline(path)
         workers = sorted(attached.workers)
-    found = threads(path)
+    found = threads(path)  # steps that overlap on a device, as its thread was late, have a row too
+    found = {name: rows for name, rows in found.items() if not name[1].endswith(", too")}
     assert sorted(found) == [(f"worker {w}", f"device {d}") for w in workers for d in (0, 1)]
     assert min(map(len, found.values())) > 0
 

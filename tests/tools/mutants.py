@@ -547,7 +547,7 @@ FUSION = {
         "around = like.around",
     ),
     "a template keeps arrays that functions have around them": (
-        "[v for v in (*like.around, *graph.around) if stays(v)]",
+        "[v for v in (*like.around, *graph.around) if has_no_data(v)]",
         "[*like.around, *graph.around]",
     ),
     "a template keeps what its functions read around them": (

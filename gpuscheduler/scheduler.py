@@ -441,8 +441,8 @@ class Scheduler:
     def _predict(self, dsk: Any, keys: Any, resident: bool = False) -> Plan:
         with garbage_spared(), self.hardware.lease(None, None) as lease:
             entry = self._planner.find_or_plan(dsk, keys, lease, resident=resident)
-        predicted = replace(self._executor.predict(entry), where=self._where)
-        entry.plan = entry.plan.with_facts(where=self._where, predicted=predicted)
+        predicted = replace(self._executor.predict(entry), where=self._host_text)
+        entry.plan = entry.plan.with_facts(where=self._host_text, predicted=predicted)
         return entry.plan
 
     # ---- as a context manager

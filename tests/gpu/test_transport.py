@@ -126,7 +126,7 @@ class Owner:
 
     def __init__(self, monkeypatch):
         self.arrays = {}
-        monkeypatch.setattr(cuda_ipc, "lent", self.lent)
+        monkeypatch.setattr(cuda_ipc, "lend_array", self.lent)
         monkeypatch.setattr(cuda_ipc, "fetch_arrays", self.fetched)
 
     def lent(self, array):

@@ -551,7 +551,7 @@ FUSION = {
         "[*like.around, *graph.around]",
     ),
     "a template keeps what its functions read around them": (
-        "[g for g in graph.globals if type(g[0]) is not ClosureCells or stays(g[2])]",
+        "[g for g in graph.globals if type(g[0]) is not ClosureCells or has_no_data(g[2])]",
         "graph.globals",
     ),
     "lists may be changed by anybody": (

@@ -163,7 +163,7 @@ class Scheduler:
             hardware, o, self._persisted, self._turns, memory,
             is_host=self._gpus is not None, others_chunks=self._others_chunks,
         )  # fmt: skip
-        self._numpy = NumpyArrays(o, hardware, self._planner, self._executor, self._recorded)
+        self._numpy = NumpyArrays(o, hardware, self._planner, self._executor, self._record_run)
         self._hardware = hardware
         return hardware
 

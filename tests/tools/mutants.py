@@ -551,8 +551,8 @@ FUSION = {
         "[*like.around, *graph.around]",
     ),
     "a template keeps what its functions read around them": (
-        "[g for g in graph.globals if type(g[0]) is not ClosureCells or has_no_data(g[2])]",
-        "graph.globals",
+        "g for g in graph.globals if type(g[0]) is not ClosureCells or has_no_data(g[2])",
+        "g for g in graph.globals",
     ),
     "lists may be changed by anybody": (
         "if kind is list and self.lists:",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -90,12 +90,13 @@ class TaskNode:
 class FactView(Mapping[Key, T]):
     """One fact of all nodes that have it, by key; read only."""
 
-    __slots__ = ("_fact", "_inner", "_nodes")
+    __slots__ = ("_default", "_fact", "_inner", "_nodes")
 
     def __init__(
         self, nodes: Mapping[Key, TaskNode], fact: str, inner: Mapping[Key, T] | None = None
     ):
         self._nodes, self._fact = nodes, fact
+        self._default = getattr(TaskNode, fact, NO_CONSTANTS)
         #: The same fact of values that are inside tasks.
         self._inner: Mapping[Key, T] = inner or {}
 
@@ -104,31 +105,59 @@ class FactView(Mapping[Key, T]):
         if node is None:
             return self._inner[key]
         value = getattr(node, self._fact)
-        if self._is_default(value):
+        if value is self._default:
             raise KeyError(key)
         return value  # type: ignore[no-any-return]
 
-    def _is_default(self, value: Any) -> bool:
-        return value is getattr(TaskNode, self._fact, NO_CONSTANTS)
+    def get(self, key: Key, default: Any = None) -> Any:
+        node = self._nodes.get(key)
+        if node is None:
+            return self._inner.get(key, default)
+        value = getattr(node, self._fact)
+        return default if value is self._default else value
 
     def __contains__(self, key: object) -> bool:
         node = self._nodes.get(key)
-        return key in self._inner if node is None else not self._is_default(_fact(node, self._fact))
+        if node is None:
+            return key in self._inner
+        return getattr(node, self._fact) is not self._default
 
     def __iter__(self) -> Iterator[Key]:
-        for key, node in self._nodes.items():
-            if not self._is_default(_fact(node, self._fact)):
-                yield key
-        yield from self._inner
+        return iter(self.as_dict())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self.as_dict())
 
     def __bool__(self) -> bool:
-        return any(True for _ in self)
+        fact, default = self._fact, self._default
+        found = (getattr(node, fact) is not default for node in self._nodes.values())
+        return bool(self._inner) or any(found)
+
+    def as_dict(self) -> dict[Key, T]:
+        """Return the facts as a dictionary of their own."""
+        fact, default = self._fact, self._default
+        own = {
+            key: value
+            for key, node in self._nodes.items()
+            if (value := getattr(node, fact)) is not default
+        }
+        return {**own, **self._inner}
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return repr(self.as_dict())
+
+
+def used_facts(nodes: Iterable[TaskNode]) -> set[str]:
+    """Return the names of facts that are not the default in some node.
+
+    Graphs without arrays have few: then the others are not looked up in every node.
+    """
+    used: set[str] = set()
+    for node in nodes:
+        said = node.__dict__
+        if len(said) > 3:
+            used.update(said)
+    return used
 
 
 class FlagView(Set[Key]):
@@ -141,16 +170,18 @@ class FlagView(Set[Key]):
 
     def __contains__(self, key: object) -> bool:
         node = self._nodes.get(key)
-        return node is not None and _fact(node, self._flag)
+        return node is not None and getattr(node, self._flag)
 
     def __iter__(self) -> Iterator[Key]:
-        return (key for key, node in self._nodes.items() if _fact(node, self._flag))
+        flag = self._flag
+        return (key for key, node in self._nodes.items() if getattr(node, flag))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __bool__(self) -> bool:
-        return any(True for _ in self)
+        flag = self._flag
+        return any(getattr(node, flag) for node in self._nodes.values())
 
     @classmethod
     def _from_iterable(cls, keys: Any) -> Any:
@@ -158,7 +189,3 @@ class FlagView(Set[Key]):
 
     def __repr__(self) -> str:
         return repr(set(self))
-
-
-def _fact(node: TaskNode, name: str) -> Any:
-    return getattr(node, name)

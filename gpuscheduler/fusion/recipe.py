@@ -358,11 +358,12 @@ def array_kind(graph: Graph, task: Candidate) -> str | None:
     for source in (*task.recipe.draws, *task.inlined.values()):
         if source.kind:
             return source.kind
-    blocks = [graph.blocks.get(k) for k in (task.key, *task.recipe.parts)]
+    known = graph.blocks
+    blocks = [known.get(k) for k in (task.key, *task.recipe.parts)]
     kinds = [b.kind for b in blocks if b is not None and b.kind]
     kinds += task.recipe.kinds
     if not kinds:  # as Dask's own steps between collections are: they keep what they get
-        near = [graph.blocks.get(k) for k in graph.needs[task.key]]
+        near = [known.get(k) for k in graph.nodes[task.key].needs]
         kinds = [b.kind for b in near if b is not None and b.kind]
     return next((kind for kind in (CUPY, RESIDENT) if kind in kinds), next(iter(kinds), None))
 

@@ -213,7 +213,10 @@ def _run_passes(
 ) -> tuple[Graph, Plan]:
     for one in passes:
         run_pass(c, one)
-    return c.graph, c.planned().with_facts(reasons=dict(c.graph.why), passes=tuple(c.reports))
+    return c.graph, c.planned().with_facts(
+        reasons={k: n.why for k, n in c.graph.nodes.items() if n.why is not None},
+        passes=tuple(c.reports),
+    )
 
 
 def _fusion_pass(c: Compilation) -> FusionPass | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +15,8 @@ from dask.core import flatten
 from ..errors import OutOfMemory, PlanError
 from ..frontend.files import array_written
 from ..frontend.graph import GatherTask, Graph, pinned_device
-from ..frontend.task import OwnTask, alike_of, bytes_touched_by, sequence_of
-from ..frontend.task_node import TaskNode
+from ..frontend.task import OwnTask, alike_of, bytes_touched_by
+from ..frontend.task_node import TaskNode, used_facts
 from ..frontend.tiles import boxes_alike
 from ..values import sizeof
 from .machine import HOST, Machine
@@ -49,24 +51,35 @@ def make_plan(
     placed = placed_tasks(graph, machine, home)
     keys, index, sources, inputs, kinds, given, nbytes, known, places = placed
     seconds = machine.step_seconds
-    nodes = graph.nodes
+    nodes = list(graph.nodes.values())
+    used = used_facts(nodes)
+
+    def every(fact: str) -> Iterable[Any]:
+        """The fact of every node; nothing is looked up where none has it."""
+        return map(attrgetter(fact), nodes) if fact in used else repeat(getattr(TaskNode, fact))
+
     steps = [
         Step(
-            key, node.task, reads, node.names, source, node.constants, place, size, sure,
+            key, node.task, reads, node.names, source, constants, place, size, sure,
             machine.copy_seconds(size, HOST, place)
-            if node.sent
+            if is_sent
             else seconds(size + (sum([nbytes[j] for j in reads]) if reads else 0)),
-            kind, is_given, node.picks, node.aside, node.again, node.sent,
+            kind, is_given, picks, is_aside, is_again, is_sent,
         )
-        for (key, node), reads, source, place, size, sure, kind, is_given in zip(
-            nodes.items(), inputs, sources, places, nbytes, known, kinds, given, strict=True
+        for (
+            key, node, reads, source, place, size, sure, kind, is_given, constants, picks,
+            is_aside, is_again, is_sent,
+        ) in zip(
+            keys, nodes, inputs, sources, places, nbytes, known, kinds, given, every("constants"),
+            every("picks"), every("aside"), every("again"), every("sent"),
+            strict=False,  # what repeats has no end
         )
     ]  # fmt: skip
     for step in steps:
         touched = bytes_touched_by(step.task)  # of kernels, which read parts of arrays
         if touched is not None:
             step.seconds = seconds(touched)
-    for step, node in zip(steps, nodes.values(), strict=True):
+    for step, node in zip(steps, nodes if "operations" in used else (), strict=False):
         if node.operations:
             step.seconds = max(step.seconds, machine.product_seconds(node.operations))
     index.update({k: index[holder] for k, (holder, _) in graph.parts.items()})
@@ -84,14 +97,14 @@ def make_plan(
         _refuse_what_cannot_fit(steps, machine, inside)
     wanted = (graph.alias.get(k, k) for k in graph.wanted)
     direct = frozenset(index[k] for k in wanted if k in index)
-    every = list(enumerate(nodes.values()))
-    writes = frozenset([i for i, n in every if n.written or (n.stores and not n.aside)])
-    lent = frozenset([i for i, n in every if n.lent])
+    stores = enumerate(nodes if "written" in used or "stores" in used else ())
+    writes = frozenset([i for i, n in stores if n.written or (n.stores and not n.aside)])
+    lent = frozenset([i for i, n in enumerate(nodes if "lent" in used else ()) if n.lent])
     for i in lent:
         steps[i].nbytes = 0
-    bound = any(n.pin is not None for _, n in every)
+    bound = "pin" in used and any(n.pin is not None for n in nodes)
     # what is in lists here is not looked up in all of these steps again
-    aside = [i for i, n in every if n.aside]
+    aside = [i for i, n in enumerate(nodes if "aside" in used else ()) if n.aside]
     plan = Plan(
         steps, outputs, machine, delivered, direct, writes, lent, graph.gathers, index,
         likely=likely, bound=bound,
@@ -137,14 +150,18 @@ def placed_tasks(
     keys = list(graph.nodes)
     index = {k: i for i, k in enumerate(keys)}
     sources = [tuple([index[d] for d in node.needs]) for node in nodes]
-    twice = graph.alias or any(node.picks for node in nodes)
+    used = used_facts(nodes)
+    twice = graph.alias or ("picks" in used and any(node.picks for node in nodes))
     inputs = [tuple(dict.fromkeys(s)) for s in sources] if twice else sources
     kinds = _kinds(graph)
-    given = [node.is_data for node in nodes]
+    given = [isinstance(node.task, DataNode) for node in nodes]
     most = min(machine.memory, default=0) // PART_OF_SPARSE
     most //= len(machine.memory) if machine.shared else 1
-    nbytes, known = _sizes(nodes, inputs, most)
-    fixed = _pins(graph, machine, home, pins)
+    nbytes, known = _sizes(nodes, inputs, given, most)
+    held = home if any(given) or "stores" in used else None
+    fixed = {}
+    if held is not None or pins or "pin" in used:
+        fixed = _pins(graph, machine, held, pins)
     places = place_tasks(keys, inputs, kinds, nbytes, machine, fixed)
     return PlacedTasks(keys, index, sources, inputs, kinds, given, nbytes, known, places)
 
@@ -161,7 +178,10 @@ def _kinds(graph: Graph) -> list[int]:
 
 
 def _sizes(
-    nodes: Sequence[TaskNode], inputs: list[tuple[int, ...]], most_sparse: int
+    nodes: Sequence[TaskNode],
+    inputs: list[tuple[int, ...]],
+    given: Sequence[bool],
+    most_sparse: int,
 ) -> tuple[list[int], list[bool]]:
     """Bytes of each value: as the collection says, or as large as the largest thing it reads.
 
@@ -170,8 +190,8 @@ def _sizes(
     """
     nbytes: list[int] = []
     known: list[bool] = []
-    for node, reads in zip(nodes, inputs, strict=True):
-        size = sizeof(node.task.value) if isinstance(node.task, DataNode) else node.size
+    for node, reads, is_given in zip(nodes, inputs, given, strict=True):
+        size = sizeof(node.task.value) if is_given else node.size  # type: ignore[attr-defined]
         known.append(size is not None)
         if size is None:
             size = 0
@@ -194,7 +214,9 @@ def _inner_bytes(graph: Graph, steps: Sequence[Step]) -> dict[int, list[int]]:
     return {
         i: [sizes.get(key, 0) for key, _ in sequence]
         for i, step in enumerate(steps)
-        if not step.known and len(sequence := sequence_of(step.task)) > 1
+        if not step.known
+        and isinstance(step.task, OwnTask)
+        and len(sequence := step.task.sequence) > 1
     }
 
 

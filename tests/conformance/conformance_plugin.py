@@ -73,6 +73,11 @@ NOT_FUSED = {
     "test_array_cumreduction_axis[blelloch-None-True-nancumprod]": "expects a warning of NumPy's",
 }
 
+# ... and those that ask the stand-in for CUDA for what it has not.
+NOT_ON_STAND_IN = {
+    "test_scipy_sparse_indexing[cupyx": "CuPy's sparse matrices, which the stand-in has not",
+}
+
 SKIPPED_MARKS = {
     "slow": "slow: Dask skips it too without --runslow",
     "array_expr": "about dask.array's own expressions: Dask skips it too without --runarrayexpr",
@@ -326,6 +331,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"not applicable: {NOT_APPLICABLE[base]}"))
         if item.name in NOT_FUSED and config.getoption("--conformance-fuse-all"):
             item.add_marker(pytest.mark.skip(reason=f"not applicable: {NOT_FUSED[item.name]}"))
+        if NUMPY_ON_GPUS in os.environ:
+            for start, why in NOT_ON_STAND_IN.items():
+                if item.name.startswith(start):
+                    item.add_marker(pytest.mark.skip(reason=f"not applicable: {why}"))
         for keyword, why in SKIPPED_MARKS.items():
             if keyword in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=why))

@@ -34,6 +34,8 @@ MOST_CALLED = 2**20
 #: Bytes of all arrays of a computation, and of its blocks on average, below which it stays on the
 #: host without a plan for GPUs.
 LEAST_BYTES, LEAST_BLOCK = 2**25, 2**17
+#: What is persisted stays on GPUs if it takes at most this part of their memory.
+PART_KEPT = 0.8
 #: A run that takes so many times what was predicted for the other side has the other side tried.
 SLOWER = 2.0
 GPU, HOST = "gpu", "host"
@@ -178,6 +180,9 @@ def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:
 def _side(
     graph: Graph, plan: Plan, choice: Choice, called: list[HostTask], touched: int
 ) -> tuple[str, str]:
+    if graph.keep and choice.on_host < MOST_CALLED and _fits(plan):
+        choice.learns = False
+        return GPU, "they keep what is persisted"
     if not touched:
         choice.learns = False
         return HOST, "nothing of it is a kernel"
@@ -193,6 +198,11 @@ def _side(
     if choice.gpu_seconds <= MARGIN * choice.host_seconds:
         return GPU, "they are faster"
     return HOST, "the way to a GPU and back takes as long"
+
+
+def _fits(plan: Plan) -> bool:
+    """Whether GPUs have room for what a computation leaves on them."""
+    return sum([plan.steps[i].nbytes for i in plan.outputs]) <= PART_KEPT * sum(plan.machine.memory)
 
 
 def called_reasons(graph: Graph, called: Any) -> list[str]:

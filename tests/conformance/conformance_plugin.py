@@ -75,7 +75,8 @@ NOT_FUSED = {
 
 # ... and those that ask the stand-in for CUDA for what it has not.
 NOT_ON_STAND_IN = {
-    "test_scipy_sparse_indexing[cupyx": "CuPy's sparse matrices, which the stand-in has not",
+    "test_scipy_sparse_indexing[cupyx": "CuPy's sparse matrices",
+    "test_randomstate_kwargs": "CuPy's RandomState",
 }
 
 SKIPPED_MARKS = {
@@ -329,7 +330,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         base = getattr(item, "originalname", item.name)
         if base in NOT_APPLICABLE:
             item.add_marker(pytest.mark.skip(reason=f"not applicable: {NOT_APPLICABLE[base]}"))
-        if item.name in NOT_FUSED and config.getoption("--conformance-fuse-all"):
+        fused = config.getoption("--conformance-fuse-all") or NUMPY_ON_GPUS in os.environ
+        if item.name in NOT_FUSED and fused:
             item.add_marker(pytest.mark.skip(reason=f"not applicable: {NOT_FUSED[item.name]}"))
         if NUMPY_ON_GPUS in os.environ:
             for start, why in NOT_ON_STAND_IN.items():

@@ -25,9 +25,8 @@ def _home(value: Any) -> Any:
 
 
 def _there(value: Any) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
-        return cupy.asarray(value)
-    return value
+    plain = type(value) is np.ndarray or isinstance(value, np.generic)
+    return cupy.asarray(value) if plain and value.dtype.kind in "biufc" else value
 
 
 def _evaluated(task: Any, values: dict[Any, Any]) -> Any:

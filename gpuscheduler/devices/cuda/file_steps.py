@@ -194,6 +194,9 @@ def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
     """Copy an array of the host to a device; other values are returned as they are."""
     if not is_plain_host_array(v):
         return v
+    # a masked array, or one of another class, is to be seen as such by functions of NumPy's arrays
+    if run.plan.choice is not None and type(v) not in (np.ndarray, np.memmap):
+        return v
     if v.flags.f_contiguous and not v.flags.c_contiguous:  # which it stays, as in CuPy's own
         return send_array(run, lane, v.T, direct).T
     out, stream = cupy.empty(v.shape, v.dtype), lane.incoming

@@ -281,6 +281,7 @@ WITHIN = {
         "cuda_ipc",
         "simulate",
         "transport",
+        "gpu_page",
         "answer",
         "progress",
         "worker_plugin",

@@ -41,6 +41,7 @@ from ..pipeline.results import nest_values
 from ..runtime.dask_config import ConfigOverride
 from ..runtime.under_way import runs_under_way
 from .answer import Key, PickledWork, RemoteBlock
+from .gpu_page import PATH
 from .membership import Membership, check_versions, locate_values, worker_label
 from .progress import RunProgress
 from .stages import CALLER, StageGraph, cut
@@ -174,6 +175,11 @@ class AttachedCluster:
     def workers(self) -> dict[str, WorkerFacts]:
         """What each worker that takes part tells of itself, by address."""
         return self.membership.workers
+
+    @property
+    def dashboard_link(self) -> str:
+        """The page of every device of every worker, on the cluster's dashboard."""
+        return str(self.client.dashboard_link).removesuffix("status") + PATH.strip("/")
 
     def close(self) -> None:
         """Detach from the cluster, and leave it as it was before.

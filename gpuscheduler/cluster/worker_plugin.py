@@ -38,6 +38,7 @@ from ..runtime.loop import add_note
 from ..runtime.protocol import Devices, StepWatcher
 from ..scheduler import Scheduler
 from ..values import deep_leaves
+from .gpu_page import METRIC, add_page, worker_metric
 from .transport import Bundle, off_device, put_back
 from .wire import LentArray, LostArray, Unreachable
 
@@ -154,6 +155,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         self.cancelled: set[Key] = set()
         self.worker, self.address = worker, worker.address
         self.scheduler: Scheduler | None = None
+        self.metric: Any = None  # what a heartbeat says of the devices
         self.sample: SharedSample | None = None
         self.lends: Any = None  # the array in it
         self.failure = ""
@@ -170,6 +172,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
             if self.removed:
                 return
             worker.handlers[self.name] = self.answer
+            worker.metrics[METRIC] = self.metric = lambda _: worker_metric(scheduler)
             _default.add(self)
         except Exception as error:
             self.failure = str(error)
@@ -206,6 +209,8 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
     async def teardown(self, worker: Worker) -> None:
         self.removed = True
         worker.handlers.pop(self.name, None)
+        if worker.metrics.get(METRIC) is self.metric:
+            del worker.metrics[METRIC]
         for run in list(self.running.values()):
             run.interrupt()
         _default.discard(self)
@@ -505,6 +510,7 @@ class Attachment(SchedulerPlugin):  # type: ignore[misc]
         """Give all workers a plug-in, also those that join later."""
         scheduler, name = self.scheduler, self.name
         scheduler.add_plugin(self, name=name)
+        add_page(scheduler)
         scheduler.handlers |= {name: self.hear, members_of(name): self.members}
         scheduler.worker_plugins[name] = pickled = dumps(node)
         await self.ask({"op": "plugin-add", "name": name, "plugin": pickled})

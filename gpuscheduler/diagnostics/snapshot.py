@@ -152,6 +152,28 @@ class SnapshotTaker:
         raise ValueError("a snapshot is too long")
 
 
+def summarize_devices(observed: SchedulerFacts) -> dict[str, Any]:
+    """The devices of a scheduler and how much is left of its runs: what a heartbeat can carry.
+
+    A device is busy where a step is under way on it at this moment.
+    """
+    facts, recorder = observed.device_facts(), observed.recorder
+    running = list(recorder.running.copy().values())
+    used, limits = _bytes_in_use(facts, running)
+    busy = {
+        device: 1.0
+        for record in running
+        if record.state is not None
+        for device, count in dict(record.state.busy).items()
+        if count
+    }
+    ended = sum(n for key, n in list(recorder.totals.items()) if key[0] == "runs")
+    return {
+        "devices": _devices(facts, used, limits, busy), "runs": len(running),
+        "left": sum(record.left for record in running), "ended": ended,
+    }  # fmt: skip
+
+
 def _bytes_in_use(
     facts: dict[str, Any], running: list[RunRecord]
 ) -> tuple[dict[str, dict[int, int]], dict[int, int]]:

@@ -88,10 +88,6 @@ class Options:
     spill_compression
         Compression of spilled values: ``"zlib"``, or ``"lz4"`` (package lz4) and ``"zstd"`` (Python
         3.14, or package backports.zstd). Default: none, which is faster on most disks.
-    direct_storage
-        Whether GPUs read files directly, by KvikIO: blocks of NumPy memory maps and of h5py
-        datasets without chunks and filters, both opened with mode ``"r"``. ``"auto"``: if KvikIO is
-        installed and GPUDirect Storage works. True: if KvikIO is installed. False: never.
     plan_memory
         Host memory for cached plans, about, in the form of ``memory_limit``; 0 for no cache. Plans
         are also dropped while host memory is short. A step takes 2 to 3 KB.
@@ -120,8 +116,8 @@ class Options:
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
 fuse_least=None, fast_math=False, matmul_precision='strict', tall_qr='auto', random='philox', \
 numpy='auto', host_memory=None, spill_directory=None, spill_compression=None, \
-direct_storage='auto', plan_memory='256 MiB', dashboard=False, progress=False, \
-timeline=False, observe='counters', check=False)
+plan_memory='256 MiB', dashboard=False, progress=False, timeline=False, observe='counters', \
+check=False)
     """
 
     devices: str = "auto"  # "auto", "cpu", "cpu:4", "cuda", "cuda:0,2"; "cuda:0,0" is two on one
@@ -138,7 +134,6 @@ timeline=False, observe='counters', check=False)
     host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
     spill_compression: str | None = None  # of these: "zlib", or "lz4", "zstd" where there is one
-    direct_storage: bool | str = "auto"  # read files straight to GPUs, by KvikIO
     plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
     dashboard: bool | str = False  # a live page: True, or an address; "top" without a page
     progress: bool = False  # show how far runs are
@@ -150,8 +145,9 @@ timeline=False, observe='counters', check=False)
         for field in fields(self):
             value = getattr(self, field.name)
             check_option(field.name, value)
-            may_be_flag = isinstance(field.default, bool) or field.name == "direct_storage"
-            if may_be_flag and _is_flag(value):  # the environment may say 0 and 1
+            if isinstance(field.default, bool) and _is_flag(
+                value
+            ):  # the environment may say 0 and 1
                 object.__setattr__(self, field.name, bool(value))
 
     @classmethod
@@ -308,10 +304,6 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "spill_compression": (
         _or_none(_is_one_of(*CODECS)),
         f"None or one of {', '.join(map(repr, CODECS))}",
-    ),
-    "direct_storage": (
-        lambda value: _is_flag(value) or _is_one_of("auto")(value),
-        "'auto', True or False",
     ),
     "plan_memory": (
         lambda value: value is not None and parse_limit(value, 2**40, least=0) is not None,

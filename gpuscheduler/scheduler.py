@@ -136,7 +136,7 @@ class Scheduler:
         o = self.options
         if hardware is None:
             hardware = choose.find_hardware(
-                o.devices, o.memory_limit, o.spill_directory, o.direct_storage, o.fast_math,
+                o.devices, o.memory_limit, o.spill_directory, o.fast_math,
                 o.host_memory, o.spill_compression,
             )  # fmt: skip
         machine = hardware.machine

@@ -244,7 +244,6 @@ WITHIN = {
     "devices": [
         "cpu",
         "cuda/copies",
-        "cuda/gpudirect",
         "cuda/pickling",
         "cuda/random_generator",
         "cuda/staging_loops",

@@ -1,7 +1,6 @@
 """GPUs, driven through CuPy.
 
 copies            Copies between arrays on devices, and of results into one array.
-gpudirect         Read blocks of files straight into GPU memory, by GPUDirect Storage.
 pickling          Pickle CuPy's kernels by their source instead of their loaded module.
 random_generator  A random generator for Dask that draws on GPUs by position.
 staging_loops     The Numba loop of `staging`.

@@ -12,7 +12,7 @@ import numpy as np
 from cupy.cuda import Device, Event, runtime
 
 from ...errors import Interrupted, PlanError
-from ...frontend.files import block_read, target_name
+from ...frontend.files import target_name
 from ...plan.machine import DISK, HOST
 from ...plan.plan import Step
 from ...runtime.events import Done, Failed, Issued, NoRoom
@@ -30,7 +30,6 @@ from .arrays import (
     to_host_array,
 )
 from .gpu_run import GpuRun
-from .gpudirect import FileBlock, in_dataset, in_file
 from .host_steps import NextOrders
 from .lane import DeviceLane, HeldValue
 from .pinned import StagingPieces, pieces
@@ -95,16 +94,12 @@ def run_aside(launch: tuple[GpuRun, int, int]) -> None:
     try:
         Device(lane.device).use()
         caller_order.order_thread_behind_callers(run)
-        value = None
-        if step.sent and run.hardware.direct:
-            value = in_dataset(*block_read(step.task, step.constants))
         there = sum([device_bytes(run.held[place][j].value) for j in step.inputs])
         home = run.out.room(there, run.raise_if_stopped)
         # not both: a thread that has room never waits for other room, so no two block each other
         come = run.back.room(step.nbytes if step.sent and not there else 0, run.raise_if_stopped)
-        if value is None:
-            _refuse_store_to_copy(run, step, place)
-            value = step.task(step.values(lambda j: _bring_home(run, lane, run.held[place][j])))
+        _refuse_store_to_copy(run, step, place)
+        value = step.task(step.values(lambda j: _bring_home(run, lane, run.held[place][j])))
         del home
         if any(isinstance(v, cupy.ndarray) for v in deep_leaves(value)):  # of a source
             cupy.cuda.get_current_stream().synchronize()
@@ -150,10 +145,7 @@ def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]
     direct: list[Any] = []  # pinned arrays that the copies read in place
     try:
         with lane.incoming:
-            if type(value) is FileBlock:
-                value = _read_directly(run, lane, value, direct)
-            else:
-                value = map_deep_leaves(lambda v: send_array(run, lane, v, direct), value)
+            value = map_deep_leaves(lambda v: send_array(run, lane, v, direct), value)
     except BaseException as error:
         lane.outlive(lane.incoming, direct)
         if not is_refusal(error):
@@ -172,24 +164,6 @@ def _send(run: GpuRun, lane: DeviceLane, i: int, value: Any) -> list[StateEvent]
     return [Issued(i, device_bytes(value)), Done(i)]
 
 
-def _read_directly(run: GpuRun, lane: DeviceLane, block: FileBlock, direct: list[Any]) -> Any:
-    """Read a block of a file into a new array of a device, past the host where possible."""
-    out = cupy.empty(block.view.shape, block.view.dtype)
-    if _fill_directly(run, lane, block, out):
-        return out
-    del out
-    return send_array(run, lane, block.source[block.index], direct)
-
-
-def _fill_directly(run: GpuRun, lane: DeviceLane, block: FileBlock | None, out: Any) -> bool:
-    """Read a block from its file into a device's array; False where that is not possible."""
-    if block is None:
-        return False
-    # earlier work may still use this memory, and KvikIO does not know the in stream
-    lane.mark(lane.incoming, block=True).synchronize()
-    return run.hardware.direct.read(block, out)
-
-
 def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
     """Copy an array of the host to a device; other values are returned as they are."""
     if not is_plain_host_array(v):
@@ -202,8 +176,6 @@ def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
     out, stream = cupy.empty(v.shape, v.dtype), lane.incoming
     kind = runtime.memcpyHostToDevice
     if not v.nbytes:
-        return out
-    if run.hardware.direct.takes(v.nbytes) and _fill_directly(run, lane, in_file(v), out):
         return out
     if is_pinned(v):
         if v.flags.c_contiguous:

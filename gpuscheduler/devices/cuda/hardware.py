@@ -49,7 +49,6 @@ from .copies import (
 )
 from .executor import CudaDevices
 from .gpu_run import FEWEST_FILES, FILES, PART_OF_CPUS
-from .gpudirect import DirectFiles
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
 from .links import Links, measure_host_rates, measure_peer_rate, try_links
@@ -137,7 +136,6 @@ class CudaHardware:
         limit: Callable[[int], int] = lambda free: int(0.9 * free),
         staged: set[tuple[int, int]] | None = None,
         spill_directory: str | None = None,
-        direct_storage: bool | str = "auto",
         fast_math: bool = False,
         host_memory: int | None = None,
         spill_compression: str | None = None,
@@ -167,7 +165,6 @@ class CudaHardware:
         self.pieces = {i: StagingPieces(self.inside, share, most) for i in dict.fromkeys(ids)}
         self.passage = SpillPassage(passing - share * len(self.pieces))
         self.store = SpillStore(spill_directory, compression=spill_compression)
-        self.direct = DirectFiles(direct_storage)
         self.kernels = Kernels(fast_math)
         self.ranges = find_ranges()  # None: no profiler is attached
         self.nvml = PlaceSensors(ids, runtime.getDeviceProperties)
@@ -568,7 +565,6 @@ class CudaHardware:
         for i, pieces in self.pieces.items():
             if i not in LOST:
                 pieces.close()
-        self.direct.close()
         self.pinned.clear()
         self.pinned.shed = lambda: None
         self.inside.clear()

@@ -117,10 +117,13 @@ def card_html(device: dict[str, Any]) -> str:
     parts = [f"{what} {format_bytes(device[what])}" for what in PARTS if device[what]]
     parts.append(f"peak {format_bytes(device['peak'])}")
     name = html.escape(str(device["name"]))
+    runs = f"runs steps {device['busy']:.0%} of the time"
+    if device.get("momentary"):  # it is known of this moment only
+        runs = "runs a step now" if device["busy"] else "idle now"
     return (
         "<div style='border:1px solid #ddd;padding:8px 10px;width:255px;font-size:12px'>"
         f"<b>device {device['device']}</b> <span style='color:{GREY}'>{name}</span>"
-        f"<div>runs steps {device['busy']:.0%} of the time</div>{_meter(device['busy'], GOOD)}"
+        f"<div>{runs}</div>{_meter(device['busy'], GOOD)}"
         f"<div style='color:{BAD if short else 'inherit'}'>memory {format_bytes(held)} of "
         f"{format_bytes(device['limit'])}</div>{_memory_meter(device)}"
         f"<div style='color:{GREY}'>{', '.join(parts)}</div>"

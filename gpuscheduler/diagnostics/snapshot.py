@@ -169,7 +169,8 @@ def summarize_devices(observed: SchedulerFacts) -> dict[str, Any]:
     }
     ended = sum(n for key, n in list(recorder.totals.items()) if key[0] == "runs")
     return {
-        "devices": _devices(facts, used, limits, busy), "runs": len(running),
+        "devices": [d | {"momentary": True} for d in _devices(facts, used, limits, busy)],
+        "runs": len(running),
         "left": sum(record.left for record in running), "ended": ended,
     }  # fmt: skip
 

@@ -63,6 +63,9 @@ def test_a_name_of_a_worker_is_escaped():
     worker = SimpleNamespace(name="<b>", metrics={METRIC: sent})
     text = page_html({"tcp://<i>": worker, "tcp://2": SimpleNamespace(name="2", metrics={})})
     assert "worker &lt;b&gt; at tcp://&lt;i&gt;" in text
+    assert "idle now" in text
+    sent["devices"][0]["busy"] = 1.0
+    assert "runs a step now" in page_html({"tcp://1": worker})
     assert "no worker" in page_html({})
 
 

@@ -118,31 +118,49 @@ class Choice:
         return out
 
 
-def small_reason(dsk: Any) -> str | None:
-    """Why a computation is too small for a plan on GPUs; None where it is not.
+@dataclass(frozen=True, slots=True)
+class ArraySizes:
+    """What the collections of a computation say of its arrays."""
 
-    >>> import dask.array as da
-    >>> small_reason((da.ones(100) + 1).dask)
-    'its arrays have 1.56 kiB in all'
-    """
-    graphs = list(dsk.walk()) if hasattr(dsk, "walk") else [dsk]
-    total = blocks = 0
-    for graph in graphs:
-        layers = graph if isinstance(graph, HighLevelGraph) else getattr(graph, "hlg", None)
-        if not isinstance(layers, HighLevelGraph):
-            continue
-        for layer in layers.layers.values():
-            facts = layer.collection_annotations or {}
-            shape, dtype, chunks = (facts.get(k) for k in ("shape", "dtype", "chunks"))
-            if shape is None or dtype is None or not chunks or np.isnan(shape).any():
+    arrays: int  # layers that are arrays
+    nbytes: int  # of those of known shape
+    blocks: int  # of those of known shape
+
+    @classmethod
+    def of(cls, dsk: Any) -> ArraySizes:
+        """Add up what layers say.
+
+        >>> import dask.array as da
+        >>> ArraySizes.of((da.ones(100, chunks=50) + 1).dask)
+        ArraySizes(arrays=2, nbytes=1600, blocks=4)
+        """
+        arrays = nbytes = blocks = 0
+        for graph in list(dsk.walk()) if hasattr(dsk, "walk") else [dsk]:
+            layers = graph if isinstance(graph, HighLevelGraph) else getattr(graph, "hlg", None)
+            if not isinstance(layers, HighLevelGraph):
                 continue
-            total += int(np.prod(shape, dtype=np.float64)) * np.dtype(dtype).itemsize
-            blocks += int(np.prod([len(c) for c in chunks], dtype=np.int64))
-    if total < LEAST_BYTES:
-        return f"its arrays have {format_bytes(total)} in all"
-    if total < LEAST_BLOCK * blocks:
-        return f"its blocks have {format_bytes(total // blocks)} on average"
-    return None
+            for layer in layers.layers.values():
+                facts = layer.collection_annotations or {}
+                shape, dtype, chunks = (facts.get(k) for k in ("shape", "dtype", "chunks"))
+                if shape is None or dtype is None:
+                    continue
+                arrays += 1
+                if chunks and not np.isnan(shape).any():
+                    nbytes += int(np.prod(shape, dtype=np.float64)) * np.dtype(dtype).itemsize
+                    blocks += int(np.prod([len(c) for c in chunks], dtype=np.int64))
+        return cls(arrays, nbytes, blocks)
+
+    def small_reason(self) -> str | None:
+        """Why the arrays are too small for a plan on GPUs; None where they are not.
+
+        >>> ArraySizes(1, 1600, 1).small_reason()
+        'its arrays have 1.56 kiB in all'
+        """
+        if self.nbytes < LEAST_BYTES:
+            return f"its arrays have {format_bytes(self.nbytes)} in all"
+        if self.nbytes < LEAST_BLOCK * self.blocks:
+            return f"its blocks have {format_bytes(self.nbytes // self.blocks)} on average"
+        return None
 
 
 def choose(graph: Graph, plan: Plan, mode: str, threads: int) -> Choice:

@@ -26,7 +26,7 @@ from ..plan.plan import Footprint, Plan
 from ..runtime.observe import RunRecord
 from ..runtime.protocol import Hardware, Lease
 from ..values import leaves
-from .choice import GPU, HOST, Choice, called_reasons, small_reason
+from .choice import GPU, HOST, ArraySizes, Choice, called_reasons
 from .execute import PlanExecutor, PlanRun
 from .gpu_libraries import Named
 from .number_errors import wants_number_errors
@@ -72,9 +72,12 @@ class NumpyArrays:
                 return "it has a pool or a cache of its own"
             if request.callbacks or Callback.active:
                 return "callbacks see each of its tasks"
-        if self.options.numpy == "auto" and not named.keeps:
-            return small_reason(dsk)
-        return None
+        if named.keeps:
+            return None
+        sizes = ArraySizes.of(dsk)
+        if not sizes.arrays:
+            return "it has no arrays that Dask knows of"
+        return sizes.small_reason() if self.options.numpy == "auto" else None
 
     def compute(
         self, request: ComputeRequest, last: Footprint | None

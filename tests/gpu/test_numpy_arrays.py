@@ -388,6 +388,14 @@ def test_callbacks_and_caches_see_numpys_values_on_the_host(gpu):
     assert cupy.ndarray not in seen
 
 
+def test_what_has_no_arrays_runs_on_the_host(gpu):
+    names = dask.delayed(lambda: threading.current_thread().name)
+    assert "cpu" in names().compute()
+    assert gpu.last.where
+    assert gpu.get({"a": 1, "b": (sum, ["a", "a"])}, "b") == 2
+    assert "it has no arrays" in str(gpu.plan(names()))
+
+
 def test_without_memory_for_host_threads_gpus_still_compute():
     with gpuscheduler.Scheduler("cuda:0", numpy="gpu", host_memory=0) as s, dask.config.set(NUMPY):
         c = blocks().map_blocks(np.sort).sum(axis=0)

@@ -51,7 +51,7 @@ def adversaries():
         "complex nan": RNG.choice([1, 1j, complex(np.nan, 1), complex(1, np.nan),
                                    complex(np.nan, np.nan), complex(np.nan, 0)], N),
         "dates": RNG.integers(0, 50, N).astype("M8[s]"),
-        "not a time": np.where(RNG.random(N) < 0.1, np.timedelta64("NaT"),
+        "not a time": np.where(RNG.random(N) < 0.1, np.timedelta64("NaT", "ns"),
                                RNG.integers(-9, 9, N).astype("m8[ns]")),
         "strings": RNG.choice(["b", "abc", "", "ab", "é"], N),
         "bytes": RNG.choice([b"b", b"abc", b"", b"\xff"], N),

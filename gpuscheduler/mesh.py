@@ -353,8 +353,8 @@ class _PointByPoint:
             value = result if self.part is None else result[self.part]
             if not np.can_cast(np.asarray(value).dtype, self.dtype, "same_kind"):
                 raise TypeError(
-                    f"{getattr(self.f, '__name__', self.f)} gives {value!r} at {point}, and "
-                    f"{self.dtype} at the ends of the axes: let it give one type of numbers"
+                    f"mesh: {getattr(self.f, '__name__', self.f)} gives {value!r} at {point}, but "
+                    f"{self.dtype} at the corners of the mesh: give one dtype everywhere"
                 )
             out.flat[n] = value
         return import_module(type(points[0]).__module__.partition(".")[0]).asarray(out)

@@ -1027,7 +1027,7 @@ def test_python_calls_whatever_can_be_called(cpu):
 
 def test_python_gives_one_type_of_numbers(cpu):
     axes = axis(0, 1, 6), axis(0, 1, 6)
-    with pytest.raises(TypeError, match="let it give one type of numbers"):
+    with pytest.raises(TypeError, match="give one dtype everywhere"):
         mesh(lambda x, y: 0.5 if x == 0.2 else 1, axes, how="python").compute()
     with pytest.raises(TypeError, match="as many numbers everywhere"):
         mesh(lambda x, y: (x, y) if x > 0.9 else x, axes, how="python")

@@ -492,7 +492,7 @@ def _is_in(table: Any, x: Any, invert: bool) -> Any:
 
 
 def _look_up(table: Any, x: Any, side: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-    """Where elements belong, and what to compare of the table and of the elements."""
+    """Return `searchsorted` positions of `x` in a sorted table, and the sort keys of both."""
     xp, common = array_module(x), np.result_type(table.dtype, x.dtype)
     table, x = table.astype(common), x.astype(common)
     if not is_ordered(common):

@@ -55,7 +55,7 @@ def column_width(n: int, block_size: int | None, module: str = "cupy") -> int:
     256
     """
     if block_size is not None and (not isinstance(block_size, int) or block_size < 1):
-        raise ValueError(f"block_size={block_size!r}: must be a number of columns, 1 or more")
+        raise ValueError(f"block_size={block_size!r}: must be an integer of 1 or more (columns)")
     usual = 512 if n < 8192 else 1024 if n < 32768 else 2048
     if module == "numpy":
         usual //= 2

@@ -90,7 +90,10 @@ def is_tall(shape: tuple[int, ...]) -> bool:
 
 
 def cholesky_qr(x: Any) -> tuple[Any, Any] | None:
-    """Return Q and R by Cholesky factors; None where these break down."""
+    """Return Q and R by repeated CholeskyQR, shifted where ill-conditioned.
+
+    None where a factor breaks down, or where MOST_STEPS do not converge.
+    """
     factor = start_factor(make_gram(x), unit_roundoff(x.dtype))
     q = x
     for _ in range(MOST_STEPS):

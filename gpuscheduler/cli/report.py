@@ -18,6 +18,7 @@ from rich.table import Table
 from .._version import __version__
 from ..codegen.cuda.kernel import generate
 from ..devices.choose import driver_version, has_cupy
+from ..devices.cpu import cpu_count
 from ..errors import NotGenerated
 from ..frontend.task import kernels_of
 from ..fusion.task import KernelTask
@@ -351,18 +352,22 @@ def format_place(place: int) -> str:
 def workload_table(
     works: list[Workload], sizes: list[Size], chunks: Any, s: Scheduler, repeat: int
 ) -> Table:
-    n = len(s.hardware.machine.devices)
-    table = Table("workload", "size", "gpuscheduler", "Dask's threads", "ratio")
+    """Time workloads here and with Dask's threaded scheduler, in turns, as a table of medians.
+
+    On CPU devices Dask gets as many threads as there are devices; beside GPUs it gets every core.
+    """
+    on_gpus = s.hardware.kind == "cuda"
+    threads = cpu_count() if on_gpus else len(s.hardware.machine.devices)
+    table = Table("workload", "size", "gpuscheduler", f"Dask, {threads} threads", "ratio")
     table.title = f"median of {repeat} runs on {format_devices(s.hardware)}"
     for work, size in zip(works, sizes, strict=True):
         theirs = work.build(size, chunks, "numpy")
-        ours = work.build(size, chunks, "cupy") if s.hardware.kind == "cuda" else theirs
-        a, b = time_alternately(
+        ours = work.build(size, chunks, "cupy") if on_gpus else theirs
+        our_time, dask_time = time_alternately(
             partial(compute_and_hold, ours, scheduler=s.get),
-            partial(compute_and_hold, theirs, scheduler="threads", num_workers=n),
+            partial(compute_and_hold, theirs, scheduler="threads", num_workers=threads),
             repeat,
         )
-        table.add_row(
-            work.name, size_text(size), format_seconds(a), format_seconds(b), f"{a / b:.2f}"
-        )
+        times = format_seconds(our_time), format_seconds(dask_time)
+        table.add_row(work.name, size_text(size), *times, f"{our_time / dask_time:.2f}")
     return table

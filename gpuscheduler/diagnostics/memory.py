@@ -173,7 +173,7 @@ def _changes_of_tape(record: RunRecord, table: StepTable, machine: Machine) -> I
 
 
 def _find_peaks(record: RunRecord) -> dict[int, tuple[int, int]]:
-    """Most bytes of each memory, and behind how many changes that is."""
+    """Return the peak of each device's memory in bytes, and the index of the change to it."""
     used: Counter[int] = Counter()
     held: dict[tuple[int, int], int] = {}
     out: dict[int, tuple[int, int]] = {}
@@ -181,7 +181,7 @@ def _find_peaks(record: RunRecord) -> dict[int, tuple[int, int]]:
         used[memory] += _apply(held, memory, step, nbytes)
         if used[memory] > out.get(memory, (0, 0))[0]:
             out[memory] = used[memory], n
-    return {m: found for m, found in out.items() if m >= 0}
+    return {m: found for m, found in out.items() if m >= 0}  # not the host, nor the disk
 
 
 def _apply(held: dict[tuple[int, int], int], memory: int, step: int, nbytes: int) -> int:
@@ -286,7 +286,7 @@ class HeldMemory:
         out = [self._line(row) for row in self.rows]
         lines = Counter([r.line for r in self.rows if r.line])
         out += [
-            f"advice: {n} collections that {line} made are alive: let go of the older ones"
+            f"advice: {n} collections persisted at {line} are alive: delete older ones (del x)"
             for line, n in lines.items()
             if n >= GENERATIONS
         ]

@@ -134,7 +134,7 @@ def by_slices(dsk: dict[Any, Any], shape_of: Shapes, gpus: bool = False) -> None
         return
     for key, task in dsk.items():
         if type(task) is Task and not lists.keys().isdisjoint(task.dependencies):
-            change = _rewrite_fused_task if task.func is execute_subgraph else _take_without_list
+            change = _rewrite_fused_task if task.func is execute_subgraph else _inline_indices
             dsk[key] = change(task, lists, shape_of)
 
 
@@ -160,12 +160,18 @@ def _list_of(node: Any, most: int) -> _SharedIndexList | None:
     return _SharedIndexList(-1 if order else axis, slices_of(numbers, most), own)
 
 
-def _take_without_list(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
-    """The same, without the list."""
+def _inline_indices(task: Task, lists: dict[Any, _SharedIndexList], shape_of: Shapes) -> Task:
+    """Return a task that holds its indices itself, not the shared index array.
+
+    Other tasks are returned unchanged.
+    """
     found = lists.get(getattr(task.args[1], "key", None)) if len(task.args) > 1 else None
-    if found is None or (found.axis < 0) is not (task.func is concatenate_arrays):
+    if found is None:
         return task
-    slices = found.slices
+    orders_parts = found.axis < 0  # the array says in which order parts are concatenated
+    if orders_parts is not (task.func is concatenate_arrays):
+        return task
+    slices = found.slices  # None where the indices are no few slices
     if task.func is take_block:
         if slices:
             return Task(task.key, take_slices, task.args[0], found.axis, slices)
@@ -174,7 +180,7 @@ def _take_without_list(task: Task, lists: dict[Any, _SharedIndexList], shape_of:
             return task
         length, numbers = shape[found.axis], found.numbers
         if numbers.min(initial=0) < 0 or numbers.max(initial=-1) >= length:
-            return task  # it will be an error
+            return task  # out of bounds: the original task raises NumPy's IndexError
         return Task(task.key, pick_elements, task.args[0], found.axis, numbers, length)
     if task.func is concatenate_arrays:
         parts, axis = task.args[0], task.args[2]
@@ -194,8 +200,7 @@ def _rewrite_fused_task(task: Task, lists: dict[Any, _SharedIndexList], shape_of
         if type(d) is TaskRef and d.key in lists
     }
     changed = {
-        k: _take_without_list(t, known, shape_of) if type(t) is Task else t
-        for k, t in inner.items()
+        k: _inline_indices(t, known, shape_of) if type(t) is Task else t for k, t in inner.items()
     }
     if all(changed[k] is t for k, t in inner.items()):
         return task

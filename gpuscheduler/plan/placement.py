@@ -135,12 +135,13 @@ class _Placer:
             place[i] = d
 
     def _follow_inputs(self, group: list[int]) -> list[int]:
-        """Choose for each task the device that holds most of its inputs.
+        """Choose for each task the device that holds the most bytes of its inputs.
 
-        A tie goes to the device of the block that the task makes; else devices share the fetching.
+        A tie goes to the home device of the task's block if it is among the tied, else to the tied
+        device that has the least to fetch.
         """
         place, nbytes, homes = self.place, self.nbytes, self.homes
-        fetched = [0] * len(self.machine.devices)  # bytes
+        fetched = [0] * len(self.machine.devices)  # bytes to fetch; inputs of no bytes count 1
         out, ties = [], []
         for n, i in enumerate(group):
             inputs = self.inputs[i]

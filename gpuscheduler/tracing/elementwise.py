@@ -207,17 +207,17 @@ def choose_elements(condition: Any, a: Any, b: Any) -> TracedArray:
 def clip_array(
     x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
 ) -> Any:
-    """`numpy.clip`, with bounds under the names of either of its two signatures."""
+    """Trace `numpy.clip`; the bounds are given as `a_min`/`a_max`, or as `min`/`max`."""
     low, high = (None if v is nothing else v for v in (low, high))
     low = min if low is None and min is not nothing else low
     high = max if high is None and max is not nothing else high
-    if x.dtype.kind in "iu":  # a Python int that the type cannot hold is no bound
+    if x.dtype.kind in "iu":  # a Python int beyond the range of the dtype clips nothing
         limits = np.iinfo(x.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
         if x.dtype.kind == "b":
-            raise refuse("it clips what is true or false to nothing, which is an error")
+            raise refuse("numpy.clip of booleans without bounds is an error")
         return TracedArray(x._expr, x.shape, not x.shape)
     if low is None:
         return np.minimum(x, high)

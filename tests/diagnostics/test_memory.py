@@ -152,7 +152,7 @@ def test_rounds_of_an_iteration_are_told_apart():
         rows = scheduler.held().rows
         assert {r.layer for r in rows} == {r.name for r in rounds}
         assert len({r.run for r in rows}) == 3
-        assert "3 collections that" in str(scheduler.held())
+        assert "3 collections persisted at" in str(scheduler.held())
 
 
 HELD_HERE = []

@@ -43,7 +43,7 @@ def _find_or_compile(source: str, arguments: int) -> Callable[..., Any]:
     found = _functions.get(source)
     if found is None:
         if os.getpid() != _PID:
-            raise NotWritten("another thread may have held the lock when this process was forked")
+            raise NotWritten("a forked process cannot compile: the lock may be held for ever")
         with _lock:
             found = _functions.get(source)
             if found is None:

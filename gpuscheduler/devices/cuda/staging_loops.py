@@ -67,10 +67,12 @@ def _copy_bytes(typing, to, source, nbytes):  # type: ignore[no-untyped-def]
 def send(  # type: ignore[no-untyped-def]
     to, source, rows, width, pitch, ring, part, events, sent, stream, copy, record, wait
 ):
-    """Copy rows of the host to a device, one behind the other.
+    """Copy strided rows of the host to contiguous device memory, through a ring of pinned buffers.
 
-    Returns the parts of the ring that were `sent` by now, and CUDA's error code: 0 if all went
-    well.
+    `to` and `source` are addresses, `width` and `pitch` bytes of a row and from one to the next.
+    `ring` is the address of the buffers of `part` bytes each, of which `sent` were sent before.
+    `copy`, `record` and `wait` are addresses of CUDA's functions. Returns how many buffers were
+    sent by now, and CUDA's error code, 0 for success. Copies may still be running on the stream.
     """
     row, column, at = 0, 0, 0
     while row < rows:

@@ -442,9 +442,10 @@ def _isneginf(x: Any, out: Any = None) -> Any:
 def _nan_to_num(
     x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
 ) -> Any:
+    """Trace `numpy.nan_to_num`."""
     x = as_traced(x)
     if not copy:
-        raise refuse("it writes into an array that it is given (copy=False)")
+        raise refuse("nan_to_num(copy=False) modifies its input in place")
     if x.dtype.kind not in "fc":
         return scalar_if_point(x)
     if x.dtype.kind == "c":

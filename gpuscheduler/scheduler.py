@@ -14,32 +14,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from os import PathLike
 from typing import Any
 from weakref import WeakSet
-
-from dask.base import persist as dask_persist
-from dask.utils import shorten_traceback
 
 from .devices import choose, cpu
 from .devices.choose import _limit, leave_gpus_to_parent
 from .devices.cpu import CpuHardware
-from .diagnostics.explain import Explanation, explain_plan, seconds_text
 from .diagnostics.log import log_run
-from .diagnostics.memory import HeldMemory, held_memory
+from .diagnostics.observed import ObservedScheduler
 from .diagnostics.progress import ProgressDisplay
-from .diagnostics.recording import Recording, make_recorder
-from .diagnostics.serve import Dashboard, close_dashboard, open_dashboard, require_page
-from .diagnostics.trace_json import Trace, take_trace, write
+from .diagnostics.recording import make_recorder
+from .diagnostics.serve import Dashboard, close_dashboard, open_dashboard
 from .forks import new_lock, new_rlock
 from .frontend.graph import Graph
 from .frontend.lowering import received_by_scheduler
 from .gc_control import garbage_spared
 from .options import Options
-from .pipeline.cache import PlanCache, read_collections
+from .pipeline.cache import PlanCache
 from .pipeline.execute import PlanExecutor, PlanRun
 from .pipeline.gpu_libraries import Libraries, Named
 from .pipeline.numpy_arrays import NumpyArrays
+from .pipeline.persist import persist_collections
 from .pipeline.planner import Planner
 from .pipeline.request import ComputeRequest
 from .pipeline.results import nest_values
@@ -51,13 +46,13 @@ from .runtime.admission import Admission
 from .runtime.dask_config import ConfigOverride
 from .runtime.host_memory import available_memory
 from .runtime.loop import add_note
-from .runtime.observe import Level, Recorder, Row, RunRecord
+from .runtime.observe import Recorder, RunRecord
 from .runtime.persisted import PersistedChunks
 from .runtime.protocol import Devices, Hardware, StepWatcher
 from .sparse_parts import unwrapped
 
 
-class Scheduler:
+class Scheduler(ObservedScheduler):
     """Runs Dask graphs on every device of this machine, from this process.
 
     Parameters
@@ -252,30 +247,15 @@ class Scheduler:
         >>> float(x.sum().compute(scheduler="threads"))
         1000000.0
         """
-        if self._left is not None and (instead := self._left.instead()):
-            kwargs |= {"traverse": False, "optimize_graph": optimize_graph}
-            return list(dask_persist(*collections, scheduler=instead, **kwargs))
-        if any(hasattr(c, "__dask_exprs__") for c in collections):  # Dask puts these together again
-
-            def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
-                return self._compute(ComputeRequest.read(dsk, keys, True, kwargs))
-
-            options = {"traverse": False, "optimize_graph": optimize_graph, "scheduler": get}
-            return list(dask_persist(*collections, **options, **kwargs))
-        expr, every = read_collections(collections, optimize_graph)
-        rebuilt = [c.__dask_postpersist__() for c in collections]
-        with shorten_traceback():
-            wanted = [k for keys in every for k in keys]
-            values = iter(self._compute(ComputeRequest.read(expr, wanted, True, kwargs)))
-        return [
-            rebuild(dict(zip(keys, values)), *state)  # noqa: B905 - as many as there are keys
-            for (rebuild, state), keys in zip(rebuilt, every, strict=True)
-        ]
+        instead = None if self._left is None else self._left.instead()
+        return persist_collections(collections, optimize_graph, self._compute, instead, kwargs)
 
     def _compute(self, request: ComputeRequest) -> Any:
         """Plan and run: return values, or tasks that give persisted chunks."""
         self._check_open()
         if (named := self._names(request.dsk, request.cache)).library is None:
+            if self._is_without_gpus() and (host := self._host_scheduler()) is not None:
+                return self._compute_on_host(host, request)
             return self._compute_numpy(request, named)
         return self._compute_here(request)
 
@@ -352,10 +332,14 @@ class Scheduler:
 
     def _names(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Named:
         """What a computation names that is of GPUs; on CPU devices, nothing is looked for."""
-        if self.hardware.kind != "cuda":
+        if not self._is_without_gpus() and self.hardware.kind != "cuda":
             return Named("CPU devices")
         found = self._libraries.look(dsk)
         return found if cache is None or found.library else self._libraries.look(cache)
+
+    def _is_without_gpus(self) -> bool:
+        """Whether this is a forked child, which has the host's threads and not the GPUs."""
+        return self._hardware is None and self.host_threads > 0
 
     def _host_scheduler(self) -> Scheduler | None:
         """The scheduler of the host's threads; None where these may take no memory."""
@@ -432,6 +416,8 @@ class Scheduler:
         named = self._names(dsk)
         if named.library is not None:
             return self._predict(dsk, keys)
+        if self._is_without_gpus():
+            return (self._host_scheduler() or self)._predict(dsk, keys)
         chosen = partial(self._predict, dsk, keys, resident=True)
         plan, said = self._numpy.plan_where_chosen(named, dsk, chosen)
         if plan is None:
@@ -478,113 +464,6 @@ class Scheduler:
             with self._making:
                 if self._host is not None:
                     self._host.close()
-
-    # ---- to look at
-
-    @property
-    def dashboard(self) -> Dashboard:
-        """The live page, with ``dashboard=True``: its `url`; in a notebook, a link and a frame."""
-        return require_page(self._dashboard)
-
-    @property
-    def observers(self) -> list[Any]:
-        """Objects that hear of runs: `run_began(record)` and `run_ended(record)`.
-
-        They are called in the thread that computes. One that raises is logged and removed.
-        """
-        return self.recorder.observers
-
-    def record(self, level: str = "device") -> Recording:
-        """Record the runs of a `with` block: "steps", "device" or "memory".
-
-        >>> import dask.array as da
-        >>> with Scheduler("cpu:2") as s, s.record("steps") as recording:
-        ...     _ = da.ones(10, chunks=5).sum().compute()
-        >>> recording
-        <Recording of 1 run, level steps, ended>
-        >>> sorted({row.place for row in recording.rows()})
-        [0, 1]
-        """
-        return Recording(self.recorder, Level.read(level), self._limits, self._is_gpu)
-
-    def rows(self) -> list[Row]:
-        """The latest steps that have run, with times in ns since 1970.
-
-        Raises
-        ------
-        RuntimeError
-            where nothing was recorded of steps.
-        """
-        return self.trace().rows
-
-    def trace(self) -> Trace:
-        """The latest steps, copies and bytes in memory, with times in ns since 1970."""
-        kept = any(record.level >= Level.STEPS for record in self.recorder.records())
-        if not kept and self.recorder.level < Level.STEPS:
-            raise RuntimeError(
-                "nothing was kept of when steps ran: say timeline=True or observe='steps' before, "
-                "or compute in `with scheduler.record():`"
-            )
-        return take_trace(self.recorder, self._limits())
-
-    def timeline(self, path: str | PathLike[str]) -> None:
-        """Write the latest steps, as `rows` has them, for Perfetto: a thread for each device.
-
-        The file also has copies, with arrows from the steps that made the values, and the memory
-        over time. A path that ends in ``.gz`` is compressed.
-        """
-        write(path, {"gpuscheduler": self.trace()})
-
-    def explain(self, *collections: Any, measure: bool = False) -> Explanation:
-        """Explain on one page what computing these collections would run, and what it costs.
-
-        The page says which layers become which kernels and why others do not, where they are
-        written, bytes, time and the peak of memory, and gives advice. For NumPy's arrays it begins
-        with the choice between GPUs and the host, and its reason. Computes nothing, unless
-        `measure` asks for one run. In notebooks it is a table with bars.
-
-        Raises
-        ------
-        OutOfMemory
-            where the computation cannot fit the memory.
-
-        >>> import dask.array as da
-        >>> with Scheduler("cpu:2") as s:
-        ...     page = s.explain(da.ones((2000, 2000), chunks=1000).sum())
-        >>> page.steps, page.rows[0].times
-        (5, 4)
-        """
-        if measure:
-            with self.record("device") as recording:
-                dask_persist(*collections, scheduler=self.get)
-            return recording.explain()
-        begin = self.recorder.clock()
-        plan = self.plan(*collections)
-        planned = seconds_text((self.recorder.clock() - begin) / 1e9)
-        return explain_plan(plan, plan.predicted, self._is_gpu() and not plan.where, planned)
-
-    def held(self, who: bool = False) -> HeldMemory:
-        """What is persisted on the devices and on the host: bytes, places, and the user's line.
-
-        With `who` it also says which variables hold the collections, which takes a while.
-
-        >>> import dask.array as da
-        >>> with Scheduler("cpu:2") as s:
-        ...     x = da.ones((1000, 1000), chunks=500).persist()
-        ...     s.held().nbytes
-        8000000
-        """
-        chunks = self._persisted.every()
-        if self._host is not None:
-            chunks += self._host._persisted.every()
-        return held_memory(chunks, self.recorder.persisted, self.recorder.clock(), who)
-
-    def _is_gpu(self) -> bool:
-        return self.hardware.kind == "cuda"
-
-    def _limits(self) -> dict[int, int]:
-        machine = self.hardware.machine
-        return {memory: machine.limit(memory) for memory in machine.memories}
 
     def __repr__(self) -> str:
         if self._hardware is None and self._closed:

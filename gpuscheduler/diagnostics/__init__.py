@@ -16,4 +16,5 @@ memory      What fills memory: values at the peak, persisted collections.
 svg         Lanes of bars and step lines as SVG.
 report      A report of what ran, as one file.
 recording   What was recorded while a `with` block ran.
+observed    What a scheduler shows of its runs: recordings, explanations, persisted memory.
 """

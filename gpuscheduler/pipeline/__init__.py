@@ -11,6 +11,7 @@ gpu_libraries  Find out which GPU library a computation names.
 choice         Choose whether GPUs or the host's threads compute NumPy's arrays, and remember …
 number_errors  Ask whether NumPy is to raise, call or log on errors of numbers: no kernel does that.
 request        What a caller asks of `get`: Dask's arguments, completed from Dask's configuration.
+persist        Persist collections: rebuild each from the chunks that a scheduler has kept.
 planner        Find the plan of a computation in the plan cache, or make it.
 execute        Run a plan on leased devices: the fastest way that memory allows.
 results        Hand the results of a run to the caller: as values, or as chunks that stay.

@@ -329,7 +329,8 @@ def test_what_is_recorded_follows_the_tape_all_the_same(count, level):
         for record in records[1:]:
             rows = [row for row in s.recorder.rows() if row.run == record.number]
             assert len(rows) == (record.steps if level != "counters" else 0)
-            assert all(record.admitted <= row.begin <= row.end for row in rows)
+            early = record.admitted - 100_000  # ns: what the devices' clocks may be off
+            assert all(early <= row.begin <= row.end for row in rows)
 
 
 def test_what_somebody_watches_follows_no_tape(count):

@@ -69,7 +69,23 @@ def current_stream(device=None):
 broken: set[int] = set()
 
 
+#: Whether this process was forked from one that uses CUDA, which then works in the parent only.
+forked = False
+
+
+def _note_fork():
+    global forked
+    forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 def alive(device):
+    if forked:
+        from .cuda.runtime import CUDARuntimeError
+
+        raise CUDARuntimeError("cudaErrorInitializationError: initialization error")
     if device in broken:
         from .cuda.runtime import CUDARuntimeError
 

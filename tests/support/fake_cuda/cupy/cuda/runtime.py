@@ -18,6 +18,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 def getDeviceCount():
+    d.alive(d.here.device)
     return d.DEVICES
 
 

@@ -1,0 +1,148 @@
+"""What a scheduler shows of its runs: recordings, explanations, persisted memory."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+from dask.base import persist as dask_persist
+
+from ..plan.plan import Plan
+from ..runtime.observe import Level, Recorder, Row
+from ..runtime.persisted import PersistedChunks
+from ..runtime.protocol import Hardware
+from .explain import Explanation, explain_plan, seconds_text
+from .memory import HeldMemory, held_memory
+from .recording import Recording
+from .serve import Dashboard, require_page
+from .trace_json import Trace, take_trace, write
+
+
+class ObservedScheduler:
+    """The part of `Scheduler` by which people look at runs; it computes nothing by itself."""
+
+    recorder: Recorder
+    _dashboard: Dashboard | None
+    _host: ObservedScheduler | None
+    _persisted: PersistedChunks
+
+    @property
+    def hardware(self) -> Hardware:
+        """The devices."""
+        raise NotImplementedError
+
+    def get(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
+        """Compute keys of a graph."""
+        raise NotImplementedError
+
+    def plan(self, *collections: Any) -> Plan:
+        """Plan collections."""
+        raise NotImplementedError
+
+    @property
+    def dashboard(self) -> Dashboard:
+        """The live page, with ``dashboard=True``: its `url`; in a notebook, a link and a frame."""
+        return require_page(self._dashboard)
+
+    @property
+    def observers(self) -> list[Any]:
+        """Objects that hear of runs: `run_began(record)` and `run_ended(record)`.
+
+        They are called in the thread that computes. One that raises is logged and removed.
+        """
+        return self.recorder.observers
+
+    def record(self, level: str = "device") -> Recording:
+        """Record the runs of a `with` block: "steps", "device" or "memory".
+
+        >>> import dask.array as da
+        >>> from gpuscheduler import Scheduler
+        >>> with Scheduler("cpu:2") as s, s.record("steps") as recording:
+        ...     _ = da.ones(10, chunks=5).sum().compute()
+        >>> recording
+        <Recording of 1 run, level steps, ended>
+        >>> sorted({row.place for row in recording.rows()})
+        [0, 1]
+        """
+        return Recording(self.recorder, Level.read(level), self._limits, self._is_gpu)
+
+    def rows(self) -> list[Row]:
+        """The latest steps that have run, with times in ns since 1970.
+
+        Raises
+        ------
+        RuntimeError
+            where nothing was recorded of steps.
+        """
+        return self.trace().rows
+
+    def trace(self) -> Trace:
+        """The latest steps, copies and bytes in memory, with times in ns since 1970."""
+        kept = any(record.level >= Level.STEPS for record in self.recorder.records())
+        if not kept and self.recorder.level < Level.STEPS:
+            raise RuntimeError(
+                "nothing was kept of when steps ran: say timeline=True or observe='steps' before, "
+                "or compute in `with scheduler.record():`"
+            )
+        return take_trace(self.recorder, self._limits())
+
+    def timeline(self, path: str | PathLike[str]) -> None:
+        """Write the latest steps, as `rows` has them, for Perfetto: a thread for each device.
+
+        The file also has copies, with arrows from the steps that made the values, and the memory
+        over time. A path that ends in ``.gz`` is compressed.
+        """
+        write(path, {"gpuscheduler": self.trace()})
+
+    def explain(self, *collections: Any, measure: bool = False) -> Explanation:
+        """Explain on one page what computing these collections would run, and what it costs.
+
+        The page says which layers become which kernels and why others do not, where they are
+        written, bytes, time and the peak of memory, and gives advice. For NumPy's arrays it begins
+        with the choice between GPUs and the host, and its reason. Computes nothing, unless
+        `measure` asks for one run. In notebooks it is a table with bars.
+
+        Raises
+        ------
+        OutOfMemory
+            where the computation cannot fit the memory.
+
+        >>> import dask.array as da
+        >>> from gpuscheduler import Scheduler
+        >>> with Scheduler("cpu:2") as s:
+        ...     page = s.explain(da.ones((2000, 2000), chunks=1000).sum())
+        >>> page.steps, page.rows[0].times
+        (5, 4)
+        """
+        if measure:
+            with self.record("device") as recording:
+                dask_persist(*collections, scheduler=self.get)
+            return recording.explain()
+        begin = self.recorder.clock()
+        plan = self.plan(*collections)
+        planned = seconds_text((self.recorder.clock() - begin) / 1e9)
+        return explain_plan(plan, plan.predicted, self._is_gpu() and not plan.where, planned)
+
+    def held(self, who: bool = False) -> HeldMemory:
+        """What is persisted on the devices and on the host: bytes, places, and the user's line.
+
+        With `who` it also says which variables hold the collections, which takes a while.
+
+        >>> import dask.array as da
+        >>> from gpuscheduler import Scheduler
+        >>> with Scheduler("cpu:2") as s:
+        ...     x = da.ones((1000, 1000), chunks=500).persist()
+        ...     s.held().nbytes
+        8000000
+        """
+        chunks = self._persisted.every()
+        if self._host is not None:
+            chunks += self._host._persisted.every()
+        return held_memory(chunks, self.recorder.persisted, self.recorder.clock(), who)
+
+    def _is_gpu(self) -> bool:
+        return self.hardware.kind == "cuda"
+
+    def _limits(self) -> dict[int, int]:
+        machine = self.hardware.machine
+        return {memory: machine.limit(memory) for memory in machine.memories}

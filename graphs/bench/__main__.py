@@ -5,7 +5,7 @@ sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Eac
 table; what is timed has run once before. `all` runs every part.
 
 Tools, each with options of its own (`--help`): cluster, device_times, eviction, host,
-numpy_arrays, observe, sparse, square, tall, usual.
+numpy_arrays, observe, sorting, sparse, square, tall, usual.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PARTS = {
     "windows": "windows",
 }
 TOOLS = (
-    "cluster", "device_times", "eviction", "host", "numpy_arrays", "observe", "sparse", "square",
-    "tall", "usual",
+    "cluster", "device_times", "eviction", "host", "numpy_arrays", "observe", "sorting", "sparse",
+    "square", "tall", "usual",
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     names = sys.argv[1:]
     if names and names[0] in TOOLS:
         sys.argv[:2] = [f"python -m graphs.bench {names[0]}"]
-        importlib.import_module(f".{names[0]}", __package__).main()
+        sys.exit(importlib.import_module(f".{names[0]}", __package__).main())
     elif names == ["all"]:
         measure_parts(list(PARTS))
     elif names and set(names) <= set(PARTS):

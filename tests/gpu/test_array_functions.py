@@ -21,7 +21,7 @@ from gpuscheduler.array import (
     sort,
     unique,
 )
-from graphs import _sorting
+from graphs.bench import sorting
 from tests.algorithms.test_sorting import ADVERSARIES, CHUNKS, N, descending_indices
 
 from .test_executor import DEVICES, host
@@ -124,8 +124,8 @@ def test_sort_of_one_run_makes_few_tasks(scheduler):
 
 def test_the_benchmark_finds_right_values(monkeypatch, capsys):
     """At a size at which times say nothing."""
-    monkeypatch.setattr(_sorting, "CHECKED", 20_000)
-    _sorting.main(["20000"])
+    monkeypatch.setattr(sorting, "CHECKED", 20_000)
+    sorting.main(["20000"])
     table = capsys.readouterr().out
     assert table.count("\n") >= 5
     assert "WRONG" not in table

@@ -1,4 +1,6 @@
-"""Time sorts and what is like them on one GPU: `python graphs/_sorting.py [ROWS] [--only NAME]`.
+"""Time sorts and what is like them on one GPU: `python -m graphs.bench sorting`.
+
+Options: `[ROWS] [--only NAME]`.
 
 Each row checks values first, at a smaller size, against CuPy. Then it prints milliseconds of ours
 (16 blocks that are on the device, the best of five after one more), of one call of CuPy on one
@@ -9,16 +11,12 @@ by default. No workload. Takes about a minute.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import argparse
 from functools import partial
+from typing import Any
 
 import cupy
 import dask

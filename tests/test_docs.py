@@ -260,6 +260,14 @@ def test_examples_run(name, tmp_path):
     assert python(ROOT / "examples" / f"{name}.py", cwd=tmp_path).strip()
 
 
+def test_the_climate_example_gives_what_numpy_gives(tmp_path):
+    out = python(ROOT / "examples" / "climate.py", "c.png", "--days", "400", cwd=tmp_path)
+    (error,) = re.findall(r"largest difference from NumPy: (\S+)", out)
+    assert "400 days: ndarray" in out
+    assert float(error) < 1e-5
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_mesh_example_draws_the_right_distances(tmp_path):
     """The far corner is one degree north and two west: 111.2 km by about 193.4 km."""
     out = python(ROOT / "examples" / "haversine.py", "mesh.png", cwd=tmp_path)

@@ -666,3 +666,18 @@ def test_repeated_runs_follow_their_launch_tape(devices):
         fresh = [(x + n).sum() for n in range(4)]
         for c in fresh:
             same(c.compute(), c.compute(scheduler="threads"), rtol=1e-4)
+
+
+def test_xarrays_scores_are_numpys():
+    """Group by month, rolling means: what examples/climate.py computes, on GPUs and on the host."""
+    climate = pytest.importorskip("examples.climate", reason="xarray is not there")
+    whole = climate.temperatures(120, 6)
+    want = climate.scores(whole)
+    with gpuscheduler.Scheduler("cuda:0", numpy="gpu") as s, dask.config.set(NUMPY):
+        lazy = climate.scores(whole.chunk(lat=3, time=60))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got = lazy.compute()
+        assert s.last.coverage > 0.5
+    assert type(got.values) is np.ndarray
+    np.testing.assert_allclose(got.values, want.values, rtol=1e-3, atol=1e-4)

@@ -39,14 +39,12 @@ def sort_pieces(pieces: Sequence[Any], descending: bool = False) -> Any:
         if kind == "f":
             x = _move_first_nan(x)
         return _reverse(x) if descending else x
-    quick = sorts_quickly(x.dtype)
+    quick = sorts_quickly(x.dtype) and not (kind == "f" and _has_both_zeros(x))
     if descending and not quick:
         x = x[::-1].copy()
     x.sort(kind=None if quick else "stable")
     if descending:
         x = _reverse(x)
-    if quick and kind == "f":
-        _restore_zeros(x, pieces, descending)
     return x
 
 
@@ -204,19 +202,6 @@ def _is_numpys_half(x: Any) -> bool:
 def _has_both_zeros(x: Any) -> bool:
     zeros = x[x == 0]
     return bool(zeros.size) and 0 < int(np.count_nonzero(np.signbit(zeros))) < zeros.size
-
-
-def _restore_zeros(x: Any, pieces: Sequence[Any], descending: bool) -> None:
-    """Put signed zeros into the order of `pieces`: the quick sort is not stable."""
-    n = x.size - _count_nan(x)
-    ascending = x[:n][::-1] if descending else x[:n]
-    first = int(np.searchsorted(ascending, 0, side="left"))
-    last = int(np.searchsorted(ascending, 0, side="right"))
-    if last - first < 2:
-        return
-    zeros = x[n - last : n - first] if descending else x[first:last]
-    if 0 < np.count_nonzero(np.signbit(zeros)) < zeros.size:
-        zeros[:] = np.concatenate([p[p == 0] for p in pieces])
 
 
 def _is_nan(x: Any) -> Any:

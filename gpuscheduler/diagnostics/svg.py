@@ -57,7 +57,7 @@ def bin_spans(spans: Iterable[Span], begin: float, end: float, bins: int = BINS)
     """Runs of bins in which the same name was busy longest: first, behind the last, name, part.
 
     >>> bin_spans([Span(0, 5, "a"), Span(5, 6, "b")], 0, 10, bins=5)
-    [(0, 2, 'a', 1.0), (2, 3, 'a', 1.0)]
+    [(0, 3, 'a', 1.0), (3, 4, 'b', 1.0)]
     """
     width = (end - begin) / bins or 1.0
     busy: list[dict[str, float]] = [{} for _ in range(bins)]

@@ -56,7 +56,7 @@ class _AlikeBlock(BlockwiseDep):
 def _alike_blocks(i: int, n: int) -> tuple[int, int]:
     """The first and the last of n blocks, the only one, and one of those between.
 
-    >>> [_alike(i, 5) for i in range(5)], _alike(0, 1)
+    >>> [_alike_blocks(i, 5) for i in range(5)], _alike_blocks(0, 1)
     ([(0, 3), (1, 3), (1, 3), (1, 3), (2, 3)], (0, 1))
     """
     return (0, 1) if n == 1 else (0, 3) if i == 0 else (2, 3) if i == n - 1 else (1, 3)

@@ -54,7 +54,7 @@ def _repeats_between(task: Any) -> int:
     """How many times what Dask says of it a task makes.
 
     >>> from dask.array.chunk import topk
-    >>> _between(Task("x", partial(topk, k=-5), 0)), _between(Task("x", abs, 0))
+    >>> _repeats_between(Task("x", partial(topk, k=-5), 0)), _repeats_between(Task("x", abs, 0))
     (5, 1)
     """
     task = _last_task(task)

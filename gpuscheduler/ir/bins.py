@@ -34,7 +34,7 @@ def comparison_dtype(values: Any, edges: Any) -> np.dtype[Any] | None:
 class Bins:
     """Edges, ascending, of one of TYPES. Values are compared as numbers of this type.
 
-    >>> bins = Bins.of(np.array([0.0, 1.0, 2.0]))
+    >>> bins = Bins.from_edges(np.array([0.0, 1.0, 2.0]))
     >>> bins.even, len(bins)
     (True, 2)
     """

@@ -155,9 +155,9 @@ def containers_read(function: Any) -> list[Any]:
 def reason_against_constant(constant: Any) -> tuple[str | None, list[Any]]:
     """The reason why a trace cannot use a constant of a task; also its lists and dictionaries.
 
-    >>> unfit((1, [2, 3]))
+    >>> reason_against_constant((1, [2, 3]))
     (None, [[2, 3]])
-    >>> unfit(np.random.default_rng(0))[0]
+    >>> reason_against_constant(np.random.default_rng(0))[0]
     'it reads a numpy.random._generator.Generator'
     """
     reading = _PurityReader(arrays=True)

@@ -177,7 +177,7 @@ def test_partition_puts_the_kth_in_their_place(data):
 
 def test_wrong_arguments_are_named():
     x = da.ones(5, chunks=2)
-    with pytest.raises(ValueError, match=r"quantile: q=1.5: use fractions"):
+    with pytest.raises(ValueError, match=r"quantile: q=1.5: quantiles are"):
         array.quantile(x, 1.5)
     with pytest.raises(ValueError, match="method='middle': use one of 'interpolated"):
         array.quantile(x, 0.5, method="middle")

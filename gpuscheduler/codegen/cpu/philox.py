@@ -71,7 +71,7 @@ def fill(op: str, key: int, view: View, out: Array) -> None:
 def _merge_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Lengths and strides of at least one axis that give the same numbers in C order.
 
-    >>> _merged((5, 1, 4, 2), (100, 9, 2, 1))
+    >>> _merge_axes((5, 1, 4, 2), (100, 9, 2, 1))
     ([5, 8], [100, 1])
     """
     lengths, steps = [1], [0]

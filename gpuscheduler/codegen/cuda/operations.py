@@ -236,7 +236,7 @@ def approximate_text(op: str, short: str, args: Sequence[str]) -> str | None:
 
     It sets ``rare`` where its result must not be used.
 
-    >>> approximate("true_divide", "f4", ("x", "y")), approximate("sqrt", "f8", ("x",))
+    >>> approximate_text("true_divide", "f4", ("x", "y")), approximate_text("sqrt", "f8", ("x",))
     ('usual_quotient(x, y, rare)', None)
     """
     name = _USUAL.get(_ALIASES.get(op, op))

@@ -120,9 +120,7 @@ def llvm(call: DeviceCall, arch: str) -> list[str]:
         raise
     except Exception as error:
         own = [f"{n} calls itself, which a GPU's code cannot; " for n in functions.recursive[:1]]
-        raise NoDeviceCode(
-            f"Numba compiles no GPU code of {_title(call)}: {''.join(own)}{reason(error)}"
-        ) from error
+        raise NoDeviceCode(f"{_title(call)}: {''.join(own)}{reason(error)}") from error
 
 
 def link(pieces: Sequence[bytes], arch: str, fast_math: bool = False) -> bytes:

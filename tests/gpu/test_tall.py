@@ -111,7 +111,7 @@ def test_a_block_is_substituted_in_pieces(dtype, bad, monkeypatch):
         x[:, 21] = x[:, 20] + 1e-4 * x[:, 21]
     tall_kernel.branches.clear()
     check(x, *tall_qr(cupy.asarray(x)))
-    assert "solve by the library" if bad else "solve" in tall_kernel.branches
+    assert ("solve by the library" if bad else "solve") in tall_kernel.branches
 
 
 @pytest.mark.parametrize("order", "CF")

@@ -48,7 +48,7 @@ DOUBLE = 2.0**-53
 #: cuBLAS's functions, by the types of their matrices.
 GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 
-#: The latest branches that were taken, by name; deque's append needs no lock.
+#: The latest branches that were taken, by name, for tests; deque's append needs no lock.
 branches: deque[str] = deque(maxlen=4096)
 
 #: How blocks become a step's result: see `start_factor`.
@@ -94,21 +94,19 @@ def cholesky_qr(x: Any) -> tuple[Any, Any] | None:
 
     None where a factor breaks down, or where MOST_STEPS do not converge.
     """
-    factor = start_factor(make_gram(x), unit_roundoff(x.dtype))
-    q = x
+    factor, q = start_factor(make_gram(x), unit_roundoff(x.dtype)), x
     for _ in range(MOST_STEPS):
         if factor["how"] == "failed":
             return None
         q = apply_factor(q, factor)
-        if factor["done"]:
-            break
-        factor = next_factor(make_gram(q), factor)
-        if factor["how"] == "keep":
-            break
-    if not factor["done"]:
-        branches.append("too many steps")
-        return None
-    return q, factor["r"].astype(x.dtype)
+        if not factor["done"]:
+            factor = next_factor(make_gram(q), factor)
+            if factor["how"] != "keep":
+                continue
+        return q, factor["r"].astype(x.dtype)
+    if factor["how"] != "failed":
+        branches.append("failed: too many steps")
+    return None
 
 
 def unit_roundoff(dtype: Any) -> float:

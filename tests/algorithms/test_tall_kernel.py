@@ -190,13 +190,27 @@ def test_a_last_step_that_is_far_off_fails_with_the_factor_before():
     assert (after["how"], after["done"]) == ("failed", False)
 
 
-def test_too_few_steps_give_no_factors(monkeypatch):
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("condition", [10, 1e3, 1e6, 1e10, 1e15])
+def test_too_few_steps_give_right_factors_or_none(steps, condition, monkeypatch):
+    """A factor that was found after the last step is not applied, so it must not be in R."""
+    monkeypatch.setattr(tall_kernel, "MOST_STEPS", steps)
+    x = matrix(1200, 40, condition)
+    found, branches = taken(cholesky_qr, x)
+    if found is None:
+        assert branches[-1] == "failed: too many steps"
+    else:
+        check(x, *found)
+    assert (found is None) == (steps == 1 and condition > 10 or steps == 2 and condition > 1e6)
+    check(x, *tall_qr(x))
+
+
+def test_a_failure_after_the_last_step_is_named(monkeypatch):
     monkeypatch.setattr(tall_kernel, "MOST_STEPS", 1)
-    x = matrix(1200, 40, 1e10)
+    x = np.random.default_rng(0).standard_normal((600, 1)) @ np.ones((1, 100))
     found, branches = taken(cholesky_qr, x)
     assert found is None
-    assert branches[-1] == "too many steps"
-    check(x, *tall_qr(x))
+    assert branches[-1] == "failed: factor"
 
 
 def test_a_factor_that_is_done_keeps_its_blocks():

@@ -19,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from .blocks import array_module, join, to_host
 from .local_sort import argsort, argsort_columns, sort_pieces
-from .ordered_keys import is_ordered, ordered_keys
+from .ordered_keys import has_ordered_keys, ordered_keys
 from .products import take_along_axis
 from .runs import count_runs, group_blocks, machine_in_use, module_name, most_line_bytes
 from .sorting import check_sortable, flatten
@@ -300,7 +300,7 @@ def _distinct(
     runs = count_runs(
         x.size * x.dtype.itemsize, len(lengths), machine, is_merge_cheap=module_name(x) != "numpy"
     )
-    if not is_ordered(x.dtype):
+    if not has_ordered_keys(x.dtype):
         runs = 1
     groups = group_blocks(lengths, runs)
     token = tokenize(x, wants_index, wants_counts, equal_nan, runs)
@@ -468,7 +468,7 @@ def _column(part: tuple[Any, ...], number: int) -> Any:
 
 def _search(table: Any, x: Any, side: str) -> Any:
     """Where elements belong in a sorted array."""
-    found, _, _ = _look_up(table, x, side)
+    found, _, _ = _searchsorted_with_keys(table, x, side)
     return found
 
 
@@ -481,7 +481,7 @@ def _is_in(table: Any, x: Any, invert: bool) -> Any:
     xp = array_module(x)
     if not table.size:
         return xp.full(x.shape, invert)
-    found, tables, keys = _look_up(table, x, "left")
+    found, tables, keys = _searchsorted_with_keys(table, x, "left")
     at = xp.minimum(found, table.size - 1)
     hit = xp.ones(x.shape, bool)
     for t, k in zip(tables, keys, strict=True):
@@ -491,11 +491,13 @@ def _is_in(table: Any, x: Any, invert: bool) -> Any:
     return ~hit if invert else hit
 
 
-def _look_up(table: Any, x: Any, side: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+def _searchsorted_with_keys(
+    table: Any, x: Any, side: Any
+) -> tuple[Any, Sequence[Any], Sequence[Any]]:
     """Return `searchsorted` positions of `x` in a sorted table, and the sort keys of both."""
     xp, common = array_module(x), np.result_type(table.dtype, x.dtype)
     table, x = table.astype(common), x.astype(common)
-    if not is_ordered(common):
+    if not has_ordered_keys(common):
         return np.searchsorted(table, x, side), (table,), (x,)
     tables, keys = ordered_keys(table), ordered_keys(x)
     if len(keys) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import array_module, join
-from .ordered_keys import is_ordered, ordered_keys, values_of_keys
+from .ordered_keys import has_ordered_keys, ordered_keys, values_of_keys
 
 #: Elements that a line must have to be sorted by itself, with its own calls.
 LONG_LINE = 4096
@@ -70,8 +70,8 @@ def argsort(x: Any, descending: bool = False, presorted: bool = False) -> Any:
     array([2, 0, 3, 1])
     """
     xp = array_module(x)
-    if not is_ordered(x.dtype):
-        return _argsort_unordered(x, descending)
+    if not has_ordered_keys(x.dtype):
+        return _argsort_extended_floats(x, descending)
     if xp is not np:
         if descending or not x.size:
             return argsort_keys(ordered_keys(x, descending))
@@ -140,7 +140,7 @@ def argsort_lines(x: Any, axis: int, descending: bool = False) -> Any:
         return argsort(x, descending)
     xp = array_module(x)
     y = xp.ascontiguousarray(xp.moveaxis(x, axis, -1))
-    by_keys = is_ordered(y.dtype) and (descending or _is_numpys_half(y))
+    by_keys = has_ordered_keys(y.dtype) and (descending or _is_numpys_half(y))
     keys = ordered_keys(y, descending) if by_keys else ()
     if y.size and (_are_long(y) or (descending and len(keys) != 1)):
         lines = y.reshape(-1, y.shape[-1])
@@ -191,7 +191,7 @@ def _are_long(y: Any) -> bool:
 
 def sorts_quickly(dtype: np.dtype[Any]) -> bool:
     """Whether NumPy's default, by vector instructions, is faster than its stable sort."""
-    return dtype.kind in "biufMm" and is_ordered(dtype)
+    return dtype.kind in "biufMm" and has_ordered_keys(dtype)
 
 
 def _is_numpys_half(x: Any) -> bool:
@@ -243,8 +243,8 @@ def _move_first_nan_indices(x: Any, order: Any) -> Any:
     return xp.concatenate([order[n : n + x.size - here.size], here])
 
 
-def _argsort_unordered(x: Any, descending: bool) -> Any:
-    """Of extended floats, by timsort."""
+def _argsort_extended_floats(x: Any, descending: bool) -> Any:
+    """Argsort floats of more than 64 bits by timsort: they have no ordered keys."""
     if not descending:
         return np.argsort(x, kind="stable")
     order = (x.size - 1 - np.argsort(x[::-1], kind="stable"))[::-1]

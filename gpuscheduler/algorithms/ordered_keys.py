@@ -17,10 +17,10 @@ KINDS = "biufcMmUS"
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def is_ordered(dtype: Any) -> bool:
-    """Whether `ordered_keys` knows the dtype; it does not know extended floats.
+def has_ordered_keys(dtype: Any) -> bool:
+    """Whether `ordered_keys` can map values of the dtype; not those of extended floats.
 
-    >>> is_ordered("f4"), is_ordered(np.longdouble), is_ordered(object)
+    >>> has_ordered_keys("f4"), has_ordered_keys(np.longdouble), has_ordered_keys(object)
     (True, False, False)
     """
     dtype = np.dtype(dtype)

@@ -22,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from .blocks import array_module, join, to_host
 from .local_sort import argsort_lines, sort_lines, sort_pieces
-from .ordered_keys import is_ordered, values_of_keys
+from .ordered_keys import has_ordered_keys, values_of_keys
 from .runs import count_runs, group_blocks, machine_in_use, module_name
 from .sorting import argsort, check_sortable, flatten, lines_fit, sort, sort_line_blocks
 from .splitters import find_brackets, find_candidates, merge_candidates, sample_run
@@ -278,7 +278,7 @@ def _of_long_line(what: str, x: Any, request: _Request) -> Any:
     key = (name, *(0,) * len(request.shape))
     dsk: dict[Any, Any] = {}
     refs = [TaskRef((x.name, b)) for b in range(len(lengths))]
-    if runs == 1 or not is_ordered(x.dtype):
+    if runs == 1 or not has_ordered_keys(x.dtype):
         dsk[key] = Task(key, _select_in_one, List(*refs), tuple(request))
     else:
         groups = group_blocks(lengths, runs)

@@ -30,7 +30,7 @@ from .local_sort import (
     sort_pieces,
     sorts_quickly,
 )
-from .ordered_keys import KINDS, is_ordered
+from .ordered_keys import KINDS, has_ordered_keys
 from .runs import (
     count_runs,
     group_blocks,
@@ -372,7 +372,7 @@ def sort_long(what: str, columns: list[Any], *, index: bool, descending: bool) -
     # timsort merges; the quick sort of values, and CUB, begin anew
     is_cheap = module_name(x) == "numpy" and (index or not sorts_quickly(x.dtype))
     runs = count_runs(nbytes, len(lengths), machine, is_merge_cheap=is_cheap)
-    if runs == 1 or not all(is_ordered(c.dtype) for c in columns):
+    if runs == 1 or not all(has_ordered_keys(c.dtype) for c in columns):
         function = _local(columns, index, descending)
         return sort_line_blocks(what, columns, 0, function, is_index=index)
     copies = is_out_of_core(nbytes, machine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -18,7 +19,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from .blocks import array_module, join, to_host
-from .local_sort import argsort, argsort_columns, sort_pieces
+from .local_sort import argsort, argsort_columns, is_nan, sort_pieces
 from .ordered_keys import has_ordered_keys, ordered_keys
 from .products import take_along_axis
 from .runs import count_runs, group_blocks, machine_in_use, module_name, most_line_bytes
@@ -342,7 +343,7 @@ def _distinct(
             continue
         name = f"{what}-{step}-{token}"
         layer: dict[Any, Any] = {
-            (name, j): Task((name, j), _column, p, number) for j, p in enumerate(parts)
+            (name, j): Task((name, j), getitem, p, number) for j, p in enumerate(parts)
         }
         graph = HighLevelGraph.from_collections(name, {**dsk, **layer}, dependencies=[x])
         out.append(da.Array(graph, name, ((math.nan,) * len(parts),), meta=meta))
@@ -398,7 +399,7 @@ def _groups(x: Any, equal_nan: bool) -> tuple[Any, Any]:
     else:
         changed = x[1:] != x[:-1]
     if kind in "fcMm":
-        nan = xp.isnat(x) if kind in "Mm" else xp.isnan(x)
+        nan = is_nan(x)
         both = nan[1:] & nan[:-1]
         changed = changed & ~both if equal_nan else changed | both
     first = xp.ones(n, bool)
@@ -462,10 +463,6 @@ def _merge_distinct(
     return values[firsts], index, counts
 
 
-def _column(part: tuple[Any, ...], number: int) -> Any:
-    return part[number]
-
-
 def _search(table: Any, x: Any, side: str) -> Any:
     """Where elements belong in a sorted array."""
     found, _, _ = _searchsorted_with_keys(table, x, side)
@@ -487,7 +484,7 @@ def _is_in(table: Any, x: Any, invert: bool) -> Any:
     for t, k in zip(tables, keys, strict=True):
         hit &= t[at] == k
     if x.dtype.kind in "fcMm":
-        hit &= ~(xp.isnat(x) if x.dtype.kind in "Mm" else xp.isnan(x))
+        hit &= ~is_nan(x)
     return ~hit if invert else hit
 
 

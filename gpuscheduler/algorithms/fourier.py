@@ -308,7 +308,9 @@ def _several_axes(function: str, last: str, a: Any, s: Any, axes: Any, norm: str
     if len(lengths) != len(axes):
         raise ValueError(f"{function}n: s has {len(lengths)} lengths for {len(axes)} axes")
     if not axes:
-        return a if last == function and a.dtype.kind == "c" else _fails_without_axes(last, a)
+        if last != function:
+            raise ValueError(f"{last}n: at least 1 axis must be transformed")
+        return a.astype(_result_type(a.dtype, [Transform(last, 0, 2, 2)]))
     made = [
         _of_axis(last if n == len(axes) - 1 else function, a, length, axis)
         for n, (length, axis) in enumerate(zip(lengths, axes, strict=True))
@@ -320,12 +322,6 @@ def _several_axes(function: str, last: str, a: Any, s: Any, axes: Any, norm: str
     for t in made[::-1]:  # one that is named twice is transformed twice
         a = _run(a, [_of_axis(function, a, t.n, t.axis)], norm)
     return a
-
-
-def _fails_without_axes(last: str, a: Array) -> Array:
-    if last in OF_SEVERAL:
-        return a.astype(_result_type(a.dtype, [Transform(last, 0, 2, 2)]))
-    raise ValueError(f"{last}n: at least 1 axis must be transformed")
 
 
 def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:

@@ -204,21 +204,26 @@ def _has_both_zeros(x: Any) -> bool:
     return bool(zeros.size) and 0 < int(np.count_nonzero(np.signbit(zeros))) < zeros.size
 
 
-def _is_nan(x: Any) -> Any:
+def is_nan(x: Any) -> Any:
+    """Whether elements are NaN or NaT."""
     xp = array_module(x)
     return xp.isnat(x) if x.dtype.kind in "Mm" else xp.isnan(x)
 
 
-def _count_nan(x: Any) -> int:
-    """How many NaN and NaT are at the end of a sorted array."""
-    if x.dtype.kind not in "fMm" or not bool(_is_nan(x[-1:])[0]):
+def count_nan_at_end(x: Any) -> int:
+    """How many NaN and NaT a sorted array has: they are last.
+
+    >>> count_nan_at_end(np.array([1.0, np.nan, np.nan]))
+    2
+    """
+    if x.dtype.kind not in "fMm" or not x.size or not bool(is_nan(x[-1])):
         return 0
-    return int(_is_nan(x).sum())
+    return int(is_nan(x).sum())
 
 
 def _reverse(x: Any) -> Any:
     """Reverse a sorted array and keep NaN and NaT last."""
-    xp, n = array_module(x), _count_nan(x)
+    xp, n = array_module(x), count_nan_at_end(x)
     if not n:
         return xp.ascontiguousarray(x[::-1])
     return xp.concatenate([x[: x.size - n][::-1], x[x.size - n :]])
@@ -289,7 +294,7 @@ def _order_ties(key: Any, order: Any) -> Any:
     ranked = key[order]
     same = ranked[1:] == ranked[:-1]
     if key.dtype.kind in "fMm":
-        nan = _is_nan(ranked)
+        nan = is_nan(ranked)
         same |= nan[1:] & nan[:-1]
     if not same.any():
         return order

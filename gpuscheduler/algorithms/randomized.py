@@ -17,6 +17,7 @@ from .blocks import array_module
 from .matrices import as_stack, inexact
 from .tall import qr, svd
 from .tall_graph import SVDResult
+from .tall_kernel import adjoint
 
 
 def svd_randomized(
@@ -74,11 +75,7 @@ def svd_randomized(
         directions = rng.standard_normal((n, width), chunks=(a.chunks[1], width)).astype(real)
     q = qr(a @ directions).Q
     for _ in range(n_power_iter):
-        other = qr(_adjoint(_adjoint(q) @ a)).Q  # in order: the factors stay orthonormal
+        other = qr(adjoint(adjoint(q) @ a)).Q  # in order: the factors stay orthonormal
         q = qr(a @ other).Q
-    u, s, vh = svd(_adjoint(q) @ a)
+    u, s, vh = svd(adjoint(q) @ a)
     return SVDResult((q @ u)[:, :k], s[:k], vh[:k])
-
-
-def _adjoint(x: Any) -> Any:
-    return x.conj().T if x.dtype.kind == "c" else x.T

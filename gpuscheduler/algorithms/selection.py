@@ -21,7 +21,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from .blocks import array_module, join, to_host
-from .local_sort import argsort_lines, sort_lines, sort_pieces
+from .local_sort import argsort_lines, count_nan_at_end, sort_lines, sort_pieces
 from .ordered_keys import has_ordered_keys, values_of_keys
 from .runs import count_runs, group_blocks, machine_in_use, module_name
 from .sorting import argsort, check_sortable, flatten, lines_fit, sort, sort_line_blocks
@@ -342,7 +342,7 @@ def _select_in_one(blocks: list[Any], asked: tuple[Any, ...]) -> Any:
     if selects:
         missing = int(np.count_nonzero(np.isnan(x))) if dtype.kind == "f" else 0
     else:
-        missing = _count_nan_at_end(x)
+        missing = count_nan_at_end(x)
     valid = int(x.size) - missing
     low, high, weight = positions(request, valid)
     if selects and valid and (request.ignore_nan or not missing):
@@ -361,7 +361,7 @@ def _sorted_run(blocks: list[Any]) -> Any:
 
 def _sample_and_count(run: Any, runs: int) -> tuple[Any, int]:
     """A sample of the sorted run, and how many NaN are in it."""
-    return sample_run([run], runs), int(_count_nan_at_end(run))
+    return sample_run([run], runs), count_nan_at_end(run)
 
 
 def _brackets(samples: list[tuple[Any, int]], asked: tuple[Any, ...]) -> Any:
@@ -417,13 +417,6 @@ def _select_in_lines(blocks: list[Any], axis: int, asked: tuple[Any, ...]) -> An
         value = interpolate(xp, below, above, xp.asarray(weight[number]), request.method)
         out[number] = xp.where(valid > 0, value, np.nan) if out.dtype.kind == "f" else value
     return out.reshape((*request.shape, *x.shape[:-1]))
-
-
-def _count_nan_at_end(x: Any) -> int:
-    """How many NaN a sorted array has: they are last."""
-    if x.dtype.kind != "f" or not x.size or not bool(array_module(x).isnan(x[-1])):
-        return 0
-    return int(array_module(x).isnan(x).sum())
 
 
 def positions(request: _Request, n: Any) -> tuple[Any, Any, Any]:

@@ -26,6 +26,7 @@ from .sparse_block import (
     concatenate,
     reduce_sum,
     reduced_axes,
+    reduced_shape,
     take,
     tensordot,
 )
@@ -35,11 +36,8 @@ def _count(block: SparseBlock, **given: Any) -> Any:
     """How many elements are reduced, as an array of the block's library."""
     axes = reduced_axes(block, given.get("axis"))
     made = math.prod(block.shape[a] for a in axes)
-    kept = [1 if a in axes else n for a, n in enumerate(block.shape)]
-    shape = (
-        kept if given.get("keepdims") else [n for a, n in enumerate(block.shape) if a not in axes]
-    )
-    return block.xp.full(tuple(shape), made, given.get("dtype", np.float64))
+    shape = reduced_shape(block, axes, given.get("keepdims"))
+    return block.xp.full(shape, made, given.get("dtype", np.float64))
 
 
 def _count_numbers(block: SparseBlock, **given: Any) -> Any:

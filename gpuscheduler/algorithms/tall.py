@@ -7,6 +7,7 @@ arrays. Stacks of matrices are factored each by itself, by the library of their 
 from __future__ import annotations
 
 import math
+from operator import getitem
 from typing import Any, NamedTuple
 
 import dask.array as da
@@ -18,7 +19,7 @@ from dask.base import tokenize
 from . import tall_tasks
 from .matrices import as_stack, call_on_stacks, inexact, real_part
 from .tall_graph import SVDResult, add_layer, factorize, graph_value, tolerance
-from .tall_kernel import quiet, tall_qr
+from .tall_kernel import adjoint, quiet, tall_qr
 
 
 class QRResult(NamedTuple):
@@ -125,8 +126,8 @@ def svd(a: Any, full_matrices: bool = False, compute_uv: bool = True) -> Any:
             "full_matrices=False"
         )
     if _is_wide(a):
-        u, s, vh = factorize(_adjoint_array(a)).svd()
-        return SVDResult(_adjoint_array(vh), s, _adjoint_array(u))
+        u, s, vh = factorize(adjoint(a)).svd()
+        return SVDResult(adjoint(vh), s, adjoint(u))
     return factorize(a).svd()
 
 
@@ -144,7 +145,7 @@ def svdvals(x: Any) -> Array:
         out: Array = _each(tall_tasks.svdvals_of_stack, x, "(m,n)->(k)", (True,), {"k": k})
         return out
     a = _matrix(x, "svdvals")
-    return factorize(_adjoint_array(a) if _is_wide(a) else a).svdvals()
+    return factorize(adjoint(a) if _is_wide(a) else a).svdvals()
 
 
 def lstsq(a: Any, b: Any, rcond: float | None = None) -> LstsqResult:
@@ -191,7 +192,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> LstsqResult:
     a = a.astype(right.dtype)
     sides = a.shape
     if _is_wide(a):
-        found = factorize(_adjoint_array(a))
+        found = factorize(adjoint(a))
         x = found.solve_wide(right, rcond, sides)
         residuals = da.empty((0,), dtype=x.real.dtype)
     else:
@@ -232,7 +233,7 @@ def pinv(a: Any, rcond: float | None = None, *, rtol: float | None = None) -> Ar
         return out
     a = _matrix(a, "pinv")
     if _is_wide(a):
-        return _adjoint_array(factorize(_adjoint_array(a)).pinv(cutoff, a.shape))
+        return adjoint(factorize(adjoint(a)).pinv(cutoff, a.shape))
     return factorize(a).pinv(cutoff, a.shape)
 
 
@@ -358,7 +359,7 @@ def _wide_qr(a: Array) -> tuple[Array, Array]:
     q, r = _one_block_qr(square)
     if len(merged) == 1:
         return q, r
-    return q, da.concatenate([r, _adjoint_array(q) @ a[:, merged[0] :]], axis=1)
+    return q, da.concatenate([r, adjoint(q) @ a[:, merged[0] :]], axis=1)
 
 
 def _one_block_qr(a: Array) -> tuple[Array, Array]:
@@ -369,7 +370,7 @@ def _one_block_qr(a: Array) -> tuple[Array, Array]:
     out = []
     for part, shape in enumerate([(m, k), (k, n)]):
         name = f"qr-{'qr'[part]}-{token}"
-        task = Task((name, 0, 0), tall_tasks.take_item, TaskRef(pair.key), part)
+        task = Task((name, 0, 0), getitem, TaskRef(pair.key), part)
         graph = add_layer(name, {(name, 0, 0): task}, pair)
         out.append(Array(graph, name, tuple([(n,) for n in shape]), meta=a._meta))
     return out[0], out[1]
@@ -404,11 +405,6 @@ def _is_wide(a: Array) -> bool:
 
 def _is_same_length(a: float, b: float) -> bool:
     return a == b or math.isnan(a) or math.isnan(b)
-
-
-def _adjoint_array(a: Array) -> Array:
-    out: Array = a.conj().T if a.dtype.kind == "c" else a.T
-    return out
 
 
 @quiet

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from operator import getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,7 +232,7 @@ def factorize(a: Array) -> TallFactors:
     if count == 1:
         pair = graph_value(f"qr-{token}", tall_qr, [TaskRef((a.name, 0, 0))], a)
         name = f"qr-q0-{token}"
-        part = Task((name, 0, 0), tall_tasks.take_item, TaskRef(pair.key), 0)
+        part = Task((name, 0, 0), getitem, TaskRef(pair.key), 0)
         blocks = Array(add_layer(name, {(name, 0, 0): part}, pair), name, a.chunks, meta=a._meta)
         factor = graph_value(
             f"qr-factor-{token}", tall_tasks.keep_factor, [TaskRef(pair.key), unit], pair

@@ -137,7 +137,7 @@ def make_gram(x: Any) -> Any:
 
 
 def adjoint(x: Any) -> Any:
-    """Return the conjugate transpose of a matrix, a view where x is real."""
+    """Return the conjugate transpose of a matrix or dask matrix, a view where x is real."""
     return x.conj().T if x.dtype.kind == "c" else x.T
 
 

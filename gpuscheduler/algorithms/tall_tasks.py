@@ -50,11 +50,6 @@ def make_none() -> None:
     """Return None: what nobody needs."""
 
 
-def take_item(values: Any, part: int) -> Any:
-    """Return one of several values."""
-    return values[part]
-
-
 def keep_factor(pair: tuple[Any, Any], unit: float) -> Factor:
     """Return the factor that says that a block's Q is what it should be."""
     _check_rows(pair[1])
@@ -169,11 +164,8 @@ def solve_adjoint(parts: tuple[Any, Any, Any], b: Any, cutoff: float) -> Any:
 
 
 def _invert_values(s: Any, cutoff: float) -> Any:
-    """Inverses of singular values, and 0 for those up to `cutoff` times the largest."""
-    xp = array_module(s)
-    if not s.size:
-        return s
-    known = s > cutoff * s[0]
+    """Inverses of singular values of shape (..., k); 0 up to `cutoff` times the largest."""
+    xp, known = array_module(s), s > cutoff * s[..., :1]
     return xp.where(known, 1 / xp.where(known, s, 1), 0)
 
 
@@ -201,8 +193,7 @@ def pinv_of_stack(x: Any, rcond: float | None) -> Any:
     """Return the pseudoinverses of matrices of shape (..., m, n)."""
     u, s, vh = svd_of_stack(x)
     part = np.finfo(x.dtype).eps * max(x.shape[-2:]) if rcond is None else rcond
-    known = s > part * s[..., :1]
-    inverse = array_module(x).where(known, 1 / array_module(x).where(known, s, 1), 0)
+    inverse = _invert_values(s, part)
     return (vh.conj().swapaxes(-2, -1) * inverse[..., None, :]) @ u.conj().swapaxes(-2, -1)
 
 

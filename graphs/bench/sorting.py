@@ -26,6 +26,8 @@ import numpy as np
 import gpuscheduler
 from gpuscheduler import array
 
+from .timing import best, free_memory
+
 BLOCKS = 16
 CHECKED = 10**6
 
@@ -46,18 +48,6 @@ def blocked(x: Any) -> Any:
     blocks = {(name, i): p for i, p in enumerate(parts)}
     lengths = tuple(len(p) for p in parts)
     return da.Array(blocks, name, (lengths,), meta=x[:0]).persist()
-
-
-def best(f: Callable[[], Any], repeat: int = 5) -> float:
-    times = []
-    for _ in range(repeat + 1):
-        cupy.cuda.runtime.deviceSynchronize()
-        begin = time.perf_counter()
-        out = f()
-        cupy.cuda.runtime.deviceSynchronize()
-        times.append(1e3 * (time.perf_counter() - begin))
-        del out
-    return min(times[1:])
 
 
 def same(a: Any, b: Any) -> bool:
@@ -120,7 +110,7 @@ def time_jax(n: int) -> None:
             continue
         try:
             f, x = jax.jit(getattr(jnp, function)), jax.dlpack.from_dlpack(make(0))
-            print(f"JAX {name}: {best(partial(_waited, f, x)):.1f} ms", flush=True)
+            print(f"JAX {name}: {1e3 * best(partial(_waited, f, x)):.1f} ms", flush=True)
         except Exception as error:
             print(f"JAX {name}: {type(error).__name__}: {str(error)[:70]}", flush=True)
 
@@ -139,19 +129,15 @@ def measure(row: Any, scale: float) -> bool:
         return False
     x = make(0)
     with_blocks = blocked(x)
-    mine = best(lambda: dask.persist(*listed(ours(with_blocks))))
+    mine = 1e3 * best(lambda: dask.persist(*listed(ours(with_blocks))))
     with_blocks = None
-    free()
-    peer = best(lambda: cupys(x))
-    free()
+    free_memory()
+    peer = 1e3 * best(lambda: cupys(x))
+    free_memory()
     met = mine <= bar * scale
     cells = [name, f"{mine:.1f}", f"{peer:.1f}", f"{mine / peer:.2f}", f"{bar * scale:.0f}"]
     print("|", " | ".join([*cells, "yes" if met else "NO"]), "|", flush=True)
     return met
-
-
-def free() -> None:
-    cupy.get_default_memory_pool().free_all_blocks()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -167,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
         if said.only in row[0]:
             with gpuscheduler.Scheduler("cuda:0"):
                 met.append(measure(row, said.rows / 1e9))
-            free()
+            free_memory()
     if said.rows > CHECKED:
         time_jax(int(said.rows))
     return int(not all(met))

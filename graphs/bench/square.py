@@ -16,10 +16,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 
 import argparse
-import time
-from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import dask
@@ -29,12 +26,13 @@ import numpy as np
 import gpuscheduler
 from gpuscheduler import linalg
 
+from .turns import Function, in_turns
+
 #: Ours may take so many times as long as CuPy's one call; Cholesky of 20000: 110 ms.
 BARS = {"solve": 1.15, "inv": 1.15, "cholesky": 1.1, "slogdet": 1.15}
 #: Ours may take so many times as long as NumPy's one call, on CPU devices.
 CPU_BAR = 1.3
 RUNS = 5
-Function = Callable[[], Any]
 
 
 def residual(name: str, a: Any, x: Any, b: Any, xp: Any) -> float:
@@ -87,27 +85,6 @@ def check(xp: Any, n: int, chunk: int, **options: Any) -> None:
         ratio = residual(name, spd if name == "cholesky" else a, x, b, xp)
         assert ratio < 30, f"{name} of {n} is wrong: ratio {ratio}"
         del x, array, of
-
-
-def seconds(function: Function, wait: Callable[[], Any]) -> float:
-    wait()
-    start = time.perf_counter()
-    result = function()
-    wait()
-    took = time.perf_counter() - start
-    del result
-    return took
-
-
-def in_turns(functions: dict[str, Function], wait: Callable[[], Any]) -> dict[str, float]:
-    """The median time of each, run in turns; each has run before."""
-    for function in functions.values():
-        seconds(function, wait)
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(RUNS):
-        for name, function in functions.items():
-            times[name].append(seconds(function, wait))
-    return {name: median(t) for name, t in times.items()}
 
 
 def show(name: str, n: int, times: dict[str, float], bar: float) -> bool:
@@ -178,12 +155,7 @@ def on_gpu(n: int, only: str) -> bool:
             }
             if name in jax:
                 functions["jax"] = jax[name]
-            try:
-                times = in_turns(functions, wait)
-            except Exception as error:  # JAX may lack the memory that CuPy holds
-                print(f"{name}: without JAX: {error}")
-                functions.pop("jax", None)
-                times = in_turns(functions, wait)
+            times = in_turns(functions, wait, RUNS, needed=("ours", "cupy"))
             met &= show(name, n, times, BARS[name])
     return met
 
@@ -216,7 +188,8 @@ def on_cpu(n: int, only: str) -> bool:
             }
             if name in dasks:
                 functions["dask"] = dasks[name]
-            met &= show(name, n, in_turns(functions, lambda: None), CPU_BAR)
+            times = in_turns(functions, lambda: None, RUNS, needed=("ours", "numpy"))
+            met &= show(name, n, times, CPU_BAR)
     return met
 
 

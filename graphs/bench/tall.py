@@ -17,10 +17,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("JAX_ENABLE_X64", "1")
 
 import argparse
-import time
-from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import dask
@@ -32,12 +29,13 @@ from gpuscheduler import linalg
 from gpuscheduler.codegen.cuda import skinny as cuda_text
 from gpuscheduler.plan.skinny import multiply_skinny
 
+from .turns import Function, in_turns, seconds
+
 #: Milliseconds on one H200, for 1000000 x 1000 and for uint8 1000000 x 20000 @ 20.
 BARS = {"qr, condition 10": 180, "qr, condition 1e10": 270, "Dask's svd": 350, "skinny": 25}
 #: Ours is to be so many times as fast as Dask's threads, on CPU devices.
 CPU_BAR = 1.5
 RUNS = 3
-Function = Callable[[], Any]
 
 
 def mixed(n: int, condition: float, xp: Any) -> Any:
@@ -72,33 +70,6 @@ def check(what: str, x: Any, q: Any, r: Any) -> None:
     print(f"{what}: orthogonality {off / unit:.1e}, residual {miss / unit:.1e} of n·√n·u")
     assert off <= 30 * unit, f"{what} is not orthogonal"
     assert miss <= 30 * unit, f"{what} is not the matrix"
-
-
-def seconds(function: Function, wait: Callable[[], Any]) -> float:
-    wait()
-    start = time.perf_counter()
-    result = function()
-    wait()
-    took = time.perf_counter() - start
-    del result
-    return took
-
-
-def in_turns(functions: dict[str, Function], wait: Callable[[], Any]) -> dict[str, float]:
-    """The median time of each, run in turns; each has run before."""
-    for name in list(functions):
-        try:
-            seconds(functions[name], wait)
-        except Exception as error:  # a peer may lack the memory: the other columns count
-            if name == "ours":
-                raise
-            print(f"without {name}: {str(error)[:200]}")
-            del functions[name]
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(RUNS):
-        for name, function in functions.items():
-            times[name].append(seconds(function, wait))
-    return {name: median(t) for name, t in times.items()}
 
 
 def show(name: str, times: dict[str, float], bar: float | None, least: float | None = None) -> bool:
@@ -174,7 +145,7 @@ def on_gpu(m: int, n: int, only: str) -> bool:
                         functions["cupy"] = partial(cupy.linalg.qr, whole)
                         functions |= jax_function("qr", whole)
                     del whole
-                times = in_turns(functions, wait)
+                times = in_turns(functions, wait, RUNS)
                 met &= show(f"qr, {name}, {blocks} blocks", times, bar(f"qr, {name}"))
                 del x, lazy, functions
                 drop()
@@ -186,8 +157,8 @@ def on_gpu(m: int, n: int, only: str) -> bool:
             u, s, vh = dask.persist(*lazy)
             check("Dask's svd", x, u, s[:, None] * vh)
             del u, s, vh
-            times = in_turns({"ours": partial(dask.persist, *lazy)}, wait)
-            ours = in_turns({"ours": partial(dask.persist, *linalg.svd(x))}, wait)
+            times = in_turns({"ours": partial(dask.persist, *lazy)}, wait, RUNS)
+            ours = in_turns({"ours": partial(dask.persist, *linalg.svd(x))}, wait, RUNS)
             times["linalg.svd"] = ours["ours"]
         with gpuscheduler.Scheduler("cuda:0", tall_qr="householder"):
             times["householder"] = seconds(partial(dask.persist, *lazy), wait)
@@ -198,7 +169,7 @@ def on_gpu(m: int, n: int, only: str) -> bool:
             x = in_blocks(cupy, m // 10, n, 10, 10)
             functions = {"ours": partial(dask.persist, *linalg.svd(x))}
             functions |= jax_function("svd", x.compute())
-            show(f"linalg.svd of {m // 10} rows", in_turns(functions, wait), None)
+            show(f"linalg.svd of {m // 10} rows", in_turns(functions, wait, RUNS), None)
             del x, functions
             drop()
     if only in "skinny":
@@ -230,17 +201,17 @@ def skinny(cupy: Any, m: int, n: int, k: int, wait: Any, bar: float | None) -> b
                 )
             miss = float(abs(got - want).max() / abs(want).max())
             assert miss < 1e-12, f"{name} is wrong: {miss}"
-            times = in_turns({"ours": partial(dask.persist, lazy)}, wait)
+            times = in_turns({"ours": partial(dask.persist, lazy)}, wait, RUNS)
             whole = w.compute()
             if name == "x @ w":
                 hand = partial(lambda v: [p.astype("f8") @ v for p in parts], whole)
-                times["converted"] = in_turns({"ours": hand}, wait)["ours"]
+                times["converted"] = in_turns({"ours": hand}, wait, RUNS)["ours"]
             met &= show(f"uint8 {name}, {k} columns", times, bar if name == "x @ w" else None)
     w, y = w.compute(), y.blocks[0].compute()
     for depth in (1, 2, 4):  # which instruction of the tensor cores is the fastest
         cuda_text.DEPTH, before = depth, cuda_text.DEPTH
         for name, left, right in (("x @ w", parts[0], w), ("x.T @ y", parts[0].T, y)):
-            took = in_turns({"ours": partial(multiply_skinny, left, right)}, wait)["ours"]
+            took = in_turns({"ours": partial(multiply_skinny, left, right)}, wait, RUNS)["ours"]
             print(f"  one block of {name}, fragments of depth {depth}: {took * 1e3:.2f} ms")
         cuda_text.DEPTH = before
     return met
@@ -265,7 +236,7 @@ def on_cpu(m: int, n: int, only: str) -> bool:
                     "ours": partial(dask.persist, *lazy),
                     "dask": partial(dask.persist, *theirs, scheduler="threads"),
                 }
-                times = in_turns(functions, lambda: None)
+                times = in_turns(functions, lambda: None, RUNS)
             met &= show(f"{name}, condition {condition:g}", times, None, CPU_BAR)
     return met
 

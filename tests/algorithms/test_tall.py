@@ -14,8 +14,9 @@ from gpuscheduler import linalg
 from gpuscheduler.algorithms import tall_graph, tall_kernel
 from gpuscheduler.algorithms.tall_kernel import unit_roundoff
 from gpuscheduler.pipeline import compile
+from tests.support.matrices import check_qr, tall_matrix
 
-from .test_tall_kernel import adversaries, check, matrix
+from .test_tall_kernel import adversaries
 
 SCHEDULERS = ["sync", "threads", "cpu:1", "cpu:4"]
 
@@ -63,9 +64,9 @@ def check_svd(x, u, s, vh):
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("condition", [10, 1e10])
 def test_qr_and_svd_keep_the_promise_on_every_scheduler(scheduler, condition, dtype):
-    x = matrix(1500, 40, condition, dtype)
+    x = tall_matrix(1500, 40, condition, dtype)
     q, r, u, s, vh = dask.compute(*linalg.qr(blocks(x)), *linalg.svd(blocks(x)))
-    check(x, q, r, promise=1)
+    check_qr(x, q, r, promise=1)
     check_svd(x, u, s, vh)
 
 
@@ -74,7 +75,7 @@ def test_qr_and_svd_keep_the_promise_on_every_scheduler(scheduler, condition, dt
 def test_qr_keeps_the_promise_for_adversaries(cpu, name):
     x = adversaries()[name]
     q, r = dask.compute(*linalg.qr(blocks(x)))
-    check(x if x.dtype.kind == "f" else x.astype(float), q, r, promise=1)
+    check_qr(x if x.dtype.kind == "f" else x.astype(float), q, r, promise=1)
 
 
 @pytest.mark.parametrize(
@@ -83,27 +84,27 @@ def test_qr_keeps_the_promise_for_adversaries(cpu, name):
      (1e17, "householder")],
 )  # fmt: skip
 def test_every_branch_is_taken_in_a_graph(cpu, condition, last):
-    x = matrix(3000, 60, condition)
+    x = tall_matrix(3000, 60, condition)
     tall_kernel.branches.clear()
-    check(x, *dask.compute(*linalg.qr(blocks(x, 700))), promise=1)
+    check_qr(x, *dask.compute(*linalg.qr(blocks(x, 700))), promise=1)
     assert tall_kernel.branches[-1] == last
 
 
 def test_no_fallback_task_works_where_it_is_not_needed(cpu):
     tall_kernel.branches.clear()
-    dask.compute(*linalg.qr(blocks(matrix(3000, 60, 1e10))))
+    dask.compute(*linalg.qr(blocks(tall_matrix(3000, 60, 1e10))))
     assert "householder" not in tall_kernel.branches
 
 
 def test_breakdown_after_a_step_goes_on_from_its_q(cpu):
     """Householder QR has the Q of the last good step, and its R is multiplied with the factor."""
-    x = matrix(2000, 60, 1e17)
+    x = tall_matrix(2000, 60, 1e17)
     found = tall_graph.factorize(blocks(x))
     tall_kernel.branches.clear()
     _, stack = dask.get(dict(found.q().dask), [found.factor.key, found.stack.key])
     assert "failed: factor" in tall_kernel.branches
     assert sorted(stack) == ["q", "r"]
-    check(x, *dask.compute(found.q(), found.r()), promise=1)
+    check_qr(x, *dask.compute(found.q(), found.r()), promise=1)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_any_shape_and_chunks(cpu, shape, chunks):
 
 def test_one_small_matrix_is_one_task(monkeypatch):
     monkeypatch.undo()
-    q, _ = linalg.qr(blocks(matrix(1500, 40, 10)))
+    q, _ = linalg.qr(blocks(tall_matrix(1500, 40, 10)))
     assert sum("factor" in str(k) for k in q.dask) == 1
     assert not any("gram" in str(k) for k in q.dask)
 
@@ -167,7 +168,7 @@ def test_lstsq_finds_what_numpy_finds(cpu, shape, rank, dtype):
 def test_lstsq_meets_lapacks_ratio(cpu):
     """‖aᴴ(b - a x)‖ / (max(m, n)‖a‖(‖a‖‖x‖ + ‖b‖)u) at most 30."""
     for condition in (1, 1e4, 1e8, 1e12):
-        x = matrix(2000, 40, condition)
+        x = tall_matrix(2000, 40, condition)
         b = np.random.default_rng(4).standard_normal(2000)
         found, residuals, *_ = dask.compute(*linalg.lstsq(blocks(x), blocks(b[:, None])[:, 0]))
         miss = b - x @ found
@@ -178,7 +179,7 @@ def test_lstsq_meets_lapacks_ratio(cpu):
 
 
 def test_rcond_and_tolerances_cut_singular_values(cpu):
-    x = matrix(1000, 40, 1e8)
+    x = tall_matrix(1000, 40, 1e8)
     d, b = blocks(x), blocks(np.ones((1000, 1)))
     assert int(linalg.lstsq(d, b, rcond=1e-4).rank) == np.linalg.lstsq(x, np.ones(1000), 1e-4)[2]
     for name, given in (("rcond", 1e-4), ("rtol", 1e-4)):
@@ -248,15 +249,15 @@ def test_norms_of_vectors_are_numpys(cpu, ord, axis, keepdims):
 
 
 def test_unknown_numbers_of_rows_are_allowed(cpu):
-    x = matrix(2000, 40, 1e4)
+    x = tall_matrix(2000, 40, 1e4)
     d = blocks(x)
     picked = d[d[:, 0] > 0]
     q, r = linalg.qr(picked)
-    check(x[x[:, 0] > 0], *dask.compute(q, r), promise=1)
+    check_qr(x[x[:, 0] > 0], *dask.compute(q, r), promise=1)
     bad = x.copy()
     bad[:, 3] = 0
     picked = blocks(bad)[blocks(bad)[:, 0] > 0]
-    check(bad[bad[:, 0] > 0], *dask.compute(*linalg.qr(picked)), promise=1)
+    check_qr(bad[bad[:, 0] > 0], *dask.compute(*linalg.qr(picked)), promise=1)
     few = d[d[:, 0] > x[:, 0].max() * 0.99]
     with pytest.raises(ValueError, match="compute_chunk_sizes"):
         dask.compute(*linalg.qr(few))
@@ -286,7 +287,7 @@ def test_what_cannot_be_done_is_refused():
 
 @pytest.mark.filterwarnings("error")
 def test_nan_is_an_error_of_the_singular_values(cpu):
-    x = matrix(1000, 40, 10)
+    x = tall_matrix(1000, 40, 10)
     x[5, 5] = np.nan
     with pytest.raises(np.linalg.LinAlgError, match="NaN or infinity"):
         linalg.svdvals(blocks(x)).compute()
@@ -296,7 +297,7 @@ def test_nan_is_an_error_of_the_singular_values(cpu):
 
 
 def test_bits_do_not_depend_on_the_number_of_devices():
-    x = blocks(matrix(2000, 40, 1e8))
+    x = blocks(tall_matrix(2000, 40, 1e8))
     found = []
     for devices in ("cpu:1", "cpu:2", "cpu:5"):
         with gpuscheduler.Scheduler(devices):
@@ -318,14 +319,14 @@ def test_a_second_matrix_alike_is_not_planned_again():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compile, "plan_dask", planned)
             for seed in range(3):
-                x = matrix(1000, 40, 10.0**seed, seed=seed)
-                check(x, *dask.compute(*linalg.qr(blocks(x))), promise=1)
+                x = tall_matrix(1000, 40, 10.0**seed, seed=seed)
+                check_qr(x, *dask.compute(*linalg.qr(blocks(x))), promise=1)
         assert len(made) == 1
         assert scheduler
 
 
 def test_numpys_functions_are_lazy_on_dask_arrays(cpu):
-    x = matrix(500, 12, 10)
+    x = tall_matrix(500, 12, 10)
     for name in ("svdvals", "pinv", "matrix_rank", "cond", "matrix_norm", "vector_norm"):
         got = getattr(np.linalg, name)(blocks(x))
         assert isinstance(got, da.Array)
@@ -334,5 +335,5 @@ def test_numpys_functions_are_lazy_on_dask_arrays(cpu):
 
 def test_lengths_of_one_task_are_independent_of_the_others(cpu):
     """A block with fewer rows than columns is fine, also in the fallback."""
-    x = matrix(500, 60, 1e17)
-    check(x, *dask.compute(*linalg.qr(blocks(x, 37))), promise=1)
+    x = tall_matrix(500, 60, 1e17)
+    check_qr(x, *dask.compute(*linalg.qr(blocks(x, 37))), promise=1)

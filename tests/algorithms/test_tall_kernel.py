@@ -19,37 +19,7 @@ from gpuscheduler.algorithms.tall_kernel import (
     tall_qr,
     unit_roundoff,
 )
-
-#: The factor of the promise: 30·n·√n·u.
-PROMISE = 30
-
-
-def matrix(m, n, condition, dtype="f8", seed=0):
-    """A matrix with singular values from 1 to 1 / condition."""
-    rng = np.random.default_rng(seed)
-
-    def draw(rows, columns):
-        x = rng.standard_normal((rows, columns))
-        return x + 1j * rng.standard_normal((rows, columns)) if np.dtype(dtype).kind == "c" else x
-
-    u, _ = np.linalg.qr(draw(m, n))
-    v, _ = np.linalg.qr(draw(n, n))
-    return ((u * np.logspace(0, -np.log10(condition), n)) @ v).astype(dtype)
-
-
-def check(x, q, r, promise=PROMISE):
-    """The promise, and that R is triangular with no negative diagonal element."""
-    n, unit = x.shape[1], unit_roundoff(x.dtype)
-    assert q.dtype == r.dtype == x.dtype
-    assert (r.diagonal().real >= 0).all()
-    assert not np.tril(r, -1).any()
-    double = np.result_type(x.dtype, "f8")
-    x, q, r = (a.astype(double) for a in (x, q, r))
-    most = promise * n * n**0.5 * unit
-    assert np.linalg.norm(q.conj().T @ q - np.eye(n), 2) <= most
-    scale = abs(x).max() or 1.0
-    x, r = x / scale, r / scale
-    assert np.linalg.norm(x - q @ r, 2) <= most * np.linalg.norm(x, 2)
+from tests.support.matrices import check_qr, tall_matrix
 
 
 def taken(function, *args):
@@ -62,8 +32,8 @@ def taken(function, *args):
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("condition", [1, 10, 1e4, 1e8, 1e12, 1e14, 1e17])
 def test_promise_holds_for_every_condition(condition, dtype):
-    x = matrix(2000, 40, condition, dtype)
-    check(x, *tall_qr(x), promise=1)
+    x = tall_matrix(2000, 40, condition, dtype)
+    check_qr(x, *tall_qr(x), promise=1)
 
 
 @pytest.mark.parametrize(
@@ -78,32 +48,32 @@ def test_promise_holds_for_every_condition(condition, dtype):
     ],
 )
 def test_branches_follow_the_condition(condition, branches):
-    _, found = taken(tall_qr, matrix(4000, 60, condition))
+    _, found = taken(tall_qr, tall_matrix(4000, 60, condition))
     assert [f.removeprefix("solve by the ") for f in found] == branches
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
 def test_diagonal_blocks_are_inverted_where_their_condition_is_small(dtype, monkeypatch):
     monkeypatch.setattr(tall_kernel, "TOGETHER", 16)
-    x = matrix(2000, 200, 1e6, dtype)
+    x = tall_matrix(2000, 200, 1e6, dtype)
     (q, r), branches = taken(tall_qr, x)
     assert "solve" in branches
-    check(x, q, r, promise=1)
+    check_qr(x, q, r, promise=1)
 
 
 def test_a_bad_diagonal_block_is_solved_by_the_library_alone(monkeypatch):
     monkeypatch.setattr(tall_kernel, "TOGETHER", 16)
-    x = matrix(2000, 96, 2)
+    x = tall_matrix(2000, 96, 2)
     x[:, 21] = x[:, 20] + 1e-4 * x[:, 21]
     (q, r), branches = taken(tall_qr, x)
     assert branches[:2] == ["plain", "solve by the library"]
-    check(x, q, r, promise=1)
+    check_qr(x, q, r, promise=1)
     factor = start_factor(make_gram(x), 2.0**-53)
     assert [i is None for i in factor["inverses"]] == [False, True] + 4 * [False]
 
 
 def adversaries():
-    x = matrix(1200, 40, 10)
+    x = tall_matrix(1200, 40, 10)
     equal, zero, huge, random = x.copy(), x.copy(), x.copy(), np.random.default_rng(1)
     equal[:, 5] = equal[:, 7]
     zero[:, 5] = 0
@@ -139,7 +109,7 @@ def adversaries():
 def test_promise_holds_for_adversaries(name):
     x = adversaries()[name]
     q, r = tall_qr(x)
-    check(x if x.dtype.kind == "f" else x.astype(float), q, r, promise=1)
+    check_qr(x if x.dtype.kind == "f" else x.astype(float), q, r, promise=1)
 
 
 @pytest.mark.parametrize("shape", [(1200, 0), (0, 0), (40, 40), (60, 40), (3, 8), (1, 1), (900, 1)])
@@ -155,7 +125,7 @@ def test_other_shapes_are_factored_by_the_library(shape):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("error")
 def test_nan_and_infinity_are_passed_on(value):
-    x = matrix(1200, 40, 10)
+    x = tall_matrix(1200, 40, 10)
     x[7, 3] = value
     (q, r), branches = taken(tall_qr, x)
     assert branches == ["failed: range", "householder"]
@@ -171,7 +141,7 @@ def test_a_step_that_is_not_positive_definite_fails():
 
 
 def test_a_step_that_overflows_fails():
-    x = matrix(1200, 40, 10)
+    x = tall_matrix(1200, 40, 10)
     first = start_factor(make_gram(x), 2.0**-53)
     second, branches = taken(next_factor, np.full((40, 40), np.nan), first)
     assert (second["how"], branches) == ("failed", ["failed: overflow"])
@@ -179,7 +149,7 @@ def test_a_step_that_overflows_fails():
 
 
 def test_a_last_step_that_is_far_off_fails_with_the_factor_before():
-    x = matrix(2000, 40, 1e10)
+    x = tall_matrix(2000, 40, 1e10)
     first = start_factor(make_gram(x), 2.0**-53)
     gram = make_gram(apply_factor(x, first))
     assert next_factor(gram, first)["how"] == "solve"
@@ -195,14 +165,14 @@ def test_a_last_step_that_is_far_off_fails_with_the_factor_before():
 def test_too_few_steps_give_right_factors_or_none(steps, condition, monkeypatch):
     """A factor that was found after the last step is not applied, so it must not be in R."""
     monkeypatch.setattr(tall_kernel, "MOST_STEPS", steps)
-    x = matrix(1200, 40, condition)
+    x = tall_matrix(1200, 40, condition)
     found, branches = taken(cholesky_qr, x)
     if found is None:
         assert branches[-1] == "failed: too many steps"
     else:
-        check(x, *found)
+        check_qr(x, *found)
     assert (found is None) == (steps == 1 and condition > 10 or steps == 2 and condition > 1e6)
-    check(x, *tall_qr(x))
+    check_qr(x, *tall_qr(x))
 
 
 def test_a_failure_after_the_last_step_is_named(monkeypatch):
@@ -214,7 +184,7 @@ def test_a_failure_after_the_last_step_is_named(monkeypatch):
 
 
 def test_a_factor_that_is_done_keeps_its_blocks():
-    x = matrix(1200, 40, 10)
+    x = tall_matrix(1200, 40, 10)
     first = start_factor(make_gram(x), 2.0**-53)
     q = apply_factor(x, first)
     second = next_factor(make_gram(q), first)
@@ -224,7 +194,7 @@ def test_a_factor_that_is_done_keeps_its_blocks():
 
 
 def test_single_precision_is_added_up_in_pieces(monkeypatch):
-    x = matrix(1000, 40, 10, "f4")
+    x = tall_matrix(1000, 40, 10, "f4")
     whole = make_gram(x)
     monkeypatch.setattr(tall_kernel, "PIECE", 64 * 40)
     assert whole.dtype == np.float64
@@ -232,7 +202,7 @@ def test_single_precision_is_added_up_in_pieces(monkeypatch):
 
 
 def test_columns_are_scaled_back():
-    x = matrix(300, 40, 10)
+    x = tall_matrix(300, 40, 10)
     for scale in (1e300, 1e-300):
         q, r = householder_qr(x * scale)
         np.testing.assert_allclose(q @ (r / scale), x, atol=1e-14)
@@ -243,10 +213,10 @@ def test_without_scipy_results_are_as_good(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(tall_kernel, "import_module", missing)
-    x = matrix(1200, 40, 1e10)
+    x = tall_matrix(1200, 40, 1e10)
     (q, r), branches = taken(tall_qr, x)
     assert "solve by the library" in branches
-    check(x, q, r, promise=1)
+    check_qr(x, q, r, promise=1)
 
 
 @settings(deadline=None)
@@ -264,7 +234,7 @@ def test_promise_holds_for_graded_matrices_of_any_rank(rows, columns, powers, ra
     x = rng.standard_normal((m, rank)) @ rng.standard_normal((rank, columns))
     x = (x * 2.0 ** np.array(powers[:columns])).astype(dtype)
     q, r = tall_qr(x)
-    check(x, q, r)
+    check_qr(x, q, r)
     q, again = tall_qr(np.ascontiguousarray(q))  # Q has the identity as its R
     np.testing.assert_allclose(
         again, np.eye(columns), atol=30 * columns**1.5 * unit_roundoff(dtype)

@@ -12,6 +12,7 @@ import gpuscheduler
 from gpuscheduler import linalg
 from tests.support import lapack_ratios as ratios
 from tests.support.lapack_ratios import THRESHOLD
+from tests.support.matrices import square_matrix
 
 pytestmark = pytest.mark.gpu
 
@@ -25,14 +26,6 @@ def on_gpu(a, chunks=6):
     return da.from_array(a, chunks=chunks).to_backend("cupy")
 
 
-def matrix(n, dtype="f8", seed=0):
-    rng = np.random.default_rng(seed)
-    a = rng.standard_normal((n, n)) * (9 if dtype == "i4" else 1)
-    if np.dtype(dtype).kind == "c":
-        a = a + 1j * rng.standard_normal((n, n))
-    return a.astype(dtype)
-
-
 @pytest.fixture(scope="module", params=["cuda:0", "cuda:0,0"])
 def scheduler(request):
     with gpuscheduler.Scheduler(request.param, check=True) as s:
@@ -41,7 +34,7 @@ def scheduler(request):
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4"])
 def test_every_dtype(scheduler, dtype):
-    a = matrix(20, dtype)
+    a = square_matrix(20, dtype)
     a = (a + a.conj().T).astype(dtype)
     x = on_gpu(a)
     lazy = (*linalg.eigh(x), linalg.eigvalsh(x, UPLO="U"), *linalg.eig(x), linalg.eigvals(x))
@@ -57,13 +50,13 @@ def test_every_dtype(scheduler, dtype):
 
 
 def test_matrices_without_symmetry(scheduler):
-    for a in (matrix(20), np.array([[0.0, -1], [1, 0]]), matrix(7, "c16")):
+    for a in (square_matrix(20), np.array([[0.0, -1], [1, 0]]), square_matrix(7, "c16")):
         w, v = map(host, dask.compute(*linalg.eig(on_gpu(a))))
         assert ratios.eig(a, w, v) < THRESHOLD
 
 
 def test_stacks(scheduler):
-    a = np.stack([matrix(4, seed=s) for s in range(6)])
+    a = np.stack([square_matrix(4, seed=s) for s in range(6)])
     a = a + a.swapaxes(-1, -2)
     x = on_gpu(a, (2, 3, 4))
     w, v, alone = map(host, dask.compute(*linalg.eigh(x), linalg.eigvalsh(x)))
@@ -73,7 +66,7 @@ def test_stacks(scheduler):
 
 
 def test_what_is_not_finite_raises(scheduler):
-    a = matrix(9)
+    a = square_matrix(9)
     a[5, 2] = np.nan
     for lazy in (linalg.eigh(on_gpu(a))[0], linalg.eigvals(on_gpu(a))):
         with pytest.raises(np.linalg.LinAlgError, match="infs or NaNs"):
@@ -81,7 +74,7 @@ def test_what_is_not_finite_raises(scheduler):
 
 
 def test_powers_chains_and_tensors(scheduler):
-    a = matrix(12) / 4
+    a = square_matrix(12) / 4
     x = on_gpu(a)
     wants = [
         (linalg.matrix_power(x, 5), np.linalg.matrix_power(a, 5)),
@@ -98,6 +91,6 @@ def test_powers_chains_and_tensors(scheduler):
 
 @pytest.mark.parametrize("p", [1, np.inf, "fro"])
 def test_condition_numbers_of_singular_matrices_are_infinite(scheduler, p):
-    for a in (matrix(9), np.zeros((3, 3)), np.stack([np.eye(3), np.zeros((3, 3))])):
+    for a in (square_matrix(9), np.zeros((3, 3)), np.stack([np.eye(3), np.zeros((3, 3))])):
         got = linalg.cond(on_gpu(a), p).compute()
         np.testing.assert_allclose(host(got), np.linalg.cond(a, p), rtol=1e-8)

@@ -12,6 +12,7 @@ import gpuscheduler
 from gpuscheduler import linalg
 from tests.support import lapack_ratios as ratios
 from tests.support.lapack_ratios import THRESHOLD
+from tests.support.matrices import square_matrix
 
 pytestmark = pytest.mark.gpu
 
@@ -28,24 +29,16 @@ def on_gpu(a, chunks=9):
     return da.from_array(a, chunks=chunks).to_backend("cupy")
 
 
-def matrix(n, dtype="f8", seed=0):
-    rng = np.random.default_rng(seed)
-    a = rng.standard_normal((n, n)) * (9 if dtype == "i4" else 1)
-    if np.dtype(dtype).kind == "c":
-        a = a + 1j * rng.standard_normal((n, n))
-    return a.astype(dtype)
-
-
 def positive(n, dtype="f8"):
-    a = matrix(n, "c16" if np.dtype(dtype).kind == "c" else "f8")
+    a = square_matrix(n, "c16" if np.dtype(dtype).kind == "c" else "f8")
     a = a @ a.conj().T + np.eye(n)
     return np.round(a * 9).astype(dtype) if dtype[0] == "i" else a.astype(dtype)
 
 
 def hard():
-    zero = matrix(30)
+    zero = square_matrix(30)
     zero[:15, :15] = 0
-    small = matrix(30)
+    small = square_matrix(30)
     small[:15, :15] *= 1e-12
     growth = np.eye(24) - np.tril(np.ones((24, 24)), -1)
     growth[:, -1] = 1
@@ -62,7 +55,7 @@ def scheduler(request):
 @pytest.mark.parametrize("block_size", SIZES)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i4"])
 def test_every_dtype(scheduler, dtype, block_size):
-    a, b = matrix(31, dtype), matrix(31, dtype, 1)[:, :12]
+    a, b = square_matrix(31, dtype), square_matrix(31, dtype, 1)[:, :12]
     options = {"block_size": block_size}
     x, y = on_gpu(a), on_gpu(b, (5, 8))
     lazy = [
@@ -110,7 +103,7 @@ def test_hard_matrices(scheduler, name, block_size):
 
 @pytest.mark.parametrize("block_size", SIZES)
 def test_failures_are_seen(scheduler, block_size):
-    singular = matrix(20)
+    singular = square_matrix(20)
     singular[:, 13] = 0
     x = on_gpu(singular)
     right = on_gpu(np.ones((20, 1)))
@@ -131,7 +124,7 @@ def test_failures_are_seen(scheduler, block_size):
 
 
 def test_stacks(scheduler):
-    a = np.stack([matrix(4, seed=s) for s in range(6)]).reshape(2, 3, 4, 4)
+    a = np.stack([square_matrix(4, seed=s) for s in range(6)]).reshape(2, 3, 4, 4)
     b = np.ones((4, 2))
     x = on_gpu(a, (1, 2, 3, 2))
     got = dask.compute(
@@ -149,7 +142,7 @@ def test_stacks(scheduler):
 
 
 def test_positive_systems_and_refinement(scheduler):
-    a, b = positive(30), matrix(30, seed=3)[:, :4]
+    a, b = positive(30), square_matrix(30, seed=3)[:, :4]
     for options in ({"assume_a": "pos"}, {"refine": True}, {"refine": True, "block_size": 8}):
         x = linalg.solve(on_gpu(a), on_gpu(b), **options)
         assert ratios.solve(a, host(x.compute()), b) < THRESHOLD

@@ -12,6 +12,7 @@ import gpuscheduler
 from gpuscheduler import linalg
 from gpuscheduler.algorithms import tall_graph, tall_kernel
 from gpuscheduler.algorithms.tall_kernel import tall_qr, unit_roundoff
+from tests.support.matrices import check_qr, tall_matrix
 
 pytestmark = pytest.mark.gpu
 DEVICES = ["cuda:0", "cuda:0,0"]
@@ -33,40 +34,16 @@ def host(x):
     return x.get() if isinstance(x, cupy.ndarray) else x
 
 
-def matrix(m, n, condition, dtype="f8", seed=0):
-    """A matrix with singular values from 1 to 1 / condition."""
-    rng = np.random.default_rng(seed)
-
-    def draw(rows, columns):
-        x = rng.standard_normal((rows, columns))
-        return x + 1j * rng.standard_normal((rows, columns)) if np.dtype(dtype).kind == "c" else x
-
-    u, _ = np.linalg.qr(draw(m, n))
-    v, _ = np.linalg.qr(draw(n, n))
-    return ((u * np.logspace(0, -np.log10(condition), n)) @ v).astype(dtype)
-
-
 def on_gpu(x, rows=700):
     return da.from_array(x, chunks=(rows, -1)).to_backend("cupy").persist()
 
 
 def check(x, q, r, signs=True):
-    n, unit = x.shape[1], unit_roundoff(x.dtype)
-    q, r = host(q), host(r)
-    assert q.dtype == r.dtype == x.dtype
-    assert not np.tril(r, -1).any()
-    assert (r.diagonal().real >= 0).all() or not signs
-    double = np.result_type(x.dtype, "f8")
-    x, q, r = (a.astype(double) for a in (x, q, r))
-    most = 30 * n * n**0.5 * unit
-    assert np.linalg.norm(q.conj().T @ q - np.eye(n), 2) <= most
-    scale = abs(x).max() or 1.0
-    x, r = x / scale, r / scale
-    assert np.linalg.norm(x - q @ r, 2) <= most * np.linalg.norm(x, 2)
+    check_qr(x, host(q), host(r), signs=signs)
 
 
 def adversaries():
-    x = matrix(1400, 40, 10)
+    x = tall_matrix(1400, 40, 10)
     equal, zero, huge = x.copy(), x.copy(), x.copy()
     equal[:, 5] = equal[:, 7]
     zero[:, 5] = 0
@@ -90,7 +67,7 @@ def adversaries():
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("condition", [10, 1e4, 1e10, 1e17])
 def test_a_block_keeps_the_promise(condition, dtype):
-    x = matrix(2000, 64, condition, dtype)
+    x = tall_matrix(2000, 64, condition, dtype)
     q, r = tall_qr(cupy.asarray(x))
     assert isinstance(q, cupy.ndarray)
     check(x, q, r)
@@ -106,7 +83,7 @@ def test_a_block_keeps_the_promise_for_adversaries(name):
 @pytest.mark.parametrize("bad", [False, True])
 def test_a_block_is_substituted_in_pieces(dtype, bad, monkeypatch):
     monkeypatch.setattr(tall_kernel, "TOGETHER", 32)
-    x = matrix(2000, 200, 1e6, dtype)
+    x = tall_matrix(2000, 200, 1e6, dtype)
     if bad:
         x[:, 21] = x[:, 20] + 1e-4 * x[:, 21]
     tall_kernel.branches.clear()
@@ -116,7 +93,7 @@ def test_a_block_is_substituted_in_pieces(dtype, bad, monkeypatch):
 
 @pytest.mark.parametrize("order", "CF")
 def test_however_a_block_is_stored(order):
-    x = matrix(1000, 40, 1e10)
+    x = tall_matrix(1000, 40, 1e10)
     check(x, *tall_qr(cupy.asarray(x, order=order)))
     strided = cupy.asarray(np.repeat(x, 2, 1))[:, ::2]
     check(x, *tall_qr(strided))
@@ -125,7 +102,7 @@ def test_however_a_block_is_stored(order):
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
 @pytest.mark.parametrize("condition", [10, 1e10, 1e17])
 def test_qr_and_svd_keep_the_promise(scheduler, condition, dtype):
-    x = matrix(2100, 40, condition, dtype)
+    x = tall_matrix(2100, 40, condition, dtype)
     d = on_gpu(x)
     q, r, u, s, vh = dask.compute(*linalg.qr(d), *linalg.svd(d))
     assert all(isinstance(a, cupy.ndarray) for a in (q, r, u, s, vh))
@@ -154,7 +131,7 @@ def test_qr_keeps_the_promise_for_adversaries(name):
 def test_every_branch_is_taken(condition, last):
     tall_kernel.branches.clear()
     with gpuscheduler.Scheduler("cuda:0,0"):
-        x = matrix(3000, 60, condition)
+        x = tall_matrix(3000, 60, condition)
         check(x, *dask.compute(*linalg.qr(on_gpu(x))))
     assert tall_kernel.branches[-1] == last
 
@@ -179,14 +156,14 @@ def test_least_squares_and_inverses_are_numpys(scheduler, shape, rank):
 
 
 def test_nan_is_an_error_of_the_singular_values():
-    x = matrix(1400, 40, 10)
+    x = tall_matrix(1400, 40, 10)
     x[5, 5] = np.nan
     with gpuscheduler.Scheduler("cuda:0"), pytest.raises(np.linalg.LinAlgError, match="NaN"):
         linalg.svdvals(on_gpu(x)).compute()
 
 
 def test_numpy_blocks_are_factored_on_gpus(scheduler):
-    x = matrix(2100, 40, 1e10)
+    x = tall_matrix(2100, 40, 1e10)
     d = da.from_array(x, chunks=(700, -1))
     q, r = dask.compute(*linalg.qr(d))
     assert isinstance(q, np.ndarray)
@@ -198,7 +175,7 @@ def test_numpy_blocks_are_factored_on_gpus(scheduler):
 
 @pytest.mark.parametrize("condition", [10, 1e10, 1e17])
 def test_dasks_qr_and_svd_use_the_block_function(scheduler, condition):
-    x = matrix(3000, 40, condition)
+    x = tall_matrix(3000, 40, condition)
     d = on_gpu(x, 1000) * 1.0  # Dask fuses this with its QR
     tall_kernel.branches.clear()
     q, r = dask.compute(*da.linalg.qr(d))
@@ -211,7 +188,7 @@ def test_dasks_qr_and_svd_use_the_block_function(scheduler, condition):
 
 
 def test_householder_is_the_library():
-    x = matrix(3000, 40, 10)
+    x = tall_matrix(3000, 40, 10)
     with gpuscheduler.Scheduler("cuda:0", tall_qr="householder"):
         tall_kernel.branches.clear()
         q, r = dask.compute(*da.linalg.qr(on_gpu(x, 1000)))
@@ -220,7 +197,7 @@ def test_householder_is_the_library():
 
 
 def test_blocks_that_are_not_tall_stay_with_the_library():
-    x = matrix(300, 20, 10)
+    x = tall_matrix(300, 20, 10)
     with gpuscheduler.Scheduler("cuda:0"):
         tall_kernel.branches.clear()
         q, r = dask.compute(*da.linalg.qr(on_gpu(x, 100)))
@@ -229,7 +206,7 @@ def test_blocks_that_are_not_tall_stay_with_the_library():
 
 
 def test_an_empty_block_is_dasks():
-    x = matrix(1000, 40, 10)
+    x = tall_matrix(1000, 40, 10)
     d = on_gpu(x, 500)
     with gpuscheduler.Scheduler("cuda:0"):
         picked = d[da.arange(1000, chunks=500) >= 500]
@@ -238,7 +215,7 @@ def test_an_empty_block_is_dasks():
 
 
 def test_numpys_qr_is_taken_over_with_its_modes(scheduler):
-    x = matrix(2000, 40, 10)
+    x = tall_matrix(2000, 40, 10)
     d = on_gpu(x, 1000)
     meta = cupy.empty((0, 0))
     r = d.map_blocks(np.linalg.qr, mode="r", chunks=((40, 40), 40), meta=meta)
@@ -268,7 +245,7 @@ def test_products_in_tf32_keep_ten_bits(dtype):
 
 
 def test_tf32_leaves_factors_and_doubles_alone():
-    x = matrix(2100, 40, 10, "f4")
+    x = tall_matrix(2100, 40, 10, "f4")
     with gpuscheduler.Scheduler("cuda:0", matmul_precision="tf32"):
         check(x, *dask.compute(*linalg.qr(on_gpu(x))))
         y = np.random.default_rng(6).standard_normal((200, 200))

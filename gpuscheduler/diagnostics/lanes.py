@@ -18,8 +18,7 @@ import numpy as np
 
 from ..plan.machine import HOST
 from ..plan.step_table import step_table
-from ..runtime.events import Copied, Done, Issued, Launch
-from ..runtime.observe import Recorder, Row, RunRecord, Turn, decode_rows
+from ..runtime.observe import Recorder, Row, RunRecord, TurnDecoder, decode_rows
 from ..runtime.state import State
 
 #: Seconds that lanes show.
@@ -53,19 +52,6 @@ class LabelTotal(NamedTuple):
     steps: int
 
 
-class _RunCursor:
-    """What was read of a run by steps."""
-
-    __slots__ = ("begun", "done", "free", "launched", "seen")
-
-    def __init__(self, begun: int):
-        self.begun = begun  # ns of the latest turn
-        self.seen = 0  # turns
-        self.launched: dict[int, int] = {}
-        self.free: dict[int, int] = {}
-        self.done: Any = None  # which steps were done at the latest look, where that is sampled
-
-
 class LaneReader:
     """Reads what a recorder has got since the last look.
 
@@ -84,7 +70,10 @@ class LaneReader:
         self._seconds: Counter[str] = Counter()
         self._steps: Counter[str] = Counter()
         self._lines: dict[str, str] = {}
-        self._cursors: dict[int, _RunCursor] = {}
+        #: By run: what was read of it, and how many of its turns.
+        self._decoders: dict[int, tuple[TurnDecoder, int]] = {}
+        #: By run that is sampled: when it was looked at, in ns, and which steps were done then.
+        self._sampled: dict[int, tuple[int, Any]] = {}
         self._replayed = 0  # number of the latest replay that was read
         self._shares: dict[int, list[tuple[int, str, int, int]]] = {}  # by tape
 
@@ -101,12 +90,14 @@ class LaneReader:
             if record.how == "replay":
                 if record.is_over and record.number > self._replayed:
                     replays.append(record)
-            elif record.table is not None:
+            elif record.table is not None and record.admitted:
                 self._read_turns(record)
-            elif not record.is_over:
+            elif record.table is None and not record.is_over:
                 self._sample(record, now)
         self._read_replays(replays)
-        self._cursors = {n: c for n, c in self._cursors.items() if n in alive}
+        for known in (self._decoders, self._sampled):
+            for number in known.keys() - alive:
+                del known[number]
         self.since = max(self.since, now - self.bins * self.width)
         first = self.since // self.width
         for lanes in self._busy.values():
@@ -114,22 +105,28 @@ class LaneReader:
                 del lanes[old]
 
     def _read_turns(self, record: RunRecord) -> None:
-        cursor = self._cursors.get(record.number)
-        if cursor is None:
-            cursor = self._cursors[record.number] = _RunCursor(record.admitted or record.began)
-        total = record.dropped + len(record.turns)
-        turns = list(islice(reversed(record.turns.copy()), max(0, total - cursor.seen)))
-        cursor.seen = max(total, cursor.seen)
-        for turn in reversed(turns):
-            self._read_turn(record, cursor, turn)
         table, state = record.table, record.state
-        if table is None or state is None:
+        assert table is not None
+        turns = record.turns.copy()
+        total = record.dropped + len(turns)
+        decoder, seen = self._decoders.get(record.number, (None, 0))
+        if decoder is None or decoder.table is not table or total < seen:  # a run may begin anew
+            decoder, seen = TurnDecoder(record, table), 0
+        self._decoders[record.number] = decoder, total
+        for turn in islice(turns, max(0, seen - record.dropped), None):
+            decoder.read(turn)
+            for place, used in zip(record.memories, turn.used, strict=False):
+                self.peaks[place] = max(used, self.peaks.get(place, 0))
+        for row in decoder.rows:
+            self._add(row.place, row.label, row.line, row.begin, row.end)
+        decoder.rows, decoder.copies = [], []
+        if state is None:
             return
         for i in _under_way(state):  # the first of each place's queue runs now
             place = HOST if record.is_host else table.places[i]
             if place not in self._open:  # a turn is written when something has come back
-                begin = cursor.launched.get(i, cursor.begun)
-                begin = max(begin, cursor.free.get(table.places[i], 0))
+                begin = decoder.launched.get(i, decoder.latest)
+                begin = max(begin, decoder.free.get(table.places[i], 0))
                 self._open[place] = table.label(i), table.line(i), begin
 
     def _sample(self, record: RunRecord, now: int) -> None:
@@ -139,12 +136,11 @@ class LaneReader:
             return
         table = step_table(state.plan)
         done = np.frombuffer(bytes(state.done), bool)
-        cursor = self._cursors.get(record.number)
-        if cursor is None or cursor.done is None or len(cursor.done) != len(done):
-            cursor = self._cursors[record.number] = _RunCursor(now)
-            cursor.done = done
-        fresh = np.flatnonzero(done & ~cursor.done)
-        begun, cursor.begun, cursor.done = cursor.begun, now, done
+        begun, before = self._sampled.get(record.number, (now, done))
+        if len(before) != len(done):  # it began anew, with another plan
+            begun, before = now, done
+        self._sampled[record.number] = now, done
+        fresh = np.flatnonzero(done & ~before)
         shares: dict[int, dict[int, float]] = {}  # by place: predicted seconds by group
         for i in fresh.tolist():
             share = shares.setdefault(table.places[i], {})
@@ -163,33 +159,6 @@ class LaneReader:
                 end = at + int((now - begun) * part / every)
                 self._add(shown, table.labels[group], table.lines[group], at, end, steps=0)
                 at = end
-
-    def _read_turn(self, record: RunRecord, cursor: _RunCursor, turn: Turn) -> None:
-        table = record.table
-        assert table is not None
-        for place, used in zip(record.memories, turn.used, strict=False):
-            if used > self.peaks.get(place, 0):
-                self.peaks[place] = used
-        for instruction in turn.instructions:
-            if type(instruction) is Launch:
-                cursor.launched[instruction.step] = cursor.begun
-        spans = {e.step: e.span for e in turn.events if type(e) is Issued and e.span is not None}
-        for event in turn.events:
-            if type(event) is Copied or type(event) is not Done:
-                continue
-            i = event.step
-            begin = cursor.launched.pop(i, None)
-            if begin is None:
-                continue
-            place, end = table.places[i], turn.ns
-            if i in spans:
-                begin, end = spans[i]
-            elif not table.aside[i]:
-                begin = max(begin, cursor.free.get(place, begin))
-                cursor.free[place] = end
-            shown = HOST if record.is_host else place
-            self._add(shown, table.label(i), table.line(i), begin, end)
-        cursor.begun = turn.ns
 
     def _read_replays(self, replays: list[RunRecord]) -> None:
         fresh = [r for r in replays if r.table is not None]

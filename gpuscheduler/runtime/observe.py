@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..plan.machine import HOST, Machine
 from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
-from .events import Copied, Copy, Done, Event, Instruction, Issued, Launch, NoRoom
+from .events import Copied, Copy, Done, Event, Instruction, Issued, Launch
 from .under_way import runs_under_way
 
 if TYPE_CHECKING:
@@ -275,19 +275,6 @@ class RunRecord:
         return out
 
 
-class Observer:
-    """Hears of runs, in the thread that computes. This one does nothing.
-
-    What it raises is logged, and it is removed. Steps are pulled: `Recorder.rows`.
-    """
-
-    def run_began(self, record: RunRecord) -> None:
-        """A computation was asked for; nothing is planned yet."""
-
-    def run_ended(self, record: RunRecord) -> None:
-        """It is over; `record.error` says whether it failed."""
-
-
 @dataclass(eq=False, repr=False)
 class Recorder:
     """Records the runs of one scheduler; bounded.
@@ -313,7 +300,9 @@ class Recorder:
     #: Runs under way, by number.
     running: dict[int, RunRecord] = field(default_factory=dict)
     notes: deque[Note] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
-    observers: list[Any] = field(default_factory=list)  # of `Observer`
+    #: Objects that hear of runs, in the thread that computes: `run_began(record)` and
+    #: `run_ended(record)`. What one raises is logged, and it is removed.
+    observers: list[Any] = field(default_factory=list)
     #: Levels of the recordings under way, by their number.
     raised: dict[int, Level] = field(default_factory=dict)
     #: Sums over all finished runs: ("runs", how, "ok" or "error"), ("planned", how), ("steps",),
@@ -448,76 +437,106 @@ class Recorder:
         return [s for r in self.records(since) for s in decode_memory(r)]
 
 
-def decode_rows(record: RunRecord) -> list[Row]:
-    """The steps of one run, in the order in which they ended."""
-    table = record.table
-    if table is None:
-        return []
-    record.settle()
-    marks = [m for m in record.marks.copy() if m.src is None]
-    marked = _rows_of_marks(record, table, marks)
-    if record.how == "replay":
-        return marked or _estimated_rows(record, table)
-    known = {m.step for m in marks}
-    others = [r for r in _rows_of_turns(record, table) if r.step not in known]
-    return sorted([*marked, *others], key=lambda r: r.end) if marked else others
+class TurnDecoder:
+    """Decodes the turns of one run, given one after the other, into `rows` and `copies`."""
 
+    def __init__(self, record: RunRecord, table: StepTable):
+        self.record, self.table = record, table
+        #: Steps and copies that have ended; a reader may take them away between two turns.
+        self.rows: list[Row] = []
+        self.copies: list[CopyRow] = []
+        #: ns: when each step under way was handed to its device.
+        self.launched: dict[int, int] = {}
+        #: ns: when the latest step of each device was done.
+        self.free: dict[int, int] = {}
+        #: ns of the latest turn.
+        self.latest = record.admitted
+        #: Bytes of each value, as far as they are known.
+        self.sizes = list(table.nbytes)
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._copied: dict[tuple[int, int], int] = {}  # when copies under way began
 
-def _rows_of_turns(record: RunRecord, table: StepTable) -> list[Row]:
-    launched: dict[int, int] = {}
-    nbytes: dict[int, int] = {}
-    spans: dict[int, tuple[int, int]] = {}
-    free: dict[int, int] = {}  # when the latest step of each device was done
-    before, rows = record.admitted, []
-    for turn in record.turns.copy():
+    def read(self, turn: Turn) -> None:
+        """Decode the next turn."""
         for ins in turn.instructions:
             if type(ins) is Launch:
-                launched[ins.step] = before
+                self.launched[ins.step] = self.latest
+            elif type(ins) is Copy:
+                self._copied[ins.step, ins.dst] = self.latest
         for event in turn.events:
             if type(event) is Issued:
-                nbytes[event.step] = event.nbytes
+                self.sizes[event.step] = event.nbytes
                 if event.span is not None:
-                    spans[event.step] = event.span
-            elif type(event) is Done and event.step in launched:
-                i, place = event.step, table.places[event.step]
-                ready = begin = launched[i]
-                end, clock = turn.ns, "host"
-                if i in spans:
-                    (begin, end), clock = spans[i], "thread"
-                elif not table.aside[i]:
-                    begin = max(begin, free.get(place, begin))
-                    free[place] = end
-                size, shown = nbytes.get(i, table.nbytes[i]), HOST if record.is_host else place
-                rows.append(Row(
-                    record.number, i, table.keys[i], table.label(i), table.line(i), shown,
-                    min(ready, begin), begin, end, size, clock,
-                ))  # fmt: skip
-        before = turn.ns
-    return rows
+                    self._spans[event.step] = event.span
+            elif type(event) is Done and event.step in self.launched:
+                self._end_step(event.step, turn.ns)
+            elif type(event) is Copied:
+                i, begin = event.step, self._copied.pop((event.step, event.dst), None)
+                if begin is not None:
+                    self.copies.append(CopyRow(
+                        self.record.number, i, self.table.label(i), event.src, event.dst, begin,
+                        turn.ns, self.sizes[i], "host",
+                    ))  # fmt: skip
+        self.latest = turn.ns
+
+    def _end_step(self, i: int, end: int) -> None:
+        table, place = self.table, self.table.places[i]
+        ready = begin = self.launched.pop(i)
+        clock, span = "host", self._spans.pop(i, None)
+        if span is not None:
+            (begin, end), clock = span, "thread"
+        elif not table.aside[i]:
+            begin = max(begin, self.free.get(place, begin))
+            self.free[place] = end
+        self.rows.append(Row(
+            self.record.number, i, table.keys[i], table.label(i), table.line(i),
+            HOST if self.record.is_host else place, min(ready, begin), begin, end, self.sizes[i],
+            clock,
+        ))  # fmt: skip
 
 
-def _rows_of_marks(record: RunRecord, table: StepTable, marks: Iterable[Mark]) -> list[Row]:
-    sizes = _true_sizes(record, table)
-    return [
-        Row(
-            record.number, m.step, table.keys[m.step], table.label(m.step), table.line(m.step),
-            HOST if record.is_host else m.place, min(record.admitted, m.begin), m.begin, m.end,
-            sizes[m.step], m.clock,
-        )
-        for m in sorted(marks, key=lambda m: m.end)
-    ]  # fmt: skip
+def decode_run(record: RunRecord) -> tuple[list[Row], list[CopyRow]]:
+    """The steps and the copies of one run, in the order in which they ended.
 
-
-def _true_sizes(record: RunRecord, table: StepTable) -> list[int]:
-    """Bytes of each step's value, as far as they are known."""
-    if record.tape is not None:
-        return record.tape.nbytes
-    sizes = list(table.nbytes)
+    What devices have measured replaces what turns tell.
+    """
+    table = record.table
+    if table is None:
+        return [], []
+    record.settle()
+    decoder = TurnDecoder(record, table)
     for turn in record.turns.copy():
-        for event in turn.events:
-            if type(event) is Issued:
-                sizes[event.step] = event.nbytes
-    return sizes
+        decoder.read(turn)
+    marks = record.marks.copy()
+    measured = {(m.step, None if m.src is None else m.place) for m in marks}
+    rows = [r for r in decoder.rows if (r.step, None) not in measured]
+    copies = [c for c in decoder.copies if (c.step, c.dst) not in measured]
+    sizes = decoder.sizes if record.tape is None else record.tape.nbytes
+    for m in marks:
+        i, label = m.step, table.label(m.step)
+        if m.src is None:
+            rows.append(Row(
+                record.number, i, table.keys[i], label, table.line(i),
+                HOST if record.is_host else m.place, min(record.admitted, m.begin), m.begin, m.end,
+                sizes[i], m.clock,
+            ))  # fmt: skip
+        else:
+            copies.append(CopyRow(
+                record.number, i, label, m.src, m.place, m.begin, m.end, sizes[i], m.clock
+            ))  # fmt: skip
+    if record.how == "replay" and not rows:
+        rows = _estimated_rows(record, table)
+    return sorted(rows, key=lambda r: r.end), sorted(copies, key=lambda c: c.end)
+
+
+def decode_rows(record: RunRecord) -> list[Row]:
+    """The steps of one run, in the order in which they ended."""
+    return decode_run(record)[0]
+
+
+def decode_copies(record: RunRecord) -> list[CopyRow]:
+    """The copies of one run, in the order in which they ended."""
+    return decode_run(record)[1]
 
 
 def _estimated_rows(record: RunRecord, table: StepTable) -> list[Row]:
@@ -541,50 +560,7 @@ def _estimated_rows(record: RunRecord, table: StepTable) -> list[Row]:
                 record.number, i, table.keys[i], table.label(i), table.line(i), place,
                 record.admitted, int(begin), int(at), tape.nbytes[i], "estimated",
             ))  # fmt: skip
-    return sorted(rows, key=lambda r: r.end)
-
-
-def decode_copies(record: RunRecord) -> list[CopyRow]:
-    """The copies of one run, in the order in which they ended."""
-    table = record.table
-    if table is None:
-        return []
-    record.settle()
-    marks = [m for m in record.marks.copy() if m.src is not None]
-    marked: list[CopyRow] = []
-    if marks:
-        sizes = _true_sizes(record, table)
-        marked = [
-            CopyRow(
-                record.number, m.step, table.label(m.step), m.src, m.place, m.begin, m.end,
-                sizes[m.step], m.clock,
-            )
-            for m in sorted(marks, key=lambda m: m.end)
-            if m.src is not None
-        ]  # fmt: skip
-    if record.how == "replay":
-        return marked
-    known = {(m.step, m.place) for m in marks}
-    nbytes = dict(enumerate(table.nbytes))
-    began: dict[tuple[int, int], int] = {}
-    before, rows = record.admitted, []
-    for turn in record.turns.copy():
-        for ins in turn.instructions:
-            if type(ins) is Copy:
-                began[ins.step, ins.dst] = before
-        for event in turn.events:
-            if type(event) is Issued:
-                nbytes[event.step] = event.nbytes
-            elif type(event) is Copied:
-                i, src, dst = event.step, event.src, event.dst
-                begin = began.pop((i, dst), None)
-                if begin is not None and (i, dst) not in known:
-                    rows.append(CopyRow(
-                        record.number, i, table.label(i), src, dst, begin, turn.ns, nbytes[i],
-                        "host",
-                    ))  # fmt: skip
-        before = turn.ns
-    return sorted([*marked, *rows], key=lambda r: r.end) if marked else rows
+    return rows
 
 
 def decode_memory(record: RunRecord) -> list[MemorySample]:
@@ -593,8 +569,3 @@ def decode_memory(record: RunRecord) -> list[MemorySample]:
         MemorySample(record.number, t.ns, dict(zip(record.memories, t.used, strict=True)))
         for t in record.turns.copy()
     ]
-
-
-def refusals(record: RunRecord) -> list[NoRoom]:
-    """Launches and copies of one run that the allocator refused."""
-    return [e for t in record.turns.copy() for e in t.events if type(e) is NoRoom]

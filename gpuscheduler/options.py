@@ -102,7 +102,7 @@ class Options:
     observe
         How much is recorded of runs. ``"counters"``: one record for each run. ``"steps"``: also
         when steps and copies ran, and the memory over time. ``"device"``: also by the clocks of the
-        GPUs. ``"memory"``: also allocations. `Scheduler.record` raises it for a while.
+        GPUs. `Scheduler.record` raises it for a while.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -137,8 +137,8 @@ check=False)
     plan_memory: int | str | float = "256 MiB"  # for plans that are kept; 0 for none
     dashboard: bool | str = False  # a live page: True, or an address; "top" without a page
     progress: bool = False  # show how far runs are
-    timeline: bool = False  # keep which step ran where and when
-    observe: str = "counters"  # how much is recorded: "counters", "steps", "device", "memory"
+    timeline: bool = False  # keep where and when the latest steps ran
+    observe: str = "counters"  # how much is recorded: "counters", "steps", "device"
     check: bool = False  # validate the state after each event (slow)
 
     def __post_init__(self) -> None:

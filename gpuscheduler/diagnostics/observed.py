@@ -53,7 +53,7 @@ class ObservedScheduler:
         return self.recorder.observers
 
     def record(self, level: str = "device") -> Recording:
-        """Record the runs of a `with` block: "steps", "device" or "memory".
+        """Record the runs of a `with` block: "steps" or "device".
 
         >>> import dask.array as da
         >>> from gpuscheduler import Scheduler

@@ -7,7 +7,6 @@ This file is pure: the clock is an argument, and rows are decoded when somebody 
 counters    one `RunRecord` for each run, and the run's `State` while it goes on: nothing per step
 steps       also each turn of the loop: what was ordered, what came back, bytes in each memory
 device      also when steps ran by the clocks of the devices
-memory      also allocations by step and line (slow, for one run)
 ==========  =====================================================================================
 
 Times are nanoseconds of the recorder's clock; `Recorder.epoch` is added for times since 1970.
@@ -51,8 +50,6 @@ class Level(IntEnum):
     STEPS = 1
     #: ... and device times, where devices have clocks.
     DEVICE = 2
-    #: ... and allocations by step and line; slow, for one run.
-    MEMORY = 3
 
     @classmethod
     def read(cls, name: str | int | Level) -> Level:

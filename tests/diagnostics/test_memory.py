@@ -111,7 +111,7 @@ def test_working_memory_that_was_seen_is_part_of_the_peak():
 
 
 def test_a_recording_has_a_profile_with_lines():
-    with Scheduler("cpu:2", fuse=False) as scheduler, scheduler.record("memory") as recording:
+    with Scheduler("cpu:2", fuse=False) as scheduler, scheduler.record("steps") as recording:
         x = da.ones((400, 400), chunks=200) + 1
         (x + x.T).sum().compute()
     profile = recording.memory("line")

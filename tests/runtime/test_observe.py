@@ -137,7 +137,7 @@ def test_a_replay_without_device_times_is_drawn_from_predictions():
 
 def test_a_level_has_a_name_and_a_wrong_one_is_refused():
     assert Level.read("device") is Level.DEVICE
-    with pytest.raises(ValueError, match="'counters', 'steps', 'device', 'memory'"):
+    with pytest.raises(ValueError, match="'counters', 'steps', 'device'"):
         Level.read("everything")
 
 
@@ -149,7 +149,7 @@ def test_a_level_has_a_name_and_a_wrong_one_is_refused():
 def test_the_same_happens_at_every_level(case, seed):
     """The same orders in the same sequence, refusals and all."""
     logs = []
-    for level in ("counters", "steps", "device", "memory"):
+    for level in ("counters", "steps", "device"):
         case.rng = random.Random(seed)
         devices, plan = case.devices(), case.plan
         record = recorder(level).begin()
@@ -424,14 +424,17 @@ def test_a_recording_has_the_runs_of_its_block_and_no_others():
 
 
 def test_recordings_may_overlap():
-    with Scheduler("cpu:1", observe="steps") as scheduler:
-        a, b = scheduler.record("device"), scheduler.record("memory")
-        with a:
-            assert scheduler.recorder.level is Level.DEVICE
-            with b:
-                assert scheduler.recorder.level is Level.MEMORY
-            assert scheduler.recorder.level is Level.DEVICE
+    """Also where the one that began first ends first."""
+    with Scheduler("cpu:1") as scheduler:
+        a, b = scheduler.record("steps"), scheduler.record("device")
+        a.__enter__()
         assert scheduler.recorder.level is Level.STEPS
+        b.__enter__()
+        assert scheduler.recorder.level is Level.DEVICE
+        a.end()
+        assert scheduler.recorder.level is Level.DEVICE
+        b.end()
+        assert scheduler.recorder.level is Level.COUNTERS
 
 
 def test_a_run_says_how_its_time_was_spent():

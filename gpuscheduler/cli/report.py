@@ -24,7 +24,7 @@ from ..frontend.task import kernels_of
 from ..fusion.task import KernelTask
 from ..ir.expr import Kernel
 from ..ir.regions import bytes_touched
-from ..plan.machine import DISK, ENDLESS, HOST, Machine
+from ..plan.machine import DISK, ENDLESS, HOST, Machine, place_name
 from ..plan.plan import Footprint, Plan
 from ..runtime.host_memory import available_memory
 from ..scheduler import Scheduler
@@ -165,7 +165,7 @@ def compare_footprints(
     for place in (HOST, DISK):
         expected = foreseen.spilled[place] if foreseen else 0
         if took.spilled[place] or expected:
-            what = f"spilled to the {format_place(place)}"
+            what = f"spilled to the {place_name(place)}"
             facts.append(with_prediction(what, took.spilled[place], expected))
     return ", ".join(facts)
 
@@ -284,7 +284,7 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
         if nbytes := foreseen.spilled[place]:
             limit = format_bytes(machine.limit(place)) if machine.limit(place) < ENDLESS else ""
             what = f"{format_bytes(nbytes)} spilled"
-            table.add_row(format_place(place), "", what, format_bytes(foreseen.peak[place]), limit)
+            table.add_row(place_name(place), "", what, format_bytes(foreseen.peak[place]), limit)
     yield table
     moved = {
         link: n for link, n in foreseen.moved.items() if n and not (machine.shared and HOST in link)
@@ -292,7 +292,7 @@ def prediction_table(planned: Plan, foreseen: Footprint) -> Iterable[Table]:
     if moved:
         links = Table("from", "to", "bytes", title="links")
         for (src, dst), nbytes in sorted(moved.items()):
-            links.add_row(format_place(src), format_place(dst), format_bytes(nbytes))
+            links.add_row(place_name(src), place_name(dst), format_bytes(nbytes))
         yield links
 
 
@@ -343,10 +343,6 @@ def kernel_label(kernel: Kernel) -> str:
         return generate(kernel).name
     except NotGenerated as error:
         return f"none on a GPU: {error}"
-
-
-def format_place(place: int) -> str:
-    return {HOST: "host", DISK: "disk"}.get(place, str(place))
 
 
 def workload_table(

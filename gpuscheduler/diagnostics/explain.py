@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from typing import Any
 
-from dask.utils import format_bytes
+from dask.utils import format_bytes, format_time
 
-from ..plan.machine import HOST, Machine
+from ..plan.machine import HOST, Machine, place_name
 from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
 from ..runtime.observe import Row, RunRecord, decode_rows
 from .advice import SHOWN, Advice, Facts, LayerFacts, give_advice
-from .trace_json import memory_name, place_name
 
 #: Rows of the page.
 MOST_ROWS = 25
@@ -93,10 +92,10 @@ class Explanation:
         devices = self.where or f"{self.devices} device{'s'[: self.devices != 1]}"
         out = f"{self.steps:,} step{'s'[: self.steps != 1]} on {devices}."
         if self.predicted is not None:
-            out += f" Predicted {seconds_text(self.predicted)}"
+            out += f" Predicted {format_time(self.predicted)}"
             out += "." if self.measured is None else ","
         if self.measured is not None:
-            out += f" measured {seconds_text(self.measured)} ({self.run})."
+            out += f" measured {format_time(self.measured)} ({self.run})."
         if self.memory:
             most = max(self.memory, key=lambda m: m.peak / max(m.limit, 1))
             room = f" of {format_bytes(most.limit)}" if most.limit < 2**60 else ""
@@ -114,8 +113,8 @@ class Explanation:
         cells = [head]
         for r in self.rows[:MOST_ROWS]:
             row = [r.label, r.line, r.how, f"{r.times:,}", format_bytes(r.reads)]
-            row += [format_bytes(r.makes), seconds_text(r.predicted)]
-            row += ["–" if r.measured is None else seconds_text(r.measured)] * measured
+            row += [format_bytes(r.makes), format_time(r.predicted)]
+            row += ["–" if r.measured is None else format_time(r.measured)] * measured
             cells.append(row + [r.limit] * limits)
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         out = []
@@ -127,7 +126,7 @@ class Explanation:
             out.append("  " + "  ".join(words).rstrip())
         if len(self.rows) > MOST_ROWS:
             rest = self.rows[MOST_ROWS:]
-            took = seconds_text(sum([r.seconds for r in rest]))
+            took = format_time(sum([r.seconds for r in rest]))
             out.append(f"  and {len(rest)} more, which take {took}")
         return out
 
@@ -188,7 +187,7 @@ def explain_records(records: Sequence[RunRecord], is_gpu: bool) -> Explanation:
     return explain_table(
         latest.table, latest.machine, is_gpu and not latest.is_host,
         predicted=latest.predicted, where=latest.where, records=alike,
-        planned=f"{how}, {seconds_text(max(took, 0.0))}",
+        planned=f"{how}, {format_time(max(took, 0.0))}",
     )  # fmt: skip
 
 
@@ -389,7 +388,7 @@ def _memory(
         if step is not None:
             where = table.line(step)
             at = f'"{table.label(step)}"' + (f" ({where})" if where else "")
-        name = memory_name(memory, machine)
+        name = machine.memory_name(memory)
         out.append(MemoryUse(memory, name, peak, machine.limit(memory), at))
     return tuple(out)
 
@@ -420,19 +419,6 @@ def peak_steps(table: StepTable, machine: Machine) -> dict[int, tuple[int, int]]
         if i not in last and i not in table.outputs:
             live[memory] -= nbytes
     return peaks
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds for people.
-
-    >>> seconds_text(0.0123), seconds_text(3.21), seconds_text(4e-6), seconds_text(200.0)
-    ('12.3 ms', '3.21 s', '4 µs', '200 s')
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size or unit == "µs":
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    raise AssertionError
 
 
 # ---- HTML
@@ -474,7 +460,7 @@ def _layer_html(r: ExplainedLayer, total: float) -> str:
         f"{r.times:,}",
         format_bytes(r.reads),
         format_bytes(r.makes),
-        f"{seconds_text(r.seconds)} ({part:.0%})",
+        f"{format_time(r.seconds)} ({part:.0%})",
         bar,
         escape(r.limit),
     ]

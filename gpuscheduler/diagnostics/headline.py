@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from dask.utils import format_bytes
 
-from ..plan.machine import DISK, HOST
-
 #: The part of a memory from which it counts as short.
 SHORT = 0.9
 #: A device that is busy for less than this part of the time waits, if others are not.
@@ -20,15 +18,6 @@ class Headline(NamedTuple):
     what: str  # "layer", "devices", "memory", "runs"
     text: str
     is_bad: bool = False
-
-
-def format_place(place: int) -> str:
-    """A place for people.
-
-    >>> [format_place(p) for p in (0, HOST, DISK)]
-    ['device 0', 'host', 'disk']
-    """
-    return {HOST: "host", DISK: "disk"}.get(place, f"device {place}")
 
 
 def headlines(snapshot: dict[str, Any]) -> list[Headline]:

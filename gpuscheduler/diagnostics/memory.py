@@ -11,17 +11,15 @@ from html import escape
 from types import FrameType
 from typing import Any
 
-from dask.utils import format_bytes, key_split
+from dask.utils import format_bytes, format_time, key_split
 
 from ..frontend.chunk import Chunk
 from ..frontend.graph import layer_of
 from ..frontend.lines import is_users_code, is_users_frame, line_of, place_in_file
-from ..plan.machine import Machine
+from ..plan.machine import Machine, place_name
 from ..plan.step_table import StepTable
 from ..runtime.events import Copied, Free, Issued
 from ..runtime.observe import RunRecord
-from .explain import seconds_text
-from .trace_json import memory_name, place_name
 
 #: Rows that are printed of one memory.
 MOST_ROWS = 12
@@ -93,7 +91,7 @@ def _peak_lines(peak: MemoryPeak) -> list[str]:
     room = f" of {format_bytes(peak.limit)}" if peak.limit < 2**60 else ""
     out = [
         f"peak on {peak.name}: {format_bytes(peak.nbytes + working)}{room} at "
-        f"{seconds_text(peak.seconds)} of run {peak.run}, while {peak.during} ran: values "
+        f"{format_time(peak.seconds)} of run {peak.run}, while {peak.during} ran: values "
         f"{format_bytes(peak.nbytes)}, working memory {format_bytes(working)}"
     ]
     for row in peak.rows[:MOST_ROWS]:
@@ -234,7 +232,7 @@ def _describe_peak(memory: int, nbytes: int, at: int, record: RunRecord, by: str
             rows.append(MemoryRow("working memory", *_name_of(table, last, by), working, 1, ""))
     rows.sort(key=lambda r: -r.nbytes)
     return MemoryPeak(
-        memory, memory_name(memory, machine), machine.limit(memory), nbytes,
+        memory, machine.memory_name(memory), machine.limit(memory), nbytes,
         (ns - record.admitted) / 1e9, record.number, during, tuple(rows),
     )  # fmt: skip
 
@@ -299,7 +297,7 @@ class HeldMemory:
         if row.line:
             out += f"  {row.line}"
         if row.run is not None and row.age is not None:
-            out += f"  made in run {row.run}, {seconds_text(row.age)} ago"
+            out += f"  made in run {row.run}, {format_time(row.age)} ago"
         if self._looked:
             out += f"  held by: {', '.join(row.holders) or 'nobody that can be named'}"
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from .headline import format_place
+from ..plan.machine import place_name
 from .snapshot import SchedulerFacts, SnapshotTaker
 
 Snapshots = Callable[[], Iterable[dict[str, Any]]]
@@ -83,9 +83,9 @@ class Collector:
                 elif key[0] == "planned":
                     plans.add_metric([number, key[1] or "none"], value)
                 elif key[0] == "spilled":
-                    spilled.add_metric([number, format_place(int(key[1]))], value)
+                    spilled.add_metric([number, place_name(int(key[1]))], value)
             for src, dst, nbytes, _ in found["links"]:
-                moved.add_metric([number, format_place(src), format_place(dst)], nbytes)
+                moved.add_metric([number, place_name(src), place_name(dst)], nbytes)
             left.add_metric([number], sum(run["left"] for run in found["runs"]))
             for device in found["devices"]:
                 name = str(device["device"])

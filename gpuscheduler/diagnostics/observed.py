@@ -6,12 +6,13 @@ from os import PathLike
 from typing import Any
 
 from dask.base import persist as dask_persist
+from dask.utils import format_time
 
 from ..plan.plan import Plan
 from ..runtime.observe import Level, Recorder, Row
 from ..runtime.persisted import PersistedChunks
 from ..runtime.protocol import Hardware
-from .explain import Explanation, explain_plan, seconds_text
+from .explain import Explanation, explain_plan
 from .memory import HeldMemory, held_memory
 from .recording import Recording
 from .serve import Dashboard, require_page
@@ -120,7 +121,7 @@ class ObservedScheduler:
             return recording.explain()
         begin = self.recorder.clock()
         plan = self.plan(*collections)
-        planned = seconds_text((self.recorder.clock() - begin) / 1e9)
+        planned = format_time((self.recorder.clock() - begin) / 1e9)
         return explain_plan(plan, plan.predicted, self._is_gpu() and not plan.where, planned)
 
     def held(self, who: bool = False) -> HeldMemory:

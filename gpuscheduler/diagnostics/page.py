@@ -36,7 +36,8 @@ from dask.utils import format_bytes
 from tornado.ioloop import IOLoop
 from tornado.web import RequestHandler
 
-from .headline import SHORT, Headline, format_place, headlines
+from ..plan.machine import place_name
+from .headline import SHORT, Headline, headlines
 from .snapshot_file import is_alive, read_process, remove_stale, snapshot_folder
 
 #: Milliseconds between two updates of a page.
@@ -159,14 +160,14 @@ def runs_html(snapshot: dict[str, Any]) -> str:
 def links_html(snapshot: dict[str, Any]) -> str:
     """Bytes over each link, and how fast they go now; what was spilled."""
     rows = [
-        f"<tr><td>{format_place(src)} → {format_place(dst)}</td><td>{format_bytes(n)}</td>"
+        f"<tr><td>{place_name(src)} → {place_name(dst)}</td><td>{format_bytes(n)}</td>"
         f"<td>{format_bytes(int(rate))}/s</td></tr>"
         for src, dst, n, rate in sorted(snapshot["links"], key=lambda link: -link[2])[:8]
         if n
     ]
     table = f"<table style='border-spacing:10px 0'>{''.join(rows)}</table>" if rows else "nothing"
     spilled = [
-        f"{format_bytes(entry['used'])} on the {format_place(int(place))}"
+        f"{format_bytes(entry['used'])} on the {place_name(int(place))}"
         for place, entry in snapshot["memories"].items()
         if int(place) < 0 and entry["used"]
     ]
@@ -273,7 +274,7 @@ class SchedulerTab:
         for n, (place, limit) in enumerate(limits.items()):
             color = PALETTE[n % len(PALETTE)]
             source = self.memory_sources[place] = ColumnDataSource({"time": [], "bytes": []})
-            name = format_place(place) if len(limits) > 1 else "all devices"
+            name = place_name(place) if len(limits) > 1 else "all devices"
             plot.line("time", "bytes", color=color, line_width=2, source=source, legend_label=name)
             if limit:
                 plot.line(
@@ -318,7 +319,7 @@ class SchedulerTab:
     def _update_lanes(self, snapshot: dict[str, Any]) -> None:
         bars = snapshot["lanes"]["bars"]
         places = sorted({*map(int, bars), *(d["device"] for d in snapshot["devices"])})
-        names = [format_place(p) for p in reversed(places)]
+        names = [place_name(p) for p in reversed(places)]
         if self.lanes.y_range.factors != names:
             self.lanes.y_range.factors = names
             self.lanes.height = 80 + 30 * min(len(names), 16)
@@ -330,7 +331,7 @@ class SchedulerTab:
                 left = (first - bins) * width
                 data["left"].append(left)
                 data["right"].append(left + count * width)
-                data["place"].append(format_place(int(place)))
+                data["place"].append(place_name(int(place)))
                 data["color"].append(self.colors[label])
                 data["label"].append(label)
                 data["busy"].append(f"{busy:.0%}")

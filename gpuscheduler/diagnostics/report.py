@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import dask
 import numpy as np
 from dask import config
-from dask.utils import format_bytes
+from dask.utils import format_bytes, format_time
 
 from .._version import __version__
 from ..cpython_private import frame_of_caller
 from ..frontend.lines import is_users_frame
-from ..plan.machine import DISK, HOST, Machine
+from ..plan.machine import DISK, HOST, Machine, place_name
 from ..runtime.observe import RunRecord
-from .explain import Explanation, explanation_html, seconds_text
+from .explain import Explanation, explanation_html
 from .svg import (
     COPIES_IN,
     COPIES_OUT,
@@ -39,7 +39,7 @@ from .svg import (
     draw_parts,
     draw_steps,
 )
-from .trace_json import Trace, memory_name, place_name, write
+from .trace_json import Trace, write
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -218,7 +218,7 @@ def _verdicts(
     slow = _Verdict(
         "Which layer takes the time?",
         f"{label}: {most / total:.0%}",
-        f"{seconds_text(most / 1e9)} of {seconds_text(total / 1e9)} of work"
+        f"{format_time(most / 1e9)} of {format_time(total / 1e9)} of work"
         + (f", {line}" if line else ""),
     )
     busy = busy_parts(trace, begin, end)
@@ -243,7 +243,7 @@ def _verdicts(
     at = _label_at_peak(trace, fullest)
     if not at and page is not None:
         at = next((u.at for u in page.memory if u.place == fullest), "")
-    where = memory_name(fullest, machine)
+    where = machine.memory_name(fullest)
     detail = f"{format_bytes(peaks[fullest])} of {format_bytes(limit)} on {where}"
     return [slow, waits, _Verdict(
         "Is memory short?", answer, detail + (f", at {at}" if at else ""), short
@@ -288,8 +288,8 @@ def _parts_html(records: Sequence[RunRecord]) -> str:
             strict=True,
         ):
             sums[name] += max(ns, 0) / 1e9
-    bar = draw_parts([(n, s, _PARTS[n]) for n, s in sums.items()], seconds_text)
-    words = ", ".join([f"{n} {seconds_text(s)}" for n, s in sums.items() if s > 1e-6])
+    bar = draw_parts([(n, s, _PARTS[n]) for n, s in sums.items()], format_time)
+    words = ", ".join([f"{n} {format_time(s)}" for n, s in sums.items() if s > 1e-6])
     how: Counter[str] = Counter(
         f"{r.how or 'not run'}, plan {r.planned or 'kept'}" for r in records
     )
@@ -335,7 +335,7 @@ def _lanes_html(
         for r in records[:100]
         if r.began + epoch > begin
     ]
-    picture = draw_lanes(lanes, begin, end, colours, lambda ns: seconds_text(ns / 1e9), marks)
+    picture = draw_lanes(lanes, begin, end, colours, lambda ns: format_time(ns / 1e9), marks)
     words = {
         "device": "Times are those of the devices' own clocks.",
         "thread": "Times are those of the threads that ran the steps.",
@@ -358,11 +358,11 @@ def _memory_html(trace: Trace, machine: Machine, begin: int, end: int) -> str:
         peak = max([n for _, n in points], default=0.0)
         near = limit <= 3 * peak
         top = max(limit, peak) * 1.02 if near else peak * 1.15
-        name = f"values on {memory_name(memory, machine)}"
+        name = f"values on {machine.memory_name(memory)}"
         label = _label_at_peak(trace, memory)
         picture = draw_steps(
             {"values": points}, begin, end, top, {"values": "#2563eb"},
-            lambda ns: seconds_text(ns / 1e9), lambda n: format_bytes(int(n)),
+            lambda ns: format_time(ns / 1e9), lambda n: format_bytes(int(n)),
             limit if near else None, peak=f"peak, {label}" if label else "peak",
         )  # fmt: skip
         used = f"{peak / max(limit, 1):.0%} of the limit of {format_bytes(limit)}"
@@ -375,7 +375,7 @@ def _memory_html(trace: Trace, machine: Machine, begin: int, end: int) -> str:
     if spill:
         top = max([n for points in spill.values() for _, n in points]) * 1.15
         picture = draw_steps(
-            spill, begin, end, top, {}, lambda ns: seconds_text(ns / 1e9),
+            spill, begin, end, top, {}, lambda ns: format_time(ns / 1e9),
             lambda n: format_bytes(int(n)), height=80,
         )  # fmt: skip
         out.append(f"<p>spilled values</p>{picture}")

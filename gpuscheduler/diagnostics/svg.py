@@ -56,8 +56,8 @@ def bin_spans(spans: Iterable[Span], begin: float, end: float, bins: int = BINS)
 ]:  # fmt: skip
     """Runs of bins in which the same name was busy longest: first, behind the last, name, part.
 
-    >>> bin_spans([Span(0, 5, "a"), Span(5, 6, "b")], 0, 10, bins=5)
-    [(0, 3, 'a', 1.0), (3, 4, 'b', 1.0)]
+    >>> bin_spans([Span(0, 6, "a"), Span(6, 7, "b")], 0, 10, bins=5)
+    [(0, 3, 'a', 1.0), (3, 4, 'b', 0.3)]
     """
     width = (end - begin) / bins or 1.0
     busy: list[dict[str, float]] = [{} for _ in range(bins)]
@@ -67,7 +67,8 @@ def bin_spans(spans: Iterable[Span], begin: float, end: float, bins: int = BINS)
         for k in range(low, high + 1):
             left, right = begin + k * width, begin + (k + 1) * width
             took = min(span.end, right) - max(span.begin, left)
-            busy[k][span.name] = busy[k].get(span.name, 0.0) + max(took, 1e-3 * width)
+            if took > 0 or low == high:  # one that ends where a bin begins is not in that bin
+                busy[k][span.name] = busy[k].get(span.name, 0.0) + max(took, 1e-3 * width)
     out: list[tuple[int, int, str, float]] = []
     for k, found in enumerate(busy):
         if not found:
@@ -79,8 +80,6 @@ def bin_spans(spans: Iterable[Span], begin: float, end: float, bins: int = BINS)
             out[-1] = out[-1][0], k + 1, name, shown
         else:
             out.append((k, k + 1, name, shown))
-    if len(out) > 1 and bins < 10:  # few bins show nothing of their parts
-        return [(a, b, n, 1.0) for a, b, n, _ in out]
     return out
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
-from ..plan.machine import DISK, HOST, Machine
+from ..plan.machine import place_name
 from ..runtime.observe import CopyRow, MemorySample, Recorder, Row
 
 #: Arrows from steps to copies of their values, at most.
@@ -159,24 +159,6 @@ class _ProcessWriter:
 
     def _us(self, ns: int) -> float:
         return (ns - self.first) / 1e3
-
-
-def place_name(place: int) -> str:
-    """A place in words.
-
-    >>> place_name(1), place_name(HOST), place_name(DISK)
-    ('device 1', 'the host', 'the disk')
-    """
-    return {HOST: "the host", DISK: "the disk"}.get(place, f"device {place}")
-
-
-def memory_name(memory: int, machine: Machine) -> str:
-    """A memory in words: that which devices share is the host's.
-
-    >>> memory_name(0, Machine.uniform(2)), memory_name(0, Machine.uniform(2, shared=True))
-    ('device 0', 'the host, for all devices')
-    """
-    return "the host, for all devices" if machine.shared and memory >= 0 else place_name(memory)
 
 
 def _name_event(what: str, name: str, pid: int, tid: int = 0) -> dict[str, Any]:

@@ -12,6 +12,15 @@ ENDLESS = 2**63 - 1  # bytes
 STEP_SECONDS = 10e-6
 
 
+def place_name(place: int) -> str:
+    """A place for people.
+
+    >>> [place_name(p) for p in (1, HOST, DISK)]
+    ['device 1', 'host', 'disk']
+    """
+    return {HOST: "host", DISK: "disk"}.get(place, f"device {place}")
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Devices, their memory and the links between them.
@@ -79,6 +88,14 @@ class Machine:
         [1, 0]
         """
         return 0 if self.shared and place >= 0 else place
+
+    def memory_name(self, memory: int) -> str:
+        """A memory for people: what devices share is the host's.
+
+        >>> [Machine.uniform(2, shared=s).memory_name(0) for s in (False, True)]
+        ['device 0', 'the host, for all devices']
+        """
+        return "the host, for all devices" if self.shared and memory >= 0 else place_name(memory)
 
     def limit(self, memory: int) -> int:
         """Bytes that values may take in a memory. What devices share has the limits of all.

@@ -291,7 +291,8 @@ def test_plan_predicts_for_gpus_that_are_not_there(call):
     assert "118.18 GiB" in out
     links = out.split("links")[1].split("fused kernels")[0]
     moved = {
-        (int(a), int(b)): float(n) for a, b, n in re.findall(r"(\d) +│ (\d) +│ ([\d.]+) MiB", links)
+        (int(a), int(b)): float(n)
+        for a, b, n in re.findall(r"device (\d) +│ device (\d) +│ ([\d.]+) MiB", links)
     }
     assert sum(moved.values()) == 96 * 64  # a pair of blocks is read by one kernel, once
     fetched = [sum(n for (_, b), n in moved.items() if b == d) for d in range(4)]

@@ -42,7 +42,7 @@ def test_a_copy_has_an_arrow_from_the_step_that_made_its_value():
     events = trace_events({"here": Trace([row("a", 0, 1000, step=7)], [copy, spill])})
     slices = [e for e in events if e["ph"] == "X"]
     assert [e["name"] for e in slices] == [
-        "a", "a: device 0 → device 1", "a: device 1 → the host",
+        "a", "a: device 0 → device 1", "a: device 1 → host",
     ]  # fmt: skip
     assert slices[1]["args"]["GB/s"] == 4.0
     start, finish = [e for e in events if e["ph"] in "sf" and e["id"] == 10_000_001]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from tornado.ioloop import IOLoop
+
 from ..diagnostics.log import logger
 from ..diagnostics.snapshot import SchedulerFacts, summarize_devices
 
@@ -38,14 +40,12 @@ def add_page(scheduler: Any) -> bool:
         return True
     try:
         from distributed.dashboard.core import BokehApplication
-        from tornado.ioloop import IOLoop
-
-        page = BokehApplication({PATH: draw_page}, scheduler, prefix="")
-        application.add_application(page)
-        page.initialize(IOLoop.current())
-    except Exception as error:  # a cluster without Bokeh works as well
+    except ImportError as error:  # a cluster without Bokeh works as well
         logger("cluster").debug("no page of all devices: %s", error)
         return False
+    page = BokehApplication({PATH: draw_page}, scheduler, prefix="")
+    application.add_application(page)
+    page.initialize(IOLoop.current())
     return True
 
 
@@ -73,12 +73,12 @@ def page_html(workers: dict[str, Any]) -> str:
         found = worker.metrics.get(METRIC)
         if not found:
             continue
-        said = f"{found['left']:,} steps left" if found["runs"] else "no stage runs"
-        said += f", {found['ended']:,} stages have ended"
+        text = f"{found['left']:,} steps left" if found["runs"] else "no stage runs"
+        text += f", {found['ended']:,} stages have ended"
         name = html.escape(f"worker {worker.name} at {address}")
         cards = "".join(map(card_html, found["devices"]))
         parts.append(
-            f"<div style='margin:10px 0 4px'><b>{name}</b>: {said}</div>"
+            f"<div style='margin:10px 0 4px'><b>{name}</b>: {text}</div>"
             f"<div style='display:flex;flex-wrap:wrap;gap:8px'>{cards}</div>"
         )
     return "".join(parts) or "no worker with gpuscheduler has sent anything yet"

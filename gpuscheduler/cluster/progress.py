@@ -25,7 +25,7 @@ class RunProgress:
 
     def __init__(self, tasks: Mapping[Key, int]):
         self.number, self.began = next(_numbers), monotonic()
-        self.owner, self.error, self.is_over = None, "", False
+        self.recorder, self.error, self.is_over = None, "", False
         #: The number of tasks of each stage.
         self.tasks = tasks
         #: The part of each stage that is done, from 0 to 1.
@@ -50,7 +50,7 @@ class RunProgress:
         return monotonic() - self.began
 
     @property
-    def total(self) -> int:
+    def steps(self) -> int:
         """How many tasks the run has."""
         return sum(self.tasks.values())
 
@@ -60,7 +60,7 @@ class RunProgress:
         return len(self.state["ready"])
 
     def _count(self) -> None:
-        every = self.total
+        every = self.steps
         finished = int(sum(n * self.done[s] for s, n in self.tasks.items()))
         self.state["finished"], self.state["ready"] = range(finished), range(every - finished)
 

@@ -35,16 +35,16 @@ def _runs(snapshot: dict[str, Any]) -> Headline:
             return Headline("runs", "nothing has run yet")
         how = f"failed: {last['error']}" if last["error"] else f"took {last['seconds']:.3g} s"
         return Headline("runs", f"idle; run {last['number']} {how}", bool(last["error"]))
-    said = []
+    texts = []
     for run in runs[:3]:
         if run["waits"]:
-            said.append(f"run {run['number']} waits for memory")
+            texts.append(f"run {run['number']} waits for memory")
         elif not run["steps"]:
-            said.append(f"run {run['number']} is being planned")
+            texts.append(f"run {run['number']} is being planned")
         else:
-            said.append(f"run {run['number']}: {run['left']:,} of {run['steps']:,} steps left")
+            texts.append(f"run {run['number']}: {run['left']:,} of {run['steps']:,} steps left")
     more = len(runs) - 3 + snapshot["more_runs"]
-    return Headline("runs", ", ".join(said) + (f" and {more} more runs" if more > 0 else ""))
+    return Headline("runs", ", ".join(texts) + (f" and {more} more runs" if more > 0 else ""))
 
 
 def _layer(snapshot: dict[str, Any]) -> Headline:

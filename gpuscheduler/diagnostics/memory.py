@@ -271,7 +271,7 @@ class HeldMemory:
     """Persisted collections, the largest first; printed, a line for each."""
 
     rows: tuple[HeldRow, ...]
-    _looked: bool = field(default=False, repr=False)
+    _names_holders: bool = field(default=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -298,7 +298,7 @@ class HeldMemory:
             out += f"  {row.line}"
         if row.run is not None and row.age is not None:
             out += f"  made in run {row.run}, {format_time(row.age)} ago"
-        if self._looked:
+        if self._names_holders:
             out += f"  held by: {', '.join(row.holders) or 'nobody that can be named'}"
         return out
 

@@ -59,10 +59,10 @@ class ProgressRow(NamedTuple):
     layers: tuple[LayerLeft, ...] = ()
 
     def __str__(self) -> str:
-        said = "" if self.remaining is None else f", {format_duration(self.remaining)} left"
+        left = "" if self.remaining is None else f", {format_duration(self.remaining)} left"
         if not self.total:
             return f"run {self.number}: planning"
-        return f"run {self.number}: {self.done:,} of {self.total:,} steps{said}"
+        return f"run {self.number}: {self.done:,} of {self.total:,} steps{left}"
 
 
 def format_duration(seconds: float) -> str:
@@ -99,7 +99,7 @@ class RunMeter:
     def read(self) -> ProgressRow:
         """How far the run is now."""
         run = self.run
-        total, elapsed = run.total, run.seconds
+        total, elapsed = run.steps, run.seconds
         done = total - run.left
         state = run.state if isinstance(run, RunRecord) else None  # a cluster has none here
         if state is None:
@@ -241,17 +241,17 @@ def find_screen() -> Screen:
 class ProgressDisplay:
     """Shows the runs under way, from a second after they began; a context manager.
 
-    `owner` is the recorder of the scheduler whose runs are shown; None for every scheduler.
+    `recorder` is that of the scheduler whose runs are shown; None for every scheduler.
     """
 
     def __init__(
         self,
-        owner: Recorder | None = None,
+        recorder: Recorder | None = None,
         after: float = AFTER,
         every: float = EVERY,
         screen: Screen | None = None,
     ):
-        self.owner, self.after, self.every = owner, after, every
+        self.recorder, self.after, self.every = recorder, after, every
         self.screen = screen
         self._inbox: SimpleQueue[Any] = SimpleQueue()  # runs that have begun; None ends the thread
         self._thread: threading.Thread | None = None
@@ -267,7 +267,7 @@ class ProgressDisplay:
             )
             self._thread.start()
             runs_under_way.woken = (*runs_under_way.woken, self._wake)
-            for run in runs_under_way.every(self.owner):
+            for run in runs_under_way.every(self.recorder):
                 self._wake(run)
 
     def stop(self) -> None:
@@ -293,7 +293,7 @@ class ProgressDisplay:
         self.stop()
 
     def _wake(self, run: RunUnderWay) -> None:
-        if self.owner is not None and run.owner is not self.owner:
+        if self.recorder is not None and run.recorder is not self.recorder:
             return
         # many small runs leave one word, unless each is to be shown
         if self.after <= 0 or self._inbox.empty():
@@ -310,7 +310,7 @@ class ProgressDisplay:
         shown: dict[int, Any] = {id(begun): begun} if self.after <= 0 else {}
         goes_on = True
         assert self.screen is not None
-        while goes_on and (runs := runs_under_way.every(self.owner)):
+        while goes_on and (runs := runs_under_way.every(self.recorder)):
             late = [r for r in runs if r.seconds >= self.after][:RUNS]
             if late:
                 shown.update({id(r): r for r in late})
@@ -331,7 +331,7 @@ class ProgressDisplay:
     def _last_line(run: RunUnderWay) -> str:
         took = format_duration(run.seconds)
         if run.is_over and not run.error:
-            return f"run {run.number}: {run.total:,} steps in {took}"
+            return f"run {run.number}: {run.steps:,} steps in {took}"
         return f"run {run.number}: {'failed' if run.is_over else 'goes on'} after {took}"
 
 

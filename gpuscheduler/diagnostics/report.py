@@ -92,9 +92,8 @@ class Report:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self.recording.end()
-        said = "" if error is None else f"{type(error).__name__}: {error}"
         try:
-            self.write(said)
+            self.write("" if error is None else f"{type(error).__name__}: {error}")
         except Exception as failure:  # never over the user's own error
             warnings.warn(f"the report {self.path!s} was not written: {failure}", stacklevel=2)
 
@@ -181,9 +180,7 @@ def report_html(recording: Recording, source: str = "", error: str = "") -> str:
     if page is not None:
         body.append(_section("Layers", explanation_html(page)))
     if notes := recording.notes():
-        rows = [
-            [f"{(n.ns - recording.began) / 1e6:.1f} ms", n.kind, _said(n.fields)] for n in notes
-        ]
+        rows = [[f"{(n.ns - recording.began) / 1e6:.1f} ms", n.kind, n.text] for n in notes]
         body.append(_section("Notes", _table(("at", "what", ""), rows[:200])))
     if source:
         body.append(_section("Source", f"<pre>{escape(source)}</pre>"))
@@ -434,7 +431,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><tr>{first}</tr>{body}</table>" if head else f"<table>{body}</table>"
-
-
-def _said(fields: Mapping[str, Any]) -> str:
-    return ", ".join([f"{k} {v}" for k, v in fields.items()])

@@ -247,7 +247,7 @@ def _moved_bytes(recorder: Recorder, running: list[RunRecord]) -> dict[str, int]
 
 def _run(record: RunRecord) -> dict[str, Any]:
     return {
-        "number": record.number, "how": record.how or "planning", "steps": record.total,
+        "number": record.number, "how": record.how or "planning", "steps": record.steps,
         "left": record.left, "seconds": round(record.seconds, 3), "where": record.where,
         "waits": bool(record.planned_ns and not record.admitted and not record.is_over),
         "error": record.error,
@@ -255,11 +255,8 @@ def _run(record: RunRecord) -> dict[str, Any]:
 
 
 def _note(note: Note, recorder: Recorder) -> dict[str, Any]:
-    fields = ", ".join(f"{k} {v}" for k, v in note.fields.items())
-    return {
-        "time": round((note.ns + recorder.epoch) / 1e9, 2),
-        "text": f"{note.kind}: {fields}"[:200],
-    }
+    when = round((note.ns + recorder.epoch) / 1e9, 2)
+    return {"time": when, "text": f"{note.kind}: {note.text}"[:200]}
 
 
 # ---- the thread that writes

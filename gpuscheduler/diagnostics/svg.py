@@ -202,13 +202,13 @@ def draw_parts(parts: Sequence[tuple[str, float, str]], words: Callable[[float],
     inner = WIDTH - LEFT - RIGHT
     for name, amount, colour in parts:
         width = inner * amount / total
-        said = f"{name} {words(amount)}"
+        text = f"{name} {words(amount)}"
         out.append(
             f'<rect x="{x:.1f}" y="4" width="{width:.1f}" height="22" fill="{colour}">'
-            f"<title>{escape(said)}</title></rect>"
+            f"<title>{escape(text)}</title></rect>"
         )
-        if width > 7 * len(said):
-            out.append(_text(x + 6, 19, said, colour="#fff"))
+        if width > 7 * len(text):
+            out.append(_text(x + 6, 19, text, colour="#fff"))
         x += width
     return "".join([*out, "</svg>"])
 

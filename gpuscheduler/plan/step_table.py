@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,7 +92,10 @@ def _make_table(plan: Plan) -> StepTable:
                 group = mine[-1]
             numbers[code] = group
         groups.append(group)
-    origins = {group: step_origins(plan, i) for group, i in enumerate(first)}
+    origins = {
+        group: task_origins(steps[i].task, steps[i].key, plan.renamed)
+        for group, i in enumerate(first)
+    }
     return StepTable(
         [s.key for s in steps],
         [s.kind for s in steps],
@@ -133,10 +135,3 @@ def _code_of(task: Any) -> Any:
     if len(sequence_of(task)) > 1:
         return tuple([_code_of(inner) for _, inner in sequence_of(task)])
     return type(task), len(members_of(task)), id(alike_of(task))
-
-
-def step_origins(plan: Plan, step: int) -> tuple[Origin, ...]:
-    """The user's operations in a step, in the order in which they run."""
-    renamed: Mapping[str, str] = plan.renamed
-    s = plan.steps[step]
-    return task_origins(s.task, s.key, renamed)

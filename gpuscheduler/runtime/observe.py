@@ -142,6 +142,11 @@ class Note(NamedTuple):
     kind: str  # "plan", "compile", "admit", "spill_write", "fallback", "refused", "lost", …
     fields: dict[str, Any]
 
+    @property
+    def text(self) -> str:
+        """Its fields for people."""
+        return ", ".join([f"{name} {value}" for name, value in self.fields.items()])
+
 
 @dataclass(slots=True, eq=False)
 class RunRecord:
@@ -201,16 +206,6 @@ class RunRecord:
     dropped: int = 0
     _counted: int = 0  # turns whose events are in `_events`
     _events: int = 0
-
-    @property
-    def owner(self) -> Recorder:
-        """The recorder: its scheduler runs this."""
-        return self.recorder
-
-    @property
-    def total(self) -> int:
-        """The number of steps to run; 0 before it is planned."""
-        return self.steps
 
     @property
     def left(self) -> int:

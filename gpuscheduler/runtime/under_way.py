@@ -17,15 +17,15 @@ class RunUnderWay(Protocol):
     error: str  # what ended it; "" where nothing did
 
     @property
-    def owner(self) -> Any:
-        """The recorder of the scheduler that runs it; None on a cluster."""
+    def recorder(self) -> Any:
+        """That of the scheduler that runs it; None on a cluster."""
 
     @property
     def seconds(self) -> float:
         """Since it began."""
 
     @property
-    def total(self) -> int:
+    def steps(self) -> int:
         """How many steps it has to run; 0 before it is planned."""
 
     @property
@@ -59,10 +59,10 @@ class RunsUnderWay:
         """Take a run out."""
         self._runs.pop(id(run), None)
 
-    def every(self, owner: Any = None) -> list[Any]:
-        """The runs under way, oldest first; with `owner`, those of one scheduler."""
+    def every(self, recorder: Any = None) -> list[Any]:
+        """The runs under way, oldest first; with `recorder`, those of one scheduler."""
         runs = list(self._runs.copy().values())  # other threads begin and end runs
-        return [r for r in runs if owner is None or r.owner is owner]
+        return [r for r in runs if recorder is None or r.recorder is recorder]
 
     def forget(self) -> None:
         """Forget the parent's runs and displays, in a forked child."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import urllib.request
 from types import SimpleNamespace
@@ -75,7 +76,8 @@ def test_a_closed_scheduler_sends_nothing():
     assert worker_metric(s) == {}
 
 
-def test_without_a_dashboard_a_cluster_works_as_well():
+def test_without_a_dashboard_a_cluster_works_as_well(monkeypatch):
     assert not gpu_page.add_page(SimpleNamespace())
-    broken = SimpleNamespace(http_application=SimpleNamespace(applications=[]), http_server=1)
-    assert not gpu_page.add_page(broken)
+    monkeypatch.setitem(sys.modules, "distributed.dashboard.core", None)  # no Bokeh
+    scheduler = SimpleNamespace(http_application=SimpleNamespace(applications=[]), http_server=1)
+    assert not gpu_page.add_page(scheduler)

@@ -17,8 +17,6 @@ class FakeNvml:
     """A library with two GPUs, the second of which knows little."""
 
     NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = 0
-    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
-    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
     NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
     nvmlClocksThrottleReasonSwPowerCap = 4
@@ -71,13 +69,8 @@ class FakeNvml:
                 return int(handle == "first" and arguments[0] < 4)
             if name == "nvmlDeviceGetPcieThroughput":
                 return 5000 + arguments[0]
-            if handle == "second" or name not in answers | {"nvmlDeviceGetFieldValues": 0}:
+            if handle == "second" or name not in answers:
                 raise self.NVMLError("Not Supported")
-            if name == "nvmlDeviceGetFieldValues":
-                return [
-                    SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=field))
-                    for field, _ in arguments[0]
-                ]
             return answers[name]
 
         return function
@@ -98,9 +91,8 @@ def nvml(monkeypatch, devices, **kwargs):
 def test_a_device_is_found_by_its_bus_whatever_its_number(monkeypatch):
     found = nvml(monkeypatch, [1, 0, 0])
     assert found.sensors(0) == Sensors(
-        3 * 2**30, 140 * 2**30, 0.97, 612.5, 700.0, 58, 1755, 1980, ("power limit", "heat"),
-        138 * 1024, 139 * 1024,
-    )  # fmt: skip
+        3 * 2**30, 140 * 2**30, 0.97, 612.5, 700.0, 58, 1755, 1980, ("power limit", "heat")
+    )
     facts = found.facts(0)
     assert facts == DeviceFacts(
         "NVIDIA H200", "570.86.15", 0, 2**30, (0, 1, 2, 3), 5_000_000, 5_001_000
@@ -165,6 +157,5 @@ def test_the_real_package_has_what_is_asked_of_it():
     names = set(re.findall(r"lib\w*\.((?:nvml|NVML)\w+)", inspect.getsource(module)))
     assert len(names) > 15
     assert all(hasattr(pynvml, name) for name in names)
-    fields = [f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}" for way in ("TX", "RX")]
     reasons = [f"nvmlClocksThrottleReason{name}" for name in module.THROTTLING]
-    assert all(hasattr(pynvml, name) for name in [*fields, *reasons])
+    assert all(hasattr(pynvml, name) for name in reasons)

@@ -32,8 +32,6 @@ class Sensors(NamedTuple):
     clock: int | None = None  # MHz, of the multiprocessors
     clock_max: int | None = None  # MHz
     throttled: tuple[str, ...] = ()  # why the clock is lower than it could be
-    nvlink_sent: int | None = None  # bytes since the driver was loaded
-    nvlink_received: int | None = None  # bytes
 
 
 class DeviceFacts(NamedTuple):
@@ -54,7 +52,7 @@ class Nvml:
     def __init__(self, library: Any, devices: list[int], properties: Callable[[int], Any]):
         self._library, self._pid = library, os.getpid()
         self._lock = new_lock()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._handles = {d: self._find_handle(properties(d)) for d in dict.fromkeys(devices)}
 
     @classmethod
@@ -90,8 +88,8 @@ class Nvml:
         try:
             return function(*arguments)
         except (self._library.NVMLError, ValueError, TypeError) as error:
-            if what and what not in self._said:
-                self._said.add(what)
+            if what and what not in self._logged:
+                self._logged.add(what)
                 _logger.debug("NVML does not tell %s: %s", what, error)
             return None
 
@@ -111,29 +109,14 @@ class Nvml:
             clock = ask("clock", lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_SM)
             most = ask("largest clock", lib.nvmlDeviceGetMaxClockInfo, handle, lib.NVML_CLOCK_SM)
             reasons = ask("throttling", lib.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-            sent, received = self._nvlink_bytes(handle)
         return Sensors(
             None if memory is None else int(memory.used),
             None if memory is None else int(memory.total),
             None if rates is None else rates.gpu / 100,
             None if power is None else power / 1000,
             None if limit is None else limit / 1000,
-            temperature, clock, most, self._throttle_names(reasons), sent, received,
+            temperature, clock, most, self._throttle_names(reasons),
         )  # fmt: skip
-
-    def _nvlink_bytes(self, handle: Any) -> tuple[int | None, int | None]:
-        """Bytes over all links of NVLink, sent and received."""
-        lib = self._library
-        fields = [
-            getattr(lib, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{way}", None) for way in ("TX", "RX")
-        ]
-        every = getattr(lib, "NVML_NVLINK_ALL_LINKS", 0xFFFFFFFF)
-        wanted = [(field, every) for field in fields if field is not None]
-        values = self._ask("NVLink", lib.nvmlDeviceGetFieldValues, handle, wanted)
-        if values is None or len(values) != 2 or any(v.nvmlReturn for v in values):
-            return None, None
-        sent, received = (int(v.value.ullVal) * 1024 for v in values)  # they are in KiB
-        return sent, received
 
     def _throttle_names(self, reasons: int | None) -> tuple[str, ...]:
         lib, names = self._library, []

@@ -192,6 +192,7 @@ class Scheduler(ObservedScheduler):
             for setting in self._entered:
                 setting.keep("scheduler")
             leave_gpus_to_parent()
+            self._numpy.forked = True
             limits = self._turns.limit  # the child's host threads wait for no run of the parent
             self._turns = Admission(limits, lambda: dict.fromkeys(limits, 0))
         self._hardware = self._host = None
@@ -254,8 +255,6 @@ class Scheduler(ObservedScheduler):
         """Plan and run: return values, or tasks that give persisted chunks."""
         self._check_open()
         if (named := self._names(request.dsk, request.cache)).library is None:
-            if self._is_without_gpus() and (host := self._host_scheduler()) is not None:
-                return self._compute_on_host(host, request)
             return self._compute_numpy(request, named)
         return self._compute_here(request)
 
@@ -332,14 +331,10 @@ class Scheduler(ObservedScheduler):
 
     def _names(self, dsk: Any, cache: Mapping[Any, Any] | None = None) -> Named:
         """What a computation names that is of GPUs; on CPU devices, nothing is looked for."""
-        if not self._is_without_gpus() and self.hardware.kind != "cuda":
+        if not self.host_threads and self.hardware.kind != "cuda":  # a forked child has no hardware
             return Named("CPU devices")
         found = self._libraries.look(dsk)
         return found if cache is None or found.library else self._libraries.look(cache)
-
-    def _is_without_gpus(self) -> bool:
-        """Whether this is a forked child, which has the host's threads and not the GPUs."""
-        return self._hardware is None and self.host_threads > 0
 
     def _host_scheduler(self) -> Scheduler | None:
         """The scheduler of the host's threads; None where these may take no memory."""
@@ -416,8 +411,6 @@ class Scheduler(ObservedScheduler):
         named = self._names(dsk)
         if named.library is not None:
             return self._predict(dsk, keys)
-        if self._is_without_gpus():
-            return (self._host_scheduler() or self)._predict(dsk, keys)
         chosen = partial(self._predict, dsk, keys, resident=True)
         plan, said = self._numpy.plan_where_chosen(named, dsk, chosen)
         if plan is None:

@@ -54,6 +54,7 @@ class NumpyArrays:
     executor: PlanExecutor
     #: The record of one run, which ends with the block.
     recorded: Callable[[], AbstractContextManager[RunRecord]]
+    forked: bool = False  # whether the GPUs are the parent process's
 
     def why_on_host(self, named: Named, dsk: Any, request: ComputeRequest | None) -> Choice | None:
         """The choice of the host where that is sure without a plan; None where a plan will tell."""
@@ -63,6 +64,8 @@ class NumpyArrays:
     def _sure_reason(self, named: Named, dsk: Any, request: ComputeRequest | None) -> str | None:
         if self.options.numpy == "host":
             return "as asked"
+        if self.forked:
+            return "GPUs do not work in a forked process"
         if not self.options.fuse:
             return "without fuse=True there are no kernels"
         if wants_number_errors():

@@ -35,6 +35,7 @@ from .pipeline.execute import PlanExecutor, PlanRun
 from .pipeline.gpu_libraries import Libraries, Named
 from .pipeline.numpy_arrays import NumpyArrays
 from .pipeline.persist import persist_collections
+from .pipeline.plan_entry import PlanEntry
 from .pipeline.planner import Planner
 from .pipeline.request import ComputeRequest
 from .pipeline.results import nest_values
@@ -410,19 +411,19 @@ class Scheduler(ObservedScheduler):
         dsk, keys = received_by_scheduler(*collections)
         named = self._names(dsk)
         if named.library is not None:
-            return self._predict(dsk, keys)
+            return self._predict(dsk, keys).plan
         chosen = partial(self._predict, dsk, keys, resident=True)
         plan, said = self._numpy.plan_where_chosen(named, dsk, chosen)
         if plan is None:
-            plan = (self._host_scheduler() or self)._predict(dsk, keys)
-        return plan.with_facts(said=said)
+            plan = (self._host_scheduler() or self)._predict(dsk, keys).plan
+        return plan.with_facts(choice_text=said)
 
-    def _predict(self, dsk: Any, keys: Any, resident: bool = False) -> Plan:
+    def _predict(self, dsk: Any, keys: Any, resident: bool = False) -> PlanEntry:
         with garbage_spared(), self.hardware.lease(None, None) as lease:
             entry = self._planner.find_or_plan(dsk, keys, lease, resident=resident)
         predicted = replace(self._executor.predict(entry), where=self._host_text)
         entry.plan = entry.plan.with_facts(where=self._host_text, predicted=predicted)
-        return entry.plan
+        return entry
 
     # ---- as a context manager
 

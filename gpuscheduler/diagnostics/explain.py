@@ -161,7 +161,7 @@ def explain_plan(
         step_table(plan), plan.machine, is_gpu, predicted=predicted, where=plan.where,
         planned=planned, pinned=plan.bound, once=once or plan.once,
     )  # fmt: skip
-    return replace(page, choice=plan.said)
+    return replace(page, choice=plan.choice_text)
 
 
 def explain_records(records: Sequence[RunRecord], is_gpu: bool) -> Explanation:

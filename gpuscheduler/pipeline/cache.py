@@ -279,7 +279,7 @@ class PlanCache:
             self._culled.put(_size(dsk), True, 1)
             return
         try:
-            found = template(entry.graph, plan, like)
+            found = template(entry, like)
         except RecursionError:  # as above
             return
         if found is not None:

@@ -96,7 +96,7 @@ class NumpyArrays:
         try:
             with garbage_spared(), self.hardware.lease(request.num_workers, None) as lease:
                 entry = self.plan(request.dsk, request.keys, lease, request.keep)
-                choice = entry.plan.choice
+                choice = entry.choice
                 if choice.side == HOST:
                     return None, last, choice
                 if not choice.runs:
@@ -129,15 +129,15 @@ class NumpyArrays:
             compare_values(keys, values, list(scheduler._compute(replace(request, keys=keys))))
 
     def plan_where_chosen(
-        self, named: Named, dsk: Any, predict: Callable[[], Plan]
+        self, named: Named, dsk: Any, predict: Callable[[], PlanEntry]
     ) -> tuple[Plan | None, str]:
         """The plan on GPUs, which `predict` gives; None where the host computes. And why."""
         choice = self.why_on_host(named, dsk, None)
         plan: Plan | None = None
         if choice is None:
             try:
-                plan = predict()
-                choice = plan.choice
+                entry = predict()
+                plan, choice = entry.plan, entry.choice
             except OutOfMemory as error:
                 choice = Choice(HOST, f"GPUs have no memory for it: {error}")
         said = choice.text(self.options.numpy, self.hardware.names)

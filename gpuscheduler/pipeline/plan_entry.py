@@ -25,6 +25,9 @@ class PlanEntry:
     like: PlanEntry | None = None
     #: Whether `like` is a plan without given values, which learns sizes alone.
     sizes_only: bool = False
+    #: Whether GPUs or the host compute NumPy arrays, and why: a `choice.Choice`, which all entries
+    #: of a template share; None where nothing is to be chosen.
+    choice: Any = None
     #: The launch tape of the plan; False where there can be none. That of `like` comes first.
     tape: Any = field(default=None, init=False)
     #: Most bytes needed in each memory, once asked for; ENDLESS if other chunks had to move before.

@@ -151,13 +151,14 @@ class Planner:
                 graph, plan = compile.plan_graph(
                     graph, lease.machine, home, kind, options, merge=False
                 )
+            choice = None
             if resident:
                 choice = choose(graph, plan, options.numpy, self.host_threads)
-                plan = plan.with_facts(choice=choice)
+                plan = plan.with_facts(resident=True)
             self.working_memory.foresee(plan)
             if len(plan.steps) > MANY_STEPS:
                 put_aside()
-            return PlanEntry(graph, plan)
+            return PlanEntry(graph, plan, choice=choice)
 
     def plan_graph(
         self, make: Callable[[], Graph], given: Mapping[Any, Any], lease: Lease, known: Any = None

@@ -22,12 +22,11 @@ from dask._task_spec import DataNode, GraphNode, Task
 
 from ..frontend.captured import Variable, all_unchanged, content
 from ..frontend.compiled_task import COMPILED
-from ..frontend.graph import Graph
 from ..frontend.rebuild import attributes_of, swap_parts
 from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
 from ..frontend.transfers import SENDING
 from ..fusion.horizontal import TupleItemKey
-from ..plan.plan import OF_STRUCTURE, Plan, Step
+from ..plan.plan import OF_STRUCTURE, Step
 from ..tracing.bytecode import ClosureCells
 from .fingerprint import ArraySlot, Fingerprint, Key, is_task_data
 from .plan_entry import PlanEntry
@@ -118,7 +117,7 @@ class PlanTemplate:
         values.update(graph.values)
         around = like.around + self.around
         graph = replace(graph, called=called, around=around, values=values)
-        return PlanEntry(graph, plan, like=self.entry)
+        return PlanEntry(graph, plan, like=self.entry, choice=self.entry.choice)
 
 
 def _rename_key(key: Key, names: Mapping[str, str]) -> Key:
@@ -129,8 +128,9 @@ def _rename_key(key: Key, names: Mapping[str, str]) -> Key:
     return names.get(key, key) if type(key) is str else key
 
 
-def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None:
+def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
     """Take the data out of a plan; None where plan and data cannot be told apart."""
+    graph, plan = planned.graph, planned.plan
     if graph.data:
         return None
     number: dict[int, int] = {}
@@ -191,7 +191,8 @@ def template(graph: Graph, plan: Plan, like: Fingerprint) -> PlanTemplate | None
     less["values"] = {k: v for k, v in graph.values.items() if k not in number}
     less["containers"] = {}  # nobody changes those of what is like something else
     values = {number[k]: before for k, (_, before) in graph.values.items() if k in number}
-    entry = PlanEntry(replace(graph, **less), plan.with_steps(steps, predicted=None))
+    plan = plan.with_steps(steps, predicted=None)
+    entry = PlanEntry(replace(graph, **less), plan, choice=planned.choice)
     return PlanTemplate(
         entry, like.names, every_own, every_constant, slots, values, tuple(around)
     )  # fmt: skip

@@ -205,10 +205,8 @@ class Plan:
     #: What runs of this plan and of plans like it have shown.
     history: RunHistory = field(default_factory=RunHistory, repr=False, compare=False)
     where: str = ""  # what runs it, where that is not the scheduler's devices, for people
-    #: Whether GPUs or the host compute NumPy's arrays, and why: a `pipeline.choice.Choice`, which
-    #: all plans like this one share; None where nothing is to be chosen.
-    choice: Any = field(default=None, repr=False, compare=False)
-    said: str = ""  # what people are told of that choice
+    resident: bool = False  # whether GPUs compute NumPy's arrays
+    choice_text: str = ""  # what people are told of the choice between GPUs and the host
     bound: bool = False  # whether some steps have to run on the devices that they are on
     once: bool = False  # whether nobody will run it again
     #: Names of layers in the tasks of its template, and here.
@@ -463,8 +461,8 @@ class Plan:
         if not self.machine.shared:  # else nothing has to move
             links = sorted(self.traffic().items())
             lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in links]
-        if self.said:
-            lines.insert(1, f"  {self.said}")
+        if self.choice_text:
+            lines.insert(1, f"  {self.choice_text}")
         together: dict[str, list[str]] = {}
         for i, reason in sorted(self.why.items()):
             together.setdefault(reason, []).append(key_split(self.steps[i].key))

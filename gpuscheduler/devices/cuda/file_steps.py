@@ -169,7 +169,7 @@ def send_array(run: GpuRun, lane: DeviceLane, v: Any, direct: list[Any]) -> Any:
     if not is_plain_host_array(v):
         return v
     # a masked array, or one of another class, is to be seen as such by functions of NumPy's arrays
-    if run.plan.choice is not None and type(v) not in (np.ndarray, np.memmap):
+    if run.plan.resident and type(v) not in (np.ndarray, np.memmap):
         return v
     if v.flags.f_contiguous and not v.flags.c_contiguous:  # which it stays, as in CuPy's own
         return send_array(run, lane, v.T, direct).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,30 @@ def _remove_sending(
     return out
 
 
+@dataclass(slots=True)
+class SendingSteps:
+    """Tables of tasks, into which steps are put that send arrays ahead of their readers."""
+
+    tasks: dict[Key, Any]
+    alias: Mapping[Key, Key]
+    needs: dict[Key, tuple[Key, ...]]
+    names: dict[Key, tuple[Key, ...]]
+    constants: dict[Key, dict[Key, Any]]
+    #: The steps that were put in, and one reader of each.
+    readers: dict[Key, Key] = field(default_factory=dict)
+
+    def send(self, key: Key, name: Key, array: Any, function: Callable[[Any], Any]) -> None:
+        """Have a step send the array that the task `key` reads as the constant `name`."""
+        first = sent_key(self.alias.get(name, name))
+        if first not in self.needs:
+            self.tasks[first] = Task(first, function, array)
+            self.needs[first] = self.names[first] = ()
+            self.constants[first], self.readers[first] = {}, key
+        self.constants[key] = {d: v for d, v in self.constants[key].items() if d != name}
+        self.needs[key] = (*self.needs[key], first)
+        self.names[key] = (*self.names[key], name)
+
+
 def send_arrays(
     tasks: dict[Key, Any],
     alias: Mapping[Key, Key],
@@ -123,8 +148,8 @@ def send_arrays(
     Changes all tables but `alias`: the tasks no longer send. Returns these steps, and one reader of
     each.
     """
-    out: dict[Key, Key] = {}
-    send = SendExtractor()
+    steps = SendingSteps(tasks, alias, needs, names, constants)
+    out, send = steps.readers, SendExtractor()
     for key, given in [(k, c) for k, c in constants.items() if c]:
         for name, value in given.items():
             if type(value) not in (np.ndarray, np.memmap) or value.nbytes < LEAST_SENT:
@@ -136,14 +161,8 @@ def send_arrays(
                 tasks[key] = Task(key, identity, value)
                 constants[key], out[key] = {}, key
                 break
-            first = sent_key(alias.get(name, name))
-            if first not in needs:
-                tasks[first] = Task(first, identity, value)
-                needs[first] = names[first] = ()
-                constants[first], out[first] = {}, key
             tasks[key] = task
-            constants[key] = {d: v for d, v in constants[key].items() if d != name}
-            needs[key], names[key] = (*needs[key], first), (*names[key], name)
+            steps.send(key, name, value, identity)
     return out
 
 
@@ -160,20 +179,14 @@ def send_all_arrays(
     with gaps: a kernel is compiled for the strides that it reads, and a copy has no gaps. Changes
     all tables but `alias`. Returns these steps, and one reader of each.
     """
-    out: dict[Key, Key] = {}
+    steps = SendingSteps(tasks, alias, needs, names, constants)
     for key, given in [(k, c) for k, c in constants.items() if c]:
         for name, value in given.items():
             function = _sending(name, value)
             if function is None:
                 continue
-            first = sent_key(alias.get(name, name))
-            if first not in needs:
-                tasks[first] = Task(first, function, value)
-                needs[first] = names[first] = ()
-                constants[first], out[first] = {}, key
-            constants[key] = {d: v for d, v in constants[key].items() if d != name}
-            needs[key], names[key] = (*needs[key], first), (*names[key], name)
-    return out
+            steps.send(key, name, value, function)
+    return steps.readers
 
 
 def _sending(name: Key, value: Any) -> Callable[[Any], Any] | None:

@@ -24,8 +24,6 @@ from ..frontend.task import (
     OwnTask,
     TaskDescription,
     describe,
-    kernels_of,
-    members_of,
 )
 from ..ir.expr import PLACEHOLDER, Expr, Kernel, Out, Program, constant
 from ..ir.regions import bytes_touched
@@ -418,11 +416,6 @@ class TaskWithProducers(OwnTask):
 
     def __call__(self, values: Values) -> Any:
         return self.task({**values, **{name: t(values) for name, t in self.before}})
-
-
-def program_of(task: Any) -> KernelTask | None:
-    """Return the kernel task that a task is or holds; None for batches and other tasks."""
-    return None if members_of(task) else next(iter(kernels_of(task)), None)
 
 
 def describe_kernel(kernel: Kernel) -> KernelDescription:

@@ -216,7 +216,7 @@ class Scheduler(ObservedScheduler):
         Dask does. Tasks that a pool fails at, or never runs, raise an error. Keyword arguments that
         only other schedulers know are ignored.
         """
-        if self._left is not None and (instead := self._left.instead()):
+        if self._left is not None and (instead := self._left.replacement()):
             return instead(dsk, keys, **kwargs)
         arguments = {
             "cache": cache, "callbacks": callbacks, "num_workers": num_workers, "pool": pool,
@@ -249,7 +249,7 @@ class Scheduler(ObservedScheduler):
         >>> float(x.sum().compute(scheduler="threads"))
         1000000.0
         """
-        instead = None if self._left is None else self._left.instead()
+        instead = None if self._left is None else self._left.replacement()
         return persist_collections(collections, optimize_graph, self._compute, instead, kwargs)
 
     def _compute(self, request: ComputeRequest) -> Any:
@@ -358,10 +358,10 @@ class Scheduler(ObservedScheduler):
     def _others_chunks(self) -> dict[int, int]:
         """Bytes of the other side's persisted chunks, GPUs or host, by place of this side."""
         if self._host is not None:
-            nbytes = self._host._persisted.beside(()).get(0, 0)
+            nbytes = self._host._persisted.bytes_of_others(()).get(0, 0)
             return {HOST: nbytes} if nbytes else {}
         if self._gpus is not None:
-            nbytes = self._gpus._persisted.beside(()).get(HOST, 0)
+            nbytes = self._gpus._persisted.bytes_of_others(()).get(HOST, 0)
             return {0: nbytes} if nbytes else {}
         return {}
 

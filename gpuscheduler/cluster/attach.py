@@ -581,7 +581,7 @@ class AttachedGet:
         return self.attached.client
 
     def __call__(self, dsk: Any, keys: Any, workers: Any = None, **options: Any) -> Any:
-        if self.attached._closed and (instead := self.attached._dask_config.instead()):
+        if self.attached._closed and (instead := self.attached._dask_config.replacement()):
             return instead(dsk, keys, **options)
         return self.attached.get(dsk, keys, workers=workers, **options)
 

@@ -390,7 +390,7 @@ class _DefaultScheduler:
             return mine.get
         if self.setting is None:  # the configuration came from the process that began this one
             return get_client().get
-        if instead := self.setting.instead():
+        if instead := self.setting.replacement():
             return instead
         before = self.setting.before("scheduler")
         given = get_scheduler(scheduler=before) if before is not None else get_client().get

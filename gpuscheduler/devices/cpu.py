@@ -105,13 +105,13 @@ class CpuHardware:
     def to_numpy(self, value: Any) -> Any:
         return value
 
-    def taken_to_host(self, key: Key, place: int, places: Places) -> Any:
-        return self.taken(key, place, places)
+    def value_on_host(self, key: Key, place: int, places: Places) -> Any:
+        return self.caller_value(key, place, places)
 
-    def shown(self, places: Places) -> Any:
+    def device_value(self, places: Places) -> Any:
         return places.get(0)
 
-    def taken(self, key: Key, place: int, places: Places) -> Any:
+    def caller_value(self, key: Key, place: int, places: Places) -> Any:
         return places[0] if 0 in places else self.store.read(places[DISK], key)
 
     def forget(self, places: Places) -> None:
@@ -268,7 +268,7 @@ class CpuDevices:
 
     def free(self, step: int, place: int) -> None:
         if step in self.chunks:
-            self.chunks[step].left(place)
+            self.chunks[step].note_departure(place)
         if place == DISK:
             self.files.forget(step)
             return
@@ -517,7 +517,7 @@ class CpuDevices:
 
     def _note_file(self, step: int, file: Any) -> None:
         if step in self.chunks:
-            self.chunks[step].came(DISK, file)
+            self.chunks[step].note_arrival(DISK, file)
 
     def _read(self, copy: tuple[int, int]) -> None:
         step, dst = copy
@@ -531,7 +531,7 @@ class CpuDevices:
             value = s.read() if s.again else self.files.store.read(self.files.of[step], s.key)
             self.values[step] = value
             if step in self.chunks:
-                self.chunks[step].came(0, value)
+                self.chunks[step].note_arrival(0, value)
         except MemoryError:
             self.held[step] -= 1
             event = NoRoom(step, dst, self.plan.steps[step].nbytes)

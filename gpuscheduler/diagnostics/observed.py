@@ -136,9 +136,9 @@ class ObservedScheduler:
         ...     s.held().nbytes
         8000000
         """
-        chunks = self._persisted.every()
+        chunks = self._persisted.chunks()
         if self._host is not None:
-            chunks += self._host._persisted.every()
+            chunks += self._host._persisted.chunks()
         return held_memory(chunks, self.recorder.persisted, self.recorder.clock(), who)
 
     def _is_gpu(self) -> bool:

@@ -288,7 +288,7 @@ class GraphBuilder:
             task = convert_legacy_task(key, task, self.all_keys)
         if is_chunk(task):
             chunk: Chunk = task.func  # type: ignore[union-attr]
-            value = chunk if self._is_here(task) else chunk.shown()
+            value = chunk if self._is_here(task) else chunk.device_value()
             if value is None:  # another scheduler's, and not in memory: the task reads it
                 return task
         elif isinstance(task, GraphNode) and not isinstance(task, DataNode):
@@ -449,7 +449,7 @@ class GraphBuilder:
             return out
         for key, target in [(k, t) for k, targets in stores.items() for t in targets]:
             if type(target) is Chunk and self.home(target) is not None:
-                shown = target.shown()
+                shown = target.device_value()
                 if shown is None or array_library(shown) == "cupy":
                     raise PlanError(
                         f"{key!r} stores to a persisted array, which may leave its GPU at any "

@@ -73,13 +73,13 @@ def sum_by_place(parts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
 class ChunkKeeper(Protocol):
     """The hardware that a chunk is on."""
 
-    def shown(self, places: Places) -> Any:
+    def device_value(self, places: Places) -> Any:
         """The value, where it is in a device's memory; None where it is not."""
 
-    def taken(self, key: Key, place: int, places: Places) -> Any:
+    def caller_value(self, key: Key, place: int, places: Places) -> Any:
         """The value where the caller can use it."""
 
-    def taken_to_host(self, key: Key, place: int, places: Places) -> Any:
+    def value_on_host(self, key: Key, place: int, places: Places) -> Any:
         """The value with NumPy's arrays in place of those of devices."""
 
     def forget(self, places: Places) -> None:
@@ -90,7 +90,7 @@ class Chunk:
     """A value and its places. Called, it gives the value: any Dask scheduler can run it as a task.
 
     >>> class Memory:
-    ...     def taken(self, key, place, places):
+    ...     def caller_value(self, key, place, places):
     ...         return places[place]
     ...     def forget(self, places):
     ...         print("gone from", sorted(places))
@@ -137,14 +137,14 @@ class Chunk:
             places = self.places
             try:
                 if self.resident:
-                    return self.keeper.taken_to_host(self.key, self.place, places)
-                return self.keeper.taken(self.key, self.place, places)
+                    return self.keeper.value_on_host(self.key, self.place, places)
+                return self.keeper.caller_value(self.key, self.place, places)
             except OSError:
                 if self.places is places:
                     raise
                 # a run has just brought it back and removed the file
 
-    def shown(self) -> Any:
+    def device_value(self) -> Any:
         """The value if it is in a device's memory and may be seen there, else None.
 
         Moves nothing.
@@ -157,20 +157,20 @@ class Chunk:
 
     def held(self) -> Any:
         """The value as a device holds it, for planners; None where none does. Moves nothing."""
-        return self.keeper.shown(self.places)
+        return self.keeper.device_value(self.places)
 
-    def came(self, place: int, held: Any) -> None:
+    def note_arrival(self, place: int, held: Any) -> None:
         with self._lock:
             self.places = {**self.places, place: held}
             self.moved += place == self.place
         PlacesVersion.move()
 
-    def left(self, place: int) -> None:
+    def note_departure(self, place: int) -> None:
         with self._lock:
             self.places = {p: held for p, held in self.places.items() if p != place}
         PlacesVersion.move()
 
-    def settled(self) -> None:
+    def end_run(self) -> None:
         """At the end of a run: let go of replicas that only it had a use for."""
         if len(self.places) > 1:
             with self._lock:

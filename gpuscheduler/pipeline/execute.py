@@ -102,8 +102,8 @@ class PlanExecutor:
                     values = self._run_alone(run, turn)
                     if values is not None:
                         return values
-                with self.persisted.lent() as chunks:
-                    plan = run.entry.beside(chunks, self.others_chunks())
+                with self.persisted.lend() as chunks:
+                    plan = run.entry.plan_with_chunks(chunks, self.others_chunks())
                     if run.task_callbacks:  # they may keep what they see
                         assembly = self._assembly(run.graph, plan)
                     else:
@@ -118,7 +118,7 @@ class PlanExecutor:
 
     def predict(self, entry: PlanEntry) -> Footprint:
         """Predict what a run that begins now would take."""
-        beside = entry.beside(self.persisted.every(), self.others_chunks())
+        beside = entry.plan_with_chunks(self.persisted.chunks(), self.others_chunks())
         now, _ = self._write_in_place(entry.graph, beside)
         return predict(now, self.options.window, self.options.deep_window)
 
@@ -131,16 +131,16 @@ class PlanExecutor:
         """
         known = run.entry
         if known.ours is None:
-            known.ours = self.persisted.known(run.plan.own)
-        with self.persisted.lent(known.ours) as chunks:
+            known.ours = self.persisted.select_kept(run.plan.own)
+        with self.persisted.lend(known.ours) as chunks:
             own = known.own_bytes() if len(chunks) == len(run.plan.own) else None
-            others = self.persisted.beside(chunks, own)
+            others = self.persisted.bytes_of_others(chunks, own)
             for place, nbytes in self.others_chunks().items():
                 others[place] = others.get(place, 0) + nbytes
             values = self._follow_tape(run, chunks, others)
             if values is not None or not others or not self._fits(known, chunks, others):
                 return values
-            beside = known.beside(chunks, others)
+            beside = known.plan_with_chunks(chunks, others)
             plan, assembly = self._write_in_place(run.graph, beside)
             try:
                 return self._run_plan(run, plan, assembly, turn)
@@ -163,7 +163,7 @@ class PlanExecutor:
         if not tape:
             return None
         others = {p: n for p, n in others.items() if p >= 0}
-        plan = run.entry.beside_own() if run.plan.own else run.plan
+        plan = run.entry.plan_with_own_chunks() if run.plan.own else run.plan
         memory = plan.machine.memory
 
         def free(place: int) -> int:
@@ -327,7 +327,7 @@ class PlanExecutor:
             if place in self.hardware.machine.devices:
                 out[memory_of(place)] += nbytes
         if HOST in out:
-            on_host = self.persisted.beside(()).get(HOST, 0)
+            on_host = self.persisted.bytes_of_others(()).get(HOST, 0)
             out[HOST] = on_host + self.others_chunks().get(HOST, 0)
         return out
 
@@ -348,7 +348,7 @@ class PlanExecutor:
         """
         plan, _ = self._write_in_place(graph, known)
         made, whole = plan.everything(known.chunks), plan.whole
-        most = {m: n + whole.get(m, 0) + known.taken for m, n in made.items()}
+        most = {m: n + whole.get(m, 0) + known.task_memory for m, n in made.items()}
         machine = self.hardware.machine
         limit = {m: machine.limit(m) for m in machine.memories}
         is_small = all(n <= SMALL * limit[m] for m, n in most.items())

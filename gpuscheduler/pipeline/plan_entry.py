@@ -36,9 +36,9 @@ class PlanEntry:
     calm: int = field(default=-1, init=False)
     #: Chunks among the plan's own that its scheduler has made.
     ours: list[Chunk] | None = field(default=None, init=False)
-    #: The latest result of `beside`, and the chunks that it is for.
+    #: The latest result of `plan_with_chunks`, and the chunks that it is for.
     _beside: tuple[Any, Plan] | None = field(default=None, init=False)
-    #: The latest result of `beside_own`, and the number of `moves` that it is for.
+    #: The latest result of `plan_with_own_chunks`, and the number of `moves` that it is for.
     _own: tuple[int, Plan] | None = field(default=None, init=False)
     #: The latest result of `own_bytes`, and the number of `moves` that it is for.
     _own_bytes: tuple[int, dict[int, int]] = field(default=(-1, {}), init=False)
@@ -51,7 +51,7 @@ class PlanEntry:
         """The entry whose launch tape the plan follows."""
         return self if self.like is None or self.sizes_only else self.like
 
-    def beside(self, chunks: Sequence[Chunk], others: Mapping[int, int]) -> Plan:
+    def plan_with_chunks(self, chunks: Sequence[Chunk], others: Mapping[int, int]) -> Plan:
         """Return the plan for a run that may move these chunks, and no others.
 
         `others` are bytes by place of chunks that the run must not move.
@@ -63,16 +63,16 @@ class PlanEntry:
         latest = self._beside
         if latest is not None and latest[0] == known:
             return latest[1]
-        out = plan.beside(chunks, others)
+        out = plan.with_chunks(chunks, others)
         if len(out.steps) == len(plan.steps) and plan.tried and plan is self.plan:
             self._beside = known, out  # it holds these chunks: they will be the same ones
         return out
 
-    def beside_own(self) -> Plan:
+    def plan_with_own_chunks(self) -> Plan:
         """Return the plan for a run that may move its own chunks, and no others."""
         latest, known = moves(), self._own
         if known is None or known[0] != latest:
-            self._own = known = latest, self.beside(self.plan.own, {})
+            self._own = known = latest, self.plan_with_chunks(self.plan.own, {})
         return known[1]
 
     def own_bytes(self) -> dict[int, int]:

@@ -91,7 +91,7 @@ def keep_chunks(results: RunResults, hardware: Hardware, persisted: PersistedChu
                 persisted.add(made[target])
         found = made[target]
         if _is_number(found):
-            return found.shown()
+            return found.device_value()
         return ChunkTask(graph.called.get(key, key), found)
 
     return [chunk(key) for key in graph.wanted]
@@ -110,7 +110,7 @@ def _keep_step(results: RunResults, key: Any, i: int, hardware: Hardware) -> Chu
 
 def _is_number(chunk: Chunk) -> bool:
     """Whether the value is a scalar or a string, which is not worth keeping on a device."""
-    return isinstance(chunk.shown(), (bool, int, float, complex, str, np.generic))
+    return isinstance(chunk.device_value(), (bool, int, float, complex, str, np.generic))
 
 
 def nest_values(keys: Any, values: Iterator[Any]) -> Any:

@@ -95,24 +95,26 @@ class Footprint:
     coverage: float | None = None
 
     def __str__(self) -> str:
-        def said(place: int) -> str:
+        def place_text(place: int) -> str:
             if self.where and place != DISK:  # the threads' memory is the host's
                 return "the result" if place == HOST else "the host"
             return {HOST: "the host", DISK: "the disk"}.get(place, str(place))
 
         device = "" if self.where else "device "
         peaks = [
-            f"{n:,} bytes on {device * (p >= 0)}{said(p)}"
+            f"{n:,} bytes on {device * (p >= 0)}{place_text(p)}"
             for p, n in sorted(self.peak.items(), reverse=True)
             if n or p >= 0
         ]
         links = [
-            f"{n:,} bytes from {said(a)} to {said(b)}"
+            f"{n:,} bytes from {place_text(a)} to {place_text(b)}"
             for (a, b), n in sorted(self.moved.items())
             if n
         ]
         spilled = [
-            f"{n:,} bytes to {said(p)}" for p, n in sorted(self.spilled.items(), reverse=True) if n
+            f"{n:,} bytes to {place_text(p)}"
+            for p, n in sorted(self.spilled.items(), reverse=True)
+            if n
         ]
         on = f" on {self.where}" if self.where else ""
         out = f"{self.seconds:.3g} s{on}; peak memory {', '.join(peaks)}"
@@ -255,7 +257,7 @@ class Plan:
         """The fixed steps that are persisted chunks."""
         return {i: c for i, s in enumerate(self.steps) if (c := chunk_of(s)) is not None}
 
-    def beside(self, chunks: Iterable[Chunk], others: Mapping[int, int] | None = None) -> Plan:
+    def with_chunks(self, chunks: Iterable[Chunk], others: Mapping[int, int] | None = None) -> Plan:
         """The same plan for a run that may move these chunks, which it may read or not.
 
         `others` are bytes by place of chunks that the run must not move.
@@ -377,7 +379,7 @@ class Plan:
             replace(s, nbytes=0, known=True) if i in parts else s for i, s in enumerate(self.steps)
         ]
         stay = {i for i in mine if steps[i].fixed and i not in self.there}
-        free = self.machine.limit(memory) - others[memory] - self.taken
+        free = self.machine.limit(memory) - others[memory] - self.task_memory
         free -= sum([steps[i].nbytes for i in stay])
         for i in mine:
             needed = {i, *steps[i].inputs}.difference(stay)
@@ -397,19 +399,19 @@ class Plan:
         """Working memory of one task on each device, in bytes: guessed until it was seen."""
         machine = self.machine
         if not machine.arrays:
-            return self.taken
+            return self.task_memory
         chunks = self.chunks  # the caller's own values are read in parts, mostly
         sizes = [s.nbytes for i, s in enumerate(self.steps) if not s.fixed or i in chunks]
         guess = machine.arrays * len(machine.devices) * max(sizes, default=0)
-        return max(guess, self.taken)
+        return max(guess, self.task_memory)
 
     @property
-    def taken(self) -> int:
+    def task_memory(self) -> int:
         """Working memory of one task on each device, in bytes, as far as it was seen."""
-        return self.at_once * max(self.takes.values(), default=0)
+        return self.at_once * max(self.task_memory_by_kind.values(), default=0)
 
     @property
-    def takes(self) -> dict[int, int]:
+    def task_memory_by_kind(self) -> dict[int, int]:
         """Known working memory in bytes, by kind of step."""
         return {**self.history.foreseen, **self.history.extra}
 

@@ -96,7 +96,7 @@ class ConfigOverride:
         value = self._before[name]
         return None if value is _ABSENT else value
 
-    def instead(self) -> Any:
+    def replacement(self) -> Any:
         """The scheduler that runs graphs where Dask's configuration names one that has ended.
 
         That happens when a client of `distributed`, made meanwhile, restored it on closing. None in

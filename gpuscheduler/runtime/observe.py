@@ -346,7 +346,7 @@ class Recorder:
         if record.plan is not None:
             record.predicted = record.plan.predicted
             if record.level >= Level.STEPS:
-                record.working = dict(record.plan.takes)
+                record.working = dict(record.plan.task_memory_by_kind)
                 if record.state is not None:
                     record.working.update(record.state.extra)
         record.plan = record.state = None

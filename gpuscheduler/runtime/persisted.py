@@ -66,22 +66,22 @@ class PersistedChunks:
             counted[known] = nbytes, places
         self._held = now, held, counted
 
-    def every(self) -> list[Chunk]:
+    def chunks(self) -> list[Chunk]:
         refs = list(self._chunks.values())  # one step, for chunks may go at any time
         return [c for r in refs if (c := r()) is not None]
 
-    def known(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+    def select_kept(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """Those that are among these."""
         return [c for c in chunks if id(c) in self._chunks]
 
     @contextmanager
-    def lent(self, some: list[Chunk] | None = None) -> Iterator[list[Chunk]]:
+    def lend(self, some: list[Chunk] | None = None) -> Iterator[list[Chunk]]:
         """The chunks that a run may move, all or some that are `known`: those that no other run
         may.
 
         >>> persisted = PersistedChunks()
         >>> persisted.add(chunk := Chunk("x", 0, 8, {0: "value"}, None))
-        >>> with persisted.lent() as mine, persisted.lent() as others:
+        >>> with persisted.lend() as mine, persisted.lend() as others:
         ...     print(mine, others)
         [<Chunk 'x', 8 bytes>] []
         """
@@ -90,7 +90,7 @@ class PersistedChunks:
             return
         run = _RunToken()
         with self._lock:
-            mine = self.every() if some is None else some
+            mine = self.chunks() if some is None else some
             self._loans = [loan for loan in self._loans if loan[0]() is not None]
             if self._loans:
                 taken = {id(c) for _, chunks in self._loans for c in chunks}
@@ -103,7 +103,7 @@ class PersistedChunks:
             with self._lock:
                 self._loans = [other for other in self._loans if other is not loan]
 
-    def beside(
+    def bytes_of_others(
         self, some: Iterable[Chunk], theirs: Mapping[int, int] | None = None
     ) -> dict[int, int]:
         """Bytes in each place of all chunks but some, replicas included.
@@ -114,7 +114,7 @@ class PersistedChunks:
         >>> persisted = PersistedChunks()
         >>> for chunk in chunks:
         ...     persisted.add(chunk)
-        >>> persisted.beside([chunks[0]])
+        >>> persisted.bytes_of_others([chunks[0]])
         {0: 8}
         """
         if theirs is None:
@@ -130,7 +130,7 @@ class PersistedChunks:
         when, held, _ = self._held
         latest = PlacesVersion.latest
         if when != latest:
-            counted = {id(c): (c.nbytes, tuple(c.places)) for c in self.every()}
+            counted = {id(c): (c.nbytes, tuple(c.places)) for c in self.chunks()}
             held = sum_by_place(counted.values())
             self._held = latest, held, counted
         return held
@@ -141,7 +141,7 @@ class PersistedChunks:
         A chunk in several places counts in the fastest.
         """
         out: dict[int, int] = {}
-        for chunk in self.every():
+        for chunk in self.chunks():
             place = max(chunk.places, default=chunk.place)
             place = chunk.place if place >= 0 else place
             out[place] = out.get(place, 0) + chunk.nbytes

@@ -353,7 +353,7 @@ def predict(
         peak[place] = max(s.peak[place] for s in states)
         if place >= 0:
             values = max(peak[place], min(peak[place] + slack[place], most[place]))
-            more = min(values + plan.taken, plan.machine.limit(place))
+            more = min(values + plan.task_memory, plan.machine.limit(place))
             peak[place] = max(peak[place], more, largest[place])
     spilled = {p: max(s.spilled[p] for s in states) for p in states[0].spilled}
     return Footprint(clock.now, peak, states[0].moved, spilled)
@@ -365,7 +365,7 @@ def _largest(plan: Plan) -> dict[int, int]:
     This may go beyond the limit: no step is refused for it.
     """
     out: dict[int, int] = dict.fromkeys(plan.machine.memories, 0)
-    steps, shared, takes = plan.steps, plan.machine.shared, plan.takes
+    steps, shared, takes = plan.steps, plan.machine.shared, plan.task_memory_by_kind
     for step in steps:
         extra = 0 if step.fixed else takes.get(step.kind, 0)
         if extra:

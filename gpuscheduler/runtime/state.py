@@ -204,7 +204,7 @@ class State:
         #: Bytes of the largest value that each kind of step has made.
         self.seen: dict[int, int] = {}
         #: Bytes of working memory that each kind of step takes at most, as far as known.
-        self.extra = plan.takes
+        self.extra = plan.task_memory_by_kind
         #: Whether steps get room for their working memory, known or guessed.
         self.short = (machine.arrays > 0 or any(self.extra.values())) and plan.short
         #: Bytes of working memory of the steps under way: device -> step -> bytes.

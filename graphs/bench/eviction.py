@@ -208,13 +208,13 @@ class _Program:
 class Nowhere:
     """What keeps chunks that have no value."""
 
-    def shown(self, places: Any) -> Any:
+    def device_value(self, places: Any) -> Any:
         return None
 
-    def taken(self, key: Any, place: int, places: Any) -> Any:
+    def caller_value(self, key: Any, place: int, places: Any) -> Any:
         raise TypeError("a clock has no values")
 
-    taken_to_host = taken
+    value_on_host = caller_value
 
     def forget(self, places: Any) -> None: ...
 
@@ -229,7 +229,7 @@ def planned(x: da.Array, devices: int, memory: int) -> Plan:
     graph = from_dask(dsk, keys, home=home, front=0)
     machine = Machine.uniform(devices, memory=memory)
     _, plan = plan_graph(graph, machine, home, "cuda", Options())
-    return plan.beside(plan.chunks.values())
+    return plan.with_chunks(plan.chunks.values())
 
 
 def persisted(x: da.Array, devices: int, memory: int) -> da.Array:

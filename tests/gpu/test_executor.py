@@ -74,8 +74,8 @@ def come_back_elsewhere(scheduler, chunk):
         moved = cuda_lane.HeldValue(held.value.copy())
         cupy.cuda.runtime.deviceSynchronize()
     held.value.fill(np.nan)
-    chunk.left(chunk.place)
-    chunk.came(chunk.place, moved)
+    chunk.note_departure(chunk.place)
+    chunk.note_arrival(chunk.place, moved)
     return moved
 
 
@@ -454,9 +454,9 @@ def test_persisted_blocks_leave_and_come_back(tmp_path, x):
             data = pickle.dumps(p)
             del p, q
             end = time.monotonic() + PATIENCE
-            while s._persisted.every() and time.monotonic() < end:
+            while s._persisted.chunks() and time.monotonic() < end:
                 time.sleep(0.001)  # the devices' threads let go of what the last run read
-            assert s._persisted.every() == []
+            assert s._persisted.chunks() == []
         np.testing.assert_array_equal(host(pickle.loads(data).compute(scheduler="sync")), x)
         assert not list(tmp_path.iterdir())
     assert used_bytes() == before
@@ -492,7 +492,7 @@ def test_persisted_blocks_that_only_another_device_has(x):
             p = cupy_array(a, 16).persist()
             product = (p @ p).persist()
             elsewhere += sum(
-                c.place not in c.places and max(c.places) >= 0 for c in s._persisted.every()
+                c.place not in c.places and max(c.places) >= 0 for c in s._persisted.chunks()
             )
             np.testing.assert_allclose(host(product.to_backend("numpy").compute()), a @ a, 1e-4)
             np.testing.assert_array_equal(host(p.to_backend("numpy").compute()), a)
@@ -990,7 +990,7 @@ def test_a_chunk_whose_making_is_seen_to_be_over_by_another_run(scheduler):
             return self.events.pop(0)
 
     Held.events[0].record()
-    assert scheduler.hardware.taken("x", 0, {0: Held()}) is Held.value
+    assert scheduler.hardware.caller_value("x", 0, {0: Held()}) is Held.value
 
 
 @pytest.mark.real

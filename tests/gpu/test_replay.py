@@ -108,9 +108,9 @@ def test_a_tape_holds_no_chunks(runs):
     x = da.random.default_rng(0).random((64, 64), chunks=16).persist()
     for _ in range(4):
         (x + 1).sum(axis=0).compute()
-    assert runs._persisted.every()
+    assert runs._persisted.chunks()
     del x
-    assert not runs._persisted.every()
+    assert not runs._persisted.chunks()
 
 
 def test_rounds_of_an_iteration_have_other_arrays_each_time(runs, count):
@@ -192,11 +192,11 @@ def test_a_chunk_that_was_away_is_read_where_it_is_now(count):
             np.testing.assert_array_equal(host(y.compute()), want)
         followed = count["addresses"]
         assert followed
-        (chunk, *_) = s._persisted.every()
+        (chunk, *_) = s._persisted.chunks()
         moved = come_back_elsewhere(s, chunk)
         np.testing.assert_array_equal(host(y.compute()), want)
         assert count["addresses"] == followed + 1
-        chunk.came(1 - chunk.place, moved)  # in two places: not as it was foreseen
+        chunk.note_arrival(1 - chunk.place, moved)  # in two places: not as it was foreseen
         np.testing.assert_array_equal(host(y.compute()), want)
         assert count["addresses"] == followed + 1
 
@@ -491,7 +491,7 @@ def test_a_chunk_that_comes_back_elsewhere_is_looked_at_first(order):
         y = x * 3
         for _ in range(5):
             np.testing.assert_array_equal(host(y.persist().compute()), np.arange(4096.0) * 3)
-        come_back_elsewhere(s, s._persisted.every()[0])
+        come_back_elsewhere(s, s._persisted.chunks()[0])
         order.clear()
         kept = y.persist()
         assert order[0] == "looks"

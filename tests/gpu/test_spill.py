@@ -452,8 +452,10 @@ def test_parts_of_what_was_made_together_are_kept_where_it_is(host_blocks, tmp_p
         np.testing.assert_allclose(first.get(), want[:40])
         del a, b, first
         end = time.monotonic() + 20
-        while s._persisted.every() and time.monotonic() < end:  # threads may be at the last run yet
+        while (
+            s._persisted.chunks() and time.monotonic() < end
+        ):  # threads may be at the last run yet
             gc.collect()
             time.sleep(0.01)
-        assert not s._persisted.every()
+        assert not s._persisted.chunks()
         assert not s.hardware.store.nbytes

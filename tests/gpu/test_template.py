@@ -46,7 +46,7 @@ def test_what_a_run_may_move_is_not_like_what_it_may_not(options, kinds):
             for _ in range(4):
                 assert float(y.compute()) == a.sum()
             if kind == "chunk":
-                for chunk in s._persisted.every():
+                for chunk in s._persisted.chunks():
                     come_back_elsewhere(s, chunk)
                 for _ in range(4):
                     assert float(y.compute()) == a.sum()

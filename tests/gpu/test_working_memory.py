@@ -153,11 +153,11 @@ def test_what_tasks_take_is_predicted_when_it_has_been_seen(numbers):
         lazy.compute()
         plan = s.plan(lazy)
         assert (
-            plan.taken == max(plan.history.extra.values()) >= 5 * block - 8
+            plan.task_memory == max(plan.history.extra.values()) >= 5 * block - 8
         )  # or what a sort takes, too
-        assert plan.predicted.peak[0] == before + plan.taken
+        assert plan.predicted.peak[0] == before + plan.task_memory
         again = build("results that are small", cupy_array(numbers + 1, CHUNK))
-        assert s.plan(again).taken == plan.taken  # it is like the first
+        assert s.plan(again).task_memory == plan.task_memory  # it is like the first
 
 
 def test_what_was_seen_is_foreseen_for_other_computations_and_later_schedulers(
@@ -168,13 +168,13 @@ def test_what_was_seen_is_foreseen_for_other_computations_and_later_schedulers(
     with gpuscheduler.Scheduler("cuda:0") as s:
         lazy = build("temporaries", cupy_array(numbers, CHUNK))
         lazy.compute()
-        took = s.plan(lazy).taken
+        took = s.plan(lazy).task_memory
         assert took
         half = build("temporaries", cupy_array(numbers[: SIDE // 2], CHUNK))
-        assert s.plan(half).taken == took
+        assert s.plan(half).task_memory == took
     with gpuscheduler.Scheduler("cuda:0", memory_limit=16 * 8 * CHUNK**2) as s:
         plan = s.plan(half)
-        assert plan.taken == took
+        assert plan.task_memory == took
         with most_used() as most:
             value = half.compute()
         assert most[0] <= on_gpus(s.hardware, plan.predicted.peak)[0] + PIECE * len(plan.steps)
@@ -242,7 +242,7 @@ def test_a_part_of_a_larger_array_does_not_keep_all_of_it():
     with gpuscheduler.Scheduler("cuda:0") as s:
         for _ in range(2):
             parts = lazy.persist()
-            (chunk,) = s._persisted.every()
+            (chunk,) = s._persisted.chunks()
             first, part, row = chunk()
             assert first.data.mem.size == block
             assert part.data.mem.size == block // 2
@@ -261,7 +261,7 @@ def test_it_does_so_beside_what_the_task_was_given():
     whole = numbered((1, 2))
     with gpuscheduler.Scheduler("cuda:0") as s:
         parts = dask.delayed(found)(whole).persist()
-        (chunk,) = s._persisted.every()
+        (chunk,) = s._persisted.chunks()
         assert chunk()[0].data.mem is whole.data.mem
         assert chunk()[1].data.mem.size == 9 * 8 * CHUNK
         del parts
@@ -278,7 +278,7 @@ def test_where_there_is_no_room_for_that_it_is_done_the_next_time(monkeypatch):
                 if not room:
                     patch.setattr(lane, "map_deep_leaves", refused)
                 part = lazy.persist()
-                (chunk,) = s._persisted.every()
+                (chunk,) = s._persisted.chunks()
                 assert chunk().data.mem.size == 8 * CHUNK * (9 if room else CHUNK)
                 del part, chunk
 
@@ -289,6 +289,6 @@ def test_parts_that_are_most_of_an_array_together_stay_parts():
 
     with gpuscheduler.Scheduler("cuda:0") as s:
         parts = dask.delayed(split)(numbered((1, 2))).persist()
-        (chunk,) = s._persisted.every()
+        (chunk,) = s._persisted.chunks()
         assert len({id(v.data.mem) for v in chunk()}) == 1
         del parts

@@ -87,7 +87,7 @@ def test_plan_beside_chunks_is_made_once_until_they_move(n):
         chunks = entry.plan.own
         assert len(chunks) == n
         y.compute()
-        assert entry.beside(chunks, {}) is entry.beside(chunks, {})
-        assert entry.beside(chunks, {0: 8}) is not entry.beside(chunks, {})
-        assert entry.beside([], {}) is entry.plan
+        assert entry.plan_with_chunks(chunks, {}) is entry.plan_with_chunks(chunks, {})
+        assert entry.plan_with_chunks(chunks, {0: 8}) is not entry.plan_with_chunks(chunks, {})
+        assert entry.plan_with_chunks([], {}) is entry.plan
         assert not any(type(s.task) is DataNode and s.nbytes == 0 for s in entry.plan.steps)

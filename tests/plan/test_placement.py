@@ -50,7 +50,7 @@ def places(plan, name=""):
 class Elsewhere:
     """Keeps nothing."""
 
-    def shown(self, places):
+    def device_value(self, places):
         return None
 
     def forget(self, places):

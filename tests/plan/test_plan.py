@@ -208,16 +208,16 @@ def test_what_kinds_of_steps_took_is_kept_with_the_plan():
     """The most of all runs, and of all plans that are like it."""
     plan = plan_of(("a", "", 0), ("b", "a", 0), memory=(64, 64), kinds="xy")
     like = replace(plan)
-    assert (plan.taken, plan.short, like.short) == (0, False, False)
+    assert (plan.task_memory, plan.short, like.short) == (0, False, False)
     assert plan.history.learn({ord("x"): 30, ord("y"): 2})
     assert plan.history.learn({ord("x"): 20, ord("y"): 4})
     assert not plan.history.learn({ord("x"): 30})
     assert like.history.extra == plan.history.extra == {ord("x"): 30, ord("y"): 4}
-    assert plan.taken == plan.working == 30
+    assert plan.task_memory == plan.working == 30
     plan = plan.with_facts()
     assert plan.short  # beside 16 bytes of values, of 64 in the one memory
     alter(plan, machine=replace(plan.machine, shared=True, arrays=2))
-    assert (plan.taken, plan.working) == (60, 60)  # on each of two devices; two of 8 are less
+    assert (plan.task_memory, plan.working) == (60, 60)  # on each of two devices; two of 8 are less
 
 
 @given(st.data())

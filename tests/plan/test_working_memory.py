@@ -60,18 +60,18 @@ def test_what_one_plan_has_seen_another_foresees(scheduler):
     seen = WorkingMemory("cpu")
     plan, kind = of(table(), scheduler)
     seen.foresee(plan)
-    assert plan.takes == {}
+    assert plan.task_memory_by_kind == {}
     peak = plan.predicted.peak
     plan.history.extra[kind] = 5_000_000
     seen.learn(plan)
     later, other_kind = of(table(1), scheduler)
     seen.foresee(later)
-    assert later.takes == {other_kind: 5_000_000}
-    assert later.taken == 2 * 5_000_000  # on both devices, whose memory is one
+    assert later.task_memory_by_kind == {other_kind: 5_000_000}
+    assert later.task_memory == 2 * 5_000_000  # on both devices, whose memory is one
     later = later.with_facts(predicted=simulated.predict(later))
     assert later.predicted.peak[0] > peak[0]
     later.history.extra[other_kind] = 4_000_000  # what it has seen itself, it knows
-    assert later.takes == {other_kind: 4_000_000}
+    assert later.task_memory_by_kind == {other_kind: 4_000_000}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_other_tasks_and_other_sizes_are_not_foreseen(scheduler, x, function):
     seen.learn(plan)
     later, _ = of(x, scheduler, function)
     seen.foresee(later)
-    assert later.takes == {}
+    assert later.task_memory_by_kind == {}
 
 
 def test_a_function_that_another_wraps_and_one_that_dask_has_fused(scheduler):
@@ -97,7 +97,7 @@ def test_a_function_that_another_wraps_and_one_that_dask_has_fused(scheduler):
                 plans[0].history.extra[step.kind] = 7_000_000
         seen.learn(plans[0])
         seen.foresee(plans[1])
-        assert set(plans[1].takes.values()) == {7_000_000}
+        assert set(plans[1].task_memory_by_kind.values()) == {7_000_000}
 
 
 def test_small_tasks_and_those_that_take_nothing_are_not_kept(scheduler):
@@ -138,7 +138,7 @@ def test_what_a_run_has_seen_is_foreseen_by_another_scheduler(monkeypatch):
         with gpuscheduler.Scheduler("cpu:1", memory_limit="7 MB") as s:
             y = made_of(table(n))
             plan = s.plan(y)
-            assert set(plan.takes.values()) == ({3_000_000} if n else set())
+            assert set(plan.task_memory_by_kind.values()) == ({3_000_000} if n else set())
             np.testing.assert_allclose(y.compute(), y.compute(scheduler="sync"))
     assert looked
 
@@ -154,7 +154,7 @@ with gpuscheduler.Scheduler("cpu:2") as s:
     plan = s.plan(x.map_blocks(spread, dtype=float, meta=np.empty((0, 0))))
     seen = WorkingMemory("cpu")
     seen.foresee(plan)
-    print(list(plan.takes.values()))
+    print(list(plan.task_memory_by_kind.values()))
     plan.history.extra.update({step.kind: 9_000_000 for step in plan.steps if not step.fixed})
     seen.learn(plan)
 """
@@ -186,7 +186,7 @@ def test_what_cannot_be_read_or_kept_is_no_error(tmp_path, monkeypatch, schedule
         seen.learn(plan)
         later, _ = of(table(1), scheduler)
         seen.foresee(later)
-        assert later.taken  # of this process
+        assert later.task_memory  # of this process
         assert working_memory.known_working_memory("cpu") == {}
 
 

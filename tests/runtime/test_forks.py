@@ -114,7 +114,7 @@ def test_a_child_reads_what_its_parent_has_persisted(tmp_path):
         got = in_a_child(lambda: (x.sum().compute(), x.persist().sum().compute()))
         assert got == (want, want)
         assert x.sum().compute() == want
-        assert s._persisted.every()
+        assert s._persisted.chunks()
 
 
 def test_a_child_of_a_task_computes():

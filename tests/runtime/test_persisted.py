@@ -38,7 +38,7 @@ def array(n=4, seed=0):
 
 
 def chunks(s):
-    return s._persisted.every()
+    return s._persisted.chunks()
 
 
 def in_memory(s):
@@ -355,9 +355,9 @@ def test_a_chunk_that_a_graph_has_twice_is_taken_off_once(small):
     a, b = array(1), array(1, seed=1)
     x, y = dask.persist(a, da.concatenate([a, b]))
     kept = array(1, seed=2).persist()
-    every = small._persisted.every()
+    every = small._persisted.chunks()
     shared = [c for c in every if c.nbytes == BLOCK and c is not every[-1]]
-    assert small._persisted.beside([*shared, *shared]) == {0: kept.nbytes}
+    assert small._persisted.bytes_of_others([*shared, *shared]) == {0: kept.nbytes}
     del x, y
 
 
@@ -484,10 +484,10 @@ def test_chunks_in_any_order_of_going():
 class Nowhere:
     """Hardware that keeps nothing."""
 
-    def shown(self, places):
+    def device_value(self, places):
         return None
 
-    def taken(self, key, place, places):
+    def caller_value(self, key, place, places):
         return None
 
     def forget(self, places):
@@ -508,11 +508,11 @@ def test_bytes_beside_some_are_counted_as_they_come_and_go(steps):
         elif one is None:
             continue
         elif what == 4:
-            one.came(place - 1, "here")
+            one.note_arrival(place - 1, "here")
         elif what == 5:
-            one.left(max(one.places, default=0))
+            one.note_departure(max(one.places, default=0))
         elif what == 6:
-            one.settled()
+            one.end_run()
         elif n % 2:
             chunks.remove(one)
         else:  # while another thread counts
@@ -526,7 +526,11 @@ def test_bytes_beside_some_are_counted_as_they_come_and_go(steps):
         some = chunks[::2]
         held = [(p, c.nbytes) for c in chunks[1::2] for p in c.places]
         want = {p: sum(n for q, n in held if q == p) for p, _ in held}
-        assert persisted.beside(some) == persisted.beside(some, bytes_in(some)) == want
+        assert (
+            persisted.bytes_of_others(some)
+            == persisted.bytes_of_others(some, bytes_in(some))
+            == want
+        )
 
 
 def test_what_comes_and_goes_does_not_have_all_counted_again(monkeypatch):
@@ -535,13 +539,13 @@ def test_what_comes_and_goes_does_not_have_all_counted_again(monkeypatch):
     for one in chunks:
         persisted.add(one)
     del one
-    assert persisted.beside(()) == {0: 40}
-    monkeypatch.setattr(persisted, "every", None)  # which would be asked
+    assert persisted.bytes_of_others(()) == {0: 40}
+    monkeypatch.setattr(persisted, "chunks", None)  # which would be asked
     for n in range(3):
         chunks.append(Chunk(n, 1, 8, {1: "here"}, Nowhere()))
         persisted.add(chunks[-1])
         del chunks[0]
-        assert persisted.beside(chunks[-1:]) == {
+        assert persisted.bytes_of_others(chunks[-1:]) == {
             p: b for p, b in ((0, 32 - 8 * n), (1, 8 * n)) if b
         }
 
@@ -552,13 +556,13 @@ def test_a_plan_stays_as_it_is_while_others_come_and_go(small):
     y = x + 1
     y.compute()
     (entry,) = [e for e in small._plans.entries() if e.plan.own]
-    before = entry.beside_own(), entry.own_bytes()
+    before = entry.plan_with_own_chunks(), entry.own_bytes()
     kept = [array(1, seed=n).persist() for n in range(3)]
     del kept[1]
-    assert entry.beside_own() is before[0]
+    assert entry.plan_with_own_chunks() is before[0]
     assert entry.own_bytes() is before[1]
-    chunk = next(c for c in small._persisted.every() if c in entry.plan.own)
-    chunk.came(-1, chunk.places[0])
+    chunk = next(c for c in small._persisted.chunks() if c in entry.plan.own)
+    chunk.note_arrival(-1, chunk.places[0])
     assert entry.own_bytes() == {0: 2 * BLOCK, -1: BLOCK}
-    assert entry.beside_own().there != before[0].there
+    assert entry.plan_with_own_chunks().there != before[0].there
     del x

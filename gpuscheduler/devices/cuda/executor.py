@@ -161,7 +161,7 @@ class CudaDevices(GpuRun):
 
     def free(self, step: int, place: int) -> None:
         if step in self.chunks:
-            self.chunks[step].left(place)
+            self.chunks[step].note_departure(place)
         if place == HOST:
             transfers.leave_host(self, step, self.held[HOST].pop(step))
         elif place == DISK:
@@ -286,7 +286,7 @@ class CudaDevices(GpuRun):
 
     def _release_all(self) -> None:
         for chunk in self.chunks.values():
-            chunk.settled()
+            chunk.end_run()
         for place, lane in enumerate(self.lanes):
             if self.light:
                 with suppress(runtime.CUDARuntimeError), Device(lane.device):

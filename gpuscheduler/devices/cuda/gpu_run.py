@@ -135,7 +135,7 @@ class GpuRun:
         """Note a chunk's new place, from which later runs can take it."""
         chunk = self.chunks.get(step)
         if chunk is not None and not self.stopped:
-            chunk.came(place, held)
+            chunk.note_arrival(place, held)
 
     def given_state(self) -> tuple[int, Plan] | None:
         """A mark that stays the same until a given chunk moves; None where not all are chunks."""

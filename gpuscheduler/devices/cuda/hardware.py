@@ -229,13 +229,13 @@ class CudaHardware:
         device = found.device.id
         return self.ids.index(device) if device in self.ids else None
 
-    def shown(self, places: Places) -> Any:
+    def device_value(self, places: Places) -> Any:
         for place, held in places.items():
             if place >= 0:
                 return held.value
         return None
 
-    def taken(self, key: Key, place: int, places: Places) -> Any:
+    def caller_value(self, key: Key, place: int, places: Places) -> Any:
         """A chunk's value on the GPU where it belongs.
 
         The caller's stream of each device waits until it is made.
@@ -271,9 +271,9 @@ class CudaHardware:
                 self.lend(device, current)
         return held.value
 
-    def taken_to_host(self, key: Key, place: int, places: Places) -> Any:
+    def value_on_host(self, key: Key, place: int, places: Places) -> Any:
         if place in places or not {HOST, DISK} & places.keys():
-            return map_deep_leaves(self.to_numpy, self.taken(key, place, places))
+            return map_deep_leaves(self.to_numpy, self.caller_value(key, place, places))
         value = places[HOST].value if HOST in places else self.store.read(places[DISK], key)
         return map_deep_leaves(copy_pinned, value)
 

@@ -61,7 +61,7 @@ class _SortedTable:
         real = self.dtype.kind == "f"
         self.has_nan = real and (self.known is None or bool(np.isnan(self.known).any()))
 
-    def at(self, places: Any) -> TracedArray:
+    def elements_at(self, places: Any) -> TracedArray:
         """Its elements at these places, each of which is one of its own."""
         number = as_traced(places)
         if self.descends is not None:
@@ -80,7 +80,7 @@ class _SortedTable:
         number = value.dtype.kind == "f"
 
         def is_before(place: Any) -> Any:
-            t = self.at(place)
+            t = self.elements_at(place)
             if not number:
                 return t < value if side == "left" else t <= value
             if not self.has_nan:  # and a NaN lies behind them all
@@ -186,17 +186,19 @@ def _interp(
         raise refuse(f"it interpolates in {xp.shape} points that have {fp.shape} values")
     points, values = _SortedTable(xp, np.float64), _SortedTable(fp, np.float64)
     x, last = x.astype(np.float64), np.int64(points.size - 1)
-    ends = values.at(np.int64(0)), values.at(last)
+    ends = values.elements_at(np.int64(0)), values.elements_at(last)
     first, beyond = (
         end if given is None else np.float64(given)
         for end, given in zip(ends, (left, right), strict=True)
     )
     inner: Any = ends[0]
     if points.size > 1:
-        inner = choose_elements(x == points.at(last), ends[1], _interpolate(x, points, values))
+        inner = choose_elements(
+            x == points.elements_at(last), ends[1], _interpolate(x, points, values)
+        )
         inner = choose_elements(np.isnan(x), x, inner)
-    found = choose_elements(x > points.at(last), beyond, inner)
-    return scalar_if_point(choose_elements(x < points.at(np.int64(0)), first, found))
+    found = choose_elements(x > points.elements_at(last), beyond, inner)
+    return scalar_if_point(choose_elements(x < points.elements_at(np.int64(0)), first, found))
 
 
 def _interpolate(x: TracedArray, points: _SortedTable, values: _SortedTable) -> Any:
@@ -204,8 +206,8 @@ def _interpolate(x: TracedArray, points: _SortedTable, values: _SortedTable) -> 
     # for a NaN, and beyond the ends, any place inside will do
     last = np.int64(points.size - 2)
     place = clip_array(points.place(x, "right") - np.int64(1), np.int64(0), last)
-    here, value = points.at(place), values.at(place)
-    there, later = points.at(place + np.int64(1)), values.at(place + np.int64(1))
+    here, value = points.elements_at(place), values.elements_at(place)
+    there, later = points.elements_at(place + np.int64(1)), values.elements_at(place + np.int64(1))
     slope: Any = (later - value) / (there - here)
     finite = False
     if points.known is not None and values.known is not None:
@@ -255,5 +257,5 @@ def _isin(
             raise refuse(f"it looks for {x.dtype} in a set of {tests.dtype}")
         table = _SortedTable(np.unique(tests.astype(dtype)), dtype)
         place = np.minimum(table.place(x, "left"), np.int64(table.size - 1))
-        found = table.at(place) == x.astype(dtype)
+        found = table.elements_at(place) == x.astype(dtype)
     return np.logical_not(found) if invert else found

@@ -255,7 +255,7 @@ class Scheduler(ObservedScheduler):
     def _compute(self, request: ComputeRequest) -> Any:
         """Plan and run: return values, or tasks that give persisted chunks."""
         self._check_open()
-        if (named := self._names(request.dsk, request.cache)).library is None:
+        if (named := self._names(request.dsk, request.cache)).gpu_library is None:
             return self._compute_numpy(request, named)
         return self._compute_here(request)
 
@@ -335,7 +335,7 @@ class Scheduler(ObservedScheduler):
         if not self.host_threads and self.hardware.kind != "cuda":  # a forked child has no hardware
             return Named("CPU devices")
         found = self._libraries.look(dsk)
-        return found if cache is None or found.library else self._libraries.look(cache)
+        return found if cache is None or found.gpu_library else self._libraries.look(cache)
 
     def _host_scheduler(self) -> Scheduler | None:
         """The scheduler of the host's threads; None where these may take no memory."""
@@ -410,7 +410,7 @@ class Scheduler(ObservedScheduler):
         """
         dsk, keys = received_by_scheduler(*collections)
         named = self._names(dsk)
-        if named.library is not None:
+        if named.gpu_library is not None:
             return self._predict(dsk, keys).plan
         chosen = partial(self._predict, dsk, keys, resident=True)
         plan, said = self._numpy.plan_where_chosen(named, dsk, chosen)

@@ -83,7 +83,7 @@ def _is_pinned(expr: Any) -> bool:
 class Named(NamedTuple):
     """What a computation names that is of GPUs."""
 
-    library: str | None  # what it names first, for people; None where its arrays are NumPy's
+    gpu_library: str | None  # what it names first, for people; None where its arrays are NumPy's
     keeps: bool = False  # whether it reads arrays of NumPy's that GPUs keep
 
 
@@ -104,7 +104,7 @@ class Libraries:
         >>> print(look.named((da.ones(4) + 1).dask), look.named((x + 1).dask))
         None device=
         """
-        return self.look(dsk).library
+        return self.look(dsk).gpu_library
 
     def look(self, dsk: Any) -> Named:
         """What a computation names that is of GPUs."""
@@ -138,7 +138,7 @@ class Libraries:
                 return Named(f"{PIN}=")
         for layer in layers:
             named = self._layer(layer)
-            if named.library is not None:
+            if named.gpu_library is not None:
                 return named
             keeps = keeps or named.keeps
         return Named(None, keeps)

@@ -67,6 +67,7 @@ WITHIN = {
     ],  # fmt: skip
     "diagnostics": [
         "log",
+        "progress",
         "lanes",
         "snapshot_file",
         "snapshot",
@@ -74,7 +75,6 @@ WITHIN = {
         "metrics",
         "serve",
         "page",
-        "progress",
         "trace_json",
         "advice",
         "explain",

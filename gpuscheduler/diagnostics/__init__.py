@@ -1,6 +1,7 @@
 """What users see of their runs: progress, explanations, reports, pages.
 
 log         Loggers of the package: who writes what at which level.
+progress    Show how far runs are: in a terminal, in a notebook, or in the log.
 lanes       What each device did in the latest seconds, in bins.
 snapshot_file Files of snapshots: where they are, how they are written and read.
 snapshot    What a scheduler does now, for other processes to read.
@@ -8,7 +9,6 @@ headline    What a snapshot says in a few words.
 metrics     Prometheus metrics, read when they are scraped.
 serve       Start the live page: a child process that draws what snapshots say.
 page        The live page, drawn by Bokeh; it runs in a process of its own.
-progress    Show how far runs are: in a terminal, in a notebook, or in the log.
 trace_json  When steps and copies ran, as a file for Perfetto.
 advice      Rules that say what would make a computation faster.
 explain     A computation on one page: layers, kernels, costs, advice.

@@ -27,8 +27,6 @@ def headlines(snapshot: dict[str, Any]) -> list[Headline]:
 
 def _runs(snapshot: dict[str, Any]) -> Headline:
     runs = snapshot["runs"]
-    if snapshot.get("closed"):
-        return Headline("runs", "the scheduler is closed")
     if not runs:
         last = snapshot["last"]
         if last is None:

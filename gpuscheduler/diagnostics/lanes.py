@@ -269,24 +269,3 @@ def _under_way(state: State) -> list[int]:
     launched, done = bytes(state.launched), bytes(state.done)
     open_steps = np.frombuffer(launched, bool) & ~np.frombuffer(done, bool)
     return np.flatnonzero(open_steps).tolist()
-
-
-def count_left(record: RunRecord) -> dict[str, tuple[int, int]]:
-    """Steps of a run under way by label: how many are not done, and of how many."""
-    state = record.state
-    if state is None:
-        return {}
-    table = step_table(state.plan)
-    done = bytes(state.done)
-    left: Counter[Any] = Counter()
-    every: Counter[Any] = Counter()
-    for i, group in enumerate(table.groups):
-        if not table.fixed[i]:
-            every[group] += 1
-            left[group] += not done[i]
-    out: dict[str, tuple[int, int]] = {}
-    for group, total in every.items():
-        label = table.labels[group]
-        before = out.get(label, (0, 0))
-        out[label] = before[0] + left[group], before[1] + total
-    return out

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..plan.plan import Plan
-from ..plan.step_table import step_table
+from ..plan.step_table import StepTable, step_table
 from ..runtime.observe import Recorder, RunRecord
 from ..runtime.under_way import RunUnderWay, runs_under_way
 from .log import logger
@@ -26,6 +25,8 @@ from .log import logger
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+
+    from ..runtime.state import State
 
 #: Seconds after which a run is shown.
 AFTER = 1.0
@@ -83,18 +84,36 @@ class RunMeter:
 
     def __init__(self, run: RunUnderWay):
         self.run = run
-        self._plan: Plan | None = None
+        self._table: StepTable | None = None
 
-    def _read_plan(self, plan: Plan) -> None:
-        table, steps = step_table(plan), plan.steps
-        self._plan = plan
-        made = np.array([not s.fixed for s in steps], bool)
+    def _read_table(self, table: StepTable) -> None:
+        self._table = table
+        made = np.frombuffer(bytes(table.fixed), np.uint8) == 0
         self._seconds = np.where(made, np.array(table.seconds, float), 0.0)
         layers: dict[str, int] = {}
         of = {group: layers.setdefault(name, len(layers)) for group, name in table.labels.items()}
         self._layer = np.array([of[group] for group in table.groups], np.intp)
         self._names = list(layers)
-        self._totals = np.bincount(self._layer[made], minlength=len(layers))
+        self._totals = np.bincount(self._layer[made], minlength=len(layers)).tolist()
+
+    def _open_steps(self, state: State) -> Any:
+        """Which steps are not done, as an array; first reads the plan, if it is another one."""
+        if (table := step_table(state.plan)) is not self._table:
+            self._read_table(table)
+        return np.frombuffer(bytes(state.done), np.uint8) == 0
+
+    def layers(self) -> list[LayerLeft]:
+        """The layers with steps that are not done, in the plan's order; none without a state."""
+        state = self.run.state if isinstance(self.run, RunRecord) else None
+        if state is None:
+            return []
+        open_steps = self._open_steps(state)
+        left = np.bincount(self._layer[open_steps], minlength=len(self._names))
+        return [
+            LayerLeft(name, n, total)
+            for name, n, total in zip(self._names, left.tolist(), self._totals, strict=True)
+            if n
+        ]
 
     def read(self) -> ProgressRow:
         """How far the run is now."""
@@ -106,19 +125,12 @@ class RunMeter:
             part = done / total if total else 0.0
             remaining = elapsed * (1 - part) / part if part else None
             return ProgressRow(run.number, done, total, part, elapsed, remaining)
-        plan = state.plan
-        if plan is not self._plan:
-            self._read_plan(plan)
-        open_steps = np.frombuffer(bytes(state.done), np.uint8) == 0
+        open_steps = self._open_steps(state)
         every = float(self._seconds.sum())
         part = done / total if total else 0.0
         if every > 0:
             part = 1 - float(self._seconds[open_steps].sum()) / every
-        left = np.bincount(self._layer[open_steps], minlength=len(self._names))
-        most = np.argsort(-left, kind="stable")[:LAYERS]
-        layers = tuple(
-            LayerLeft(self._names[i], int(left[i]), int(self._totals[i])) for i in most if left[i]
-        )
+        layers = tuple(sorted(self.layers(), key=lambda layer: -layer.left)[:LAYERS])
         remaining = elapsed * (1 - part) / part if part > 0 else None
         return ProgressRow(run.number, done, total, part, elapsed, remaining, layers)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ from weakref import ref
 from ..forks import new_lock
 from ..plan.machine import DISK, ENDLESS, HOST
 from ..runtime.observe import Level, Note, Recorder, RunRecord
-from .lanes import BINS, WINDOW, LaneReader, count_left
+from .lanes import BINS, WINDOW, LaneReader
 from .log import logger
+from .progress import RunMeter
 from .snapshot_file import (
     EVERY,
     HEADER,
@@ -81,6 +82,7 @@ class SnapshotTaker:
         self.lanes = LaneReader(observed.recorder)
         self.history: deque[tuple[float, dict[int, int]]] = deque(maxlen=HISTORY)
         self._moved: dict[str, int] = {}
+        self._meters: dict[int, RunMeter] = {}  # of the runs under way
         self._when = 0
 
     def take(self) -> dict[str, Any]:
@@ -103,16 +105,13 @@ class SnapshotTaker:
         seconds = (now - self._when) / 1e9 if self._when else 0.0
         rates = {k: (n - self._moved.get(k, 0)) / seconds for k, n in moved.items() if seconds}
         self._moved, self._when = moved, now
-        left: dict[str, tuple[int, int]] = {}
-        for record in running:
-            for label, (n, total) in count_left(record).items():
-                before = left.get(label, (0, 0))
-                left[label] = before[0] + n, before[1] + total
-        totals = self.lanes.totals(LAYERS)
-        names = [t.label for t in totals]
+        self._meters = {r.number: self._meters.get(r.number) or RunMeter(r) for r in running}
+        left: Counter[str] = Counter()
+        for meter in self._meters.values():
+            left.update({layer.name: layer.left for layer in meter.layers()})
         return {
             "version": VERSION, "pid": os.getpid(), "program": self.program,
-            "scheduler": self.observed.number, "time": when, "closed": False,
+            "scheduler": self.observed.number, "time": when,
             "kind": facts["kind"],
             "devices": _devices(facts, used, limits, self.lanes.busy(now)),
             "memories": {str(p): {"used": used["values"].get(p, 0), "limit": limits.get(p)}
@@ -123,10 +122,9 @@ class SnapshotTaker:
             "links": [[*map(int, k.split(",")), n, rates.get(k, 0.0)] for k, n in moved.items()],
             "layers": [
                 {"label": t.label, "line": t.line, "seconds": round(t.seconds, 4),
-                 "steps": t.steps, "left": left.get(t.label, (0, 0))[0]} for t in totals
+                 "steps": t.steps, "left": left[t.label]} for t in self.lanes.totals(LAYERS)
             ],
-            "waiting": {k: v for k, v in left.items() if k not in names and v[0]},
-            "lanes": {"window": WINDOW, "bins": BINS, "labels": names, "bars": {
+            "lanes": {"window": WINDOW, "bins": BINS, "bars": {
                 str(p): [[b.first, b.bins, b.label, b.busy] for b in bars]
                 for p, bars in self.lanes.bars(now).items()
             }},
@@ -141,7 +139,7 @@ class SnapshotTaker:
     def encode(self) -> bytes:
         """A snapshot as bytes that fit the file: what is long and old is left out first."""
         found = self.take()
-        for cut in (None, "notes", "lanes", "memory", "waiting"):
+        for cut in (None, "notes", "lanes", "memory"):
             if cut == "lanes":
                 found["lanes"]["bars"] = {}
             elif cut is not None:

@@ -42,6 +42,11 @@ def array_module(block: Any) -> ModuleType:
     return sys.modules[name if name == "cupy" else "numpy"]
 
 
+def module_name(x: Any) -> str:
+    """The library of a dask array's blocks: "numpy" or "cupy"."""
+    return array_module(x._meta).__name__
+
+
 def to_host(block: Any) -> Any:
     """Return a block as an array of NumPy; waits for the GPU that makes it."""
     return block if isinstance(block, np.ndarray) else array_module(block).asnumpy(block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dask import config
 
@@ -34,8 +34,7 @@ def capacity(module: str = "numpy") -> Capacity:
     ...     capacity().nbytes
     2147483648
     """
-    owner = getattr(config.get("scheduler", None), "__self__", None)
-    machine = getattr(getattr(owner, "hardware", None), "machine", None)
+    owner, machine = scheduler_in_use()
     if machine is None:
         return Capacity(1, _host_memory())
     threads = getattr(owner, "host_threads", 0)
@@ -44,6 +43,16 @@ def capacity(module: str = "numpy") -> Capacity:
         nbytes = machine.limit(0) if machine.shared else min(machine.host_memory, _host_memory())
         return Capacity(alone if _uses_one_thread() else 1, nbytes)
     return Capacity(len(machine.memory), min(machine.memory))
+
+
+def scheduler_in_use() -> tuple[Any, Any]:
+    """The entered `Scheduler` and its machine; the machine is None without one.
+
+    >>> scheduler_in_use()
+    (None, None)
+    """
+    owner = getattr(config.get("scheduler", None), "__self__", None)
+    return owner, getattr(getattr(owner, "hardware", None), "machine", None)
 
 
 def _uses_one_thread() -> bool:

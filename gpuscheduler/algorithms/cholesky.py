@@ -14,7 +14,7 @@ from dask.array.core import Array
 from dask.base import tokenize
 
 from . import lapack
-from .blocks import array_module
+from .blocks import array_module, module_name
 from .lu import _layer, column_width, starts
 from .matrices import (
     as_arrays,
@@ -25,7 +25,6 @@ from .matrices import (
     in_one_call,
     inexact,
     like,
-    module_name,
 )
 
 

@@ -18,11 +18,11 @@ from dask._task_spec import List, Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from .blocks import array_module, join, to_host
+from .blocks import array_module, join, module_name, to_host
 from .local_sort import argsort, argsort_columns, is_nan, sort_pieces
 from .ordered_keys import has_ordered_keys, ordered_keys
 from .products import take_along_axis
-from .runs import count_runs, group_blocks, machine_in_use, module_name, most_line_bytes
+from .runs import count_runs, group_blocks, machine_in_use, most_line_bytes
 from .sorting import check_sortable, flatten
 from .splitters import count_at_most, sample_run
 

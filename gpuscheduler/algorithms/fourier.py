@@ -18,9 +18,9 @@ import numpy as np
 from dask.array.core import Array
 from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 
-from .blocks import array_module
+from .blocks import array_module, module_name
 from .capacity import capacity
-from .matrices import like, module_name
+from .matrices import like
 
 __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",

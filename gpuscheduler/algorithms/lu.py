@@ -17,7 +17,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from . import lapack
-from .blocks import array_module
+from .blocks import array_module, module_name
 from .cyclic import Cyclic
 from .lapack import Panel
 from .matrices import (
@@ -29,7 +29,6 @@ from .matrices import (
     in_one_call,
     inexact,
     like,
-    module_name,
     pick_value,
 )
 

@@ -15,7 +15,7 @@ from dask.array.core import Array, unify_chunks
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from .blocks import array_module
+from .blocks import array_module, module_name
 from .capacity import capacity
 
 #: Bytes of a matrix up to which one library call is faster than a graph, whatever the devices.
@@ -75,11 +75,6 @@ def as_stack(function: str, a: Any, square: bool = True) -> Array:
 def like(a: Array, ndim: int, dtype: Any) -> Any:
     """An empty array of the library of an array's blocks."""
     return array_module(a._meta).empty((0,) * ndim, dtype)
-
-
-def module_name(a: Array) -> str:
-    """The library of an array's blocks: "numpy" or "cupy"."""
-    return array_module(a._meta).__name__
 
 
 def fits(a: Array, *sizes: float, of: str = "", hint: str = "") -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from dask import config
 from dask.utils import parse_bytes
+
+from .capacity import scheduler_in_use
 
 #: Runs where no Scheduler is entered and Dask's configuration says nothing.
 RUNS = 8
@@ -31,9 +33,8 @@ def machine_in_use(module: str) -> SortDevices | None:
     >>> machine_in_use("numpy") is None
     True
     """
-    owner = getattr(config.get("scheduler", None), "__self__", None)
-    machine = getattr(getattr(owner, "hardware", None), "machine", None)
-    if owner is None or machine is None:
+    owner, machine = scheduler_in_use()
+    if machine is None:
         return None
     threads = getattr(owner, "host_threads", 0)
     if module == "numpy" and threads:  # of a Scheduler on GPUs
@@ -102,8 +103,3 @@ def most_line_bytes(largest: float, machine: SortDevices | None) -> float:
     if machine is not None:
         return max(largest, machine.nbytes / 8)
     return max(largest, 4.0 * parse_bytes(config.get("array.chunk-size", "128MiB")))
-
-
-def module_name(x: Any) -> str:
-    """The library of a dask array's blocks, "numpy" or "cupy"."""
-    return type(x._meta).__module__.partition(".")[0]

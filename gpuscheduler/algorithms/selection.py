@@ -20,10 +20,10 @@ from dask._task_spec import List, Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from .blocks import array_module, join, to_host
+from .blocks import array_module, join, module_name, to_host
 from .local_sort import argsort_lines, count_nan_at_end, sort_lines, sort_pieces
 from .ordered_keys import has_ordered_keys, values_of_keys
-from .runs import count_runs, group_blocks, machine_in_use, module_name
+from .runs import count_runs, group_blocks, machine_in_use
 from .sorting import argsort, check_sortable, flatten, lines_fit, sort, sort_line_blocks
 from .splitters import find_brackets, find_candidates, merge_candidates, sample_run
 

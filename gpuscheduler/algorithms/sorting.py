@@ -21,7 +21,7 @@ from dask._task_spec import List, Task, TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from .blocks import array_module, join
+from .blocks import array_module, join, module_name
 from .local_sort import (
     argsort_columns,
     argsort_lines,
@@ -36,7 +36,6 @@ from .runs import (
     group_blocks,
     is_out_of_core,
     machine_in_use,
-    module_name,
     most_line_bytes,
 )
 from .splitters import find_brackets, find_candidates, find_cuts, sample_run

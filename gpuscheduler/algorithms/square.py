@@ -11,7 +11,7 @@ from dask.array.core import Array
 from dask.base import tokenize
 
 from . import lapack
-from .blocks import array_module
+from .blocks import array_module, module_name
 from .cholesky import cho_solve, factor_lower
 from .lu import column_width, factor_columns, log_determinant, lu_factor, lu_solve, solve_columns
 from .matrices import (
@@ -23,7 +23,6 @@ from .matrices import (
     in_one_call,
     inexact,
     like,
-    module_name,
     real_part,
 )
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -51,8 +51,30 @@ GEMM = {"f": "sgemm", "d": "dgemm", "F": "cgemm", "D": "zgemm"}
 #: The latest branches that were taken, by name, for tests; deque's append needs no lock.
 branches: deque[str] = deque(maxlen=4096)
 
-#: How blocks become a step's result: see `start_factor`.
-Factor = dict[str, Any]
+
+class _MultiplierBase(TypedDict):
+    """How blocks of rows become those of the next Q.
+
+    `how` is "inverse" (they are multiplied by `factor`), "solve" (substitution with `factor`),
+    "keep" (they are that Q already) or "failed" (a factor broke down: Householder QR has to do it).
+    """
+
+    how: Literal["inverse", "solve", "keep", "failed"]
+    factor: Any  # None for "keep" and "failed"
+
+
+class Multiplier(_MultiplierBase, total=False):
+    """The same, with what "solve" needs besides."""
+
+    inverses: list[Any]  # of the factor's diagonal blocks; None where one is not accurate
+
+
+class Factor(Multiplier):
+    """A step of the factorization: arrays and plain values, so it can move between devices."""
+
+    r: Any  # R up to this step; None where the first step failed
+    done: bool  # whether the next Q is orthonormal
+    unit: float  # unit roundoff of the matrix
 
 
 #: Overflow is looked for in results, and NaN is passed on: NumPy's warnings would say it again.
@@ -143,13 +165,7 @@ def adjoint(x: Any) -> Any:
 
 @quiet
 def start_factor(gram: Any, unit: float) -> Factor:
-    """Factor the Gram matrix of a matrix x of this unit roundoff.
-
-    Returns a dict: `how` blocks become the first Q ("inverse": multiplied by `factor`; "solve": by
-    substitution with it and the `inverses` of its diagonal blocks; "failed": not at all), the
-    factor `r` so far, whether Q is orthonormal then (`done`), and `unit`. It holds arrays and plain
-    values, so it can move between devices.
-    """
+    """Factor the Gram matrix of a matrix x of this unit roundoff; see `Factor`."""
     xp = array_module(gram)
     squares = gram.diagonal().real
     least, most = _read(xp, squares.min(), squares.max()) if len(gram) else (1.0, 1.0)
@@ -202,7 +218,7 @@ def next_factor(gram: Any, before: Factor) -> Factor:
         # (I + Φ)ᴴ(I + Φ) = I + E up to ‖E‖², where Φ is the upper half of E
         half = xp.triu(error, 1) + xp.diag(error.diagonal() / 2)
         eye = xp.eye(n, dtype=gram.dtype)
-        chosen: Factor = {"how": "inverse", "factor": eye - half}
+        chosen: Multiplier = {"how": "inverse", "factor": eye - half}
         upper = eye + half
         branches.append("first order")
     else:
@@ -324,7 +340,7 @@ def _with_positive_diagonal(xp: Any, q: Any, r: Any) -> tuple[Any, Any]:
     return q * sign, r * sign.conj()[:, None]
 
 
-def _choose(xp: Any, upper: Any) -> Factor:
+def _choose(xp: Any, upper: Any) -> Multiplier:
     """Return "inverse" and the inverse where that is accurate, else "solve" and the matrix.
 
     With the inverse, ‖x - QR‖ grows with the condition of R: it must be small beside n·√n. In a

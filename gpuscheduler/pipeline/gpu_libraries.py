@@ -93,21 +93,19 @@ class Libraries:
     def __init__(self) -> None:
         self._known: dict[int, tuple[ref[Layer], Named, list[Watched], Items]] = {}
 
-    def named(self, dsk: Any) -> str | None:
-        """What a computation names first that is of GPUs, for people; None where it is the host's.
+    def look(self, dsk: Any) -> Named:
+        """What a computation names that is of GPUs.
 
         >>> import dask
         >>> import dask.array as da
         >>> with dask.annotate(device=0):
         ...     x = da.ones(4, chunks=2)
-        >>> look = Libraries()
-        >>> print(look.named((da.ones(4) + 1).dask), look.named((x + 1).dask))
-        None device=
+        >>> libraries = Libraries()
+        >>> for y in (da.ones(4) + 1, x + 1):
+        ...     print(libraries.look(y.dask).gpu_library)
+        None
+        device=
         """
-        return self.look(dsk).gpu_library
-
-    def look(self, dsk: Any) -> Named:
-        """What a computation names that is of GPUs."""
         graphs = [dsk]
         if hasattr(dsk, "walk") and hasattr(dsk, "operands"):
             if _is_pinned(dsk):

@@ -41,7 +41,7 @@ TOLERANCE = {"f": 1e-4, "d": 1e-9, "F": 1e-4, "D": 1e-9, "e": 5e-2}
 #: Seconds from which a run that used no GPU gives its reason, once in a process.
 LONG = 1.0
 
-_said = False  # whether a long run has given its reason
+_reason_given = False  # whether a long run has given its reason
 
 
 @dataclass(eq=False, repr=False)
@@ -167,10 +167,10 @@ class NumpyArrays:
 
 def warn_of_long_run(seconds: float, reason: str, machine: str) -> None:
     """Say once in a process why a long run has used no GPU."""
-    global _said
-    if seconds < LONG or _said:
+    global _reason_given
+    if seconds < LONG or _reason_given:
         return
-    _said = True
+    _reason_given = True
     warnings.warn(
         f"a computation of NumPy arrays took {seconds:.1f} s on the host; {machine} did nothing: "
         f'{reason}. Scheduler.explain(x) says more; Scheduler(numpy="gpu") uses GPUs wherever '

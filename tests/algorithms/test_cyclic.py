@@ -72,7 +72,7 @@ def test_a_rule_names_no_gpu():
     for pin, found in ((1, "device="), (Cyclic(), None)):
         with dask.annotate(device=pin):
             x = da.ones(4, chunks=2)
-        assert Libraries().named((x + 1).dask) == found
+        assert Libraries().look((x + 1).dask).gpu_library == found
 
 
 def test_second_plan_is_the_first(planned):

@@ -471,7 +471,7 @@ def test_spilling_gives_the_same(gpus):
 
 
 def test_a_long_run_on_the_host_says_why_once(auto, monkeypatch):
-    monkeypatch.setattr(numpy_arrays, "_said", False)
+    monkeypatch.setattr(numpy_arrays, "_reason_given", False)
     monkeypatch.setattr(numpy_arrays, "LONG", 0.0)
     auto.foreseen[:] = 8.0, 10.0
     warnings.simplefilter("default", GpuUnused)

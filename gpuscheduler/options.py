@@ -102,7 +102,8 @@ class Options:
     observe
         How much is recorded of runs. ``"counters"``: one record for each run. ``"steps"``: also
         when steps and copies ran, and the memory over time. ``"device"``: also by the clocks of the
-        GPUs. `Scheduler.record` raises it for a while.
+        GPUs. ``"memory"``: also what steps on GPUs allocate, by line, which is slow.
+        `Scheduler.record` raises it for a while.
     check
         Validate the scheduler's state after each event; slow.
 
@@ -138,7 +139,7 @@ check=False)
     dashboard: bool | str = False  # a live page: True, or an address; "top" without a page
     progress: bool = False  # show how far runs are
     timeline: bool = False  # keep where and when the latest steps ran
-    observe: str = "counters"  # how much is recorded: "counters", "steps", "device"
+    observe: str = "counters"  # how much is recorded: "counters", "steps", "device", "memory"
     check: bool = False  # validate the state after each event (slow)
 
     def __post_init__(self) -> None:

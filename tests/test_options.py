@@ -45,7 +45,7 @@ RIGHT = {
     "dashboard": ["top", False, ":8788", "0.0.0.0:0"],
     "progress": [True, False],
     "timeline": [True, False],
-    "observe": ["counters", "steps", "device"],
+    "observe": ["counters", "steps", "device", "memory"],
     "check": [True, False],
 }
 #: ... and what it may not.

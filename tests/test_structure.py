@@ -66,6 +66,7 @@ WITHIN = {
         "distinct",
     ],  # fmt: skip
     "diagnostics": [
+        "text",
         "log",
         "progress",
         "lanes",
@@ -216,6 +217,7 @@ WITHIN = {
         "spill",
         "state",
         "tape",
+        "allocations",
         "under_way",
         "observe",
         "protocol",
@@ -269,6 +271,7 @@ WITHIN = {
         "cuda/host_steps",
         "cuda/step_values",
         "cuda/transfers",
+        "cuda/allocations",
         "cuda/file_steps",
         "cuda/marks",
         "cuda/tape_run",
@@ -336,7 +339,7 @@ LIBRARIES = {
 }
 #: Files that decide and are tested with numbers: no thread, no clock, no device.
 PURE = ["ir", "codegen/cuda", "frontend", "tracing", "fusion", "plan"]
-PURE += [f"runtime/{name}" for name in ("events", "state", "tape", "observe")]
+PURE += [f"runtime/{name}" for name in ("events", "state", "tape", "allocations", "observe")]
 PURE += [f"pipeline/{name}" for name in ("fingerprint", "template", "compile", "reorder")]
 IMPURE = {
     "plan/matmul": "cupy",

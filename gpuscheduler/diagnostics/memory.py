@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.utils import format_bytes, format_time, key_split
 
@@ -18,13 +19,17 @@ from ..frontend.graph import layer_of
 from ..frontend.lines import is_users_code, is_users_frame, line_of, place_in_file
 from ..plan.machine import Machine, place_name
 from ..plan.step_table import StepTable
+from ..runtime.allocations import Site
 from ..runtime.events import Copied, Free, Issued
 from ..runtime.observe import RunRecord
+from .text import align_columns, count_of
 
 #: Rows that are printed of one memory.
 MOST_ROWS = 12
 #: Collections from one line that are held at once and are worth a word.
 GENERATIONS = 3
+#: Characters of a line's text that are shown.
+MOST_SOURCE = 60
 GROUPINGS = ("layer", "line", "task", "device")
 
 
@@ -37,7 +42,8 @@ class MemoryRow:
     line: str
     nbytes: int
     count: int  # of values, or of steps that run
-    until: str  # the label of the last step that reads one of them
+    until: str = ""  # the label of the last step that reads one of them
+    source: str = ""  # the text of the line that allocated it, where that was recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,29 +61,34 @@ class MemoryPeak:
 
 
 @dataclass(frozen=True, slots=True)
+class AllocationRow:
+    """What steps allocated at one line, in the runs of a recording; bytes."""
+
+    name: str  # a label, line, key or device, as asked for
+    line: str  # that allocated: of the user's function, else of the layer
+    source: str  # the text of that line; "" where no line of a function was seen
+    most: int  # at once in one step
+    total: int  # of all allocations
+    acquired: int  # that the memory pool took from the device for them
+    count: int  # of allocations
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """The peaks of all memories; printed, one page."""
+    """The peaks of all memories, and what steps allocated; printed, one page."""
 
     peaks: tuple[MemoryPeak, ...]
     by: str
+    #: By line, the largest total first; level "memory" records them, on GPUs.
+    allocations: tuple[AllocationRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for tools."""
-        names = "what", "name", "line", "nbytes", "count", "until"
-        return {
-            "by": self.by,
-            "peaks": [
-                {
-                    "place": p.place, "limit": p.limit, "nbytes": p.nbytes, "run": p.run,
-                    "seconds": p.seconds, "during": p.during,
-                    "rows": [{n: getattr(r, n) for n in names} for r in p.rows],
-                }
-                for p in self.peaks
-            ],
-        }  # fmt: skip
+        return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join([line for peak in self.peaks for line in _peak_lines(peak)])
+        lines = [line for peak in self.peaks for line in _peak_lines(peak)]
+        return "\n".join([*lines, *_allocation_lines(self.allocations)])
 
     def __repr__(self) -> str:
         return f"<MemoryProfile of {len(self.peaks)} memories by {self.by}>"
@@ -94,17 +105,27 @@ def _peak_lines(peak: MemoryPeak) -> list[str]:
         f"{format_time(peak.seconds)} of run {peak.run}, while {peak.during} ran: values "
         f"{format_bytes(peak.nbytes)}, working memory {format_bytes(working)}"
     ]
+    rows = []
     for row in peak.rows[:MOST_ROWS]:
-        size = format_bytes(row.nbytes).rjust(11)
         until = f", needed until {row.until}" if row.until else ""
-        many = f"{row.count} block{'s'[: row.count != 1]}" if row.what == "values" else "at most"
-        out.append(
-            f"{size}  {row.what:<14}  {row.name:<40}  {row.line:<20}  {many}{until}".rstrip()
-        )
+        many = count_of(row.count, "block") if row.what == "values" else row.source or "at most"
+        rows.append([format_bytes(row.nbytes), row.what, row.name, row.line, many + until])
     if len(peak.rows) > MOST_ROWS:
         rest = format_bytes(sum([r.nbytes for r in peak.rows[MOST_ROWS:]]))
-        out.append(f"{rest.rjust(11)}  in {len(peak.rows) - MOST_ROWS} more")
-    return out
+        rows.append([rest, "", f"in {len(peak.rows) - MOST_ROWS} more", "", ""])
+    return out + [f"  {line}" for line in align_columns(rows, right=[0])]
+
+
+def _allocation_lines(found: Sequence[AllocationRow]) -> list[str]:
+    if not found:
+        return []
+    rows = [["at once", "in total", "times", "acquired", "allocated by", "line", ""]]
+    for r in found[:MOST_ROWS]:
+        sizes = [format_bytes(n) for n in (r.most, r.total)]
+        new = format_bytes(r.acquired)
+        rows.append([*sizes, f"{r.count:,}", new, r.name, r.line, r.source])
+    more = [f"  and {len(found) - MOST_ROWS} more"] if len(found) > MOST_ROWS else []
+    return [*[f"  {line}" for line in align_columns(rows, right=range(4))], *more]
 
 
 def profile_memory(records: Sequence[RunRecord], by: str = "layer") -> MemoryProfile:
@@ -124,14 +145,45 @@ def profile_memory(records: Sequence[RunRecord], by: str = "layer") -> MemoryPro
         raise RuntimeError(
             "no memory was recorded: compute something in `with scheduler.record():`"
         )
-    best: dict[int, tuple[int, int, RunRecord]] = {}  # bytes, number of the change, run
+    best: dict[int, _Peak] = {}
     for record in known:
-        for memory, (nbytes, at) in _find_peaks(record).items():
-            if nbytes > best.get(memory, (-1, 0, record))[0]:
-                best[memory] = nbytes, at, record
-    return MemoryProfile(
-        tuple([_describe_peak(m, *found, by) for m, found in sorted(best.items())]), by
-    )
+        for memory, peak in _find_peaks(record).items():
+            if memory not in best or peak.nbytes > best[memory].nbytes:
+                best[memory] = peak
+    peaks = [_describe_peak(m, found, by) for m, found in sorted(best.items())]
+    return MemoryProfile(tuple(peaks), by, tuple(_sum_allocations(known, by)))
+
+
+def _sum_allocations(records: Sequence[RunRecord], by: str) -> list[AllocationRow]:
+    rows: dict[tuple[str, str, str], AllocationRow] = {}
+    for record in records:
+        table = record.table
+        assert table is not None
+        for step in record.allocations.copy():
+            for use in step.uses:
+                name, line, source = _name_site(table, step.step, use.site, by)
+                old = rows.get((name, line, source))
+                new = AllocationRow(
+                    name, line, source, use.most, use.total, use.acquired, use.times
+                )
+                rows[name, line, source] = new if old is None else replace(
+                    new, most=max(old.most, new.most), total=old.total + new.total,
+                    acquired=old.acquired + new.acquired, count=old.count + new.count,
+                )  # fmt: skip
+    return sorted(rows.values(), key=lambda r: (-r.total, r.name, r.line))
+
+
+def _name_site(table: StepTable, step: int, site: Site, by: str) -> tuple[str, str, str]:
+    """Name, line and source of what a step allocates at a line."""
+    name, line = _name_of(table, step, by)
+    source = ""
+    if site is not None:
+        code, number = site
+        line = place_in_file(code.co_filename, number)
+        source = linecache.getline(code.co_filename, number).strip()[:MOST_SOURCE]
+    elif by in ("line", "device"):
+        line = table.line(step)
+    return (line or name, "", source) if by == "line" else (name, line, source)
 
 
 #: A change of what a memory holds: ns, memory, step, bytes; negative where a value goes.
@@ -170,15 +222,31 @@ def _changes_of_tape(record: RunRecord, table: StepTable, machine: Machine) -> I
         yield at, machine.memory_of(place), step, sign * tape.nbytes[step]
 
 
-def _find_peaks(record: RunRecord) -> dict[int, tuple[int, int]]:
-    """Return the peak of each device's memory in bytes, and the index of the change to it."""
+class _Peak(NamedTuple):
+    """A memory at its fullest."""
+
+    nbytes: int  # of values, and of the working memory of the step that makes one of them
+    values: int  # bytes of values
+    at: int  # the number of the change to it
+    record: RunRecord
+
+
+def _find_peaks(record: RunRecord) -> dict[int, _Peak]:
+    """Return the peak of each device's memory."""
+    table, machine = record.table, record.machine
+    assert table is not None
+    assert machine is not None
+    working = {a.step: a.working for a in record.allocations.copy()}
     used: Counter[int] = Counter()
     held: dict[tuple[int, int], int] = {}
-    out: dict[int, tuple[int, int]] = {}
+    out: dict[int, _Peak] = {}
     for n, (_, memory, step, nbytes) in enumerate(_changes(record)):
         used[memory] += _apply(held, memory, step, nbytes)
-        if used[memory] > out.get(memory, (0, 0))[0]:
-            out[memory] = used[memory], n
+        total = used[memory]
+        if nbytes >= 0 and machine.memory_of(table.places[step]) == memory:
+            total += working.get(step, record.working.get(table.kinds[step], 0))
+        if total > 0 and (memory not in out or total > out[memory].nbytes):
+            out[memory] = _Peak(total, used[memory], n, record)
     return {m: found for m, found in out.items() if m >= 0}  # not the host, nor the disk
 
 
@@ -191,7 +259,8 @@ def _apply(held: dict[tuple[int, int], int], memory: int, step: int, nbytes: int
     return nbytes - before
 
 
-def _describe_peak(memory: int, nbytes: int, at: int, record: RunRecord, by: str) -> MemoryPeak:
+def _describe_peak(memory: int, peak: _Peak, by: str) -> MemoryPeak:
+    record = peak.record
     table, machine = record.table, record.machine
     assert table is not None
     assert machine is not None
@@ -201,7 +270,7 @@ def _describe_peak(memory: int, nbytes: int, at: int, record: RunRecord, by: str
         _apply(held, place, step, change)
         if place == memory and change >= 0:
             ns, last = when, step
-        if n == at:
+        if n == peak.at:
             break
     final: dict[int, int] = {}
     for i, inputs in enumerate(table.inputs):
@@ -228,13 +297,25 @@ def _describe_peak(memory: int, nbytes: int, at: int, record: RunRecord, by: str
     if last >= 0:
         line = table.line(last)
         during = f'"{table.label(last)}"' + (f" ({line})" if line else "")
-        if working := record.working.get(table.kinds[last], 0):
-            rows.append(MemoryRow("working memory", *_name_of(table, last, by), working, 1, ""))
+        rows += _working_rows(record, table, last, by)
     rows.sort(key=lambda r: -r.nbytes)
     return MemoryPeak(
-        memory, machine.memory_name(memory), machine.limit(memory), nbytes,
+        memory, machine.memory_name(memory), machine.limit(memory), peak.values,
         (ns - record.admitted) / 1e9, record.number, during, tuple(rows),
     )  # fmt: skip
+
+
+def _working_rows(record: RunRecord, table: StepTable, step: int, by: str) -> list[MemoryRow]:
+    """The working memory of a step: by line, where that was recorded; else the most of its kind."""
+    seen = next((a for a in reversed(record.allocations) if a.step == step), None)
+    if seen is not None:
+        return [
+            MemoryRow("working memory", name, line, use.working, use.times, source=source)
+            for use in seen.uses if use.working
+            for name, line, source in [_name_site(table, step, use.site, by)]
+        ]  # fmt: skip
+    working = record.working.get(table.kinds[step], 0)
+    return [MemoryRow("working memory", *_name_of(table, step, by), working, 1)] * (working > 0)
 
 
 def _name_of(table: StepTable, step: int, by: str) -> tuple[str, str]:
@@ -293,7 +374,7 @@ class HeldMemory:
     def _line(self, row: HeldRow) -> str:
         where = ", ".join([place_name(p) for p in sorted(row.places, reverse=True)])
         out = f"{format_bytes(row.nbytes).rjust(11)} on {where}  {row.name}"
-        out += f", {row.blocks} block{'s'[: row.blocks != 1]}"
+        out += f", {count_of(row.blocks, 'block')}"
         if row.line:
             out += f"  {row.line}"
         if row.run is not None and row.age is not None:

@@ -54,7 +54,7 @@ class ObservedScheduler:
         return self.recorder.observers
 
     def record(self, level: str = "device") -> Recording:
-        """Record the runs of a `with` block: "steps" or "device".
+        """Record the runs of a `with` block: at level "steps", "device" or "memory".
 
         >>> import dask.array as da
         >>> from gpuscheduler import Scheduler

@@ -10,6 +10,7 @@ persisted       The registry of persisted chunks: where each is, and which run m
 spill           The spill store: evicted values in files, one for each.
 state           Decide what to do next: events in, instructions out.
 tape            Launch tapes: the orders of a run that needs no decisions.
+allocations     What one step allocates, by the line that does it.
 under_way       The runs that are under way in this process, for whoever shows them.
 observe         What runs did: one recording, from which everything is fed.
 protocol        What the loop asks of devices and of hardware.

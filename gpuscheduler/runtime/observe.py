@@ -7,6 +7,7 @@ This file is pure: the clock is an argument, and rows are decoded when somebody 
 counters    one `RunRecord` for each run, and the run's `State` while it goes on: nothing per step
 steps       also each turn of the loop: what was ordered, what came back, bytes in each memory
 device      also when steps ran by the clocks of the devices
+memory      also what each step allocates, by line; slow, for one run
 ==========  =====================================================================================
 
 Times are nanoseconds of the recorder's clock; `Recorder.epoch` is added for times since 1970.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..plan.machine import HOST, Machine
 from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
+from .allocations import StepAllocations
 from .events import Copied, Copy, Done, Event, Instruction, Issued, Launch
 from .under_way import runs_under_way
 
@@ -50,6 +52,8 @@ class Level(IntEnum):
     STEPS = 1
     #: ... and device times, where devices have clocks.
     DEVICE = 2
+    #: ... and what steps on GPUs allocate, by the user's line.
+    MEMORY = 3
 
     @classmethod
     def read(cls, name: str | int | Level) -> Level:
@@ -200,6 +204,8 @@ class RunRecord:
     turns: deque[Turn] = field(default_factory=deque, repr=False)
     #: Device times of its steps and copies, where devices have clocks.
     marks: deque[Mark] = field(default_factory=deque, repr=False)
+    #: What its steps allocated, at level MEMORY.
+    allocations: deque[StepAllocations] = field(default_factory=deque, repr=False)
     #: Called before marks are read: devices append those that they have.
     unread: list[Callable[[], None]] = field(default_factory=list, repr=False)
     #: Turns that were dropped.
@@ -229,6 +235,7 @@ class RunRecord:
         self.plan, self.how, self.tape, self.steps = plan, how, None, plan.launches
         self.turns.clear()
         self.marks.clear()
+        self.allocations.clear()
         self.dropped = self._counted = self._events = 0
         if self.level >= Level.STEPS:
             self.table, self.machine = step_table(plan), plan.machine
@@ -399,15 +406,16 @@ class Recorder:
             more -= record.drop_turns(more)
 
     def drop_marks(self, latest: RunRecord) -> None:
-        """Drop the marks of the oldest finished runs, down to `most`."""
+        """Drop the marks and allocations of the oldest finished runs, down to `most`."""
         every = list(self.runs)
-        more = sum([len(r.marks) for r in every]) - self.most
+        more = sum([len(r.marks) + len(r.allocations) for r in every]) - self.most
         for record in every:
             if more <= 0:
                 return
             if record is not latest:
-                more -= len(record.marks)
+                more -= len(record.marks) + len(record.allocations)
                 record.marks.clear()
+                record.allocations.clear()
 
     # ---- decoding
 

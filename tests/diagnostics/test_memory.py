@@ -93,8 +93,8 @@ def test_values_at_the_peak_are_at_most_what_the_run_counted(case):
     devices = case.devices()
     state = run(plan, devices, None, case.window, case.deep_window, case.ahead, record=record)
     record.recorder.end(record)
-    for memory, (nbytes, _) in _find_peaks(record).items():
-        assert nbytes <= state.peak[memory]
+    for memory, found in _find_peaks(record).items():
+        assert found.values <= state.peak[memory]
     for peak in profile_memory([record], "task").peaks:
         assert sum(r.nbytes for r in peak.rows if r.what == "values") == peak.nbytes
     assert all(used >= 0 for s in decode_memory(record) for used in s.used.values())

@@ -76,7 +76,7 @@ def test_rows_of_one_place_do_not_overlap(two):
         assert all(a.end <= b.begin + 1000 for a, b in zip(rows, rows[1:], strict=False))
 
 
-@pytest.mark.parametrize("observe", ["counters", "steps", "device"])
+@pytest.mark.parametrize("observe", ["counters", "steps", "device", "memory"])
 def test_results_and_tapes_are_the_same_at_each_level(observe):
     x = np.arange(2.0**16)
     with Scheduler("cuda:0,0", observe=observe) as s:

@@ -25,6 +25,7 @@ host_steps        Compute steps on the host, where CuPy refuses them.
 step_values       Compute the value of one step on its device.
 transfers         Copy values between devices, to the host and on to the disk.
 file_steps        Run steps that read and write files, and send host arrays to devices.
+allocations       Meter what a step allocates, by the user's line that does it.
 marks             When steps and copies ran, by the clocks of the GPUs.
 tape_run          Queue a run from its launch tape.
 executor          Run plans on GPUs: a worker thread and long-lived streams for each device.

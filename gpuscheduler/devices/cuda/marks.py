@@ -25,6 +25,7 @@ from ...plan.step_table import StepTable, step_table
 from ...runtime.events import Event as StateEvent
 from ...runtime.observe import Level, Mark, RunRecord
 from . import step_values, transfers
+from .allocations import LineMeter
 from .gpu_run import GpuRun
 from .lane import DeviceLane
 from .ranges import Ranges
@@ -180,9 +181,21 @@ class RunProbe:
     def attempt(self, run: GpuRun, lane: DeviceLane, i: int) -> tuple[Any, int]:
         """`step_values.attempt`, measured."""
         with self.measure(lane, lane.home, i) as measured:
-            value, refused = step_values.attempt(run, lane, i)
+            value, refused = self.meter(lane, i, step_values.attempt, run, lane, i)
             measured.dropped = bool(refused)
         return value, refused
+
+    def meter(
+        self, lane: DeviceLane, step: int, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function that computes a step; at level MEMORY, note what it allocates."""
+        record = self.record
+        if record is None or record.level < Level.MEMORY:
+            return function(*arguments)
+        meter = LineMeter()
+        value = meter.call(function, *arguments)
+        record.allocations.append(meter.log.sum_up(step, lane.place))
+        return value
 
     def fetch(self, run: GpuRun, lane: DeviceLane, i: int, src: int) -> StateEvent:
         """`transfers.fetch`, measured from when the value is there."""

@@ -128,4 +128,4 @@ def _call(run: GpuRun, lane: DeviceLane, i: int) -> Any:
 
 def _call_measured(run: GpuRun, lane: DeviceLane, i: int) -> Any:
     with run.probe.measure(lane, lane.home, i):
-        return _call(run, lane, i)
+        return run.probe.meter(lane, i, _call, run, lane, i)

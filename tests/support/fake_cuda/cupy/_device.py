@@ -412,9 +412,11 @@ class Pooled:
     """Memory in use, the first `size` bytes of it; it goes back to the stream that it was allocated
     on."""
 
-    def __init__(self, memory, pool, size):
+    def __init__(self, memory, pool, size, fresh=False):
         self.memory, self.pool, self.size = memory, pool, size
         for hook in vars(hooks).values():
+            if fresh:
+                hook.alloc_postprocess(device_id=0, mem_size=size, mem_ptr=memory.ptr)
             hook.malloc_postprocess(
                 device_id=0, size=size, mem_size=size, mem_ptr=memory.ptr, pmem_id=id(self)
             )
@@ -460,7 +462,7 @@ class Pool:
                 raise OutOfMemoryError(size, self.held, most)
             self.held += size
             self.used += size
-            return Pooled(Memory(size, self.device, stream.number), self, size)
+            return Pooled(Memory(size, self.device, stream.number), self, size, fresh=True)
 
     def back(self, memory, size):
         with lock:

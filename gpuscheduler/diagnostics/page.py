@@ -31,8 +31,10 @@ from bokeh.models.annotations import BoxAnnotation
 from bokeh.models.widgets import Div
 from bokeh.palettes import Category20
 from bokeh.plotting import figure
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
 from dask.utils import format_bytes
+from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.web import RequestHandler
 
@@ -410,8 +412,8 @@ class MetricsHandler(RequestHandler):
         self.write(text)
 
 
-def serve(pid: int, host: str, port: int, path: str) -> None:
-    """Serve the page of a process until standard input closes."""
+def serve(pid: int, host: str, port: int, path: str, sockets: list[int]) -> None:
+    """Serve the page of a process on open sockets, until standard input closes."""
     ended = threading.Event()
 
     def alive() -> bool:
@@ -421,12 +423,18 @@ def serve(pid: int, host: str, port: int, path: str) -> None:
         Page(doc, pid, alive)
 
     loop = IOLoop.current()
-    server = Server(
-        {"/": Application(FunctionHandler(document))}, io_loop=loop, port=port, address=host,
-        prefix=path, allow_websocket_origin=_origins(host, port),
+    application = BokehTornado(
+        {"/": Application(FunctionHandler(document))},
+        prefix=path, extra_websocket_origins=_origins(host, port),
         extra_patterns=[("/metrics", MetricsHandler, {"pid": pid})],
         keep_alive_milliseconds=10_000, unused_session_lifetime_milliseconds=5_000,
     )  # fmt: skip
+    http_server = HTTPServer(application)
+    listening = [socket.socket(fileno=number) for number in sockets]
+    for s in listening:
+        s.setblocking(False)
+    http_server.add_sockets(listening)
+    server = BaseServer(loop, application, http_server)
     server.start()
 
     def await_end() -> None:

@@ -6,6 +6,7 @@ would take the interpreter from those that launch. The child ends when its stand
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -45,31 +46,50 @@ def parse_address(value: Any) -> tuple[str, int | None] | None:
     return None if found is None else (found[1] or "localhost", int(found[2]))
 
 
-def find_port(host: str, port: int | None) -> int:
-    """The port, if it is free; without one `PORT`, or any that is free.
+def listen(host: str, port: int | None) -> list[socket.socket]:
+    """Listening sockets on a port; without one on `PORT`, or on any that is free.
 
+    The child is given them: between a look for a free port and its use another could take it.
     Raises OSError for a port that is taken.
     """
     for wanted in (PORT, 0) if port is None else (port,):
-        with socket.socket() as probe:
-            if os.name != "nt":
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, wanted))
-            except OSError as error:
-                if port is None and wanted:
-                    continue
-                raise OSError(
-                    error.errno, f"dashboard: port {port} of {host} cannot be used ({error}); "
-                    "use dashboard=True for one that is free"
-                ) from error  # fmt: skip
-            found: int = probe.getsockname()[1]
+        try:
+            sockets = _bind(host, wanted)
+        except OSError as error:
+            if port is None and wanted:
+                continue
+            raise OSError(
+                error.errno, f"dashboard: port {port} of {host} cannot be used ({error}); "
+                "use dashboard=True for one that is free"
+            ) from error  # fmt: skip
         if wanted == 0 and port is None:
             logger("dashboard").info(
-                "port %d is in use; hosting the dashboard on port %d instead", PORT, found
-            )
-        return found
-    raise AssertionError("a free port was found or an error raised")
+                "port %d is in use; hosting the dashboard on port %d instead",
+                PORT, sockets[0].getsockname()[1],
+            )  # fmt: skip
+        return sockets
+    raise AssertionError("sockets were bound or an error raised")
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets on one port of each address of a host: localhost has one of IPv4 and one of IPv6."""
+    found = {(kind, to[0]): None for kind, _, _, _, to in socket.getaddrinfo(host, port)}
+    sockets: list[socket.socket] = []
+    try:
+        for kind, address in sorted(found):
+            try:
+                sockets.append(socket.create_server((address, port), family=kind))
+            except OSError as error:
+                if not (
+                    sockets and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+                ):  # IPv6 is switched off
+                    raise
+            port = sockets[0].getsockname()[1]
+    except BaseException:
+        for s in sockets:
+            s.close()
+        raise
+    return sockets
 
 
 def require_bokeh() -> None:
@@ -84,10 +104,8 @@ def require_bokeh() -> None:
 class PageServer:
     """The child process of one page."""
 
-    def __init__(self, host: str, port: int | None):
-        require_bokeh()
-        self.host, self.wanted = host, port
-        self.port = find_port(host, port)
+    def __init__(self, host: str, sockets: list[socket.socket]):
+        self.host, self.port = host, int(sockets[0].getsockname()[1])
         if host not in ("localhost", "127.0.0.1", "::1"):
             logger("dashboard").warning(
                 "the dashboard on %s:%d can be read by whoever reaches it and knows its path",
@@ -98,14 +116,16 @@ class PageServer:
         self.users = 0  # schedulers
         self.pid = os.getpid()
         self._closing = False
+        files = [s.fileno() for s in sockets]
         arguments = {
-            "pid": self.pid, "host": host, "port": self.port, "path": self.path,
+            "pid": self.pid, "host": host, "port": self.port, "path": self.path, "sockets": files,
         }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpuscheduler.diagnostics.page", json.dumps(arguments)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,  # Ctrl-C is for the process that computes
+            pass_fds=files,
         )  # fmt: skip
         self._waiter = threading.Thread(
             target=self._await_end, name="gpuscheduler-dashboard", daemon=True
@@ -223,18 +243,27 @@ def _open(observed: SchedulerFacts, option: Any) -> Dashboard | None:
             if server.host == host and port in (None, server.port):
                 break
         else:
-            find_port(host, port)
-            server = None
-        _add(observed, program)
-        if server is None:
-            try:
-                server = PageServer(host, port)
-            except BaseException:
-                sampler.remove(observed.number)
-                raise
+            server = _start(host, port)
+        try:
+            _add(observed, program)
+        except BaseException:
+            if not server.users:
+                server.close()
+            raise
+        if not server.users:
             _servers.append(server)
         server.users += 1
     return Dashboard(observed, server)
+
+
+def _start(host: str, port: int | None) -> PageServer:
+    """The child of a new page, which has the listening sockets for itself."""
+    sockets = listen(host, port)
+    try:
+        return PageServer(host, sockets)
+    finally:
+        for s in sockets:
+            s.close()
 
 
 def _add(observed: SchedulerFacts, program: str) -> None:

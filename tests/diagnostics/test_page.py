@@ -27,7 +27,7 @@ from gpuscheduler import Scheduler
 from gpuscheduler.diagnostics import serve
 from gpuscheduler.diagnostics.headline import headlines
 from gpuscheduler.diagnostics.metrics import Collector
-from gpuscheduler.diagnostics.serve import PORT, find_port
+from gpuscheduler.diagnostics.serve import PORT, listen
 from gpuscheduler.diagnostics.snapshot import SchedulerFacts, SnapshotTaker
 from gpuscheduler.diagnostics.snapshot_file import find_snapshots
 
@@ -160,11 +160,44 @@ def test_any_free_port_will_do(caplog, monkeypatch):
         taken.listen()
         monkeypatch.setattr(serve, "PORT", taken.getsockname()[1])
         with caplog.at_level(logging.INFO, "gpuscheduler.dashboard"):
-            found = find_port("localhost", None)
-        assert found != serve.PORT
+            sockets = listen("localhost", None)
+        assert sockets[0].getsockname()[1] != serve.PORT
+    for s in sockets:
+        s.close()
     (record,) = caplog.records
     assert "hosting the dashboard on port" in record.getMessage()
     assert PORT == 8788
+
+
+def test_a_page_has_its_port_from_the_first_moment(served):
+    """Another process that starts at the same time cannot take the port from the child."""
+    port = served.dashboard._server.port
+    with pytest.raises(OSError, match=f"port {port} of localhost cannot be used"):
+        listen("localhost", port)
+
+
+def test_schedulers_that_start_at_the_same_time_have_a_page_each():
+    code = (
+        "import sys, gpuscheduler\n"
+        "with gpuscheduler.Scheduler('cpu:1', dashboard=True) as s:\n"
+        "    print(s.dashboard.url, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    try:
+        urls = [p.stdout.readline().strip() for p in processes]
+        assert len(set(urls)) == 3
+        for url in urls:
+            assert "bokeh" in until(lambda url=url: fetch(url))
+    finally:
+        for p in processes:
+            p.communicate(timeout=60)
 
 
 def test_without_bokeh_the_scheduler_is_not_made(monkeypatch):
@@ -183,8 +216,11 @@ def test_an_open_address_gives_a_warning(caplog, monkeypatch):
         ),
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, "gpuscheduler.dashboard"):
-        server = serve.PageServer("0.0.0.0", None)
+        sockets = listen("0.0.0.0", 0)
+        server = serve.PageServer("0.0.0.0", sockets)
         server._waiter.join()
+    for s in sockets:
+        s.close()
     assert "can be read by whoever reaches it" in caplog.text
     assert re.fullmatch(r"http://localhost:\d+/[\w\-]{16}/", server.url)
 

@@ -269,7 +269,7 @@ def _start(host: str, port: int | None) -> PageServer:
 def _add(observed: SchedulerFacts, program: str) -> None:
     """Write snapshots of a scheduler, at most as long as there is one."""
     sampler.add(observed, program)
-    finalize(observed.scheduler(), sampler.remove, observed.number).atexit = False
+    finalize(observed.scheduler(), sampler.remove_later, observed.number).atexit = False
 
 
 def require_page(dashboard: Dashboard | None) -> Dashboard:

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 from collections import Counter, deque
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -266,7 +265,7 @@ class Sampler:
     def __init__(self, every: float = EVERY):
         self.every = every
         self._lock = new_lock()
-        self._inbox: SimpleQueue[bool] = SimpleQueue()
+        self._inbox: SimpleQueue[int | None] = SimpleQueue()
         self._files: dict[int, tuple[SnapshotFile, SnapshotTaker, Any]] = {}
         self._levels: dict[int, int] = {}
         self._thread: threading.Thread | None = None
@@ -284,40 +283,60 @@ class Sampler:
         with self._lock:
             if self._pid != os.getpid():  # the parent's
                 self._files, self._levels, self._thread = {}, {}, None
-                self._pid, self._inbox = os.getpid(), SimpleQueue()
+                self._pid = os.getpid()
             self._files[observed.number] = file, SnapshotTaker(observed, program), observed
             if self._thread is None:
+                self._inbox = SimpleQueue()
                 self._thread = threading.Thread(
-                    target=self._work, name="gpuscheduler-snapshots", daemon=True
-                )
+                    target=self._work, args=(self._inbox,),
+                    name="gpuscheduler-snapshots", daemon=True,
+                )  # fmt: skip
                 self._thread.start()
         return path
 
     def remove(self, number: int) -> None:
         """Write no more snapshots of a scheduler, and remove its file."""
         with self._lock:
-            if self._pid != os.getpid():
-                return
-            found = self._files.pop(number, None)
-            if found is not None:
-                file, _, observed = found
-                self._lower(number, observed)
-                file.close()
-            thread = self._thread if not self._files else None
-            if thread is not None:
-                self._thread = None
-                self._inbox.put(False)
+            thread = self._drop(number)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
-    def _work(self) -> None:
-        inbox = self._inbox
+    def remove_later(self, number: int) -> None:
+        """Have the thread remove a scheduler's file; takes no lock.
+
+        Collecting garbage calls this in any thread, whatever locks it holds: the sampler's too.
+        """
+        if self._pid == os.getpid():
+            self._inbox.put(number)
+
+    def _drop(self, number: int) -> threading.Thread | None:
+        """Remove a scheduler's file; returns the thread where it has nothing more to write."""
+        if self._pid != os.getpid():
+            return None
+        found = self._files.pop(number, None)
+        if found is not None:
+            file, _, observed = found
+            self._lower(number, observed)
+            file.close()
+        thread = self._thread if not self._files else None
+        if thread is not None:
+            self._thread = None
+            self._inbox.put(None)
+        return thread
+
+    def _work(self, inbox: SimpleQueue[int | None]) -> None:
+        """Write snapshots until the inbox says None; a number in it is a scheduler that is gone."""
         while True:
-            with suppress(Empty):
-                inbox.get(timeout=self.every)
+            try:
+                gone = inbox.get(timeout=self.every)
+            except Empty:
+                with self._lock:
+                    self.write_watched()
+                continue
+            if gone is None:
                 return
             with self._lock:
-                self.write_watched()
+                self._drop(gone)
 
     def write_watched(self) -> None:
         """Write the snapshots that somebody looks at; of others nothing is recorded."""

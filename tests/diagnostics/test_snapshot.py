@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import stat
@@ -340,6 +341,31 @@ def test_snapshots_are_written_while_somebody_looks(monkeypatch):
         until(lambda: s.recorder.level == Level.COUNTERS)
     assert find_snapshots() == {}
     assert sampler._thread is None
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_scheduler_that_is_collected_waits_for_no_lock(others):
+    """Garbage is collected in any thread, also in one that holds the sampler's lock."""
+    kept = [Scheduler("cpu:2", dashboard="top") for _ in range(others)]
+    gone = Scheduler("cpu:2", dashboard="top")
+
+    def collect():
+        nonlocal gone
+        with sampler._lock:
+            del gone
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    until(lambda: len(find_snapshots()) == others)
+    for s in kept:
+        s.close()
+    until(lambda: sampler._thread is None)
+    with Scheduler("cpu:2", dashboard="top"):  # which starts the thread again
+        work().compute()
+        until(lambda: list(read_process(os.getpid())))
 
 
 def test_a_snapshot_that_cannot_be_taken_harms_no_run(monkeypatch, caplog):

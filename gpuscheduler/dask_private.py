@@ -17,7 +17,7 @@ import dask.array.linalg
 import dask.array.reductions
 import dask.array.routines
 import dask.array.wrap
-from dask._expr import FinalizeCompute, HLGExpr, HLGFinalizeCompute, ProhibitReuse
+from dask._expr import Expr, FinalizeCompute, HLGExpr, HLGFinalizeCompute, ProhibitReuse
 from dask._expr import _HLGExprSequence as HLGExprSequence
 from dask._task_spec import _execute_subgraph as execute_subgraph
 from dask.array._shuffle import _getitem as take_block
@@ -33,6 +33,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 #: Each private name, and what no longer works without it.
 LOST = {
+    "dask._expr.Expr": "looks at parts of expressions write no tasks down",
     "dask._expr.FinalizeCompute": "results of Dask's expressions on clusters",
     "dask._expr.HLGExpr": "the plan cache: `compute()` hands these to a scheduler",
     "dask._expr._HLGExprSequence": "the plan cache, for several collections at once",
@@ -75,7 +76,7 @@ prohibit_reuse = ProhibitReuse._identity
 CACHED_BY_BLOCKWISE = ("_dims", "_cached_dict")
 
 __all__ = [
-    "FinalizeCompute", "HLGExpr", "HLGExprSequence", "HLGFinalizeCompute",
+    "Expr", "FinalizeCompute", "HLGExpr", "HLGExprSequence", "HLGFinalizeCompute",
     "apply_random", "apply_random_func", "concatenate_arrays", "concatenate_nested",
     "execute_subgraph", "gradient_kernel", "optimize_slices", "pass_extra_kwargs", "take_block",
     "trim_overlap",

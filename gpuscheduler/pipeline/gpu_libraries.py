@@ -20,6 +20,7 @@ from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from ..dask_private import Expr
 from ..frontend.chunk import Chunk
 from ..frontend.graph import PIN, is_pin_rule
 from ..frontend.transfers import is_sender
@@ -120,7 +121,10 @@ class Libraries:
             elif isinstance(graph, Mapping):
                 found = look.at(graph.values())
             else:
-                found = look.at(getattr(graph, "operands", ()))
+                # expressions among these are walked, too: looked at from here, a graph of layers
+                # would be a mapping, and write down the tasks of all blocks
+                operands = getattr(graph, "operands", ())
+                found = look.at([x for x in operands if not isinstance(x, Expr)])
             if found is not None:
                 return Named(found)
         return Named(None, keeps or look.keeps)

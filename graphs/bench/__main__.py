@@ -4,7 +4,7 @@ Parts, which need GPUs and take several names at once: limits, tasks, copies, ov
 sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Each prints a short
 table; what is timed has run once before. `all` runs every part.
 
-Tools, each with options of its own (`--help`): cluster, device_times, eviction, host,
+Tools, each with options of its own (`--help`): anew, cluster, device_times, eviction, host,
 numpy_arrays, observe, sorting, sparse, square, tall, usual.
 """
 
@@ -31,8 +31,8 @@ PARTS = {
     "windows": "windows",
 }
 TOOLS = (
-    "cluster", "device_times", "eviction", "host", "numpy_arrays", "observe", "sorting", "sparse",
-    "square", "tall", "usual",
+    "anew", "cluster", "device_times", "eviction", "host", "numpy_arrays", "observe", "sorting",
+    "sparse", "square", "tall", "usual",
 )  # fmt: skip
 
 

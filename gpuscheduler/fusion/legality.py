@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..codegen.cpu import evaluate, llvm_reduce, region
+from ..codegen.cpu import evaluate, llvm_reduce, node_calls
 from ..codegen.cuda.kernel import generate
 from ..errors import NotGenerated
 from ..ir.expr import Kernel, Program, nodes
@@ -95,6 +95,6 @@ def unreadable(program: Program) -> str | None:
     """Return why NumPy cannot evaluate a program; None where it can."""
     for kernel in program.kernels:
         for root in kernel.roots:
-            if reason := region.why_unsupported(root):
+            if reason := node_calls.why_unsupported(root):
                 return reason
     return None

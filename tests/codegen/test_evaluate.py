@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler.codegen.cpu import evaluate, philox, region
+from gpuscheduler.codegen.cpu import evaluate, node_calls, philox
 from gpuscheduler.ir import expr, regions
 from gpuscheduler.ir.expr import (
     Expr,
@@ -36,7 +36,7 @@ TINY = 256  # bytes of a block: arrays of a few hundred elements have many
 def op(name, *args, dtype=None):
     """A node of the dtype that NumPy gives."""
     if dtype is None:
-        dtype = region._ufunc(name).resolve_dtypes((*[a.dtype for a in args], None))[-1]
+        dtype = node_calls._ufunc(name).resolve_dtypes((*[a.dtype for a in args], None))[-1]
     return Expr(name, args, dtype)
 
 
@@ -92,7 +92,7 @@ def whole(root, shape, arrays, results=()):
         elif node.op in expr.RANDOM:
             value = philox.values(node.op, node.data, args[0], node.dtype)
         else:
-            value = region._ufunc(node.op)(*args)
+            value = node_calls._ufunc(node.op)(*args)
         values[id(node)] = np.asarray(value)
     return np.broadcast_to(values[id(root)], shape)
 
@@ -305,14 +305,14 @@ def test_special_functions_are_scipys():
 
 def test_what_numpy_does_not_have_is_told():
     x = source(0, (5,), "f4")
-    assert region.why_unsupported(op("exp", x)) is None
-    assert "no function nonsense of float32" in region.why_unsupported(
+    assert node_calls.why_unsupported(op("exp", x)) is None
+    assert "no function nonsense of float32" in node_calls.why_unsupported(
         op("nonsense", x, dtype="f4")
     )
-    assert "invert of float32" in region.why_unsupported(op("invert", x, dtype="f4"))
-    assert "that gives float64" in region.why_unsupported(op("exp", x, dtype="f8"))
-    assert "matmul" in region.why_unsupported(op("matmul", x, x, dtype="f4"))
-    assert region.why_unsupported(Expr("normal", (index(View(0, (1,))),), "f4", 7)) is None
+    assert "invert of float32" in node_calls.why_unsupported(op("invert", x, dtype="f4"))
+    assert "that gives float64" in node_calls.why_unsupported(op("exp", x, dtype="f8"))
+    assert "matmul" in node_calls.why_unsupported(op("matmul", x, x, dtype="f4"))
+    assert node_calls.why_unsupported(Expr("normal", (index(View(0, (1,))),), "f4", 7)) is None
 
 
 def test_warnings_are_those_of_numpy():

@@ -21,6 +21,7 @@ from gpuscheduler.codegen.cpu import (
     llvm_map,
     llvm_reduce,
     llvm_text,
+    node_calls,
     region,
 )
 from gpuscheduler.ir import random, regions
@@ -239,7 +240,7 @@ def test_reductions_of_parts_side_by_side(always, op, join, axes):
     (plan,) = facts.plans.values()
     assert len(plan.codes) == 3
     assert None not in plan.codes
-    assert not any(n.op == region.GUARDED for r in plan.regions for n in nodes(r.exprs))
+    assert not any(n.op == node_calls.GUARDED for r in plan.regions for n in nodes(r.exprs))
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
@@ -335,7 +336,7 @@ def test_windows_across_two_parts(always, monkeypatch, length):
     np.testing.assert_allclose(got, want, atol=1e-12)
     (facts,) = evaluate._known.values()
     (plan,) = facts.plans.values()
-    assert not any(n.op == region.GUARDED for r in plan.regions for n in nodes(r.exprs))
+    assert not any(n.op == node_calls.GUARDED for r in plan.regions for n in nodes(r.exprs))
 
 
 def test_constants_are_no_part_of_it(always):

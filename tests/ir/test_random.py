@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuscheduler.codegen.cpu import evaluate, philox, philox_loops, region
+from gpuscheduler.codegen.cpu import evaluate, node_calls, philox, philox_loops
 from gpuscheduler.ir import expr as ir_expr
 from gpuscheduler.ir import random
 from gpuscheduler.ir.expr import Kernel, View, nodes
@@ -23,7 +23,7 @@ def drawn(name, *args, key=7, shape=(N,), first=None, base=None, **kwargs):
     """What a chunk holds."""
     first = first or View.contiguous(shape)
     expr = random.draw(name, shape, first, key, args, kwargs, base)
-    assert region.why_unsupported(expr) is None
+    assert node_calls.why_unsupported(expr) is None
     (found,) = evaluate.evaluate(Kernel(shape, (expr,)), [])
     return found
 

@@ -11,6 +11,8 @@ llvm_jit         LLVM IR becomes machine code in memory, and objects in the disk
 llvm_map         LLVM loops that write the elements of a region in one pass.
 llvm_reduce      LLVM loops that reduce expressions into accumulators.
 accumulate       Accumulators of reductions and scans, evaluated with NumPy.
+array_memory     Arrays as memory: their elements by address, and where views lie in it.
+node_calls       The NumPy calls that compute the nodes of a region, and what NumPy cannot compute.
 region           A region of a kernel: operations that are evaluated box by box with NumPy.
 evaluate         Evaluate kernels with NumPy, in blocks that fit the cache, or with compiled LLVM …
 """

@@ -49,18 +49,10 @@ from .accumulate import (
     reorder_axes,
     reorder_view,
 )
+from .array_memory import BufferMemory, buffer_memory, memory_extent, view_bounds
 from .llvm_text import OPEN
-from .region import (
-    GUARDED,
-    Bounds,
-    BufferMemory,
-    Region,
-    RegionRun,
-    block_boxes,
-    buffer_memory,
-    memory_extent,
-    view_bounds,
-)
+from .node_calls import GUARDED
+from .region import Bounds, Region, RegionRun, block_boxes
 
 #: Bytes of one temporary: a few of them fit the cache that cores share. Smaller ones, which fit a
 #: core's own cache, are no faster in one thread. In two threads they take up to four times as long,

@@ -5,112 +5,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...ir.bins import Bins
 from ...ir.expr import RANDOM, DType, Expr, View, nodes, substitute, view_of, with_view
 from ...ir.regions import Box, affine
-from . import histogram, llvm_code, llvm_map, philox
+from . import llvm_code, llvm_map, philox
 from .accumulate import ALL_POINTS, Array, State, broadcast_view
+from .array_memory import BufferMemory, buffer_memory
 from .llvm_text import OPEN
+from .node_calls import (
+    GUARDED,
+    draw_numbers,
+    evaluate_where,
+    index_numbers,
+    make_call,
+    take_elements,
+    varying_shape,
+)
 
 if TYPE_CHECKING:
     from .evaluate import _EvaluationPlan
 
 #: The first and the last element that an array has, counted from its first one.
 Bounds = Mapping[int, tuple[int, int]]
-#: Ufuncs that have a bug in NumPy; see `_call_packed`.
-_PACKED = frozenset({"isfinite", "isinf", "isnan", "signbit", "negative"})
 #: Bytes of random numbers that are drawn for machine code at once: they stay in a core's cache.
 DRAWN_BYTES = 2**20
 #: Number of the first buffer of such numbers, among arrays; the others come before.
 BUFFERS = -1_000_000
-#: Operations that no ufunc computes.
-STRUCTURAL = frozenset({"taken", "cast", "where", "real", "imag", "complex", "bin"})
-#: A `where` of which only the chosen points may be read; only inside this module.
-GUARDED = "guarded"
-
-
-def why_unsupported(expr: Expr) -> str | None:
-    """Why NumPy cannot evaluate an expression; None where it can.
-
-    >>> from gpuscheduler.ir.expr import source
-    >>> why_unsupported(Expr("frobnicate", (source(0, (5,), "f4"),), "f4"))
-    'NumPy has no function frobnicate of float32'
-    """
-    for node in nodes((expr,)):
-        if not node.args or node.op in STRUCTURAL or node.op in RANDOM or node.op == "call":
-            continue
-        reason = _refuse_unknown(node.op, tuple([a.dtype for a in node.args]), node.dtype)
-        if reason is not None:
-            return reason
-    return None
-
-
-@lru_cache(4096)
-def _refuse_unknown(op: str, types: tuple[DType, ...], gives: DType) -> str | None:
-    reason = f"NumPy has no function {op} of {', '.join(t.name for t in types)}"
-    try:
-        function = _ufunc(op)
-        if function.nin != len(types) or function.nout != 1 or function.signature is not None:
-            return reason
-        found = function.resolve_dtypes((*types, None))
-    except (NotImplementedError, TypeError):
-        return reason
-    return None if found[-1] == gives else f"{reason} that gives {gives.name}"
-
-
-@lru_cache(256)
-def _ufunc(op: str) -> np.ufunc:
-    function = getattr(np, op, None)
-    if not isinstance(function, np.ufunc):
-        try:
-            from scipy import special  # type: ignore[import-untyped,unused-ignore]
-        except ImportError:  # SciPy is not required
-            special = None
-        function = getattr(special, op, None)
-    if not isinstance(function, np.ufunc):
-        raise NotImplementedError(f"no function {op} in NumPy, nor in SciPy where it is installed")
-    return function
-
-
-# ---- arrays as memory
-
-
-class BufferMemory(NamedTuple):
-    flat: Array  # every element from the lowest address to the highest
-    first: int  # which of them is element [0, …, 0]
-
-
-def memory_extent(array: Array) -> tuple[int, int]:
-    if array.flags.c_contiguous:
-        return 0, array.size - 1
-    if not array.size:
-        return 0, -1
-    ends = [s // array.itemsize * (n - 1) for n, s in zip(array.shape, array.strides, strict=True)]
-    return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0)
-
-
-def buffer_memory(array: Array) -> BufferMemory:
-    if array.flags.c_contiguous:
-        return BufferMemory(array.reshape(-1), 0)
-    low, high = memory_extent(array)
-    corner = array[tuple(slice(-1, None) if s < 0 else slice(0, 1) for s in array.strides)]
-    shape, strides = (high - low + 1,), (array.itemsize,)
-    return BufferMemory(np.lib.stride_tricks.as_strided(corner, shape, strides), -low)
-
-
-def view_bounds(view: View, box: Box) -> tuple[int, int]:
-    """The least and the greatest number of a view in a box that is not empty."""
-    low = high = view.offset
-    for stride, (start, stop) in zip(view.strides, box, strict=True):
-        a, b = stride * start, stride * (stop - 1)
-        low, high = low + min(a, b), high + max(a, b)
-    return low, high
 
 
 # ---- regions: boxes in which every view is inside its array
@@ -198,7 +123,7 @@ class Region:
             elif node.op == "input":
                 n, view = node.data
                 varies = tuple([s != 0 for s in view.strides])
-                shape = _shape(self.shape, varies)
+                shape = varying_shape(self.shape, varies)
                 strides = tuple([s * node.dtype.itemsize for s in view.strides])
                 self.leaves.append(_RegionLeaf(slot, n, node.dtype, view, shape, strides, varies))
             elif node.op == "index":
@@ -207,22 +132,22 @@ class Region:
                     value = np.asarray(node.data.offset, np.int64)
                     self.constants.append((slot, value))
                 else:
-                    each.append((partial(_indices, node.data), (), slot, True))
+                    each.append((partial(index_numbers, node.data), (), slot, True))
             elif node.op == "taken":
                 n, view = node.args[0].data
-                each.append((partial(_take_elements, n, view), args[1:], slot, True))
+                each.append((partial(take_elements, n, view), args[1:], slot, True))
                 varies = varies if any(varies) else everything
             elif node.op == GUARDED:
                 varies = everything
-                each.append((partial(_evaluate_where, node), args, slot, True))
+                each.append((partial(evaluate_where, node), args, slot, True))
             elif node.op in RANDOM and (place := _place(node.args[0], axes)):
                 view, shifts = place
                 varies = tuple([s != 0 for s in view.strides])
-                draw = partial(_draw_numbers, node.op, node.data, node.dtype, view)
+                draw = partial(draw_numbers, node.op, node.data, node.dtype, view)
                 each.append((draw, tuple([slots[id(x)] for x in shifts]), slot, True))
             else:
                 along = tuple([self.varies[a][-1] for a in args])
-                call = _call(node, along if any(along) and not all(along) else None)
+                call = make_call(node, along if any(along) and not all(along) else None)
                 (each if any(varies) else once).append((call, args, slot, False))
             self.varies.append(varies)
         self.roots = [slots[id(r)] for r in roots]
@@ -395,7 +320,7 @@ class DrawnNumbers:
         return [np.empty(self._shape(d, self.block), d.dtype).reshape(-1) for d in self.draws]
 
     def _shape(self, draw: DrawCall, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        return _shape(lengths, tuple([s != 0 for s in draw.view.strides]))
+        return varying_shape(lengths, tuple([s != 0 for s in draw.view.strides]))
 
     def boxes(self) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         return block_boxes(self.region.shape, self.block, range(len(self.block)))
@@ -527,7 +452,7 @@ class RegionRun:
                 if not self.buffers:
                     self.buffers = self._buffers()
                 for slot, home in region.register.items():
-                    shape = _shape(lengths, region.varies[slot])
+                    shape = varying_shape(lengths, region.varies[slot])
                     dtype = region.dtypes[slot]
                     buffer = self.buffers[home]
                     if dtype.kind in "mM":
@@ -540,7 +465,7 @@ class RegionRun:
         region = self.region
         sizes = [0] * region.registers
         for slot, home in region.register.items():
-            items = math.prod(_shape(region.block, region.varies[slot]))
+            items = math.prod(varying_shape(region.block, region.varies[slot]))
             sizes[home] = max(sizes[home], items * region.dtypes[slot].itemsize)
         return [np.empty(-(-n // 8) * 8, np.uint8) for n in sizes]
 
@@ -577,10 +502,6 @@ class RegionRun:
             if id(target) not in straight or values[slot] is not target:
                 target[...] = values[slot]
         return [values[slot] for slot in region.roots]
-
-
-def _shape(lengths: tuple[int, ...], varies: tuple[bool, ...]) -> tuple[int, ...]:
-    return tuple([n if v else 1 for n, v in zip(lengths, varies, strict=True)])
 
 
 def _view_from_corner(view: View, box: Box) -> View:
@@ -655,204 +576,3 @@ def _clipped_bound(node: Expr, compare: str) -> tuple[Expr, Expr] | None:
     over, bound, x = node.args
     plain = over.op == compare and bound.op == "constant" and node.dtype.kind in "iuf"
     return (x, bound) if plain and over.args[0] is x and over.args[1] == bound else None
-
-
-# ---- nodes as calls that take `out`
-
-
-def _call(node: Expr, along: tuple[bool, ...] | None = None) -> Callable[..., Any]:
-    """The function that computes a node from its arguments.
-
-    `along` tells which arguments vary along the last axis, where only some do.
-    """
-    if node.op == "cast":
-        return partial(_cast, node.dtype)
-    if node.op == "where":
-        return partial(_choose, node.dtype)
-    if node.op == "clip":
-        return np.clip
-    if node.op in ("real", "imag"):
-        return partial(_part, node.op)
-    if node.op == "complex":
-        return partial(_complex, node.dtype)
-    if node.op == "bin":
-        return partial(_bin, node.data)
-    if node.op in RANDOM:
-        return partial(_drawn_at, node.op, node.data, node.dtype)
-    if node.op == "call":
-        function, part = node.data
-        types = tuple([a.dtype for a in node.args])
-        if along is not None:
-            return function.rows(types, node.dtype, part, along)  # type: ignore[no-any-return]
-        return function.ufunc(types, node.dtype, part)  # type: ignore[no-any-return]
-    if node.op in _PACKED:
-        return partial(_call_packed, _ufunc(node.op))
-    return _ufunc(node.op)
-
-
-def _call_packed(function: np.ufunc, a: Any, out: Array | None = None) -> Any:
-    """Call one of the ufuncs that have a bug in NumPy (to 2.4) on CPUs with AVX-512.
-
-    With an `out` that has strides they write past it. Every fourth negative of four bytes, or
-    eighth of eight, is that of another number.
-    """
-    if out is None or out.flags.c_contiguous:
-        return function(a, out=out)
-    out[...] = function(a)
-    return out
-
-
-def _cast(dtype: DType, a: Any, out: Array | None = None) -> Any:
-    if out is None:
-        return a.astype(dtype)
-    np.copyto(out, a, casting="unsafe")
-    return out
-
-
-def _choose(dtype: DType, c: Any, a: Any, b: Any, out: Array | None = None) -> Any:
-    return np.where(c, a, b)  # of memory of its own: to copy that to `out` would only cost
-
-
-def _bin(bins: Bins, a: Any, out: Array | None = None) -> Any:
-    found = histogram.find(bins, a)
-    if out is None:
-        return found
-    out[...] = found
-    return out
-
-
-def _part(name: str, a: Any, out: Array | None = None) -> Any:
-    found = a.real if name == "real" else a.imag
-    if out is None:
-        return found
-    out[...] = found
-    return out
-
-
-def _complex(dtype: DType, a: Any, b: Any, out: Array | None = None) -> Any:
-    if out is None:
-        out = np.empty(np.broadcast_shapes(np.shape(a), np.shape(b)), dtype)
-    out.real = a
-    out.imag = b
-    return out
-
-
-def _drawn_at(op: str, key: int, dtype: DType, at: Any, out: Array | None = None) -> Any:
-    found = np.asarray(philox.values(op, key, np.asarray(at), dtype))
-    if out is None:
-        return found
-    out[...] = found
-    return out
-
-
-def _draw_numbers(
-    op: str, key: int, dtype: DType, view: View, run: Any, origin: tuple[int, ...],
-    lengths: tuple[int, ...], *shifts: Any, out: Array | None = None,
-) -> Array:  # fmt: skip
-    """Random numbers whose positions go evenly."""
-    varies = tuple([s != 0 for s in view.strides])
-    if out is None:
-        out = np.empty(_shape(lengths, varies), dtype)
-    moved = view.offset + sum(o * s for o, s in zip(origin, view.strides, strict=True))
-    moved += sum(int(s) for s in shifts)
-    philox.fill(op, key, View(moved, view.strides), out)
-    return out
-
-
-def _indices(
-    view: View, run: Any, origin: tuple[int, ...], lengths: tuple[int, ...],
-    out: Array | None = None,
-) -> Array:  # fmt: skip
-    first = view.offset
-    for o, s in zip(origin, view.strides, strict=True):
-        first += o * s
-    found: Any = None
-    for k, s in enumerate(view.strides):
-        if s:
-            along = np.arange(first, first + lengths[k] * s, s, dtype=np.int64)
-            shape = [1] * len(lengths)
-            shape[k] = -1
-            along = along.reshape(shape)
-            found, first = along if found is None else found + along, 0
-    return found  # type: ignore[no-any-return]
-
-
-def _take_elements(
-    array: int, view: View, run: RegionRun, origin: tuple[int, ...], lengths: tuple[int, ...],
-    numbers: Any, out: Array | None = None,
-) -> Array:  # fmt: skip
-    """Elements at places that are computed."""
-    flat, first = run.memory[array]
-    evenly: Any = _indices(view, run, origin, lengths) if any(view.strides) else view.offset
-    # what is not chosen may be anywhere
-    found: Array = flat.take(first + evenly + np.asarray(numbers), mode="clip")
-    if out is None:
-        return found if found.ndim else np.broadcast_to(found, lengths)
-    out[...] = found
-    return out
-
-
-def _evaluate_where(
-    node: Expr, run: RegionRun, origin: tuple[int, ...], lengths: tuple[int, ...],
-    condition: Any, out: Array | None = None,
-) -> Array:  # fmt: skip
-    """A `where` of which only the chosen points are read."""
-    if out is None:
-        out = np.empty(lengths, node.dtype)
-    mask = np.broadcast_to(condition, lengths)
-    for chosen, branch in ((mask, node.args[1]), (~mask, node.args[2])):
-        points = [p + o for p, o in zip(np.nonzero(chosen), origin, strict=True)]
-        out[chosen] = _evaluate_at(branch, points, len(points[0]), run)
-    return out
-
-
-def _evaluate_at(root: Expr, points: list[Array], count: int, run: RegionRun) -> Any:
-    """An expression at some points, given by their coordinates."""
-    values: dict[int, Any] = {}
-
-    def numbers(view: View) -> Any:
-        total: Any = np.full(count, view.offset, np.int64)
-        for stride, coordinate in zip(view.strides, points, strict=True):
-            if stride:
-                total += stride * coordinate
-        return total
-
-    stack = [(root, False)]
-    while stack:
-        node, ready = stack.pop()
-        if id(node) in values:
-            continue
-        branching = node.op in ("where", GUARDED)
-        below = node.args[:1] if branching else node.args
-        below = node.args[1:] if node.op == "taken" else below
-        if not ready:
-            stack.append((node, True))
-            stack += [(a, False) for a in below]
-        elif node.op == "constant":
-            values[id(node)] = np.broadcast_to(node.value, (count,))
-        elif node.op == OPEN:
-            values[id(node)] = np.broadcast_to(run.given[node.data], (count,))
-        elif node.op == "index":
-            values[id(node)] = numbers(node.data)
-        elif node.op == "input":
-            n, view = node.data
-            flat, first = run.memory[n]
-            where = numbers(view) + first
-            if count and (where.min() < 0 or where.max() >= flat.size):
-                raise IndexError(f"{node!r} is read outside of the array, at {view}")
-            values[id(node)] = flat[where]
-        elif node.op == "taken":
-            n, view = node.args[0].data
-            flat, first = run.memory[n]
-            where = numbers(view) + first + values[id(node.args[1])]
-            values[id(node)] = flat.take(where, mode="clip")
-        elif branching:
-            mask = values[id(node.args[0])]
-            out: Array = np.empty(count, node.dtype)
-            for chosen, branch in ((mask, node.args[1]), (~mask, node.args[2])):
-                some = [p[chosen] for p in points]
-                out[chosen] = _evaluate_at(branch, some, int(np.count_nonzero(chosen)), run)
-            values[id(node)] = out
-        else:
-            values[id(node)] = _call(node)(*[values[id(a)] for a in node.args])
-    return values[id(root)]

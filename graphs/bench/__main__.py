@@ -5,7 +5,7 @@ sweep, quarter, kernels, fusion, graphs, rounds, generated, meshes, windows. Eac
 table; what is timed has run once before. `all` runs every part.
 
 Tools, each with options of its own (`--help`): anew, cluster, device_times, eviction, host,
-numpy_arrays, observe, sorting, sparse, square, tall, usual.
+numpy_arrays, observe, several, sorting, sparse, square, tall, usual.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ PARTS = {
     "windows": "windows",
 }
 TOOLS = (
-    "anew", "cluster", "device_times", "eviction", "host", "numpy_arrays", "observe", "sorting",
-    "sparse", "square", "tall", "usual",
+    "anew", "cluster", "device_times", "eviction", "host", "numpy_arrays", "observe", "several",
+    "sorting", "sparse", "square", "tall", "usual",
 )  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def library(asked: Any) -> None:
                 x = make().persist()
                 result = apply(x)
                 check(x, dask.persist(*result))
-                times.append(best(lambda result=result: dask.persist(*result), 5))
+                times.append(best(functools.partial(dask.persist, *result), 5))
                 del x, result
             free_memory()
         row = "  ".join(f"{n}: {t * 1e3:8.1f} ms (x{times[0] / t:.2f})"

@@ -62,43 +62,7 @@ if fake:
     @pytest.fixture(scope="session", autouse=True)
     def kernels_for_the_host(tmp_path_factory, libraries):
         """Sources are what is 'compiled'; the host runs them, and what they touch is looked at."""
-        import cupy
-        import numpy as np
+        from tests.support.host_kernels import kernels_on_host
 
-        from gpuscheduler.devices.cuda import kernels as cuda_kernels
-        from gpuscheduler.devices.cuda import staging
-        from gpuscheduler.tracing import numba_cuda
-        from tests.support.cuda_on_host import Host
-
-        host = Host(libraries)
-        function = cuda_kernels.Kernels._function
-
-        def found(kernels, made, device, single):
-            function(kernels, made, device, single)  # as on a GPU: found, or compiled, and loaded
-
-            def run(grid, block, args):
-                stream = cupy.cuda.get_current_stream()
-                items = np.frombuffer(args[0].tobytes(), np.uint64).reshape(-1, len(made.slots))
-                for row in items[: grid[1]].tolist():
-                    for slot, _, offset in made.inputs:
-                        _touched((row[slot] - offset) % 2**64).read(stream)
-                    own = [s[0] for s in (made.scratch, made.counters) if s]
-                    for slot in (*made.outputs, *own):
-                        _touched(row[slot]).write(stream)
-                host.launched(made, items, grid[0], grid[1], single)
-
-            return run
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-            patch.setattr(cuda_kernels, "compile_kernel", lambda source, *_: source.encode())
-            patch.setattr(numba_cuda, "compile_call", lambda *_: b"")
-            patch.setattr(cuda_kernels.Kernels, "_function", found)
-            driver = staging.DriverCalls(*cupy.cuda.driver.addresses())
-            patch.setattr(staging, "calls", lambda: driver)
+        with kernels_on_host(libraries, tmp_path_factory.mktemp("cache")):
             yield
-
-    def _touched(address):
-        found = fake.memory_at(address)
-        assert found is not None, "a kernel was given an address that is no memory of a device"
-        return found

@@ -175,6 +175,7 @@ WITHIN = {
         "functions/dask_chunks",
         "functions/masked",
         "functions/products",
+        "functions/library",
         "functions/python_math",
         "functions/search",
         "trace",
@@ -193,6 +194,7 @@ WITHIN = {
         "compress",
         "task_trace",
         "fuser",
+        "library_task",
         "residency",
     ],  # fmt: skip
     "plan": [
@@ -205,6 +207,7 @@ WITHIN = {
         "build",
         "skinny",
         "matmul",
+        "library_cost",
         "host_cost",
         "working_memory",
     ],  # fmt: skip
@@ -267,6 +270,7 @@ WITHIN = {
         "cuda/pinned",
         "cuda/recorder",
         "cuda/links",
+        "cuda/library_calls",
         "cuda/gpu_run",
         "cuda/caller_order",
         "cuda/given_values",

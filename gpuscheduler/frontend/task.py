@@ -57,6 +57,9 @@ class Launcher(Protocol):
     def multiply(self, task: Any, values: Values) -> Any:
         """Compute a sum of products of matrices."""
 
+    def call_library(self, task: Any, values: Values) -> Any:
+        """Call a function of a library of GPUs."""
+
 
 class OwnTask:
     """A task that is not Dask's. Each kind says only in what it differs from these defaults."""

@@ -29,6 +29,7 @@ from ..tracing.abstract import (
     AbstractArray,
     FlatArray,
     KnownArray,
+    LibraryCall,
     ScannedArray,
     ViewedInput,
 )
@@ -43,6 +44,7 @@ from .reads import Reads
 from .recipe import Candidate, Recipe, array_kind, structure_words, tile_of
 from .source import (
     InlineSource,
+    LibraryInputs,
     MatrixProductTask,
     StructureNumbers,
     TraceOutcome,
@@ -83,6 +85,8 @@ class FusionPass:
     #: By the layer of each task that is not traced: the layers that Dask has fused there in the
     #: order of their work, and the layers among them that cannot be traced.
     unfollowed: dict[str, tuple[list[str], set[str]]] = field(default_factory=dict)
+    #: The layers among them whose functions a library of GPUs has, too.
+    in_library: set[str] = field(default_factory=set)
     #: Tasks that stay as they are and only take a view of what they read.
     views: set[Key] = field(default_factory=set)
 
@@ -390,13 +394,14 @@ class FusionPass:
             table = task.constants.get(name)
             if type(table) is not np.ndarray or not is_plain(table.dtype):
                 continue
-            if table.size > 1 and table.nbytes <= MOST_OWN:
+            if table.size > (not self.graph.resident) and table.nbytes <= MOST_OWN:
                 words = "known", table.dtype, table.shape, table.tobytes()
                 known[n] = self.numbers.number(words), KnownArray(table)
         if known == task.inputs:
             return None
         found = self._follow(task.with_inputs(known))
-        return None if found.program is None else found
+        of_library = found.library is not None or found.in_library
+        return found if of_library or found.program is not None else None
 
     def _follow(self, task: Candidate) -> TraceOutcome:
         """Return what becomes of a task's structure, which is traced once."""
@@ -478,9 +483,15 @@ class FusionPass:
             return True
         if found.product is not None:  # the task is a matrix product and nothing else
             return False
+        if found.library is not None:
+            graph.note(key, library=_library_inputs(task, found.library))
+            self._foresee_traced(key, found.makes)
+            return False
         if found.view is None:
             self._foresee_traced(key, found.makes)
             self._blame(key, recipe, {found.culprit})
+            if found.in_library and found.culprit >= 0:
+                self.in_library.add(layer_of(recipe.steps[found.culprit]))
             return False
         self.foreseen[key] = found.number, found.makes
         self.views.add(key)
@@ -514,18 +525,32 @@ class FusionPass:
             self.inliner.sources[task.key] = self.offers.offer_view(name, seen, whole)
 
 
-def regroup_layers(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
+def _library_inputs(task: Candidate, call: LibraryCall) -> LibraryInputs:
+    """Return a call with the names and structures of the inputs that it reads."""
+    numbers = [v.array for v in call.arguments]
+    names = tuple([task.recipe.names[n] for n in numbers])
+    return LibraryInputs(call, names, tuple([task.inputs[n][1] for n in numbers]))
+
+
+def regroup_layers(
+    names: Sequence[str], strange: Set[str], library: Set[str] = frozenset()
+) -> dict[str, str]:
     """Decide how to split layers that Dask has fused, as a word for each layer.
 
     Layers with different words become different tasks. Each run of two or more traceable layers
     gets no words, and becomes a kernel of its own. A single traceable layer stays with its
-    neighbours in `strange`, which cannot be traced.
+    neighbours in `strange`, which cannot be traced. Each layer in `library`, which a library of
+    GPUs computes, is apart from all others.
 
     >>> regroup_layers(["read", "fft", "abs", "square", "sum"], {"fft"})
     {'read': 'read', 'fft': 'read'}
     >>> regroup_layers(["read", "fft", "sum"], {"fft"})
     {}
+    >>> regroup_layers(["read", "fft", "sum"], {"read", "fft"}, {"fft"})
+    {'read': 'read', 'fft': 'fft'}
     """
+    if not library.isdisjoint(names) and len(names) > 1:
+        return _regroup_around(names, strange, library)
     runs = [list(run) for _, run in itertools.groupby(names, key=strange.__contains__)]
     worth = [strange.isdisjoint(run) and len(run) > 1 for run in runs]
     out: dict[str, str] = {}
@@ -535,6 +560,18 @@ def regroup_layers(names: Sequence[str], strange: Set[str]) -> dict[str, str]:
         if not kernel:
             together = [name for _, run in group for name in run]
             out.update(dict.fromkeys(together, together[0]))
+    return out
+
+
+def _regroup_around(names: Sequence[str], strange: Set[str], library: Set[str]) -> dict[str, str]:
+    """Words for layers of which some are apart from all others."""
+    out: dict[str, str] = {}
+    for apart, run in itertools.groupby(names, key=library.__contains__):
+        some = list(run)
+        if apart:
+            out.update({name: name for name in some})
+        elif not strange.isdisjoint(some):
+            out.update(regroup_layers(some, strange) or dict.fromkeys(some, some[0]))
     return out
 
 

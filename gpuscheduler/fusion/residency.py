@@ -20,6 +20,7 @@ from ..frontend.task import OwnTask, TaskDescription, alike_of, describe, kernel
 from ..frontend.transfers import SENDING, identity
 from ..ir.expr import Out
 from ..values import leaves, map_leaves
+from .library_task import LibraryTask, NumpyTask
 from .task import Key
 
 Values = dict[Key, Any]
@@ -114,15 +115,15 @@ def form_of(task: Any) -> Form:
     return form if any(isinstance(v, Out) and v.scalar for v in leaves(form)) else None
 
 
-def make_resident(graph: Graph, views: Set[Key]) -> None:
-    """Make each task of a fused graph a kernel of GPUs, or a task of the host. Changes the graph.
+def make_resident(graph: Graph, views: Set[Key], loose: bool = False) -> None:
+    """Make each task of a fused graph one of GPUs, or a task of the host. Changes the graph.
 
-    Tasks in `views` only take a view of what they read, be it on a device or not.
+    Tasks in `views` only take a view of what they read, be it on a device or not. With `loose`,
+    GPUs make calls whose results may differ as their documentation allows.
     """
     forms: dict[Key, Form] = {}
     sizes = dict(graph.sizes)  # of values of the host as well
     for key, node in list(graph.nodes.items()):
-        graph.note(key, product=None)
         if kernels := kernels_of(node.task):
             for fused in kernels:
                 fused.kind = RESIDENT
@@ -134,6 +135,13 @@ def make_resident(graph: Graph, views: Set[Key]) -> None:
         elif key in views:
             scalar = node.block is not None and node.block.shape == ()
             forms[key] = SCALAR if scalar else None
+        elif node.product is not None and node.block is not None:
+            graph.replace(key, NumpyTask(_host_task(graph, key, forms, sizes)))
+            graph.note(key, why=None)
+        elif node.library is not None and (loose or not node.library.call.loose):
+            task = LibraryTask(key, node.library, _host_task(graph, key, forms, sizes))
+            graph.replace(key, task)
+            graph.note(key, why=None)
         else:
             _call_on_host(graph, key, forms, sizes)
     graph.forms = {k: forms[k] for k in graph.outputs if forms.get(k) is not None}
@@ -147,7 +155,7 @@ def _is_identity(task: Any) -> bool:
 def _call_on_host(graph: Graph, key: Key, forms: Mapping[Key, Form], sizes: dict[Key, int]) -> None:
     """Make a task one of the host's, and have it read arrays of the host where they are."""
     node = graph.nodes[key]
-    task, picks = node.task, node.picks
+    picks = node.picks
     reads = list(zip(node.names, node.needs, strict=True))
     mine = {n: array for n, d in reads if (array := _host_array(graph, d)) is not None}
     if mine:
@@ -158,17 +166,25 @@ def _call_on_host(graph: Graph, key: Key, forms: Mapping[Key, Form], sizes: dict
     for _, d in reads:  # blocks of files, which kernels can read from the host as well
         if graph.nodes[d].sent and graph.nodes[d].aside:
             graph.note(d, sent=None)
-    given = {n: form for n, d in reads if (form := forms.get(d)) is not None}
-    size = sizes.get(key, 0)
-    touched = sum([a.nbytes for a in mine.values()]) + size
-    touched += sum([sizes.get(d, 0) for _, d in reads])
-    called = HostTask(key, task, given, touched)
+    called = _host_task(graph, key, forms, sizes)
     block = node.block
     if graph.keep and key in graph.outputs and block is not None and is_plain(block.dtype):
         called.sends = True
     else:
         graph.note(key, size=0)  # of a device's memory
     graph.replace(key, called)
+
+
+def _host_task(
+    graph: Graph, key: Key, forms: Mapping[Key, Form], sizes: Mapping[Key, int]
+) -> HostTask:
+    """The task of a key, to be called with NumPy's values."""
+    node = graph.nodes[key]
+    reads = list(zip(node.names, node.needs, strict=True))
+    given = {n: form for n, d in reads if (form := forms.get(d)) is not None}
+    touched = sum([getattr(c, "nbytes", 0) for c in node.constants.values()])
+    touched += sizes.get(key, 0) + sum([sizes.get(d, 0) for _, d in reads])
+    return HostTask(key, node.task, given, touched)
 
 
 def _host_array(graph: Graph, key: Key) -> Any:

@@ -18,7 +18,13 @@ from dask._task_spec import Task
 from ..frontend.graph import SLICERS
 from ..ir.expr import Expr, Kernel, Out, Program, nodes, replace_leaves
 from ..ir.rewrite import renumber_arrays, renumber_leaf
-from ..tracing.abstract import FlatArray, GeneratedArray, MaskedPoints
+from ..tracing.abstract import (
+    AbstractArray,
+    FlatArray,
+    GeneratedArray,
+    LibraryCall,
+    MaskedPoints,
+)
 from ..values import leaves, map_leaves
 from .task import Key, Values, count_arrays, placeholder
 
@@ -126,6 +132,15 @@ class MatrixProductTask(NamedTuple):
     dtype: np.dtype[Any]
 
 
+class LibraryInputs(NamedTuple):
+    """A task whose value is a call of a function that a library of GPUs has."""
+
+    call: LibraryCall
+    #: The inputs that the call's arguments are views of, and their structures.
+    names: tuple[Key, ...]
+    expects: tuple[AbstractArray, ...]
+
+
 @dataclass(slots=True)
 class TraceOutcome:
     """What becomes of tasks of one structure: a program, or the reason for none."""
@@ -151,6 +166,10 @@ class TraceOutcome:
     operations: int = 0
     #: The matrix product that the value is, with numbers of inputs for their names.
     product: MatrixProductTask | None = None
+    #: The call of a library's function that the value is, with numbers of inputs for their names.
+    library: LibraryCall | None = None
+    #: Whether some step of the task is a function that a library of GPUs has.
+    in_library: bool = False
     #: The step of the task that could not be traced; -1 if none is known.
     culprit: int = -1
     #: Whether the value is an array of one element, or of none.

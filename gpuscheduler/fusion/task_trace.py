@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,17 @@ from ..frontend.graph import Graph
 from ..ir import expr as ir_expr
 from ..ir.expr import Out, Program, View
 from ..tracing import context, trace
-from ..tracing.abstract import AbstractArray, MaskedPoints, MatrixProductArray, ViewedInput
+from ..tracing.abstract import (
+    AbstractArray,
+    KnownArray,
+    LibraryCall,
+    MaskedPoints,
+    MatrixProductArray,
+    ViewedInput,
+)
 from ..tracing.context import (
     CompressTrace,
+    LibraryTrace,
     MatrixProductTrace,
     NotTraceable,
     OptionalTrace,
@@ -98,6 +107,11 @@ class SymbolicCall:
         plain = not (self.borrowed or self.generated or self.captured.arrays)
         return _product_of_arguments(made, self.arguments) if plain else None
 
+    def is_library_call(self, call: LibraryCall) -> bool:
+        """Whether the task does nothing else than to call a function of a library."""
+        plain = not (self.borrowed or self.generated or self.captured.arrays)
+        return plain and all(isinstance(a, (AbstractArray, KnownArray)) for a in self.arguments)
+
     def expects(self, others: Iterable[Any] = ()) -> tuple[Any, ...]:
         """Return the structures of all inputs: own ones, `others`, and inputs of the sources."""
         return (*self.own, *others, *[s for source in self.borrowed for s in source.expects])
@@ -143,9 +157,14 @@ class TaskTracer:
         except MatrixProductTrace as error:
             made = None if error.product is None else call.multiply(error.product)
             return TraceOutcome(None, str(error), operations=error.operations, product=made)
+        except LibraryTrace as error:
+            return self._library_outcome(error, call)
         except NotTraceable as error:
             culprit = call.recipe.step_of(error)
-            return TraceOutcome(None, str(error), operations=error.operations, culprit=culprit)
+            return TraceOutcome(
+                None, str(error), operations=error.operations, culprit=culprit,
+                in_library=error.in_library,
+            )  # fmt: skip
         program = self._simplify_windows(program, call)
         makes = _structure_made_by(program)
         number = self.numbers.number(structure_words(makes))
@@ -165,13 +184,24 @@ class TaskTracer:
             found.offer.free = True
         return found
 
+    def _library_outcome(self, error: LibraryTrace, call: SymbolicCall) -> TraceOutcome:
+        assert error.call is not None
+        # tables whose values are known count among the task's inputs, and not among a trace's
+        numbers = [n for n, a in enumerate(call.arguments) if isinstance(a, AbstractArray)]
+        views = [replace(v, array=numbers[v.array]) for v in error.call.arguments]
+        made = replace(error.call, arguments=tuple(views))
+        self._note_values(call.captured.left)
+        makes = AbstractArray(made.shape, made.dtype)
+        number = self.numbers.number(structure_words(makes))
+        return TraceOutcome(None, str(error), makes, makes.nbytes, number, library=made)
+
     def _run(self, call: SymbolicCall) -> Program:
         """Trace a call; if that fails, once more with each constant array as an input."""
         try:
             return self._trace_with(call, call.captured)
         except NotTraceable as error:
-            known = isinstance(error, (ViewTrace, CompressTrace, OptionalTrace))
-            if known or not (call.captured.left or call.captured.wanted):
+            known = isinstance(error, (ViewTrace, CompressTrace, OptionalTrace, LibraryTrace))
+            if known or error.in_library or not (call.captured.left or call.captured.wanted):
                 raise
         call.captured = context.CapturedArrays(dense=self.on_gpus, every=True)
         return self._trace_with(call, call.captured)
@@ -182,6 +212,7 @@ class TaskTracer:
         return trace.trace_function(
             call.as_function(), [*call.arguments, *call.generated], self.on_gpus, captured,
             matrices=call.multiply, whole=whole,
+            library=call.is_library_call if self.graph.resident else None,
         )  # fmt: skip
 
     def _simplify_windows(self, program: Program, call: SymbolicCall) -> Program:

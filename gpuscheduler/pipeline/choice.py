@@ -20,9 +20,12 @@ from ..errors import PlanError
 from ..frontend.graph import Graph
 from ..frontend.task import host_only, kernels_of
 from ..frontend.transfers import SENDING
+from ..fusion.library_task import LibraryTask
 from ..fusion.residency import HostTask
 from ..plan.host_cost import GpuWork, HostWork, program_seconds
-from ..plan.machine import STEP_SECONDS
+from ..plan.library_cost import PRODUCT, gpu_seconds, host_seconds
+from ..plan.machine import STEP_SECONDS, Machine
+from ..plan.matmul import MatmulSumTask
 from ..plan.plan import Plan, Step, chunk_of
 
 #: GPUs are chosen where they should take at most this part of the host's time.
@@ -240,8 +243,9 @@ def called_reasons(graph: Graph, called: Any) -> list[str]:
 def _work(plan: Plan) -> tuple[HostWork, GpuWork]:
     seconds: dict[int, float] = {}  # by program: alike blocks share one
     facts = dict.fromkeys(
-        ("kernels", "touched", "tasks", "blocks", "up", "up_gaps", "fetched", "read"), 0.0
-    )
+        ("kernels", "library", "called", "touched", "tasks", "blocks", "up", "up_gaps", "fetched",
+         "read"), 0.0,
+    )  # fmt: skip
     for step in plan.steps:
         chunk = chunk_of(step)
         if chunk is not None:
@@ -257,12 +261,31 @@ def _work(plan: Plan) -> tuple[HostWork, GpuWork]:
             facts["kernels"] += seconds[id(program)]
             facts["touched"] += task.touched
             facts["tasks"] += 1
-    n = {k: int(v) for k, v in facts.items() if k != "kernels"}
+        if isinstance(step.task, (LibraryTask, MatmulSumTask)):
+            mine, theirs = library_work(step.task, plan.machine)
+            facts["kernels"] += mine
+            facts["library"] += theirs
+            facts["called"] += step.task.traffic
+            facts["tasks"] += 1
+    n = {k: int(v) for k, v in facts.items() if k not in ("kernels", "library")}
     made = sum([plan.steps[i].nbytes for i in plan.outputs])
-    host = HostWork(facts["kernels"], n["touched"], n["tasks"], made, n["fetched"], n["read"])
+    host = HostWork(
+        facts["kernels"], n["touched"], n["tasks"], made, n["fetched"], n["read"], n["called"]
+    )
     launches = len({id(s.task) for s in plan.steps if not s.fixed})
-    gpu = GpuWork(n["touched"], launches, n["blocks"], n["up"], n["up_gaps"], made, n["read"])
+    gpu = GpuWork(
+        n["touched"] + n["called"], launches, n["blocks"], n["up"], n["up_gaps"], made, n["read"],
+        facts["library"],
+    )  # fmt: skip
     return host, gpu
+
+
+def library_work(task: LibraryTask | MatmulSumTask, machine: Machine) -> tuple[float, float]:
+    """Seconds of one thread of the host, and of one GPU, for what a library computes."""
+    if isinstance(task, LibraryTask):
+        return host_seconds(task.call), gpu_seconds(task.call, machine.bandwidth)
+    rate = PRODUCT if task.dtype.char in "fF" else PRODUCT / 2
+    return task.operations / rate, task.operations / machine.flops
 
 
 def _way(step: Step) -> str:

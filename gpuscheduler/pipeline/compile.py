@@ -74,7 +74,8 @@ def fuse(c: Compilation) -> None:
 def keep_arrays_on_gpus(c: Compilation) -> None:
     """Have NumPy's arrays stay on GPUs, and functions that are called get them on the host."""
     if c.graph.resident:
-        make_resident(c.graph, set() if c.fusion is None else c.fusion.views)
+        views = set() if c.fusion is None else c.fusion.views
+        make_resident(c.graph, views, loose=c.options.numpy in ("gpu", "gpu-only"))
 
 
 def multiply_matrices(c: Compilation) -> None:
@@ -177,6 +178,7 @@ def plan_dask(
     apart: dict[str, str] = {}
     fused: dict[str, list[str]] = {}
     strange: set[str] = set()
+    library: set[str] = set()
     for _ in range(MOST_READINGS):
         c = Compilation(read(apart), machine, home, kind, options)
         run_pass(c, fuse)
@@ -186,8 +188,9 @@ def plan_dask(
         for layer, (names, those) in c.fusion.unfollowed.items():
             fused.setdefault(layer, names)  # as Dask has it
             strange |= those
+        library |= c.fusion.in_library
         for names in fused.values():
-            apart |= regroup_layers(names, strange)
+            apart |= regroup_layers(names, strange, library)
         if apart == before:
             break
     return _run_passes(c, PASSES[1:])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Kernel, Program, nodes, view_of
 from ..ir.regions import bytes_touched
+from .library_cost import CALLED
 
 #: Bytes per second that one thread of the host reads and writes in a kernel, and that all do.
 THREAD, HOST = 3.6e9, 58e9
@@ -101,6 +102,7 @@ class HostWork:
     made: int = 0  # bytes of results
     fetched: int = 0  # bytes of arrays that are on GPUs
     read: int = 0  # bytes of files
+    called: int = 0  # bytes that functions of libraries read and make
 
     def seconds(self, threads: int) -> float:
         """Predict seconds of so many threads.
@@ -108,7 +110,7 @@ class HostWork:
         >>> f"{HostWork(kernels=1.6, touched=10**9, tasks=64).seconds(16):.2g}"
         '0.1'
         """
-        busy = max(self.kernels / threads, self.touched / HOST)
+        busy = max(self.kernels / threads, self.touched / HOST + self.called / CALLED)
         moved = self.made / NEW + self.fetched / DOWN
         return max(busy + moved + TASK * self.tasks, self.read / FILES)
 
@@ -124,10 +126,11 @@ class GpuWork:
     up_gaps: int = 0  # ... and with gaps
     down: int = 0  # bytes of results
     read: int = 0  # bytes of files
+    library: float = 0.0  # seconds of one GPU in functions of libraries
 
     def seconds(self, gpus: int, bandwidth: float, step: float) -> float:
         """Predict seconds of so many GPUs: kernels and copies go on beside each other."""
-        kernels = self.touched / (gpus * bandwidth) + step * self.tasks
+        kernels = (self.touched / bandwidth + self.library) / gpus + step * self.tasks
         links = min(gpus, 2)  # beyond that the host's memory limits the copies
         up = (self.up / UP + self.up_gaps / UP_GAPS) / links + BLOCK * self.blocks
         down = self.down / (DOWN * links)

@@ -107,6 +107,18 @@ class MatmulSumTask(OwnTask):
             self.precision,
         )  # fmt: skip
 
+    @property
+    def operations(self) -> int:
+        """Additions and multiplications of real numbers."""
+        each = 8 if self.dtype.kind == "c" else 2
+        return each * sum([math.prod(a.shape) * b.shape[not b.turned] for a, b in self.pairs])
+
+    @property
+    def traffic(self) -> int:
+        """Bytes of the matrices and of the sum."""
+        read = sum([math.prod(m.shape) for pair in self.pairs for m in pair])
+        return int((read + math.prod(self.shape)) * self.dtype.itemsize)
+
     def launch(self, launcher: Launcher, values: Values) -> Any:
         return launcher.multiply(self, values)
 

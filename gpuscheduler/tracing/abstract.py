@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..ir.expr import SCANS, DType, Expr, Reduction, Shape, View
 
@@ -125,3 +127,44 @@ class MatrixProductArray:
     @property
     def roots(self) -> tuple[Expr, ...]:
         return ()
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of a function of NumPy or SciPy that a library of GPUs has, too.
+
+    Equal for blocks of one layout: which arrays it is for is said elsewhere.
+    """
+
+    name: str  # as people write it: "numpy.fft.rfft"
+    arguments: tuple[ViewedInput, ...]
+    #: All other arguments, by name; arrays among them as `ConstantArray`s.
+    options: tuple[tuple[str, Any], ...]
+    shape: Shape
+    dtype: DType
+    #: Whether its result may differ by more than rounding, in a way that its documentation allows.
+    loose: bool = False
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        return ()
+
+
+class ConstantArray(NamedTuple):
+    """A small array of the caller's, by value."""
+
+    dtype: str
+    shape: Shape
+    data: bytes
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> ConstantArray:
+        return cls(array.dtype.str, array.shape, array.tobytes())
+
+    def array(self) -> np.ndarray:
+        """Return the array, which cannot be written to.
+
+        >>> ConstantArray.of(np.arange(3.0)).array()
+        array([0., 1., 2.])
+        """
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)

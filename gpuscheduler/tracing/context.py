@@ -20,7 +20,14 @@ import numpy as np
 
 from .. import numpy_private
 from ..ir.expr import LEAVES, DType, Expr, Program, Shape, View, nodes, view_of, with_view
-from .abstract import AbstractArray, MaskedPoints, MatrixProductArray, ReductionResult, StoredArray
+from .abstract import (
+    AbstractArray,
+    LibraryCall,
+    MaskedPoints,
+    MatrixProductArray,
+    ReductionResult,
+    StoredArray,
+)
 from .purity import CHANGEABLE
 
 if TYPE_CHECKING:
@@ -38,10 +45,12 @@ nothing: Any = numpy_private.NO_VALUE
 class NotTraceable(Exception):
     """The function did something that has no expression.
 
-    `str(error)` says what; `operations` is the number of operations of a product of matrices.
+    `str(error)` says what; `operations` is the number of operations of a product of matrices, and
+    `in_library` says whether a library of GPUs has a function that was called.
     """
 
     operations = 0
+    in_library = False
 
 
 class ViewTrace(NotTraceable):
@@ -89,6 +98,21 @@ class MatrixProductTrace(NotTraceable):
         self.product = product
 
 
+class LibraryTrace(NotTraceable):
+    """The value is what a `call` of a library's function makes of views of inputs.
+
+    Without `call`, the function does something else beside such a call.
+    """
+
+    def __init__(self, call: LibraryCall | None):
+        super().__init__("it calls a function of a library")
+        self.call = call
+
+
+#: Whatever a function makes that is an array of its own.
+MadeArray = StoredArray | ReductionResult | MatrixProductArray | LibraryCall
+
+
 class CapturedArrays:
     """Arrays that functions read beside their arguments.
 
@@ -119,8 +143,12 @@ class TraceContext:
         points: bool = False,
         matrices: bool = False,
         whole: bool = False,
+        library: bool = False,
     ) -> None:
         self.products, self.points, self.operations = products, points, 0
+        #: Whether calls of functions that a library of GPUs has may be values; and whether there
+        #: were such calls.
+        self.library, self.in_library = library, False
         #: Whether parts of arrays that are put together shall be an array that a kernel writes;
         #: and what those are, by the number (`id`) of the leaf that reads them.
         self.whole = whole
@@ -129,8 +157,8 @@ class TraceContext:
         self.short = True  # whether short rows may be reduced one by one
         self.beside = beside
         self.known: dict[Any, Expr] = {}
-        self.made: list[StoredArray | ReductionResult | MatrixProductArray] = []
-        self.numbers: dict[StoredArray | ReductionResult | MatrixProductArray, int] = {}
+        self.made: list[MadeArray] = []
+        self.numbers: dict[MadeArray, int] = {}
         self.inputs = 0
         self.given: list[list[weakref.ref[TracedArray]]] = []  # the families of arguments
         #: Copies of lists and dictionaries that the function is given, and what they hold.
@@ -165,7 +193,7 @@ class TraceContext:
         known = self.beside.known.values() if self.beside else ()
         return any(array._family is made._family for made, _ in known)
 
-    def keep(self, array: StoredArray | ReductionResult | MatrixProductArray, dtype: DType) -> Expr:
+    def keep(self, array: MadeArray, dtype: DType) -> Expr:
         """The leaf that reads an array made here, over its own shape."""
         number = self.numbers.get(array)
         if number is None:

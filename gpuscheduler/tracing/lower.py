@@ -32,13 +32,21 @@ from ..ir.expr import (
 )
 from ..ir.regions import simplify_in_box
 from ..values import map_leaves
-from .abstract import MaskedPoints, MatrixProductArray, ReductionResult, StoredArray, ViewedInput
+from .abstract import (
+    LibraryCall,
+    MaskedPoints,
+    MatrixProductArray,
+    ReductionResult,
+    StoredArray,
+    ViewedInput,
+)
 from .array import TracedArray, as_traced
 from .compressed import CompressedArray
 from .context import (
     MADE,
     MOST_NODES,
     CompressTrace,
+    LibraryTrace,
     MatrixProductTrace,
     NotTraceable,
     OptionalTrace,
@@ -114,6 +122,8 @@ class Lowering:
             raise NotTraceable("it computes no array")
         if any(isinstance(m, MatrixProductArray) for m in self.following.made):
             raise self._multiplies(result)
+        if any(isinstance(m, LibraryCall) for m in self.following.made):
+            raise self._calls_library(result)
         if all(o._expr.op == "input" and o._expr.data[0] < MADE for o in outputs):
             raise ViewTrace(map_leaves(self._as_seen, result), self._program(result, outputs))
         return self._program(result, outputs)
@@ -156,6 +166,16 @@ class Lowering:
                 return MatrixProductTrace(product if is_contiguous(view, result.shape) else None)
         return MatrixProductTrace(None)
 
+    def _calls_library(self, result: Any) -> LibraryTrace:
+        expr = result._expr if isinstance(result, TracedArray) else None
+        if expr is not None and expr.op == "input" and made_in(expr):
+            number, view = expr.data
+            call = self.following.made[number - MADE]
+            whole = isinstance(call, LibraryCall) and call.shape == result.shape
+            if whole and is_contiguous(view, result.shape):
+                return LibraryTrace(call)
+        return LibraryTrace(None)
+
     def _as_seen(self, value: Any) -> Any:
         if not isinstance(value, TracedArray):
             return value
@@ -165,7 +185,7 @@ class Lowering:
 
     def _array(self, number: int) -> StoredArray | ReductionResult:
         array = self.following.made[number - MADE]
-        assert not isinstance(array, MatrixProductArray)
+        assert not isinstance(array, (MatrixProductArray, LibraryCall))
         return array
 
     def _group(self, depth: int, shape: Shape, axes: Shape = (), alone: Any = None) -> _Group:

@@ -19,6 +19,7 @@ from .abstract import (
     FlatArray,
     GeneratedArray,
     KnownArray,
+    LibraryCall,
     MaskedPoints,
     MatrixProductArray,
     ScannedArray,
@@ -27,6 +28,7 @@ from .array import TracedArray, next_input
 from .compressed import CompressedArray
 from .context import (
     CapturedArrays,
+    LibraryTrace,
     MatrixProductTrace,
     NotTraceable,
     TraceContext,
@@ -49,6 +51,7 @@ from .functions import medians  # noqa: F401
 from .functions import statistics, shapes  # noqa: F401
 from .functions import products as matrix_products  # noqa: F401
 from .functions import reductions  # noqa: F401
+from .functions import library as library_calls
 
 # ruff: isort: on
 import functools
@@ -74,14 +77,16 @@ def trace_function(
     points: bool = False,
     matrices: Callable[[MatrixProductArray], object] | None = None,
     whole: bool = False,
+    library: Callable[[LibraryCall], object] | None = None,
 ) -> Program:
     """The program of `call(*arguments)`, whose arrays are known as `AbstractArray`s only.
 
     `products` allows products of arrays with vectors; on the host BLAS computes them. `beside`
     takes the arrays that the function reads beside its arguments; without it, the function may read
     none. With `points`, each element is a Python number for the function. A value that is a product
-    of two matrices to which `matrices` agrees raises `MatrixProductTrace`. Parts of arrays that the
-    function joins are read where they are, or joined first if `whole`.
+    of two matrices to which `matrices` agrees raises `MatrixProductTrace`. One that is a call of a
+    function that a library of GPUs has, and to which `library` agrees, raises `LibraryTrace`. Parts
+    of arrays that the function joins are read where they are, or joined first if `whole`.
 
     >>> program = trace_function(lambda x: (x * 2).sum(), [AbstractArray((3, 4), np.dtype("f4"))])
     >>> program.kernels[0].reductions[0].arg, program.result
@@ -91,16 +96,29 @@ def trace_function(
     if reason:
         raise NotTraceable(reason)
     multiplies = products and matrices is not None
+    following = TraceContext(
+        products, beside, points, multiplies, whole, library=library is not None
+    )
+    if library is not None:
+        library_calls.enter_scipy()
     try:
-        return _trace_call(
-            call, abstract, TraceContext(products, beside, points, multiplies, whole)
-        )
+        return _trace_call(call, abstract, following)
     except MatrixProductTrace as error:
         if matrices is not None and error.product is not None and matrices(error.product):
             raise
+    except LibraryTrace as error:
+        if library is not None and error.call is not None and library(error.call):
+            raise
+    except NotTraceable:
+        if not following.in_library:
+            raise
     # once more, to say where it does that
     again = beside and CapturedArrays(beside.dense, beside.every)
-    return _trace_call(call, abstract, TraceContext(products, again, points, whole=whole))
+    try:
+        return _trace_call(call, abstract, TraceContext(products, again, points, whole=whole))
+    except NotTraceable as error:
+        error.in_library = following.in_library
+        raise
 
 
 def _trace_call(

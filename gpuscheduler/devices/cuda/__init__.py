@@ -18,6 +18,7 @@ lane              One device's place in a team: its streams, events and what it 
 pinned            Pinned host memory, reused in blocks, slabs and pieces.
 recorder          Record the launches of a run, to replay them.
 links             How fast devices reach each other and the host, tried once.
+library_calls     Call CuPy's functions for NumPy's and SciPy's, as these are.
 gpu_run           What the parts of one run on GPUs share: plan, lanes, values and events.
 caller_order      Order the work of a run behind its caller's, and the caller's behind it.
 given_values      Take the values that the graph brings along.

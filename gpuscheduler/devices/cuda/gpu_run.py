@@ -18,6 +18,7 @@ from cupy.cuda import Event
 from ...errors import Interrupted
 from ...frontend.chunk import moves
 from ...frontend.task import OwnTask
+from ...fusion.library_task import LibraryTask
 from ...fusion.task import CompressTask, KernelTask, OptionalTask
 from ...plan.batching import Batch
 from ...plan.machine import HOST
@@ -31,6 +32,7 @@ from ...runtime.protocol import StepListener
 from ...runtime.spill import RunFiles
 from ...runtime.threads import Team
 from ...values import deep_leaves
+from . import library_calls
 from .arrays import HOST_TYPES
 from .kernels import Kernels
 from .lane import DeviceLane, HeldValue
@@ -184,3 +186,7 @@ class DeviceLauncher:
     def multiply(self, task: MatmulSumTask, values: dict[Any, Any]) -> Any:
         """Compute a sum of products by cuBLAS."""
         return task.made(values, self.lane.multiplier())
+
+    def call_library(self, task: LibraryTask, values: dict[Any, Any]) -> Any:
+        """Call a function of CuPy's, or NumPy's own where CuPy refuses."""
+        return library_calls.call(task, values, self.gpu_run.hardware.to_numpy)

@@ -10,5 +10,6 @@ dask_chunks  Dask's own chunk functions, on traced arrays.
 masked       Reductions of what a mask selects, on traced arrays.
 products     Products of arrays: `matmul`, `dot`, `tensordot`, `einsum` and others.
 python_math  `math`, `cmath`, `complex`, `min` and `max`, on traced arrays.
+library      Sorts, quantiles, FFTs and filters that libraries of GPUs have, too.
 search       Searches in sorted tables: `searchsorted`, `digitize`, `interp`, `isin`, `bincount`.
 """

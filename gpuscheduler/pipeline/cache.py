@@ -39,7 +39,7 @@ from .fingerprint import (
     items_of,
 )
 from .plan_entry import PlanEntry
-from .template import PlanTemplate, template
+from .template import FilledTemplate, PlanTemplate, template
 
 Key = Any
 T = TypeVar("T")
@@ -55,6 +55,8 @@ PART = 1 / 4
 #: Bytes that a step of a small plan takes, about, and one word of a template. (By tracemalloc,
 #: steps of 4,000 blocks took 2,000 to 3,100 bytes, in sums, means, rechunk and map_blocks.)
 STEP, WORD = 3_000, 150
+#: ... and of a step that a template gave, what is its own.
+FILLED_STEP = 600
 #: ... and what its graph has for a step beside that: names, sizes, reasons.
 BESIDE = 800
 #: From so many steps on, so many of them are looked at, and of each no more objects than these.
@@ -177,8 +179,9 @@ class _Kept(NamedTuple):
 class PlanCache:
     """The latest plans and the latest templates, with half of `limit` bytes each.
 
-    Steps that a plan shares with its template are counted in both. `available` returns the bytes
-    of available memory, of which the cache takes `part` at most.
+    Steps that a plan shares with its template are counted in both. Beside them are the latest plans
+    that templates gave, with an eighth of `limit` for what these do not share. `available` returns
+    the bytes of available memory, of which the cache takes `part` at most.
     """
 
     def __init__(
@@ -187,6 +190,8 @@ class PlanCache:
         self.limit, self._available, self._part = limit, available, part
         self._plans: _LatestBySize[_Kept] = _LatestBySize(limit // 2)
         self._templates: _LatestBySize[PlanTemplate] = _LatestBySize(limit // 2)
+        #: Plans that templates gave last, by structure.
+        self._filled: _LatestBySize[FilledTemplate] = _LatestBySize(limit // 8)
         self._reader = FingerprintReader()
         self._culled: _LatestBySize[bool] = _LatestBySize(
             REMEMBERED
@@ -198,14 +203,15 @@ class PlanCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all plans and templates, about."""
-        return self._plans.size + self._templates.size
+        return self._plans.size + self._templates.size + self._filled.size
 
     def shed(self, limit: int | None = None) -> None:
         """Drop the oldest plans and templates until `limit` bytes are left."""
         limit = LEAST if limit is None else limit
         if self.nbytes > limit:
-            self._plans.shrink(limit // 2)
-            self._templates.shrink(limit // 2)
+            self._filled.shrink(limit // 8)
+            self._plans.shrink(limit // 2 - limit // 16)
+            self._templates.shrink(limit // 2 - limit // 16)
 
     def _make_room(self, nbytes: int) -> None:
         """Shed until all, with `nbytes` more, take their part of the available memory."""
@@ -248,7 +254,7 @@ class PlanCache:
             return
         every = [(n, items_of(layer)) for n, layer in enumerate(known.layers)]
         written = [(n, items) for n, items in every if items is not None]
-        nbytes = nbytes_of(entry.plan.steps)
+        nbytes = entry.nbytes = entry.nbytes or nbytes_of(entry.plan.steps)
         self._make_room(nbytes)
         self._plans.put(key, _Kept(entry, watched, written), nbytes)
 
@@ -260,17 +266,46 @@ class PlanCache:
 
     def like(self, like: Fingerprint, wanted: tuple[Key, ...], *where: Any) -> PlanEntry | None:
         """A plan from the template of a computation with this fingerprint, if it is kept."""
+        latest = self._filled.get((like.structure, where))
+        if latest is not None and (entry := latest.renewed(like, wanted)) is not None:
+            return entry
         key = (like.words, where)
-        found = self._templates.get(key)
+        found = None if like.words is None else self._templates.get(key)
         if found is None:
             return None
         if not found.holds():
             self._templates.drop(key)
             return None
         try:
-            return found.filled(like, wanted) if found.fits(like) else None
+            entry = found.filled(like, wanted) if found.fits(like) else None
         except RecursionError:  # functions in functions in functions
             return None
+        if entry is not None:
+            self._keep_filled(found, like, wanted, where, entry)
+        return entry
+
+    def _keep_filled(
+        self,
+        found: PlanTemplate,
+        like: Fingerprint,
+        wanted: tuple[Key, ...],
+        where: tuple[Any, ...],
+        entry: PlanEntry,
+    ) -> None:
+        """Keep a plan from a template as long as the layers that have its data."""
+        key = (like.structure, where)
+        every = weakref.ref(self._filled)
+
+        def forget(_: Any) -> None:
+            if (alive := every()) is not None and alive.peek(key) is kept:
+                alive.drop(key)
+
+        try:
+            watched = [weakref.ref(layer, forget) for layer in like.holders]
+        except TypeError:  # a layer of somebody else's making that cannot be watched
+            return
+        kept = FilledTemplate(found, like, wanted, entry, watched)
+        self._filled.put(key, kept, FILLED_STEP * len(entry.plan.steps))
 
     def learn_from(self, dsk: Any, like: Fingerprint, *where: Any, entry: PlanEntry) -> None:
         """Keep the template of a plan: the plan without names and data."""
@@ -278,19 +313,23 @@ class PlanCache:
         if like.size > max(SMALL, CULLED * len(plan.steps)):
             self._culled.put(_size(dsk), True, 1)
             return
+        if like.words is None:
+            return
         try:
             found = template(entry, like)
         except RecursionError:  # as above
             return
         if found is not None:
             entry.like = found.entry
-            nbytes = nbytes_of(plan.steps) + like.size * WORD
+            entry.nbytes = found.entry.nbytes = nbytes_of(plan.steps)
+            nbytes = entry.nbytes + like.size * WORD
             self._make_room(nbytes)
             self._templates.put((like.words, where), found, nbytes)
 
     def clear(self) -> None:
         self._plans.clear()
         self._templates.clear()
+        self._filled.clear()
 
 
 def _size(dsk: Any) -> tuple[Any, ...]:
@@ -365,6 +404,12 @@ class _LatestBySize(Generic[T]):
                 self._found[found[0]] = found  # under its own key, found without comparing
                 self._last = found
             return found[1]
+
+    def peek(self, key: Any) -> T | None:
+        """An entry, which does not count as used by that."""
+        with self._lock:
+            found = self._found.get(key)
+            return None if found is None else found[1]
 
     def put(self, key: Any, value: T, size: int) -> None:
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import WRAPPER_ASSIGNMENTS, partial
+from functools import WRAPPER_ASSIGNMENTS, cached_property, partial
 from operator import getitem, is_not
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -85,25 +85,48 @@ class HashedWords:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is HashedWords and self.words == other.words
+        if type(other) is not HashedWords or self.hash != other.hash:
+            return False
+        return self.words is other.words or bool(self.words == other.words)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fingerprint:
     """What makes two computations alike, and in what they may differ."""
 
-    words: HashedWords  # equal for those that are alike
+    structure: HashedWords  # equal for those that do the same to their data
     names: tuple[str, ...]  # of their layers, in one order
     data: tuple[Any, ...]  # values that are in them, in one order
     around: tuple[Variable, ...]  # their functions, and the variables around these
     size: int  # of the words
+    holders: tuple[Layer, ...]  # the layers that have the data
+    home: Home  # says where data is
+    inside: int  # how many of the data, the last ones, are in tasks
+
+    @cached_property
+    def words(self) -> HashedWords | None:
+        """Equal for computations that are alike: the structure, and what their data is like.
+
+        None for data that is like nothing else.
+        """
+        try:
+            return HashedWords((self.structure, _facts(self.data, self.home)))
+        except Exception:  # it may also be of a class that does not let itself be looked at
+            return None
+
+    def layouts(self) -> tuple[Any, ...]:
+        """Layouts of the arrays in tasks, which somebody may change in place.
+
+        No collection says what these are, as it does of its blocks.
+        """
+        return tuple(map(_layout, self.data[len(self.data) - self.inside :]))
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerFingerprint:
     """What one layer says: with numbers for names, and no data."""
 
-    words: Any
+    words: HashedWords
     makes: tuple[str, ...]  # the names of its keys
     names: tuple[str, ...]  # where keys may stand
     plain: frozenset[str]  # strings elsewhere
@@ -172,7 +195,8 @@ class FingerprintReader:
                 order[name] = said[name]
                 stack += said[name].names[::-1]
         data = [_value(layers[name][k]) for name, s in order.items() for k in s.data]
-        data += [array for s in order.values() for array in s.inside]
+        inside = [array for s in order.values() for array in s.inside]
+        data += inside
         around = [v for s in order.values() for v in s.around]
         held = {id(v) for v in data}
         if any(type(v) is np.ndarray and id(v) in held for v, _ in around):
@@ -188,9 +212,13 @@ class FingerprintReader:
         text = tuple(
             [(s.words, tuple([numbers.get(n, n) for n in s.names])) for s in order.values()]
         )
-        words = HashedWords((settings, ends, number_keys(wanted), text, _facts(data, home)))
+        structure = HashedWords((settings, ends, number_keys(wanted), text))
         size = sum([s.size for s in order.values()])
-        return Fingerprint(words, tuple(numbers), tuple(data), tuple(around), size)
+        holders = tuple([layers[name] for name, s in order.items() if s.data or s.inside])
+        return Fingerprint(
+            structure, tuple(numbers), tuple(data), tuple(around), size, holders, home,
+            len(inside),
+        )  # fmt: skip
 
     def _read_layer(self, layer: Layer) -> _LayerFingerprint:
         every, known = self._known, id(layer)
@@ -289,8 +317,8 @@ class _LayerWords:
         else:
             raise _NotComparable
         return _LayerFingerprint(
-            (type(layer), facts, words), tuple(makes), tuple(self.names), frozenset(self.plain),
-            tuple(self.data), tuple(self.inside), tuple(self.around),
+            HashedWords((type(layer), facts, words)), tuple(makes), tuple(self.names),
+            frozenset(self.plain), tuple(self.data), tuple(self.inside), tuple(self.around),
             MOST_WORDS - self.left + len(self.data),
         )  # fmt: skip
 
@@ -572,7 +600,7 @@ def is_task_data(value: Any) -> bool:
     return kind.__name__ == "ndarray" and kind.__module__.partition(".")[0] == "cupy"
 
 
-def _facts(data: list[Any], home: Home) -> tuple[Any, ...]:
+def _facts(data: Sequence[Any], home: Home) -> tuple[Any, ...]:
     """What a plan takes from data: where it is, what it is like, and what of it is the same."""
     first: dict[int, int] = {}
     out = []

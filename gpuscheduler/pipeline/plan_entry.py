@@ -28,6 +28,8 @@ class PlanEntry:
     #: Whether GPUs or the host compute NumPy arrays, and why: a `choice.Choice`, which all entries
     #: of a template share; None where nothing is to be chosen.
     choice: Any = None
+    #: Bytes of the plan's steps, about; 0 where nobody has counted.
+    nbytes: int = 0
     #: The launch tape of the plan; False where there can be none. That of `like` comes first.
     tape: Any = field(default=None, init=False)
     #: Most bytes needed in each memory, once asked for; ENDLESS if other chunks had to move before.
@@ -45,6 +47,16 @@ class PlanEntry:
 
     def __repr__(self) -> str:
         return f"<Entry of {self.plan!r}>"
+
+    def for_graph(self, graph: Graph) -> PlanEntry:
+        """Return an entry of the same plan, with what its runs have learned, for another graph.
+
+        The graph must be alike, with the same names and the very same data.
+        """
+        out = PlanEntry(graph, self.plan, self.like, self.sizes_only, self.choice, self.nbytes)
+        out.tape, out.most, out.calm, out.ours = self.tape, self.most, self.calm, self.ours
+        out._beside, out._own, out._own_bytes = self._beside, self._own, self._own_bytes
+        return out
 
     @property
     def base(self) -> PlanEntry:

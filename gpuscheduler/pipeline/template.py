@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import is_not
 from types import FunctionType
 from typing import Any
 
@@ -22,6 +23,7 @@ from dask._task_spec import DataNode, GraphNode, Task
 
 from ..frontend.captured import Variable, all_unchanged, content
 from ..frontend.compiled_task import COMPILED
+from ..frontend.graph import Graph
 from ..frontend.rebuild import attributes_of, swap_parts
 from ..frontend.task import OwnTask, TaskDescription, describe, kernels_of
 from ..frontend.transfers import SENDING
@@ -90,7 +92,7 @@ class PlanTemplate:
         names = dict(zip(self.names, like.names, strict=True))
         data, steps = like.data, []
         known: dict[int, Any] = {}
-        graph, base = self.entry.graph, self.entry.plan
+        base = self.entry.plan
         for i, s in enumerate(base.steps):
             key, constants = _rename_key(s.key, names), s.constants
             own = [data[n] for n in self.own.get(i, ())]
@@ -111,13 +113,21 @@ class PlanTemplate:
         for fact in OF_STRUCTURE:
             getattr(base, fact)  # all plans like it have them, too
         plan = base.with_steps(steps, renamed=names)
+        graph = self.graph_of(like, wanted)
+        return PlanEntry(
+            graph, plan, like=self.entry, choice=self.entry.choice, nbytes=self.entry.nbytes
+        )
+
+    def graph_of(self, like: Fingerprint, wanted: tuple[Key, ...]) -> Graph:
+        """The graph of a computation that is like the template's."""
+        names = dict(zip(self.names, like.names, strict=True))
+        graph, data = self.entry.graph, like.data
         called = {t: _rename_key(t, names) for w in graph.wanted if (t := graph.alias.get(w))}
         called.update(zip(graph.wanted, wanted, strict=True))
         values = {id(data[n]): (data[n], before) for n, before in self.values.items()}
         values.update(graph.values)
         around = like.around + self.around
-        graph = replace(graph, called=called, around=around, values=values)
-        return PlanEntry(graph, plan, like=self.entry, choice=self.entry.choice)
+        return replace(graph, called=called, around=around, values=values)
 
 
 def _rename_key(key: Key, names: Mapping[str, str]) -> Key:
@@ -196,6 +206,47 @@ def template(planned: PlanEntry, like: Fingerprint) -> PlanTemplate | None:
     return PlanTemplate(
         entry, like.names, every_own, every_constant, slots, values, tuple(around)
     )  # fmt: skip
+
+
+class FilledTemplate:
+    """The latest plan from a template, for computations with the same names and the same data.
+
+    Those get the very same steps. It lives no longer than any layer that has some of the data.
+    """
+
+    def __init__(
+        self,
+        template: PlanTemplate,
+        like: Fingerprint,
+        wanted: tuple[Key, ...],
+        entry: PlanEntry,
+        watched: Sequence[Any] = (),
+    ):
+        self._template, self._entry = template, entry
+        self._watched = watched  # references to the layers that have the data
+        self._names, self._data, self._wanted = like.names, like.data, wanted
+        self._layouts = like.layouts()
+
+    def renewed(self, like: Fingerprint, wanted: tuple[Key, ...]) -> PlanEntry | None:
+        """The plan for a computation with the same structure; None where it has other data.
+
+        Only results that are one key each may have another name, as each `compute()` gives them.
+        """
+        if len(like.data) != len(self._data) or any(map(is_not, like.data, self._data)):
+            return None
+        if like.names != self._names:
+            results = set(zip(self._wanted, wanted, strict=True))
+            pairs = zip(self._names, like.names, strict=True)
+            if not all(a == b or (a, b) in results for a, b in pairs):
+                return None
+        template = self._template
+        if like.layouts() != self._layouts:
+            return None
+        if not (template.holds() and template.fits(like)):
+            return None
+        self._entry = out = self._entry.for_graph(template.graph_of(like, wanted))
+        self._wanted, self._names = wanted, like.names
+        return out
 
 
 # ---- arrays in tasks

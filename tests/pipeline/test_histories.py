@@ -99,7 +99,7 @@ class History:
     def step(self):
         act = self.rng.choice([
             self.operate, self.operate, self.compute, self.compute, self.persist, self.alike,
-            self.write_source, self.write_result, self.change, self.change, self.drop,
+            self.rebuild, self.write_source, self.write_result, self.change, self.change, self.drop,
         ])  # fmt: skip
         act(self.rng.randrange(len(self.pairs)), self.rng.choice(self.pairs))
 
@@ -115,6 +115,17 @@ class History:
             y, now = operation(x, other[0], a, other[1])
             for _ in range(self.rng.choice([1, 3])):
                 self.compared(y, now)
+
+    def rebuild(self, n, other):
+        """The same on the very same arrays, several times; things may change in between."""
+        x, now = self.kept(*self.pairs[n], other)
+        operation = self.operation()
+        for _ in range(5):
+            y, then = operation(x, other[0], now, other[1])
+            self.compared(y, then)
+            if self.rng.random() < 0.4:
+                self.rng.choice([self.changes[-1], lambda: self.write_source(n, other)])()
+                self.compared(y, then)
 
     def compute(self, n, other):
         for _ in range(3):

@@ -486,7 +486,7 @@ MUTANTS = {
 FUSION_TESTS = (
     "pipeline/test_template.py", "fusion/test_fuser.py", "fusion/test_horizontal.py",
     "test_scheduler.py", "pipeline/test_cache.py", "plan/test_placement.py",
-    "pipeline/test_template_arrays.py",
+    "pipeline/test_template_arrays.py", "pipeline/test_filled_template.py",
 )  # fmt: skip
 #: name: (what is replaced, by what); as above, in any file of the package.
 FUSION = {
@@ -531,8 +531,20 @@ FUSION = {
         "return self.task",
     ),
     "values that were looked at do not count": (
-        "return found.filled(like, wanted) if found.fits(like) else None",
-        "return found.filled(like, wanted)",
+        "entry = found.filled(like, wanted) if found.fits(like) else None",
+        "entry = found.filled(like, wanted)",
+    ),
+    "a plan is taken over by other data of the same names": (
+        "any(map(is_not, like.data, self._data))",
+        "False",
+    ),
+    "a plan is taken over with the functions of an earlier round": (
+        "self._entry.for_graph(template.graph_of(like, wanted))",
+        "self._entry",
+    ),
+    "a plan is taken over whatever values decided": (
+        "if not (template.holds() and template.fits(like)):",
+        "if not template.holds():",
     ),
     "values that were looked at may change in a later round": (
         "values = {id(data[n]): (data[n], before) for n, before in self.values.items()}",

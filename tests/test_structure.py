@@ -67,6 +67,7 @@ WITHIN = {
     ],  # fmt: skip
     "diagnostics": [
         "text",
+        "colours",
         "log",
         "progress",
         "lanes",
@@ -322,7 +323,6 @@ NEVER = [
 ]
 #: Imports against the order that functions make when they run, or that are for types only.
 DEFERRED = {
-    ("diagnostics/report", "diagnostics/recording"),
     ("cluster/answer", "cluster/worker_plugin"),
     ("codegen/cpu/region", "codegen/cpu/evaluate"),
     ("devices/cuda/executor", "devices/cuda/hardware"),

@@ -29,7 +29,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from ..dask_private import FinalizeCompute
 from ..devices.choose import cuda_devices
-from ..diagnostics.trace_json import write
+from ..diagnostics.trace_json import write_trace
 from ..distributed_private import end_client
 from ..frontend.graph import wanted_keys
 from ..frontend.lowering import from_dask, received_by_scheduler
@@ -264,7 +264,7 @@ class AttachedCluster:
         for error in found.values():
             if isinstance(error, Exception):
                 raise error
-        write(path, {worker_label(address): found[address] for address in sorted(found)})
+        write_trace(path, {worker_label(address): found[address] for address in sorted(found)})
 
     def _addresses(self) -> list[str]:
         if self._closed:

@@ -1,6 +1,7 @@
 """What users see of their runs: progress, explanations, reports, pages.
 
 text        Columns, tables, plurals and files of the pages.
+colours     Colours of pages and pictures.
 log         Loggers of the package: who writes what at which level.
 progress    Show how far runs are: in a terminal, in a notebook, or in the log.
 lanes       What each device did in the latest seconds, in bins.

@@ -164,8 +164,12 @@ def explain_plan(
     return replace(page, choice=plan.choice_text)
 
 
-def explain_records(records: Sequence[RunRecord], is_gpu: bool) -> Explanation:
+def explain_records(
+    records: Sequence[RunRecord], is_gpu: bool, rows: Iterable[Row] | None = None
+) -> Explanation:
     """Explain what ran: the plan of the longest of these runs, and the latest run of it.
+
+    `rows` are the decoded steps of all of them, where these are at hand.
 
     Raises
     ------
@@ -187,6 +191,7 @@ def explain_records(records: Sequence[RunRecord], is_gpu: bool) -> Explanation:
     return explain_table(
         latest.table, latest.machine, is_gpu and not latest.is_host,
         predicted=latest.predicted, where=latest.where, records=alike,
+        rows=None if rows is None else [row for row in rows if row.run == latest.number],
         planned=f"{how}, {format_time(max(took, 0.0))}",
     )  # fmt: skip
 
@@ -200,12 +205,14 @@ def explain_table(
     where: str = "",
     planned: str = "",
     records: Sequence[RunRecord] = (),
+    rows: Sequence[Row] | None = None,
     pinned: bool = False,
     once: bool = False,
 ) -> Explanation:
     """Explain the steps of a table; pure."""
     latest = records[-1] if records else None
-    rows = decode_rows(latest) if latest is not None else []
+    if rows is None:
+        rows = decode_rows(latest) if latest is not None else []
     clock = rows[0].clock if rows else ""
     timed = [] if clock == "estimated" else rows
     layers = _layers(table, machine, timed, is_gpu)
@@ -286,7 +293,7 @@ def _layers(
         seconds[table.groups[row.step]] += row.end - row.begin
         measured_steps.add(table.groups[row.step])
     sums: dict[Any, list[float]] = {}
-    groups_of: dict[Any, list[int]] = {}
+    groups_of: dict[Any, dict[int, None]] = {}
     for i, group in enumerate(table.groups):
         if table.fixed[i]:
             continue
@@ -297,14 +304,12 @@ def _layers(
         found[3] += table.seconds[i]
         found[4] += table.work[group].touched
         found[5] += table.work[group].operations
-        mine = groups_of.setdefault(names[group], [])
-        if group not in mine:
-            mine.append(group)
+        groups_of.setdefault(names[group], {})[group] = None
     out = []
     for name, (times, reads, makes, predicted, touched, operations) in sums.items():
         label, line, how, reason = name
         mine = groups_of[name]
-        known = bool(measured_steps.intersection(mine))
+        known = not measured_steps.isdisjoint(mine)
         measured = sum([seconds[g] for g in mine]) / 1e9 if known else None
         limit = _limit(machine, measured, touched, operations) if is_gpu else ""
         code = ", ".join(dict.fromkeys([o.code for g in mine for o in table.origins[g] if o.code]))

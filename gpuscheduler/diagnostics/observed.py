@@ -16,7 +16,7 @@ from .explain import Explanation, explain_plan
 from .memory import HeldMemory, held_memory
 from .recording import Recording
 from .serve import Dashboard, require_page
-from .trace_json import Trace, take_trace, write
+from .trace_json import Trace, take_trace, write_trace
 
 
 class ObservedScheduler:
@@ -75,17 +75,17 @@ class ObservedScheduler:
         RuntimeError
             where nothing was recorded of steps.
         """
-        return self.trace().rows
+        return [row.later(self.recorder.epoch) for row in self.trace().rows]
 
     def trace(self) -> Trace:
-        """The latest steps, copies and bytes in memory, with times in ns since 1970."""
+        """The latest steps, copies and bytes in memory."""
         kept = any(record.level >= Level.STEPS for record in self.recorder.records())
         if not kept and self.recorder.level < Level.STEPS:
             raise RuntimeError(
                 "nothing was kept of when steps ran: say timeline=True or observe='steps' before, "
                 "or compute in `with scheduler.record():`"
             )
-        return take_trace(self.recorder, self._limits())
+        return take_trace(self.recorder.records(), self._limits(), self.recorder.epoch)
 
     def timeline(self, path: str | PathLike[str]) -> None:
         """Write the latest steps, as `rows` has them, for Perfetto: a thread for each device.
@@ -93,7 +93,7 @@ class ObservedScheduler:
         The file also has copies, with arrows from the steps that made the values, and the memory
         over time. A path that ends in ``.gz`` is compressed.
         """
-        write(path, {"gpuscheduler": self.trace()})
+        write_trace(path, {"gpuscheduler": self.trace()})
 
     def explain(self, *collections: Any, measure: bool = False) -> Explanation:
         """Explain on one page what computing these collections would run, and what it costs.

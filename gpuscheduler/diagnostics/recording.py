@@ -7,13 +7,14 @@ from os import PathLike
 from time import perf_counter_ns, time_ns
 from typing import Any
 
+from ..gc_control import without_garbage_collection
 from ..options import Options
 from ..runtime.observe import CopyRow, Level, MemorySample, Note, Recorder, Row, RunRecord
 from .explain import Explanation, explain_records
 from .log import logger
 from .memory import MemoryProfile, profile_memory
-from .report import Report
-from .trace_json import Trace, take_trace, write
+from .report import Recorded, Report, RunFacts
+from .trace_json import Trace, take_trace, write_trace
 
 
 class Recording:
@@ -61,31 +62,24 @@ class Recording:
         return [r for r in self._recorder.records() if r.began >= self.began]
 
     def trace(self) -> Trace:
-        """Its steps, copies and memory, in ns since 1970."""
-        numbers = {r.number for r in self.runs()}
-        found = take_trace(self._recorder, self._limits(), self.began)
-        return Trace(
-            [r for r in found.rows if r.run in numbers],
-            [r for r in found.copies if r.run in numbers],
-            [s for s in found.memory if s.run in numbers],
-            found.limits,
-        )
+        """Its steps, copies and memory."""
+        return take_trace(self.runs(), self._limits(), self._recorder.epoch)
 
     def rows(self) -> list[Row]:
         """The steps that ran, in ns since 1970."""
-        return self.trace().rows
+        return [row.later(self._recorder.epoch) for row in self.trace().rows]
 
     def copies(self) -> list[CopyRow]:
         """The copies between devices, the host and the disk, in ns since 1970."""
-        return self.trace().copies
+        return [row.later(self._recorder.epoch) for row in self.trace().copies]
 
     def samples(self) -> list[MemorySample]:
         """Bytes in each place over time, in ns since 1970."""
-        return self.trace().memory
+        return [sample.later(self._recorder.epoch) for sample in self.trace().memory]
 
     def timeline(self, path: str | PathLike[str]) -> None:
         """Write a file for Perfetto: a thread for each device, copies, memory."""
-        write(path, {"gpuscheduler": self.trace()})
+        write_trace(path, {"gpuscheduler": self.trace()})
 
     def explain(self) -> Explanation:
         """What ran, on one page: layers, kernels, predicted and measured costs, advice."""
@@ -94,11 +88,6 @@ class Recording:
     def memory(self, by: str = "layer") -> MemoryProfile:
         """What filled each memory at its peak, by "layer", "line", "task" or "device"."""
         return profile_memory(self.runs(), by)
-
-    @property
-    def epoch(self) -> int:
-        """ns between 1970 and the zero of the recorder's clock."""
-        return self._recorder.epoch
 
     def notes(self) -> list[Note]:
         """What rare things happened: compilations, waits for memory, fallbacks."""
@@ -109,10 +98,34 @@ class Recording:
         """Write a report of what ran, as one HTML file that loads nothing."""
         Report(path, self, code=False).write()
 
+    @without_garbage_collection()
+    def recorded(self) -> dict[str, Recorded]:
+        """What a report shows, by the name of the process."""
+        records, trace = self.runs(), self.trace()
+        page, memory = None, ""
+        machine = next((r.machine for r in reversed(records) if r.machine is not None), None)
+        if machine is not None:
+            page = explain_records(records, self._is_gpu(), trace.rows)
+            memory = str(profile_memory(records))
+        notes = tuple([(n.ns, n.kind, n.text) for n in self.notes()])
+        missed = sum([n for r in records for n in r.missed.values()])
+        facts = tuple(map(run_facts, records))
+        return {"gpuscheduler": Recorded(trace, machine, facts, page, memory, notes, missed)}
+
     def __repr__(self) -> str:
         n = len(self.runs())
         state = "under way" if self._token is not None else "ended"
         return f"<Recording of {n} run{'s'[: n != 1]}, level {self._level.name.lower()}, {state}>"
+
+
+def run_facts(record: RunRecord) -> RunFacts:
+    """A run, as a report shows it."""
+    took = record.footprint
+    return RunFacts(
+        record.number, record.how, record.planned, record.began, record.planned_ns,
+        record.admitted, record.queued, record.ended, record.error,
+        sum(took.spilled.values()) if took is not None else 0,
+    )  # fmt: skip
 
 
 def make_recorder(options: Options) -> Recorder:

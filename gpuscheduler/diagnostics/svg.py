@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .colours import BAD, COLOURS, OTHER
 
 #: Bins of a lane: what is shorter than one is part of it.
 BINS = 600
@@ -14,21 +20,32 @@ MOST_POINTS = 600
 WIDTH, LEFT, RIGHT = 1160, 120, 130
 #: Room above step lines, for words.
 TOP = 16
-#: Colours that are told apart by most people (Paul Tol's "bright" and "muted").
-COLOURS = (
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#882255", "#44aa99",
-)  # fmt: skip
-OTHER = "#999999"
-COPIES_IN, COPIES_OUT = "#0f766e", "#c2410c"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A piece of a lane: from `begin` to `end`, in any unit."""
+class Spans:
+    """Pieces of time, in any unit, each with the number of its name; as arrays."""
 
-    begin: float
-    end: float
-    name: str
+    begin: Any
+    end: Any
+    label: Any
+    names: Sequence[str]
+
+    @classmethod
+    def read(cls, pieces: Iterable[tuple[float, float, str]]) -> Spans:
+        """The spans of (begin, end, name)."""
+        found = list(pieces)
+        numbers: dict[str, int] = {}
+        label = [numbers.setdefault(name, len(numbers)) for _, _, name in found]
+        begin, end = (np.array([p[n] for p in found], np.int64) for n in (0, 1))
+        return cls(begin, end, np.array(label, np.intp), list(numbers))
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def where(self, mask: Any) -> Spans:
+        """Those at which the mask is true."""
+        return Spans(self.begin[mask], self.end[mask], self.label[mask], self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,47 +53,44 @@ class Lane:
     """A row of spans; those that overlap share its time."""
 
     name: str
-    spans: Sequence[Span]
+    spans: Spans
     #: To the right of the lane: "97 % busy".
     note: str = ""
     height: int = 26
 
 
-def colour_map(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, in their order; the same grey for those behind the eighth."""
-    out: dict[str, str] = {}
-    for name in names:
-        if name not in out:
-            out[name] = COLOURS[len(out)] if len(out) < len(COLOURS) else OTHER
-    return out
-
-
-def bin_spans(spans: Iterable[Span], begin: float, end: float, bins: int = BINS) -> list[
+def bin_spans(spans: Spans, begin: float, end: float, bins: int = BINS) -> list[
     tuple[int, int, str, float]
 ]:  # fmt: skip
     """Runs of bins in which the same name was busy longest: first, behind the last, name, part.
 
-    >>> bin_spans([Span(0, 6, "a"), Span(6, 7, "b")], 0, 10, bins=5)
+    >>> bin_spans(Spans.read([(0, 6, "a"), (6, 7, "b")]), 0, 10, bins=5)
     [(0, 3, 'a', 1.0), (3, 4, 'b', 0.3)]
     """
+    if not len(spans):
+        return []
     width = (end - begin) / bins or 1.0
-    busy: list[dict[str, float]] = [{} for _ in range(bins)]
-    for span in spans:
-        low = max(0, min(bins - 1, int((span.begin - begin) / width)))
-        high = max(low, min(bins - 1, int((span.end - begin) / width)))
-        for k in range(low, high + 1):
-            left, right = begin + k * width, begin + (k + 1) * width
-            took = min(span.end, right) - max(span.begin, left)
-            if took > 0 or low == high:  # one that ends where a bin begins is not in that bin
-                busy[k][span.name] = busy[k].get(span.name, 0.0) + max(took, 1e-3 * width)
+    starts, ends = (spans.begin - begin) / width, (spans.end - begin) / width  # in bins
+    low = np.clip(starts.astype(np.intp), 0, bins - 1)
+    high = np.clip(np.ceil(ends).astype(np.intp) - 1, low, bins - 1)
+    count = len(spans.names)
+    busy = np.zeros((bins + 1, count))
+    first = np.minimum(ends, low + 1) - np.maximum(starts, low)
+    np.add.at(busy, (low, spans.label), np.maximum(first, 1e-3))
+    far = high > low
+    last, label = high[far], spans.label[far]
+    np.add.at(busy, (last, label), np.minimum(ends[far], last + 1) - last)
+    between = np.zeros((bins + 1, count))  # whole bins: +1 behind the first, -1 at the last
+    np.add.at(between, (low[far] + 1, label), 1.0)
+    np.add.at(between, (last, label), -1.0)
+    busy += between.cumsum(axis=0)
+    every = busy[:bins].sum(axis=1)
+    most = busy[:bins].argmax(axis=1)
     out: list[tuple[int, int, str, float]] = []
-    for k, found in enumerate(busy):
-        if not found:
-            continue
-        name = max(found, key=lambda n: found[n])
-        part = min(1.0, sum(found.values()) / width)
+    for k in np.flatnonzero(every > 1e-9).tolist():
+        part, name = every[k], spans.names[most[k]]
         shown = 1.0 if part > 0.9 else 0.6 if part > 0.5 else 0.3
-        if out and out[-1][1] == k and out[-1][2] == name and out[-1][3] == shown:
+        if out and out[-1][1:] == (k, name, shown):
             out[-1] = out[-1][0], k + 1, name, shown
         else:
             out.append((k, k + 1, name, shown))
@@ -104,13 +118,16 @@ def draw_lanes(
         middle = y + lane.height / 2 + 4
         out.append(_text(LEFT - 8, middle, lane.name, "end"))
         out.append(_text(WIDTH - RIGHT + 8, middle, lane.note))
+        bars: dict[str, list[str]] = {}  # rectangles by name: one path for each
         for first, behind, name, part in bin_spans(lane.spans, begin, end):
-            high = max(2.0, lane.height * part)
-            colour = colours.get(name, OTHER)
+            high = round(max(2.0, lane.height * part))
+            wide = f"{max(1.0, (behind - first) * scale):.3g}"
+            at = f"M{LEFT + first * scale:.5g} {y + lane.height - high}"
+            bars.setdefault(name, []).append(f"{at}h{wide}v{high}h-{wide}z")
+        for name, path in bars.items():
             out.append(
-                f'<rect x="{LEFT + first * scale:.1f}" y="{y + lane.height - high:.1f}" '
-                f'width="{max(1.0, (behind - first) * scale):.1f}" height="{high:.1f}" '
-                f'fill="{colour}"><title>{escape(name)}</title></rect>'
+                f'<path d="{"".join(path)}" fill="{colours.get(name, OTHER)}">'
+                f"<title>{escape(name)}</title></path>"
             )
         y += lane.height + 6
     for at, words in marks:
@@ -124,7 +141,7 @@ def draw_lanes(
 
 
 def draw_steps(
-    lines: Mapping[str, Sequence[tuple[float, float]]],
+    lines: Mapping[str, tuple[Any, Any]],
     begin: float,
     end: float,
     top: float,
@@ -137,7 +154,7 @@ def draw_steps(
 ) -> str:
     """A picture of step lines, the first filled, with a time axis and a limit.
 
-    `peak` is written at the largest value of the first line.
+    Each line has two arrays: times and values. `peak` is written at the largest value of the first.
     """
     inner, top = WIDTH - LEFT - RIGHT, max(top, 1.0)
     span = (end - begin) or 1.0
@@ -153,20 +170,20 @@ def draw_steps(
         out.append(_text(LEFT - 8, y + 4, amounts(top * part), "end"))
         out.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + inner}" y2="{y:.1f}" '
                    'stroke="#ddd"/>')  # fmt: skip
-    for n, (name, points) in enumerate(lines.items()):
-        if not points:
+    for n, (name, (times, values)) in enumerate(lines.items()):
+        if not len(times):
             continue
         colour = colours.get(name, COLOURS[n % len(COLOURS)])
         path: list[str] = []
         y = 0.0
-        for at, value in thin_out(points):
+        for at, value in zip(*thin_out(times, values), strict=True):
             x, y_next = place(at, value)
             path.append(f"M{x:.1f} {y_next:.1f}" if not path else f"H{x:.1f}V{y_next:.1f}")
             y = y_next
         path.append(f"H{LEFT + inner}")
         line = "".join(path)
         if n == 0:
-            first = place(points[0][0], 0.0)[0]
+            first = place(times[0], 0.0)[0]
             base = TOP + height
             out.append(
                 f'<path d="{line}V{base}H{first:.1f}Z" fill="{colour}" fill-opacity="0.25"/>'
@@ -176,21 +193,21 @@ def draw_steps(
             f"<title>{escape(name)}</title></path>"
         )
         out.append(_text(WIDTH - RIGHT + 8, min(y + 4, height + TOP), name, colour=colour))
-    every = next(iter(lines.values()), ())
-    if peak and every:
-        at, value = max(every, key=lambda p: p[1])
-        x, y = place(at, value)
+    times, values = next(iter(lines.values()), ((), ()))
+    if peak and len(times):
+        value = max(values)
+        x, y = place(times[int(np.argmax(values))], value)
         anchor = "start" if x < LEFT + inner * 0.7 else "end"
-        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="#dc2626"/>')
+        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{BAD}"/>')
         words = f"{peak}: {amounts(value)}"
-        out.append(_text(x + (7 if anchor == "start" else -7), y - 4, words, anchor, "#b91c1c"))
+        out.append(_text(x + (7 if anchor == "start" else -7), y - 4, words, anchor, BAD))
     if limit is not None and limit <= top:
         y = place(begin, limit)[1]
         out.append(
-            f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + inner}" y2="{y:.1f}" stroke="#dc2626" '
+            f'<line x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + inner}" y2="{y:.1f}" stroke="{BAD}" '
             'stroke-width="1.5" stroke-dasharray="6 3"><title>limit</title></line>'
         )
-        out.append(_text(WIDTH - RIGHT + 8, y + 4, f"limit {amounts(limit)}", colour="#dc2626"))
+        out.append(_text(WIDTH - RIGHT + 8, y + 4, f"limit {amounts(limit)}", colour=BAD))
     out += [*_axis(begin, end, height + TOP, ticks), "</svg>"]
     return "".join(out)
 
@@ -213,20 +230,21 @@ def draw_parts(parts: Sequence[tuple[str, float, str]], words: Callable[[float],
     return "".join([*out, "</svg>"])
 
 
-def thin_out(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[
-    tuple[float, float]
-]:  # fmt: skip
-    """At most about so many points: the largest value of each bin stays, and the last.
+def thin_out(times: Any, values: Any, most: int = MOST_POINTS) -> tuple[Any, Any]:
+    """At most about so many points of a line: the largest value of each bin, and the last.
 
-    >>> thin_out([(0, 1), (1, 5), (2, 1), (3, 2)], most=2)
-    [(1, 5), (3, 2)]
+    >>> times, values = thin_out([0, 1, 2, 3], [1, 5, 1, 2], most=2)
+    >>> times.tolist(), values.tolist()
+    ([1, 3], [5, 2])
     """
-    if len(points) <= most:
-        return list(points)
-    size = len(points) / most
-    bins = [points[int(k * size) : int((k + 1) * size)] for k in range(most)]
-    out = [max(b, key=lambda p: p[1]) for b in bins if b]
-    return out if out[-1] == points[-1] else [*out, points[-1]]
+    times, values = np.asarray(times), np.asarray(values)
+    if len(times) <= most:
+        return times, values
+    edges = np.linspace(0, len(times), most + 1).astype(np.intp).tolist()
+    kept = [a + int(values[a:b].argmax()) for a, b in pairwise(edges)]
+    if kept[-1] != len(times) - 1:
+        kept.append(len(times) - 1)
+    return times[kept], values[kept]
 
 
 def round_ticks(begin: float, end: float, most: int = 8) -> list[float]:

@@ -47,6 +47,6 @@ def write_text(
     """Write a text to a path or a URL of fsspec; compressed where it ends in ``.gz``."""
     import fsspec  # type: ignore[import-untyped]
 
-    options = {"encoding": "utf-8", "compression": "infer", **(storage or {})}
+    options = {"encoding": "utf-8", "compression": "infer", "auto_mkdir": False, **(storage or {})}
     with fsspec.open(fspath(path), "wt", **options) as file:
         file.write(text)

@@ -6,15 +6,15 @@ threads of their own, since slices of one thread must nest. Counters are bytes i
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from os import PathLike, fspath
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import Any
 
 from ..plan.machine import place_name
-from ..runtime.observe import CopyRow, MemorySample, Recorder, Row
+from ..runtime.observe import CopyRow, MemorySample, Row, RunRecord, decode_memory, decode_run
+from .text import write_text
 
 #: Arrows from steps to copies of their values, at most.
 MOST_FLOWS = 50_000
@@ -24,41 +24,43 @@ _COPIES, _NEXT = 10_000, 100_000
 
 @dataclass(slots=True)
 class Trace:
-    """What one process did; times are ns since 1970."""
+    """What one process did; times are ns of the clock of its recorder."""
 
     rows: list[Row] = field(default_factory=list)
     copies: list[CopyRow] = field(default_factory=list)
     memory: list[MemorySample] = field(default_factory=list)
     #: Bytes that each place may hold.
     limits: dict[int, int] = field(default_factory=dict)
+    #: ns to add for times since 1970.
+    epoch: int = 0
+
+    @property
+    def begin(self) -> int | None:
+        """When the first of it began, in ns since 1970; None for nothing."""
+        begins = [r.begin for r in self.rows] + [c.begin for c in self.copies]
+        first = min(begins + [s.ns for s in self.memory], default=None)
+        return None if first is None else first + self.epoch
 
     def later(self, ns: int) -> Trace:
-        """The same by a clock that is ahead."""
-        return Trace(
-            [row.later(ns) for row in self.rows],
-            [row.later(ns) for row in self.copies],
-            [sample._replace(ns=sample.ns + ns) for sample in self.memory],
-            self.limits,
-        )
+        """The same of a process whose clock is behind."""
+        return replace(self, epoch=self.epoch + ns)
 
 
-def take_trace(recorder: Recorder, limits: Mapping[int, int], since: int = 0) -> Trace:
-    """What a recorder has from `since` on, in ns of its clock."""
-    found = Trace(
-        recorder.rows(since), recorder.copies(since), recorder.memory(since), dict(limits)
-    )
-    return found.later(recorder.epoch)
+def take_trace(records: Iterable[RunRecord], limits: Mapping[int, int], epoch: int = 0) -> Trace:
+    """What these runs did."""
+    out = Trace(limits=dict(limits), epoch=epoch)
+    for record in records:
+        rows, copies = decode_run(record)
+        out.rows += rows
+        out.copies += copies
+        out.memory += decode_memory(record)
+    return out
 
 
-def write(path: str | PathLike[str], processes: Mapping[str, Trace]) -> None:
+def write_trace(path: str | PathLike[str], processes: Mapping[str, Trace]) -> None:
     """Write traces, by the name of their process; a path that ends in ``.gz`` is compressed."""
-    text = json.dumps({"traceEvents": trace_events(processes)}, ensure_ascii=False)
-    if fspath(path).endswith(".gz"):
-        with gzip.open(path, "wt", encoding="utf-8") as file:
-            file.write(text)
-    else:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+    events = trace_events(processes)
+    write_text(path, json.dumps({"traceEvents": events}, ensure_ascii=False))
 
 
 def trace_events(processes: Mapping[str, Trace]) -> list[dict[str, Any]]:
@@ -71,13 +73,12 @@ def trace_events(processes: Mapping[str, Trace]) -> list[dict[str, Any]]:
     M thread_name None
     X exp 0.5
     """
-    traces = processes.values()
-    starts = [r.begin for t in traces for r in t.rows] + [r.begin for t in traces for r in t.copies]
-    first = min([*starts, *[s.ns for t in traces for s in t.memory]], default=0)
+    begins = [trace.begin for trace in processes.values()]
+    first = min([begin for begin in begins if begin is not None], default=0)
     events: list[dict[str, Any]] = []
     for pid, (process, trace) in enumerate(processes.items(), 1):
         events.append(_name_event("process", process, pid))
-        writer = _ProcessWriter(pid, first, events)
+        writer = _ProcessWriter(pid, first - trace.epoch, events)
         made = writer.add_steps(trace.rows)
         writer.add_copies(trace.copies, made)
         writer.add_memory(trace)

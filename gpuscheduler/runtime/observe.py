@@ -138,6 +138,10 @@ class MemorySample(NamedTuple):
     ns: int
     used: dict[int, int]
 
+    def later(self, ns: int) -> MemorySample:
+        """The same sample by a clock that is ahead."""
+        return self._replace(ns=self.ns + ns)
+
 
 class Note(NamedTuple):
     """Something rare: a compilation, a wait for memory, a fallback."""
@@ -206,6 +210,8 @@ class RunRecord:
     marks: deque[Mark] = field(default_factory=deque, repr=False)
     #: What its steps allocated, at level MEMORY.
     allocations: deque[StepAllocations] = field(default_factory=deque, repr=False)
+    #: Steps and copies without device times, as no timed event was free, by lane.
+    missed: dict[int, int] = field(default_factory=dict, repr=False)
     #: Called before marks are read: devices append those that they have.
     unread: list[Callable[[], None]] = field(default_factory=list, repr=False)
     #: Turns that were dropped.
@@ -236,6 +242,7 @@ class RunRecord:
         self.turns.clear()
         self.marks.clear()
         self.allocations.clear()
+        self.missed.clear()
         self.dropped = self._counted = self._events = 0
         if self.level >= Level.STEPS:
             self.table, self.machine = step_table(plan), plan.machine
@@ -431,10 +438,6 @@ class Recorder:
     def copies(self, since: int = 0) -> list[CopyRow]:
         """The copies of the latest runs, from level STEPS on."""
         return [row for r in self.records(since) for row in decode_copies(r)]
-
-    def memory(self, since: int = 0) -> list[MemorySample]:
-        """Bytes in each place, at each turn of the latest runs."""
-        return [s for r in self.records(since) for s in decode_memory(r)]
 
 
 class TurnDecoder:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import dask.array as da
 import numpy as np
@@ -18,24 +19,26 @@ from hypothesis import strategies as st
 
 import gpuscheduler
 from gpuscheduler import Scheduler
+from gpuscheduler.diagnostics.colours import COLOURS, colour_map
 from gpuscheduler.diagnostics.recording import Recording
-from gpuscheduler.diagnostics.report import busy_parts, report_html
+from gpuscheduler.diagnostics.report import Recorded, RunFacts, busy_part, report_html
 from gpuscheduler.diagnostics.svg import (
     BINS,
     MOST_POINTS,
     Lane,
-    Span,
+    Spans,
     bin_spans,
-    colour_map,
     draw_lanes,
     draw_steps,
     round_ticks,
     thin_out,
 )
 from gpuscheduler.diagnostics.trace_json import Trace
+from gpuscheduler.plan.machine import HOST, Machine
 from gpuscheduler.runtime.events import Done, Issued, Launch
-from gpuscheduler.runtime.observe import Level, Recorder, Row, Turn
+from gpuscheduler.runtime.observe import CopyRow, Level, MemorySample, Recorder, Row, Turn
 from tests.diagnostics.test_explain import parsed
+from tests.runtime.test_observe import alone
 from tests.support.strategies import plan_of, thorough
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -164,18 +167,62 @@ def long_recording(steps, runs):
     return recording
 
 
+def test_a_full_report_is_small():
+    """Eight devices, each of which runs something else in each bin, with memories that change."""
+    n, devices = 20_000, range(8)
+    rows = [
+        Row(1, i, ("x", i), f"layer {i % 70}", "wave.py:1", i % 8, i, i, i + 1 + i % 5, 8, "device")
+        for i in range(n)
+    ]
+    memory = [MemorySample(1, i, {p: i * (p + 1) % 97 for p in devices}) for i in range(n)]
+    copies = [CopyRow(1, i, "layer 1", i % 8, HOST, i, i + 2, 8, "device") for i in range(0, n, 40)]
+    machine = Machine.uniform(8, memory=100)
+    run = RunFacts(1, "steps", "new", 0, 0, 0, n, n, "", 0)
+    found = Recorded(Trace(rows, copies, memory), machine, (run,), None, "")
+    text = report_html({"here": found})
+    assert len(text) < 300_000
+    parsed(text)
+
+
+@alone
+def test_a_row_costs_a_few_calls():
+    """A recording of a million rows is reported in seconds: counted, not timed."""
+    calls = []
+    for steps in (1000, 3000):
+        recording = long_recording(steps, 1)
+        calls.append(calls_of(lambda r=recording: report_html(r.recorded())))
+    assert (calls[1] - calls[0]) / 2000 < 90
+
+
+def calls_of(function):
+    """How many functions a call enters, of Python and of C."""
+    count = [0]
+
+    def profile(frame, event, arg):
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count[0]
+
+
 def test_its_size_does_not_grow_with_the_steps():
-    sizes = [len(report_html(long_recording(2000, runs))) for runs in (1, 10)]
+    sizes = [len(report_html(long_recording(2000, runs).recorded())) for runs in (1, 10)]
     assert sizes[1] < 300_000
     assert sizes[1] < 3 * sizes[0] + 50_000
 
 
-def test_busy_parts_count_overlaps_once():
-    def row(begin, end, place):
-        return Row(1, 0, "a", "a", "", place, begin, begin, end, 8, "host")
-
-    trace = Trace([row(0, 50, 0), row(25, 75, 0), row(0, 10, 1)])
-    assert busy_parts(trace, 0, 100) == {0: 0.75, 1: 0.1}
+@thorough
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12))
+def test_time_in_which_several_steps_run_counts_once(pieces):
+    begin, end = (
+        np.array(x, np.int64) for x in ([a for a, _ in pieces], [a + n for a, n in pieces])
+    )
+    busy = {ns for a, n in pieces for ns in range(a, a + n)}
+    assert busy_part(begin, end, 0, 100) == len(busy) / 100
 
 
 # ---- SVG
@@ -189,20 +236,37 @@ SPANS = st.lists(
 @thorough
 @given(SPANS)
 def test_bins_lie_in_the_lane_in_order_and_name_what_ran(spans):
-    made = [Span(a, a + n, name) for a, n, name in spans]
+    made = Spans.read((a, a + n, name) for a, n, name in spans)
     out = bin_spans(made, 0, 1200)
     assert all(0 <= a < b <= BINS and 0 < part <= 1 for a, b, _, part in out)
     assert all(x[1] <= y[0] for x, y in itertools.pairwise(out))
     assert {name for _, _, name, _ in out} <= {name for _, _, name in spans}
-    assert bool(out) == bool(made)
+    assert bool(out) == bool(spans)
+    for first, behind, name, part in out:  # beside a slow count
+        assert (name, part) == busiest(spans, first, 1200 / BINS)
+        assert (name, part) == busiest(spans, behind - 1, 1200 / BINS)
+
+
+def busiest(spans, k, width):
+    """The name that was busy longest in a bin, and about which part of it all were."""
+    busy = {}
+    for a, n, name in spans:
+        low = min(BINS - 1, int(a / width))
+        took = min(a + n, (k + 1) * width) - max(a, k * width)
+        if low == k:
+            took = max(took, 1e-3 * width)
+        busy[name] = busy.get(name, 0.0) + max(took, 0.0)
+    part = sum(busy.values()) / width
+    first = next(name for _, _, name in spans if busy[name] >= max(busy.values()) - 1e-9)
+    return first, 1.0 if part > 0.9 else 0.6 if part > 0.5 else 0.3
 
 
 @thorough
 @given(SPANS)
 def test_pictures_are_well_formed_and_bounded(spans):
-    lanes = [Lane("<device> & 0", [Span(a, a + n, name) for a, n, name in spans])]
+    lanes = [Lane("<device> & 0", Spans.read((a, a + n, name) for a, n, name in spans))]
     text = draw_lanes(lanes, 0, 1200, colour_map("abc"), str)
-    points = [(a, n) for a, n, _ in sorted(spans)]
+    points = [a for a, _, _ in sorted(spans)], [n for _, n, _ in sorted(spans)]
     text += draw_steps({"values": points}, 0, 1200, 300, {}, str, str, 250)
     parsed(text)
     assert len(text) < 400_000
@@ -212,12 +276,12 @@ def test_pictures_are_well_formed_and_bounded(spans):
 @thorough
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=5000))
 def test_thinning_keeps_the_largest_and_the_last(values):
-    points = list(enumerate(values))
-    out = thin_out(points)
-    assert len(out) <= MOST_POINTS + 1
-    assert max(v for _, v in out) == max(values)
-    assert out[-1] == points[-1]
-    assert out == sorted(out)
+    times, kept = thin_out(range(len(values)), values)
+    assert len(times) <= MOST_POINTS + 1
+    assert max(kept) == max(values)
+    assert times[-1] == len(values) - 1
+    assert times.tolist() == sorted(times)
+    assert [values[n] for n in times] == kept.tolist()
 
 
 @thorough
@@ -229,8 +293,8 @@ def test_ticks_are_few_and_within(span):
 
 
 def test_colours_end_in_grey():
-    found = colour_map([str(n) for n in range(12)])
-    assert len(set(found.values())) == 9
+    found = colour_map([str(n) for n in range(20)])
+    assert len(set(found.values())) == len(COLOURS) + 1
 
 
 # ---- in a browser

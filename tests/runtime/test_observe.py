@@ -197,7 +197,7 @@ def alone(test):
             return test(*args, **kwargs)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
         done = subprocess.run(
-            [*command, f"{__file__}::{request.node.name}"],
+            [*command, f"{inspect.getfile(test)}::{request.node.name}"],
             env={**os.environ, ALONE: "1"}, capture_output=True, text=True, timeout=90,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:]
@@ -357,7 +357,7 @@ def test_readers_may_read_while_runs_go_on():
             try:
                 while not stop.is_set():
                     read[0] += len(scheduler.recorder.rows()) + len(scheduler.recorder.copies())
-                    scheduler.recorder.memory()
+                    [decode_memory(record) for record in scheduler.recorder.records()]
             except BaseException as error:
                 failures.append(error)
 

@@ -85,8 +85,6 @@ class LaneMarks:
         self._left = most  # events that may still be made
         self._pending: deque[_Pending] = deque()
         self._reading = new_lock()
-        #: Steps and copies without device times, as no event was free.
-        self.missed = 0
         self.anchor = take_anchor(self._stream, clock)
 
     def renew_anchor(self) -> None:
@@ -97,9 +95,7 @@ class LaneMarks:
     def begin(self, stream: Stream) -> Event | None:
         """Record an event before what is queued next; None where none is free."""
         event = self._take()
-        if event is None:
-            self.missed += 1
-        else:
+        if event is not None:
             event.record(stream)
         return event
 
@@ -113,12 +109,10 @@ class LaneMarks:
         src: int | None = None,
     ) -> None:
         """Record an event behind what was queued since `begin`."""
-        if begin is None:
-            return
-        event = self._take()
-        if event is None:
-            self.missed += 1
-            self._free.append(begin)
+        event = self._take() if begin is not None else None
+        if begin is None or event is None:
+            self.drop(begin)
+            record.missed[id(self)] = record.missed.get(id(self), 0) + 1
             return
         event.record(stream)
         self._pending.append(_Pending(record, self.anchor, begin, event, step, place, src))

@@ -298,6 +298,7 @@ WITHIN = {
         "worker_plugin",
         "submit",
         "membership",
+        "observed",
         "attach",
     ],  # fmt: skip
     "cli": [

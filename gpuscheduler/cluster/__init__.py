@@ -11,5 +11,6 @@ progress       How many tasks of a run on a cluster are done, as Dask's callback
 worker_plugin  The plug-in that gives a cluster's worker a `Scheduler`, and the tasks that use it.
 submit         Turn a partitioned graph into tasks of a Dask cluster.
 membership     Which workers take part in an attachment, and what they tell of themselves.
+observed       What a cluster shows of its runs: timelines and reports of all workers.
 attach         Attach to a Dask cluster whose workers each drive all devices of their node.
 """

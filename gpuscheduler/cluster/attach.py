@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from os import PathLike
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -29,7 +28,6 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from ..dask_private import FinalizeCompute
 from ..devices.choose import cuda_devices
-from ..diagnostics.trace_json import write_trace
 from ..distributed_private import end_client
 from ..frontend.graph import wanted_keys
 from ..frontend.lowering import from_dask, received_by_scheduler
@@ -43,6 +41,7 @@ from ..runtime.under_way import runs_under_way
 from .answer import Key, PickledWork, RemoteBlock
 from .gpu_page import PATH
 from .membership import Membership, check_versions, locate_values, worker_label
+from .observed import ObservedCluster
 from .progress import RunProgress
 from .stages import CALLER, StageGraph, cut
 from .submit import (
@@ -119,7 +118,7 @@ def attach(
     return AttachedCluster(client, settings)
 
 
-class AttachedCluster:
+class AttachedCluster(ObservedCluster):
     """A client's cluster with a `Scheduler` in each worker; `attach` makes it."""
 
     def __init__(self, client: Client, settings: dict[str, Any]):
@@ -253,18 +252,6 @@ class AttachedCluster:
         Printed, it shows the stages, the bytes between workers, and the memory of each worker.
         """
         return self._prepare(*received_by_scheduler(*collections)).cut
-
-    def timeline(self, path: str | PathLike[str]) -> None:
-        """Write a file for Perfetto that shows where and when each step ran.
-
-        Needs `attach(..., timeline=True)`. Each worker is a process, each of its devices a thread.
-        Times are those of the clock of the cluster's scheduler.
-        """
-        found = self.membership.ask("trace", workers=self._addresses())
-        for error in found.values():
-            if isinstance(error, Exception):
-                raise error
-        write_trace(path, {worker_label(address): found[address] for address in sorted(found)})
 
     def _addresses(self) -> list[str]:
         if self._closed:

@@ -24,6 +24,7 @@ from ..frontend.graph import Graph, pinned_device
 from ..frontend.task import sequence_of
 from ..frontend.transfers import identity
 from ..plan.machine import Machine
+from ..plan.origins import layer_lines
 from ..values import sizeof
 from .answer import ClusterResult, Key, PickledWork, finish
 from .stages import BESIDE, CALLER, Stage, StageGraph
@@ -156,7 +157,8 @@ def pickle_stages(
     payloads = []
     for stage, portion, use in zip(plan.stages, portions, uses, strict=True):
         reads = {k: _name_in_source(plan, k) for read in stage.reads.values() for k in read}
-        payloads.append(StagePayload(uuid.uuid4().hex, reads, use, dumps(portion)))
+        lines = layer_lines(portion.tasks)
+        payloads.append(StagePayload(uuid.uuid4().hex, reads, lines, use, dumps(portion)))
     names = {k: _name_in_source(plan, k) for k in plan.held_by}
     answer = ClusterResult(graph.wanted, graph.alias, graph.gathers, graph.data, names)
     return PickledWork(plan, payloads, answer, workers, shared, once)

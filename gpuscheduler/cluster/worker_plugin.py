@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,18 @@ from distributed import Reschedule, SchedulerPlugin, Status, WorkerPlugin, get_c
 from distributed.protocol.pickle import dumps, loads
 
 from ..cpython_private import raise_in_thread
+from ..diagnostics.recording import Recording
+from ..diagnostics.report import Recorded
 from ..diagnostics.trace_json import Trace
 from ..errors import Interrupted
 from ..forks import new_lock
 from ..frontend.graph import Graph
+from ..frontend.lines import know_lines
 from ..gc_control import without_garbage_collection
 from ..plan.plan import Plan
 from ..runtime.dask_config import ConfigOverride
 from ..runtime.loop import add_note
+from ..runtime.observe import Level
 from ..runtime.protocol import Devices, StepWatcher
 from ..scheduler import Scheduler
 from ..values import deep_leaves
@@ -104,6 +108,7 @@ class StagePayload:
 
     token: str  # the same for the same stage of the same collection
     reads: dict[Key, Key]  # values that it is given -> their names in what it is given
+    lines: dict[str, str]  # where the user wrote the layers of its tasks
     shared: dict[tuple[Key, Key], int]  # (task, name there) -> which of the shared values
     graph: bytes  # pickled
 
@@ -153,6 +158,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         self.lock = new_lock()  # memory limits hold for one stage at a time
         self.running: dict[Key, _StageRun] = {}
         self.cancelled: set[Key] = set()
+        self.recordings: dict[str, Recording] = {}  # for reports of the cluster, by name
         self.worker, self.address = worker, worker.address
         self.scheduler: Scheduler | None = None
         self.metric: Any = None  # what a heartbeat says of the devices
@@ -249,6 +255,21 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         assert self.scheduler is not None
         return self.scheduler.trace().later(int(self.worker.scheduler_delay * 1e9))
 
+    def begin_recording(self, name: str, level: Level) -> None:
+        """Record what runs from now on."""
+        assert self.scheduler is not None
+        self.recordings[name] = self.scheduler.record(level.name.lower()).__enter__()
+
+    def end_recording(self, name: str) -> tuple[str, Recorded] | None:
+        """End a recording: the worker's name, and what a report shows; None if not begun here."""
+        recording = self.recordings.pop(name, None)
+        if recording is None:
+            return None
+        recording.end()
+        (found,) = recording.recorded().values()
+        behind = int(self.worker.scheduler_delay * 1e9)
+        return str(self.worker.name), replace(found, trace=found.trace.later(behind))
+
     def readable(self, samples: dict[str, SharedSample]) -> set[str]:
         """The addresses of the workers whose samples this one can read."""
         return {address for address, sample in samples.items() if sample.is_read()}
@@ -261,6 +282,7 @@ class WorkerNode(WorkerPlugin):  # type: ignore[misc]
         """Run a stage: its outputs."""
         assert self.scheduler is not None
         scheduler = self.scheduler
+        know_lines(payload.lines)
         run = self.running[key] = _StageRun()
         collecting = gc.isenabled()
         try:

@@ -15,6 +15,8 @@ from ..plan.plan import Footprint, Plan
 from ..plan.step_table import StepTable, step_table
 from ..runtime.observe import Row, RunRecord, decode_rows
 from .advice import SHOWN, Advice, Facts, LayerFacts, give_advice
+from .colours import IDLE, KERNEL, WRITTEN
+from .text import align_columns, count_of
 
 #: Rows of the page.
 MOST_ROWS = 25
@@ -89,13 +91,14 @@ class Explanation:
         return f"<Explanation of {self.steps:,} steps in {len(self.rows)} rows>"
 
     def _headline(self) -> str:
-        devices = self.where or f"{self.devices} device{'s'[: self.devices != 1]}"
-        out = f"{self.steps:,} step{'s'[: self.steps != 1]} on {devices}."
+        devices = self.where or count_of(self.devices, "device")
+        out = f"{count_of(self.steps, 'step')} on {devices}."
         if self.predicted is not None:
             out += f" Predicted {format_time(self.predicted)}"
             out += "." if self.measured is None else ","
         if self.measured is not None:
-            out += f" measured {format_time(self.measured)} ({self.run})."
+            word = "Measured" if self.predicted is None else "measured"
+            out += f" {word} {format_time(self.measured)} ({self.run})."
         if self.memory:
             most = max(self.memory, key=lambda m: m.peak / max(m.limit, 1))
             room = f" of {format_bytes(most.limit)}" if most.limit < 2**60 else ""
@@ -116,14 +119,7 @@ class Explanation:
             row += [format_bytes(r.makes), format_time(r.predicted)]
             row += ["–" if r.measured is None else format_time(r.measured)] * measured
             cells.append(row + [r.limit] * limits)
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        out = []
-        for row in cells:
-            words = [
-                c.rjust(w) if 3 <= n < 8 else c.ljust(w)
-                for n, (c, w) in enumerate(zip(row, widths, strict=True))
-            ]
-            out.append("  " + "  ".join(words).rstrip())
+        out = [f"  {line}" for line in align_columns(cells, right=range(3, 7 + measured))]
         if len(self.rows) > MOST_ROWS:
             rest = self.rows[MOST_ROWS:]
             took = format_time(sum([r.seconds for r in rest]))
@@ -186,13 +182,13 @@ def explain_records(
     latest = alike[-1]
     assert latest.table is not None
     assert latest.machine is not None
-    how = f"{'from ' if latest.planned != 'new' else ''}{latest.planned or 'kept'}"
+    how = {"new": "new, ", "": ""}.get(latest.planned, f"from {latest.planned}, ")
     took = (latest.planned_ns - latest.began) / 1e9
     return explain_table(
         latest.table, latest.machine, is_gpu and not latest.is_host,
         predicted=latest.predicted, where=latest.where, records=alike,
         rows=None if rows is None else [row for row in rows if row.run == latest.number],
-        planned=f"{how}, {format_time(max(took, 0.0))}",
+        planned=how + format_time(max(took, 0.0)),
     )  # fmt: skip
 
 
@@ -434,9 +430,10 @@ _STYLE = "font-family:system-ui,sans-serif;font-size:13px;border-collapse:collap
 def explanation_html(e: Explanation) -> str:
     """The page as HTML: a table with bars, without scripts."""
     total = sum([r.seconds for r in e.rows]) or 1.0
+    names = ["layers", "line", "runs as", "times", "reads", "makes", "time", ""]
+    names += ["limit"] * any(r.limit for r in e.rows)
     head = "".join(
-        f'<th style="text-align:left;padding:2px 10px 2px 0">{escape(t)}</th>'
-        for t in ("layers", "line", "runs as", "times", "reads", "makes", "time", "", "limit")
+        f'<th style="text-align:left;padding:2px 10px 2px 0">{name}</th>' for name in names
     )
     rows = [_layer_html(r, total) for r in e.rows[:MOST_ROWS]]
     more = ""
@@ -453,9 +450,9 @@ def explanation_html(e: Explanation) -> str:
 
 def _layer_html(r: ExplainedLayer, total: float) -> str:
     part = r.seconds / total
-    colour = "#2e7d32" if "kernel" in r.how or r.how == "cuBLAS" else "#c2410c"
+    colour = KERNEL if "kernel" in r.how or r.how == "cuBLAS" else WRITTEN
     bar = (
-        f'<div style="background:#eee;width:160px;height:10px"><div style="background:{colour};'
+        f'<div style="background:{IDLE};width:160px;height:10px"><div style="background:{colour};'
         f'width:{part * 160:.0f}px;height:10px"></div></div>'
     )
     cells = [

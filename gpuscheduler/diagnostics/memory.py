@@ -101,9 +101,10 @@ def _peak_lines(peak: MemoryPeak) -> list[str]:
     working = sum([r.nbytes for r in peak.rows if r.what != "values"])
     room = f" of {format_bytes(peak.limit)}" if peak.limit < 2**60 else ""
     out = [
-        f"peak on {peak.name}: {format_bytes(peak.nbytes + working)}{room} at "
-        f"{format_time(peak.seconds)} of run {peak.run}, while {peak.during} ran: values "
-        f"{format_bytes(peak.nbytes)}, working memory {format_bytes(working)}"
+        f"peak on {peak.name}: {format_bytes(peak.nbytes + working)}{room}, of which "
+        f"{format_bytes(working)} are working memory, at {format_time(peak.seconds)} of run "
+        f"{peak.run}",
+        f"  while {peak.during} ran",
     ]
     rows = []
     for row in peak.rows[:MOST_ROWS]:

@@ -400,7 +400,8 @@ def _parts_html(runs: Sequence[RunFacts]) -> str:
             sums[name] += max(ends[n + 1] - ends[n], 0) / 1e9
     bar = draw_parts([(n, s, TIMES[n]) for n, s in sums.items()], format_time)
     words = ", ".join([f"{n} {format_time(s)}" for n, s in sums.items() if s > 1e-6])
-    how = Counter([f"{r.how or 'not run'}, plan {r.planned or 'kept'}" for r in runs])
+    plans = [f", plan {r.planned}" if r.planned else "" for r in runs]
+    how = Counter([(r.how or "not run") + plan for r, plan in zip(runs, plans, strict=True)])
     texts = "; ".join([f"{n} × {what}" for what, n in how.most_common(4)])
     return f'{bar}<p class="note">{escape(words)}. Runs: {escape(texts)}.</p>'
 
@@ -421,9 +422,7 @@ def _lanes_html(sheet: _Sheet) -> str:
         for p in sheet.processes for run in p.recorded.runs[:100]
     ]  # fmt: skip
     marks = [(at, words) for at, words in starts if at > sheet.begin]
-    picture = draw_lanes(
-        lanes, sheet.begin, sheet.end, colours, lambda ns: format_time(ns / 1e9), marks
-    )
+    picture = draw_lanes(lanes, sheet.begin, sheet.end, colours, marks)
     clocks = Counter([row.clock for p in sheet.processes for row in p.trace.rows])
     words = CLOCKS[clocks.most_common(1)[0][0]]
     if missed := sum([p.recorded.missed for p in sheet.processes]):
@@ -465,7 +464,7 @@ def _memory_html(p: _Process, sheet: _Sheet) -> str:
     def draw(lines: Mapping[str, Any], top: float, **options: Any) -> str:
         return draw_steps(
             {name: (p.times, values) for name, values in lines.items()}, sheet.begin, sheet.end,
-            top, PARTS, lambda ns: format_time(ns / 1e9), lambda n: format_bytes(int(n)), **options,
+            top, PARTS, lambda n: format_bytes(int(n)), **options,
         )  # fmt: skip
 
     for memory in p.machine.memories:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .colours import BAD, COLOURS, OTHER
+from .colours import BAD, COLOURS, IDLE, OTHER, SMALL
 
 #: Bins of a lane: what is shorter than one is part of it.
 BINS = 600
@@ -18,6 +18,8 @@ BINS = 600
 MOST_POINTS = 600
 #: Width of a picture, of the names to its left and of the figures to its right, in pixels.
 WIDTH, LEFT, RIGHT = 1160, 120, 130
+#: Units of time, in ns.
+UNITS = (1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns")
 #: Room above step lines, for words.
 TOP = 16
 
@@ -102,7 +104,6 @@ def draw_lanes(
     begin: float,
     end: float,
     colours: Mapping[str, str],
-    ticks: Callable[[float], str],
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
     """A picture of lanes above each other, with a time axis; `marks` are vertical lines."""
@@ -113,7 +114,7 @@ def draw_lanes(
     scale = inner / BINS
     for lane in lanes:
         out.append(
-            f'<rect x="{LEFT}" y="{y}" width="{inner}" height="{lane.height}" fill="#f4f4f5"/>'
+            f'<rect x="{LEFT}" y="{y}" width="{inner}" height="{lane.height}" fill="{IDLE}"/>'
         )
         middle = y + lane.height / 2 + 4
         out.append(_text(LEFT - 8, middle, lane.name, "end"))
@@ -122,8 +123,8 @@ def draw_lanes(
         for first, behind, name, part in bin_spans(lane.spans, begin, end):
             high = round(max(2.0, lane.height * part))
             wide = f"{max(1.0, (behind - first) * scale):.3g}"
-            at = f"M{LEFT + first * scale:.5g} {y + lane.height - high}"
-            bars.setdefault(name, []).append(f"{at}h{wide}v{high}h-{wide}z")
+            corner = f"M{LEFT + first * scale:.5g} {y + lane.height - high}"
+            bars.setdefault(name, []).append(f"{corner}h{wide}v{high}h-{wide}z")
         for name, path in bars.items():
             out.append(
                 f'<path d="{"".join(path)}" fill="{colours.get(name, OTHER)}">'
@@ -136,7 +137,7 @@ def draw_lanes(
             f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="{y}" stroke="#555" stroke-width="0.7" '
             f'stroke-dasharray="2 2"><title>{escape(words)}</title></line>'
         )
-    out += [*_axis(begin, end, y, ticks), "</svg>"]
+    out += [*_time_axis(begin, end, y), "</svg>"]
     return "".join(out)
 
 
@@ -146,7 +147,6 @@ def draw_steps(
     end: float,
     top: float,
     colours: Mapping[str, str],
-    ticks: Callable[[float], str],
     amounts: Callable[[float], str],
     limit: float | None = None,
     height: int = 120,
@@ -159,7 +159,7 @@ def draw_steps(
     inner, top = WIDTH - LEFT - RIGHT, max(top, 1.0)
     span = (end - begin) or 1.0
     out = [_begin(height + TOP + 30)]
-    out.append(f'<rect x="{LEFT}" y="{TOP}" width="{inner}" height="{height}" fill="#f4f4f5"/>')
+    out.append(f'<rect x="{LEFT}" y="{TOP}" width="{inner}" height="{height}" fill="{IDLE}"/>')
 
     def place(at: float, value: float) -> tuple[float, float]:
         x = LEFT + inner * min(1.0, max(0.0, (at - begin) / span))
@@ -208,7 +208,7 @@ def draw_steps(
             'stroke-width="1.5" stroke-dasharray="6 3"><title>limit</title></line>'
         )
         out.append(_text(WIDTH - RIGHT + 8, y + 4, f"limit {amounts(limit)}", colour=BAD))
-    out += [*_axis(begin, end, height + TOP, ticks), "</svg>"]
+    out += [*_time_axis(begin, end, height + TOP), "</svg>"]
     return "".join(out)
 
 
@@ -264,13 +264,15 @@ def round_ticks(begin: float, end: float, most: int = 8) -> list[float]:
     return [first + k * size for k in range(int((end - first) / size + 1e-9) + 1)]
 
 
-def _axis(begin: float, end: float, y: float, ticks: Callable[[float], str]) -> list[str]:
+def _time_axis(begin: float, end: float, y: float) -> list[str]:
+    """An axis of ns."""
     inner = WIDTH - LEFT - RIGHT
+    size, unit = next((s, u) for s, u in UNITS if end - begin >= s or s == 1)
     out = []
     for at in round_ticks(0.0, end - begin):
         x = LEFT + inner * at / ((end - begin) or 1.0)
         out.append(f'<line x1="{x:.1f}" y1="{y}" x2="{x:.1f}" y2="{y + 5}" stroke="#777"/>')
-        out.append(_text(x, y + 18, ticks(at), "middle", "#555"))
+        out.append(_text(x, y + 18, f"{at / size:g} {unit}", "middle", SMALL))
     return out
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
@@ -36,7 +36,7 @@ _CELL = re.compile(r"<ipython-input-(\d+)-|[\\/]ipykernel_\d+[\\/]")
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 
 #: Where each array was made, by its name.
-_lines: dict[str, tuple[CodeType, int]] = {}
+_lines: dict[str, tuple[CodeType, int] | str] = {}
 #: Whether code of a file is the user's.
 _own_files: dict[str, bool] = {}
 
@@ -48,9 +48,20 @@ def note_line(array: Any) -> None:
         frame = frame.f_back
     if frame is not None:
         _lines[array.name] = frame.f_code, frame.f_lineno
-        if len(_lines) > MOST:
-            with suppress(KeyError, RuntimeError, StopIteration):  # another thread did it
-                del _lines[next(iter(_lines))]
+        _drop_oldest()
+
+
+def know_lines(lines: Mapping[str, str]) -> None:
+    """Note where arrays were made in another process, by their names."""
+    for name, line in lines.items():
+        _lines.setdefault(name, line)
+        _drop_oldest()
+
+
+def _drop_oldest() -> None:
+    if len(_lines) > MOST:
+        with suppress(KeyError, RuntimeError, StopIteration):  # another thread did it
+            del _lines[next(iter(_lines))]
 
 
 def is_users_frame(frame: FrameType) -> bool:
@@ -85,6 +96,8 @@ def line_of(name: str) -> str:
     ''
     """
     found = _lines.get(name)
+    if isinstance(found, str):  # of another process
+        return found
     return "" if found is None else place_in_file(found[0].co_filename, found[1])
 
 

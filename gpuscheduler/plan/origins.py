@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
@@ -66,6 +67,22 @@ def task_origins(
     if len(results) < len(every):  # a step of its own is worth a name
         every = [o for o in every if o.function != "result"]
     return tuple(every)
+
+
+def layer_lines(tasks: Mapping[Key, Any]) -> dict[str, str]:
+    """The lines on which the user wrote the layers of these tasks, as far as they are known.
+
+    Of tasks of one layer the first tells which others it has inside.
+    """
+    out: dict[str, str] = {}
+    seen: set[str] = set()
+    for key, task in tasks.items():
+        layer = layer_of(key)
+        if layer not in seen:
+            seen.add(layer)
+            with suppress(Exception):  # of a user's object: its line is only not known
+                out.update({o.layer: o.line for o in task_origins(task, key) if o.line})
+    return out
 
 
 def _calls(task: Any, key: Key) -> Iterator[_Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import importlib
 import json
 import os
@@ -168,6 +169,28 @@ def test_what_a_client_sends_itself_works_as_ever(attached):
     assert delayed(sum)(future).compute() == 15
     assert delayed(len)([future, [future, 1], {"a": future}]).compute() == 3
     assert delayed(np.concatenate)([future, future]).compute().sum() == 30
+
+
+def twice_apart(b):
+    return (b - b.mean()) * 2
+
+
+def test_a_report_has_the_lanes_and_the_user_s_lines_of_all_workers(attached, tmp_path):
+    path = tmp_path / "run.html"
+    x = da.random.default_rng(0).random((400, 400), chunks=50)
+    with attached.report(path, "steps", timeline=True):
+        (x.map_blocks(twice_apart) + 1).sum().compute()
+    text = path.read_text(encoding="utf-8")
+    for words in (
+        "on 2 workers", "worker 0: device 1", "worker 1: device 0", "twice_apart",
+        "test_attach.py:", "Devices over time", "Memory over time", "attached.report(path",
+    ):  # fmt: skip
+        assert words in text
+    assert "<script" not in text
+    with gzip.open(tmp_path / "run.json.gz", "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    lines = {e["args"]["line"] for e in events if e["ph"] == "X" and "line" in e["args"]}
+    assert any("test_attach.py:" in line for line in lines)
 
 
 # ---- shuffles, locks, ports

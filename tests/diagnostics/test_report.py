@@ -265,9 +265,9 @@ def busiest(spans, k, width):
 @given(SPANS)
 def test_pictures_are_well_formed_and_bounded(spans):
     lanes = [Lane("<device> & 0", Spans.read((a, a + n, name) for a, n, name in spans))]
-    text = draw_lanes(lanes, 0, 1200, colour_map("abc"), str)
+    text = draw_lanes(lanes, 0, 1200, colour_map("abc"))
     points = [a for a, _, _ in sorted(spans)], [n for _, n, _ in sorted(spans)]
-    text += draw_steps({"values": points}, 0, 1200, 300, {}, str, str, 250)
+    text += draw_steps({"values": points}, 0, 1200, 300, {}, str, 250)
     parsed(text)
     assert len(text) < 400_000
     assert "nan" not in text

@@ -348,7 +348,7 @@ def x_size(shape):
 @host_only
 @pytest.mark.parametrize("case", ["all, odd", "rows, few", "columns", "around", "between"])
 def test_large_arrays_are_counted_in_64_bits(host, case, monkeypatch):
-    monkeypatch.setattr("gpuscheduler.codegen.cuda.schedule.SMALL", 0)
+    monkeypatch.setattr("gpuscheduler.codegen.cuda.tuning.SMALL", 0)
     shape, axes = CASES[case]
     x = k.call("subtract", source(0, shape, "f4"), k.turned(1, shape, "f4"))
     line = Expr("input", (), "f4", (2, View(0, (*[0] * (len(shape) - 1), 1))))
@@ -382,8 +382,8 @@ def test_a_transposed_array_is_turned_around_in_tiles(host, shape):
 @pytest.mark.parametrize("shape", [(50, 96), (33, 5, 80), (70, 97)])
 def test_what_all_rows_read_stays_in_the_cache(host, shape, monkeypatch):
     """Of so many columns at a time that it has room there, where equal parts of them share all."""
-    monkeypatch.setattr("gpuscheduler.codegen.cuda.schedule.KEPT_BYTES", 200)
-    monkeypatch.setattr("gpuscheduler.codegen.cuda.schedule.LEAST_COLUMNS", 8)
+    monkeypatch.setattr("gpuscheduler.codegen.cuda.tuning.KEPT_BYTES", 200)
+    monkeypatch.setattr("gpuscheduler.codegen.cuda.tuning.LEAST_COLUMNS", 8)
     columns = Expr("input", (), "f8", (0, View(0, (*[0] * (len(shape) - 1), 1))))
     rows = Expr("input", (), "f8", (1, View(0, (1, *[0] * (len(shape) - 1)))))
     body = k.call("add", k.call("multiply", columns, rows), source(2, shape, "f8"))
@@ -605,7 +605,7 @@ def test_any_block_among_its_neighbours(host, case):
     )
     arrays = [aligned(a) for a in leaves(given_)]
     with pytest.MonkeyPatch.context() as patch:
-        way = WAYS["vectors are read one by one"] | {"codegen.cuda.vectorize.MANY_STEPS": 0}
+        way = WAYS["vectors are read one by one"] | {"codegen.cuda.tuning.MANY_STEPS": 0}
         for name, value in way.items():
             patch.setattr(f"gpuscheduler.{name}", value)
         kernel = among(function, [[n for n in axis if n] for axis in lengths], dtype)
@@ -673,14 +673,14 @@ def test_more_inputs_than_there_are_registers_are_loaded_one_by_one(host):
 #: What makes small kernels go the ways of large ones.
 WAYS = {
     "inputs are loaded late": {
-        "codegen.cuda.vectorize.LATE_BYTES": 0,
-        "codegen.cuda.schedule.KEPT_BYTES": 16,
-        "codegen.cuda.schedule.LEAST_COLUMNS": 2,
+        "codegen.cuda.tuning.LATE_BYTES": 0,
+        "codegen.cuda.tuning.KEPT_BYTES": 16,
+        "codegen.cuda.tuning.LEAST_COLUMNS": 2,
     },
     "vectors are read one by one": {
-        "codegen.cuda.vectorize.LOOSE_LEAST": 1,
+        "codegen.cuda.tuning.LOOSE_LEAST": 1,
         "ir.limits.CLOSE": 0,
-        "codegen.cuda.vectorize.MANY_STEPS": 1024,
+        "codegen.cuda.tuning.MANY_STEPS": 1024,
     },
 }
 

@@ -15,8 +15,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from gpuscheduler import Scheduler
 from gpuscheduler.codegen.cpu import evaluate
-from gpuscheduler.codegen.cuda import kernel, schedule, window_schedule
+from gpuscheduler.codegen.cuda import tuning
+from gpuscheduler.codegen.cuda.arguments import ArgumentSlots
 from gpuscheduler.codegen.cuda.kernel import generate
+from gpuscheduler.codegen.cuda.loop_order import make_schedule
 from gpuscheduler.codegen.cuda.window_tiles import ColumnTile
 from gpuscheduler.fusion.legality import has_windows_over_edges
 from gpuscheduler.fusion.task import KernelTask
@@ -54,7 +56,7 @@ def places(length):
 
 
 def found(kernel_, processors=132):
-    return kernel._KernelEmitter(kernel_, True, processors, True)
+    return make_schedule(kernel_, True, processors, True)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +204,8 @@ def test_any_windows(host, case, shift, one, tile):
     kernel_, arrays = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "SLIDING_TILE", tile)
-        patch.setattr(window_schedule, "SLIDING_THREADS", 16)
-        patch.setattr(window_schedule, "LEAST_IN_PANES", 1)
+        patch.setattr(tuning, "SLIDING_THREADS", 16)
+        patch.setattr(tuning, "LEAST_IN_PANES", 1)
         arrays = [aligned(a, shift * a.itemsize) for a in arrays]
         with np.errstate(all="ignore"):
             want = evaluate.evaluate(kernel_, arrays)
@@ -243,7 +245,7 @@ def test_many_panes(host, shape, lengths, ops):
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_windows_of_random_numbers(host, shape, lengths, dtype, monkeypatch):
     """Which are drawn where they are wanted, and added to what is read."""
-    monkeypatch.setattr(window_schedule, "SLIDING_THREADS", 16)
+    monkeypatch.setattr(tuning, "SLIDING_THREADS", 16)
     x, whole = k.windows(shape, lengths, dtype)
     drawn = Expr("uniform", (index(x.data[1]),), dtype, 1234)
     axes = tuple(range(len(shape), len(whole)))
@@ -278,7 +280,7 @@ def test_deviations_beside_none(host, lengths, dtype):
 
 
 def test_a_slot_has_one_value():
-    slots = schedule.ArgumentSlots()
+    slots = ArgumentSlots()
     assert slots.at("rows", 3) == slots.at("rows", 3) == 0
     with pytest.raises(AssertionError, match="two values of rows"):
         slots.at("rows", 4)

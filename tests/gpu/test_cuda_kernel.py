@@ -124,7 +124,7 @@ def test_functions_give_the_same_numbers_where_they_are_called(types, monkeypatc
         kernel = Kernel((256,), tuple(outputs[start : start + 20]))
         found = []
         for most in (10**9, 0):
-            monkeypatch.setattr("gpuscheduler.codegen.cuda.call_cost.MOST_INSTRUCTIONS", most)
+            monkeypatch.setattr("gpuscheduler.codegen.cuda.tuning.MOST_INSTRUCTIONS", most)
             found.append(run([kernel], [given], one=True)[0])
         calls += generate(kernel).source.count("__device__ CALLED")
         for loop, *both in zip(GROUPS[types][start:], *found, strict=False):
@@ -165,9 +165,9 @@ def test_any_kernel_computes_what_numpy_does(_, case, processors, shift):
 def test_any_kernel_computes_the_same_where_inputs_are_loaded_late(case, processors):
     kernel, arrays = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuscheduler.codegen.cuda.vectorize.LATE_BYTES", 0)
-        patch.setattr("gpuscheduler.codegen.cuda.schedule.KEPT_BYTES", 16)
-        patch.setattr("gpuscheduler.codegen.cuda.schedule.LEAST_COLUMNS", 2)
+        patch.setattr("gpuscheduler.codegen.cuda.tuning.LATE_BYTES", 0)
+        patch.setattr("gpuscheduler.codegen.cuda.tuning.KEPT_BYTES", 16)
+        patch.setattr("gpuscheduler.codegen.cuda.tuning.LEAST_COLUMNS", 2)
         check(kernel, arrays, processors=processors)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscheduler import Scheduler
-from gpuscheduler.codegen.cuda import vectorize, window_schedule, window_tiles
+from gpuscheduler.codegen.cuda import tuning, window_schedule, window_tiles
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir import limits, loop_tiling
 from tests.fusion.test_fuser import smooth
@@ -74,8 +74,8 @@ SOLID = {
 @pytest.fixture(params=["vectors", "as chosen"])
 def chosen(request, monkeypatch):
     if request.param == "vectors":
-        monkeypatch.setattr(vectorize, "LOOSE_LEAST", 1)
-        monkeypatch.setattr(vectorize, "MANY_STEPS", 1024)
+        monkeypatch.setattr(tuning, "LOOSE_LEAST", 1)
+        monkeypatch.setattr(tuning, "MANY_STEPS", 1024)
         monkeypatch.setattr(limits, "CLOSE", 2**10)
         for file in (
             "plan.batching",
@@ -241,10 +241,16 @@ def test_windows_that_slide(devices, program, chunks, monkeypatch):
     if program in BOXES:
         place = "box"
     chooses = getattr(owner, place)
-    monkeypatch.setattr(window_schedule, "LEAST_IN_PANES", 1)
-    monkeypatch.setattr(window_schedule, "most_results", lambda space: 64)
+    monkeypatch.setattr(tuning, "LEAST_IN_PANES", 1)
+    monkeypatch.setattr(window_schedule, "most_results", lambda schedule: 64)
     monkeypatch.setattr(window_tiles, "too_few", lambda tiles, processors: False)
-    monkeypatch.setattr(owner, place, lambda *args: found.append(chooses(*args)) or found[-1])
+
+    def choose(*args):
+        made = chooses(*args)
+        found.append(made.sliding_axes if program in SLIDING else made)
+        return made
+
+    monkeypatch.setattr(owner, place, choose)
     values = np.random.default_rng(0).integers(0, 99, [2 * n for n in chunks]).astype("f4")
     x = da.from_array(values, chunks=chunks)
     check((SLIDING | PANES | BOXES)[program], x, devices, 2e-5)

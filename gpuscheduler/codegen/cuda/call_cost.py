@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
+from . import tuning
+
 # ---- functions that are called
 
-#: Instructions of long functions in a kernel from which on these are called. Inlined at each use,
-#: they take long to compile (10,000 instructions: a second).
-MOST_INSTRUCTIONS = 3000
 #: Long functions: their arguments, and their instructions for float and for double, as compiled for
 #: compute capability 9.0; 0 where they are short.
 LONG = {
@@ -75,7 +74,7 @@ def mark_called_functions(text: str, copies: int) -> tuple[str, str]:
             found[name] = found.get(name, 0) + copies * _LENGTHS[name][0]
     total, lines = sum(found.values()), []
     for name, length in sorted(found.items(), key=lambda x: (-x[1], x[0])):
-        if total <= MOST_INSTRUCTIONS:
+        if total <= tuning.MOST_INSTRUCTIONS:
             break
         total -= length
         _, kind, takes = _LENGTHS[name]

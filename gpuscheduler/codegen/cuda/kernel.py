@@ -40,7 +40,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,14 +48,26 @@ import numpy as np
 
 from ...errors import NotGenerated
 from ...ir.expr import LEAVES, RANDOM, SCANS, Expr, Kernel, constant, nodes, substitute
+from . import (
+    elementwise,
+    histogram,
+    reduction,
+    scan,
+    selection,
+    tiled_windows,
+    tiles,
+    tuning,
+    window_reduction,
+)
+from .arguments import Arguments
+from .body import Body, KernelLoops
 from .call_cost import mark_called_functions
 from .device_library import pieces
-from .loop_space import power_above
+from .kernel_values import too_many
+from .loop_order import make_schedule
 from .nodes import DeviceCall, code_of
 from .operations import NOT_A_NUMBER, STORED, TYPES, accumulator, code, load_value, operation
-from .schedule import WAVES, LoopSite, too_many
-from .window_reduction import WindowReductionKernel
-from .window_tiles import THREADS
+from .schedule import Schedule
 
 #: Most bytes of a kernel's arguments.
 MOST_BYTES = 4000
@@ -121,7 +133,7 @@ def generate(
     (True, 1, 256)
     """
     writes = aligned if writes is None else writes
-    return _KernelEmitter(_derive_sums(kernel), aligned, processors, writes).write()
+    return write_kernel(make_schedule(_derive_sums(kernel), aligned, processors, writes))
 
 
 def _derive_sums(kernel: Kernel) -> Kernel:
@@ -187,182 +199,70 @@ def why_not_generated(kernel: Kernel) -> str | None:
     return None
 
 
-class _KernelEmitter(WindowReductionKernel):
-    # ---- scans
+#: Which template a kernel has, by what its schedule has: the first that fits.
+TEMPLATES: tuple[tuple[Callable[[Schedule], Any], Callable[[Body], KernelLoops]], ...] = (
+    (lambda s: s.kernel.counts and s.kernel.weighs, histogram.write_weighted),
+    (lambda s: s.kernel.counts, histogram.write),
+    (lambda s: s.scanning, scan.write),
+    (lambda s: s.pane is not None, tiled_windows.write),
+    (lambda s: s.sliding, window_reduction.write),
+    (lambda s: s.reducing, reduction.write),
+    (lambda s: s.kernel.picks, selection.write),
+    (lambda s: s.across >= 0, tiles.write),
+    (lambda s: s.loose, elementwise.write_unaligned),
+    (lambda s: True, elementwise.write),
+)
 
-    def _scan(self) -> list[str]:
-        """A line after the other, or lines side by side. All lanes of a warp take part in what they
-        put together, also where they have no points."""
-        width, c = self.width, self.count
-        self.held = 1 if self.rows else width  # lines of one thread
-        steps = self._steps()
-        results_ = self.points // self.held
-        lanes = min(32, power_above(steps)) if self.rows else 1
-        groups = -(-results_ // (THREADS // lanes))
-        if groups >= 2**31:
-            raise NotGenerated(f"a scan along {self.points:,} lines")
-        self.blocks = max(1, min(groups, self.processors * WAVES))
-        kept, names = self._coordinates("k", self._lengths("k", self.held), "o", "k", self.held)
-        unit = width if self.rows else 1
-        along, steps_ = self._coordinates("r", self._lengths("r", unit), "j", "r", unit)
-        site = LoopSite(
-            {("k", a): x for a, x in enumerate(names)}
-            | {("r", a): x for a, x in enumerate(steps_)},
-            {"k": f"o * {self.held}u", "r": f"j * {unit}u"},
-        )
-        if self.rows:
-            own = [
-                f"const int lanes = (int){self.slot('lanes', lanes)};",
-                f"const unsigned side = {THREADS}u / lanes;",
-                "const int x = threadIdx.x / lanes, y = threadIdx.x % lanes;",
-            ]
-        else:
-            own = [
-                "const int lanes = 1, x = threadIdx.x, y = 0;",
-                f"const unsigned side = {THREADS}u;",
-            ]
-        return [
-            f"const unsigned blocks = (unsigned){self.slot('blocks', self.blocks)};",
-            f"const {c} results = {self.number('results', results_)};",
-            f"const {c} steps = {self.number('steps', steps)};",
-            f"const unsigned groups = (unsigned){self.slot('groups', groups)};",
-            "if (results == 0 || steps == 0 || blockIdx.x >= blocks) return;",
-            *own,
-            *self._pointers(),
-            "for (unsigned w = blockIdx.x; w < groups; w += blocks) {",
-            f"const {c} o = ({c})w * side + x;",
-            "const bool live = o < results;",
-            *kept,
-            *self._load_line_invariants(site),
-            *self._scan_parts(),
-            f"for ({c} r = 0; r < steps; r += lanes * {self.times}u) {{",
-            *self._scan_steps(along, site),
-            "}",
-            "}",
-        ]
 
-    def _load_line_invariants(self, site: LoopSite) -> list[str]:
-        """Loads of what is the same along a line."""
-        place = LoopSite(site.coords, site.linear | {"r": "0"})
-        lines = []
-        for tree in self.bodies:
-            inner, x = set(self._inner(tree)), self._register(tree)
-            outer = [k for k in tree.inputs if k not in inner]
-            lines += [f"{self.type_of_load(tree, k)} {x}{k} = {{}};" for k in outer]
-            loads = self._loads(tree, outer, place, f"{x}#")
-            lines += ["if (live) {", *loads, "}"] if outer else []
-        return lines
+def write_kernel(schedule: Schedule) -> KernelSource:
+    """Write a kernel's text as its schedule says, by its template."""
+    arguments = Arguments(schedule)
+    body = Body(schedule, arguments)
+    body.nodes.check()
+    loops = next(write for fits, write in TEMPLATES if fits(schedule))(body)
+    count = len(arguments.slots.words)
+    if count * 8 > MOST_BYTES:
+        raise NotGenerated(f"a kernel of {count} arguments")
+    most = max(1, min(MOST_ITEMS, MOST_BYTES // (8 * count)))
+    text = _make_text(schedule, arguments, _indent(loops.lines), count, most)
+    name = f"{_name(schedule)}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    outputs = tuple(arguments.slots.at(("output", n)) for n in range(len(schedule.outs)))
+    scratch, counters = (
+        (arguments.slots.at(what), room) if room else None
+        for what, room in (("scratch", loops.scratch), ("counters", loops.counters))
+    )
+    slots = np.array(arguments.slots.words, np.uint64)
+    inputs = tuple((slot, *what) for slot, what in arguments.pointers.items())
+    return KernelSource(
+        text.replace("NAME", name), name, slots, inputs, outputs, scratch, counters, loops.blocks,
+        tuning.THREADS, most, tuple(arguments.calls.values()), loops.units,
+    )  # fmt: skip
 
-    def _scan_parts(self) -> list[str]:
-        """What has come together so far: of the lines of a thread, or of all lanes of one."""
-        name = "carry" if self.rows else "part"
-        lines = []
-        for j in range(len(self.kinds)):
-            lines.append(f"Part{j} {name}{j}[{self.held}];")
-            lines += self._loop_results([f"{name}{j}[e].clear();"])
-        return lines
 
-    def _scan_steps(self, along: list[str], site: LoopSite) -> list[str]:
-        """What a thread does at a time."""
-        width, at, condition = self.width, "j = r + u * lanes + y", "live && j < steps"
-        declared, loads = [], []
-        for tree in self.bodies:
-            inner = self._inner(tree)
-            declared += self._declare_registers(tree, self.times)
-            target = f"{self._register(tree)}#[u]"
-            loads += self._enclose(self._loads(tree, inner, site, target), bool(inner))
-        values, whole, takes = [], [], []
-        for j, root in enumerate(self.tree.roots):
-            e = "e" if width > 1 else "0"
-            values.append(f"g{j}[{e}] = {self.tree.letter}{root};")
-            if self.rows:
-                whole += [
-                    f"Part{j} part{j}[1];",
-                    f"part{j}[0].clear();",
-                    f"if (here) take_all(part{j}[0], g{j});",
-                    f"part{j}[0] = before_lane(part{j}[0], carry{j}[0], lanes, y);",
-                ]
-            held = "e" if self.held > 1 else "0"
-            takes.append(f"take_one(part{j}[{held}], g{j}[{e}]);")
-        room = [f"{TYPES[short]} g{j}[{width}];" for j, (_, short, _) in enumerate(self.kinds)]
-        place = self._offset(self.out_layout, site)
-        return [
-            *declared,
-            *(self._loop_vectors(condition, at, [*along, *loads]) if loads else []),
-            "#pragma unroll",
-            f"for (int u = 0; u < {self.times}; ++u) {{",
-            f"const {self.count} {at};",
-            f"const bool here = {condition};",
-            *along,
-            *room,
-            "if (here) {",
-            *self._compute_elements(self.tree, site, "u", values),
-            "}",
-            *whole,
-            "if (here) {",
-            f"const {self.int} at = {place};",
-            *self._stores(self.final, site, "at", "u", takes),
-            "}",
-            "}",
-        ]
+def _name(schedule: Schedule) -> str:
+    """Words that tell a person what this is."""
+    trees = (schedule.tree, schedule.final) if schedule.reducing else (schedule.tree,)
+    every = [n for tree in trees for n in tree.nodes]
+    quiet = {"input", "index", "constant", "cast", "reduced", "real", "imag", "complex"}
+    words = [n.data[0].name if n.op == "call" else n.op for n in every if n.op not in quiet]
+    words = [re.sub(r"\W", "", w) for w in words]
+    words = [*list(dict.fromkeys(words))[:4], *[r.op for r in schedule.kernel.reductions][:2]]
+    if schedule.kernel.picks:
+        words.append("picked" if len(schedule.outs) > 1 else "counted")
+    return "_".join(["fused", *words])[:60]
 
-    # ---- the whole text
 
-    def write(self) -> KernelSource:
-        if self.kernel.counts:
-            body = (
-                self._write_weighted_histogram() if self.kernel.weighs else self._write_histogram()
-            )
-        elif self.scanning:
-            body = self._scan()
-        elif self.pane is not None:
-            body = self._write_tiled_windows()
-        elif self.sliding:
-            body = self._write_windows()
-        elif self.reducing:
-            body = self._write_reduction()
-        elif self.kernel.picks:
-            body = self._write_selection()
-        elif self.across >= 0:
-            body = self._write_tiled()
-        else:
-            body = self._write_elementwise()
-        count = len(self.slots.words)
-        if count * 8 > MOST_BYTES:
-            raise NotGenerated(f"a kernel of {count} arguments")
-        most = max(1, min(MOST_ITEMS, MOST_BYTES // (8 * count)))
-        text = self._text(_indent(body), count, most)
-        name = f"{self._name()}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        outputs = tuple(self.slots.at(("output", n)) for n in range(len(self.outs)))
-        slots = np.array(self.slots.words, np.uint64)
-        inputs = tuple((slot, *what) for slot, what in self.pointers.items())
-        return KernelSource(
-            text.replace("NAME", name), name, slots, inputs, outputs, self.scratch, self.counters,
-            self.blocks, THREADS, most, tuple(self.calls.values()), self.units,
-        )  # fmt: skip
-
-    def _name(self) -> str:
-        """Words that tell a person what this is."""
-        trees = (self.tree, self.final) if self.reducing else (self.tree,)
-        every = [n for tree in trees for n in tree.nodes]
-        quiet = {"input", "index", "constant", "cast", "reduced", "real", "imag", "complex"}
-        words = [n.data[0].name if n.op == "call" else n.op for n in every if n.op not in quiet]
-        words = [re.sub(r"\W", "", w) for w in words]
-        words = [*list(dict.fromkeys(words))[:4], *[r.op for r in self.kernel.reductions][:2]]
-        if self.kernel.picks:
-            words.append("picked" if len(self.outs) > 1 else "counted")
-        return "_".join(["fused", *words])[:60]
-
-    def _text(self, body: str, slots: int, most: int) -> str:
-        parts = "\n".join([*self.structs, *map(_declare_call, self.calls.values())])
-        largest = ""
-        if self.reducing and not self.kernel.counts:
-            names = [f"Part{j}" for j in range(len(self.kinds))]
-            members = " ".join(f"{n} {n.lower()};" for n in names)
-            largest = f"union alignas(16) Largest {{ {members} }};"
-        bounds = THREADS if self.at_once == 1 else f"{THREADS}, {self.at_once}"
-        body, functions = mark_called_functions(body, self.width * self.times)
-        return f"""{pieces(parts + functions + body)}
+def _make_text(schedule: Schedule, arguments: Arguments, body: str, slots: int, most: int) -> str:
+    """The whole text: the pieces of the library that it needs, declarations, and two entries."""
+    parts = "\n".join([*arguments.structs, *map(_declare_call, arguments.calls.values())])
+    largest = ""
+    if schedule.reducing and not schedule.kernel.counts:
+        names = [f"Part{j}" for j in range(len(schedule.kinds))]
+        members = " ".join(f"{n} {n.lower()};" for n in names)
+        largest = f"union alignas(16) Largest {{ {members} }};"
+    bounds = tuning.THREADS if schedule.at_once == 1 else f"{tuning.THREADS}, {schedule.at_once}"
+    body, functions = mark_called_functions(body, schedule.width * schedule.times)
+    return f"""{pieces(parts + functions + body)}
 {parts}
 {functions}
 {largest}

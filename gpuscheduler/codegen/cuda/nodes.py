@@ -11,12 +11,9 @@ import numpy as np
 from ...errors import NotGenerated
 from ...ir.cost import CHEAP, COSTS
 from ...ir.expr import ANYWHERE, RANDOM, Expr, View, nodes
+from . import tuning
 from .operations import code
 
-#: Most statements of a kernel: more take the compiler minutes.
-MOST_STATEMENTS = 20_000
-#: Most cases that are compared in pairs, to merge them.
-MOST_CASES = 64
 #: Conditions, and whether each holds.
 Case = frozenset[tuple[int, bool]]
 
@@ -52,7 +49,7 @@ def code_of(expr: Expr) -> str:
 def simplify_cases(cases: set[Case]) -> set[Case]:
     """Drop cases inside others, and merge two that differ in one condition only."""
     found = set(cases)
-    while 1 < len(found) <= MOST_CASES:
+    while 1 < len(found) <= tuning.MOST_CASES:
         both = next(
             (
                 (case, other)
@@ -105,7 +102,7 @@ class NodeTree:
         if self.taken:  # these are not read ahead: a condition may depend on what is
             needs = self._guards(lambda c: True)
             self.guards.update({k: needs[k] for k in self.taken if k not in self._anywhere})
-        if len(self.nodes) > MOST_STATEMENTS:
+        if len(self.nodes) > tuning.MOST_STATEMENTS:
             raise NotGenerated(f"an expression of {len(self.nodes):,} operations")
 
     def _nodes_of(self, op: str) -> list[int]:

@@ -17,22 +17,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeVar
 
-#: Threads of a block.
-THREADS = 256
-#: Bytes of shared memory.
-MOST_SHARED = 48 * 1024
-#: Longest window whose elements may all be under way at once. With nine, a sum took longer than one
-#: by one.
-MOST_AT_ONCE = 8
-#: Results of a thread down a column of a column tile, without and with moments. Moments need more
-#: registers. Measured.
-TALL = {False: (12, 8, 6, 4, 2), True: (4, 2)}
-#: Results of a thread along a row of a column tile, without and with moments. Measured.
-SIDE = {False: (8, 4, 2), True: (4, 2)}
-#: Most words of a thread for the steps of windows that it holds at once.
-BOX_WORDS = 48
-#: Most words of a thread for the parts of its results that they do not share.
-SLIDING_WORDS = 128
+from . import tuning
 
 T = TypeVar("T", bound="RowTile")
 
@@ -106,7 +91,7 @@ class RowTile:
         `held` and `made` are the bytes of a point and of a result.
         """
         room = rows * self.pitch * held + self.rows * self.made_pitch * made
-        return 64 + room <= MOST_SHARED
+        return 64 + room <= tuning.MOST_SHARED
 
     def tiles(self, windows: WindowShape) -> int:
         """How many tiles the results of these windows need."""
@@ -137,7 +122,9 @@ def pane(windows: WindowShape, held: int, processors: int) -> RowTile | None:
             for across in (256, 128, 64, 32, 16, 8):
                 columns = across * some
                 wide = columns + windows.window - 1
-                this = RowTile(some, columns, THREADS // across, wide, windows.window, windows.down)
+                this = RowTile(
+                    some, columns, tuning.THREADS // across, wide, windows.window, windows.down
+                )
                 tiles = this.tiles(windows)
                 few = too_few(tiles, processors) and some > 2
                 if some > most or few or not this.fits(this.high, held, windows.made):
@@ -161,24 +148,24 @@ def box(
 
     def has_room(many: int, reach: int) -> bool:
         """Whether a thread may make so many results one behind the other."""
-        if reach <= MOST_AT_ONCE:
-            return (many + reach - 1) * words <= BOX_WORDS
+        if reach <= tuning.MOST_AT_ONCE:
+            return (many + reach - 1) * words <= tuning.BOX_WORDS
         most = reach if windows.moments else reach + 1
         power = many & (many - 1) == 0
-        return power and many <= most and 2 * (many - 1) * words <= SLIDING_WORDS
+        return power and many <= most and 2 * (many - 1) * words <= tuning.SLIDING_WORDS
 
     def effort(many: int, reach: int, takes: float) -> float:
         """Of each result: what is taken in, and put together."""
-        joined = reach - 1 if reach <= MOST_AT_ONCE else 3
+        joined = reach - 1 if reach <= tuning.MOST_AT_ONCE else 3
         return takes * (many + reach - 1) / many + joins * joined
 
     def column_tiles() -> Iterable[tuple[float, ColumnTile]]:
-        for tall in TALL[windows.moments]:
-            for some in SIDE[windows.moments]:
+        for tall in tuning.TALL[windows.moments]:
+            for some in tuning.SIDE[windows.moments]:
                 if not (has_room(tall, windows.down) and has_room(some, windows.window)):
                     continue
                 for wide in (256, 128, 64, 32):
-                    rows, left = tall * (THREADS // wide), wide - windows.window + 1
+                    rows, left = tall * (tuning.THREADS // wide), wide - windows.window + 1
                     columns = (
                         left // 8 * 8 or left // some * some
                     )  # whole sectors, if there are any

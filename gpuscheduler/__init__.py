@@ -67,10 +67,7 @@ _MODULES = {
     "simulate": "cluster.simulate",
 }
 #: Public modules, imported at first use, too.
-_SUBMODULES = {"array", "linalg", "sparse"}
-#: Functions and types of ours that Dask looks up here: it takes the first part of the name of a
-#: generator's module for the library whose random numbers it draws.
-_OF_GENERATORS = {"random": "dask_random", "arange": "dask_arange"}
+_SUBMODULES = {"array", "linalg", "random", "sparse"}
 
 
 def get(dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -96,12 +93,10 @@ get.persist = _persist  # type: ignore[attr-defined]  # where Dask looks for it
 
 def __getattr__(name: str) -> Any:
     """Import what a public name stands for."""
-    if name in _OF_GENERATORS:
-        from .devices.cuda import random_generator
-
-        return getattr(random_generator, _OF_GENERATORS[name])
     if name in _SUBMODULES:
         return import_module(f".{name}", __name__)
+    if name == "arange":  # by which Dask's `permutation` begins: ours draws the order on the host
+        return import_module("numpy").arange
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -10,10 +10,11 @@ arrays are being imported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import dask.array.linalg
+import dask.array.random
 import dask.array.reductions
 import dask.array.routines
 import dask.array.wrap
@@ -30,6 +31,7 @@ from dask.array.random import _apply_random as apply_random
 from dask.array.random import _apply_random_func as apply_random_func
 from dask.array.routines import _gradient_kernel as gradient_kernel
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import random_state_data
 
 #: Each private name, and what no longer works without it.
 LOST = {
@@ -48,8 +50,12 @@ LOST = {
     "dask.array.linalg._wrapped_qr": "QR of tall blocks by Cholesky factors",
     "dask.array.optimization._optimize_slices": "files are read only where slices need them",
     "dask.array.overlap._trim": "one trace for all blocks of `map_overlap`",
-    "dask.array.random._apply_random": "random numbers by position, of `RandomState`",
-    "dask.array.random._apply_random_func": "random numbers by position, of `Generator`",
+    "dask.array.random._apply_random": "plans of `RandomState` that are used again",
+    "dask.array.random._apply_random_func": "plans of `Generator` that are used again",
+    "dask.array.random.RandomState()._numpy_state": "`da.random.RandomState` of CuPy arrays",
+    "dask.array.random.RandomState()._RandomState": "`da.random.RandomState` of CuPy arrays",
+    "dask.array.random.default_rng()._bit_generator": "`gpuscheduler.random`",
+    "dask.array.random._wrap_func": "`gpuscheduler.random`, and `da.random` of CuPy arrays",
     "dask.array.routines._block_histogramdd_multiarg": "kernels of `histogramdd`",
     "dask.array.routines._block_histogramdd_rect": "kernels of `histogramdd`",
     "dask.array.routines._gradient_kernel": "one trace for all blocks of `gradient`",
@@ -105,6 +111,25 @@ def creation_backends() -> MutableMapping[str, Any]:
     from dask.array.backends import array_creation_dispatch
 
     return array_creation_dispatch._lookup
+
+
+def wrap_random_methods(around: Callable[[Any], Any]) -> None:
+    """Put a function around the one by which Dask's generators make arrays, once."""
+    original = dask.array.random._wrap_func
+    if not hasattr(original, "__wrapped__"):
+        dask.array.random._wrap_func = around(original)
+
+
+def random_source(rng: Any) -> Any:
+    """Return the bit generator, or the class like `RandomState`, that a generator draws from."""
+    if isinstance(rng, dask.array.random.RandomState):
+        return rng._RandomState
+    return getattr(rng, "_bit_generator", None)
+
+
+def random_states(rng: Any, count: int) -> list[Any]:
+    """Return the states of the next blocks of a `RandomState` of Dask."""
+    return random_state_data(count, rng._numpy_state)
 
 
 def is_progress_bars(pretask: Any) -> bool:

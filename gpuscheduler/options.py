@@ -64,10 +64,6 @@ class Options:
         How GPUs factor the tall blocks of `da.linalg.qr` and `da.linalg.svd`. ``"auto"``: by
         Cholesky factors, as `gpuscheduler.linalg.qr`; Q and R may differ from NumPy's in the signs
         of columns and rows. ``"householder"``: by NumPy's algorithm. No effect on CPU devices.
-    random
-        ``"philox"``: the numbers of `da.random` depend on the seed and on each element's position,
-        not on chunks or devices; they are not Dask's numbers. ``"dask"``: the numbers that Dask
-        draws.
     numpy
         Where NumPy's arrays are computed on a machine with GPUs; results are NumPy's in any case.
         ``"auto"``: each computation on GPUs where that is expected to take at most 0.7 of the
@@ -115,7 +111,7 @@ class Options:
     >>> with config.set({"gpuscheduler.memory-limit": "2 GiB"}):
     ...     Options.read(devices="cpu:2")
     Options(devices='cpu:2', memory_limit='2 GiB', window=4, deep_window=64, fuse=True, \
-fuse_least=None, fast_math=False, matmul_precision='strict', tall_qr='auto', random='philox', \
+fuse_least=None, fast_math=False, matmul_precision='strict', tall_qr='auto', \
 numpy='auto', host_memory=None, spill_directory=None, spill_compression=None, \
 plan_memory='256 MiB', dashboard=False, progress=False, timeline=False, observe='counters', \
 check=False)
@@ -130,7 +126,6 @@ check=False)
     fast_math: bool = False  # faster kernels that are less exact than NumPy
     matmul_precision: str = "strict"  # how GPUs multiply matrices of float32: "strict", "tf32"
     tall_qr: str = "auto"  # how GPUs factor tall blocks for Dask: "auto", "householder"
-    random: str = "philox"  # how `da.random` draws: by position, or as "dask" does, chunk by chunk
     numpy: str = "auto"  # where NumPy's arrays are computed: "auto", "gpu", "gpu-only", "host"
     host_memory: int | str | float | None = None  # for values that leave the GPUs, before files
     spill_directory: str | None = None  # where files of evicted values are made
@@ -298,7 +293,6 @@ MAY_BE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fast_math": _FLAG,
     "matmul_precision": (_is_one_of("strict", "tf32"), "'strict' or 'tf32'"),
     "tall_qr": (_is_one_of("auto", "householder"), "'auto' or 'householder'"),
-    "random": (_is_one_of("philox", "dask"), "'philox' or 'dask'"),
     "numpy": (_is_one_of(*NUMPY_MODES), "'auto', 'gpu', 'gpu-only' or 'host'"),
     "host_memory": (lambda value: parse_limit(value, 2**40, least=0) is not None, _LIMIT),
     "spill_directory": (_is_path, "the path of a directory, or None"),

@@ -5,19 +5,18 @@
 
 The example of Matthew Rocklin's "GPU Dask Arrays, first steps" (https://matthewrocklin.com/blog/
 work/2019/01/03/dask-array-gpus-first-steps, 2019). x has 2 TB at full size and is never held: each
-block is made, used and dropped. It uses Dask's own random generator, the numbers of which depend
-on library and chunks, so the answer is known as an expectation with its spread.
+block is made, used and dropped. The numbers are those of `gpuscheduler.random`, which depend on the
+seed and the position alone; the answer is known as an expectation with its spread.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 
-from gpuscheduler.devices.cuda import dask_backend
+from gpuscheduler.random import Philox, default_rng
 
 from . import _blocks
 
@@ -37,10 +36,7 @@ def build(size: int, chunks: _blocks.Chunks = None, xp: str = "numpy") -> da.Arr
         chunks = CHUNK
     shape = (size, size)
     grid = _blocks.grid(shape, "f8", chunks, (0, 1))
-    if xp == "cupy":  # Dask's own CuPy backend has no `normal`
-        dask_backend.register()
-    with dask.config.set({"array.backend": xp}):
-        random = da.random.default_rng(SEED)
+    random = default_rng(Philox(SEED, library=xp))
     x = random.normal(MEAN, DEVIATION, size=shape, chunks=grid)
     return (x + 1)[::2, ::2].sum()
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import io
 import os
 import re
 import subprocess
@@ -376,93 +375,22 @@ def test_any_number_of_devices_gives_the_same_bits_as_dask(devices):
     x = da.random.default_rng(0).random((300, 200), chunks=(37, 41))
     y = ((x - x.mean(axis=0)) / x.std(axis=0)).T @ x
     want = y.compute(scheduler="sync")
-    with Scheduler(devices, random="dask"):
+    with Scheduler(devices):
         np.testing.assert_array_equal(y.compute(), want)
 
 
-@pytest.mark.parametrize("random", ["philox", "dask"])
+@pytest.mark.parametrize("random", [da.random, gpuscheduler.random])
 def test_any_number_of_devices_gives_the_same_bits_as_one(random, monkeypatch):
     """Also where everything is fused: a program is the same whoever runs it."""
     monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 1)
-    x = da.random.default_rng(0).random((300, 200), chunks=(37, 41))
+    x = random.default_rng(0).random((300, 200), chunks=(37, 41))
     y = ((x - x.mean(axis=0)) / x.std(axis=0)).T @ x
     got = []
     for n in (1, 2, 4):
-        with Scheduler(f"cpu:{n}", random=random, fuse_least=0):
+        with Scheduler(f"cpu:{n}", fuse_least=0):
             got.append(y.compute())
     np.testing.assert_array_equal(got[1], got[0])
     np.testing.assert_array_equal(got[2], got[0])
-
-
-# ---- random numbers by position
-
-
-@pytest.mark.parametrize("make", ["default_rng", "RandomState"])
-@pytest.mark.parametrize("fuse", [True, False])
-def test_random_numbers_depend_on_the_seed_and_the_position_alone(make, fuse):
-    """Whatever the chunks, the number of devices, whether tasks are fused, what part is asked for,
-    and what else is computed with it."""
-
-    def draw(chunks):
-        return getattr(da.random, make)(5).normal(3, 2, size=(41, 30), chunks=chunks)
-
-    with Scheduler("cpu:1", fuse=True, fuse_least=0):
-        want = draw((41, 30)).compute()
-    assert abs(want.mean() - 3) < 0.3
-    assert not np.array_equal(want, draw((41, 30)).compute(scheduler="sync"))
-    with Scheduler("cpu:3", fuse=fuse, fuse_least=0):
-        for chunks in [(41, 30), (10, 7), (1, 30), (41, 1), ((0, 40, 1), (0, 29, 1))]:
-            x = draw(chunks)
-            np.testing.assert_array_equal(x.compute(), want)
-            np.testing.assert_array_equal(x[7:30:3, ::-2].compute(), want[7:30:3, ::-2])
-            np.testing.assert_array_equal(x[40, 29].compute(), want[40, 29])
-            np.testing.assert_array_equal((x + x.T.rechunk(4).T).compute(), 2 * want)
-            kept = x.persist()
-            np.testing.assert_array_equal((kept - x).compute(), 0 * want)
-            (given,) = dask.optimize(x)
-            np.testing.assert_array_equal(given.compute(), want)
-            with ProgressBar(out=io.StringIO()):
-                np.testing.assert_array_equal((x * 1).compute(), want)
-
-
-@pytest.mark.parametrize("make", ["default_rng", "RandomState"])
-def test_random_numbers_inside_delayed_are_the_same(make):
-    """Dask hands over the tasks without saying how the array is cut up, and fused."""
-    x = getattr(da.random, make)(5).random((20, 20), chunks=8)
-    u, s, v = da.linalg.svd(x.rechunk(20))  # of which a part is delayed
-    with Scheduler("cpu:2"):
-        want = x.compute()
-        a, b = dask.compute(dask.delayed(np.negative)(x + 1), x)
-        np.testing.assert_array_equal(a, -want - 1)
-        np.testing.assert_array_equal(b, want)
-        np.testing.assert_array_equal(dask.delayed(np.negative)(x).compute(), -want)
-        np.testing.assert_allclose((u * s @ v).compute(), want)
-        for (i, j), part in np.ndenumerate((x * 2).to_delayed()):
-            np.testing.assert_array_equal(part.compute(), 2 * x.blocks[i, j].compute())
-        assert dask.get(dict(x.dask), (x.name, 2, 1)).shape == (4, 8)
-        got = gpuscheduler.get(dict(x.dask), (x.name, 2, 1))
-        np.testing.assert_array_equal(got, want[16:, 8:16])
-
-
-def test_no_two_random_arrays_are_the_same():
-    rng = da.random.default_rng(1)
-    a, b = rng.random(1000, chunks=100), rng.random(1000, chunks=100)
-    with Scheduler("cpu:2"):
-        x, y = dask.compute(a, b)
-        z = a.compute()
-    assert not np.isin(x, y).any()
-    assert len(np.unique(x)) == 1000
-    np.testing.assert_array_equal(x, z)
-
-
-def test_random_numbers_of_each_blocks_own_parameters():
-    """Arrays of parameters come in blocks, too."""
-    low = np.arange(100.0)
-    for given in (low, da.from_array(low, chunks=30)):
-        x = da.random.default_rng(1).uniform(given, given + 0.5, size=100, chunks=30)
-        with Scheduler("cpu:2", fuse_least=0):
-            got = x.compute()
-        assert ((got >= low) & (got < low + 0.5)).all()
 
 
 def test_leaving_by_an_exception_restores_too():

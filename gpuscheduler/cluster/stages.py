@@ -16,14 +16,13 @@ what others read is made by a stage before the rest, and what reads of others by
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask._task_spec import DataNode
 
 from ..frontend.graph import Graph
-from ..frontend.task import sequence_of
 from ..frontend.task_node import TaskNode
 from ..plan.build import PlacedTasks, placed_tasks
 from ..plan.machine import Machine
@@ -188,12 +187,10 @@ class StageGraph:
             out.__dict__.update({name: fact for name, fact in facts.items() if fact is not None})
             if node.stores:
                 out.stores = True
-        few = len(g.draws) < len(mine) + len(read)
         return Graph(
             nodes, stage.outputs, stage.outputs,
             inner_sizes={k: sizes[k] for k in read if k in sizes},
             inner_blocks={k: blocks[k] for k in read if k in blocks},
-            draws={k: g.draws[k] for k in (g.draws if few else _draws_of(g, mine))},
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -213,18 +210,6 @@ class StageGraph:
             )
         lines += [f"  {a} -> {b}: {n:,} bytes" for (a, b), n in self.traffic().items()]
         return "\n".join(lines)
-
-
-def _draws_of(graph: Graph, mine: Sequence[Key]) -> set[Key]:
-    """The keys of the random draws that these tasks make.
-
-    A draw has the key of its random task, which may be the first task of a chain.
-    """
-    found = set(mine).intersection(graph.draws)
-    for key in mine:
-        tasks = sequence_of(graph.tasks[key])
-        found.update(k for k in (getattr(t, "key", None) for _, t in tasks) if k in graph.draws)
-    return found
 
 
 def cut(

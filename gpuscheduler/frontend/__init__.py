@@ -17,7 +17,6 @@ order          The order of tasks: depth first, by height.
 transfers      Tasks that send host arrays and blocks of files to devices, or bring blocks to …
 shapes         Sizes of blocks that Dask does not say, from those around them.
 linear_fusion  Linear fusion: each run of tasks with one reader becomes one step.
-random_blocks  Where blocks of random numbers lie in their arrays, and from which seed they are …
 builder        Build a `Graph` from Dask's tasks: cull, order, and note what is known.
 lowering       Lower a Dask graph or expression to a `Graph` for the planner.
 """

@@ -54,7 +54,6 @@ from .graph import (
 )
 from .linear_fusion import LinearFuser
 from .order import depth_first
-from .random_blocks import locate_draws
 from .shapes import (
     block_sizes,
     collection_block,
@@ -151,7 +150,6 @@ class GraphBuilder:
                     blocks[key] = replace(block, kind=RESIDENT)
         sizes = block_sizes(values | blocks, self.tasks)
         within = self._largest_inside(order)
-        draws = locate_draws(order, self.tasks, self.lowered)
         stores = [k for k in order if stores_block(self.tasks[k])]
         for key in stores:
             if (nbytes := stored_bytes(self.tasks[key])) is not None:
@@ -203,7 +201,7 @@ class GraphBuilder:
                     setattr(nodes[k], flag, True)
         return Graph(
             nodes, self.wanted, outputs, {k: v for k, v in self.data.items() if k in kept},
-            self.alias, self.gathers, inner["size"], inner["block"], within, draws, gpus=self.gpus,
+            self.alias, self.gathers, inner["size"], inner["block"], within, gpus=self.gpus,
             resident=self.resident, keep=self.keep,
         )  # fmt: skip
 

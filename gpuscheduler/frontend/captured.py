@@ -15,9 +15,8 @@ from ..dask_private import apply_random, apply_random_func, concatenate_nested
 #: A cell, a function, a partial, a composition, a list, a dictionary or an array, and what it was
 #: made of when it was looked at.
 Variable = tuple[Any, tuple[Any, ...]]
-RANDOM = (apply_random_func, apply_random)
 #: Dask's own functions that get lists and dictionaries and hand them to nobody who changes them.
-FRESH = (*RANDOM, concatenate_shaped, concatenate_nested)
+FRESH = (apply_random_func, apply_random, concatenate_shaped, concatenate_nested)
 
 
 def made_of(it: Any) -> tuple[Any, ...]:

@@ -99,15 +99,6 @@ class BlockInfo:
 Value = BlockInfo | tuple[BlockInfo, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RandomDraw:
-    """Where a block of random numbers lies in its array."""
-
-    seed: Any  # of the array's first block, as Dask drew it
-    shape: tuple[int, ...]  # of the whole array
-    start: tuple[int, ...]  # of the block
-
-
 @dataclass(slots=True, repr=False)
 class Graph:
     """Tasks in execution order, each after everything that it reads.
@@ -139,8 +130,6 @@ class Graph:
     inner_blocks: dict[Key, BlockInfo] = field(default_factory=dict)
     #: By layer, bytes of the largest value in its first task, of those that Dask has fused there.
     within: dict[str, int] = field(default_factory=dict)
-    #: By the key of the random task itself, which may be inside another task.
-    draws: dict[Key, RandomDraw] = field(default_factory=dict)
     #: Outputs that are made with others, in one task: that task, and where in its value they are.
     parts: dict[Key, tuple[Key, tuple[int, ...]]] = field(default_factory=dict)
     globals: list[Any] = field(default_factory=list)  # what its functions read elsewhere
@@ -417,7 +406,6 @@ class Graph:
             (k, _row(n.task), n.needs, n.names, _plain_facts(n)) for k, n in self.nodes.items()
         ]
         state["inner_blocks"] = {k: _block_row(b) for k, b in self.inner_blocks.items()}
-        state["draws"] = {k: (d.seed, d.shape, d.start) for k, d in self.draws.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -426,7 +414,6 @@ class Graph:
             for k, row, needs, names, facts in state["nodes"]
         }
         state["inner_blocks"] = {k: BlockInfo(*b) for k, b in state["inner_blocks"].items()}
-        state["draws"] = {k: RandomDraw(*d) for k, d in state["draws"].items()}
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -504,7 +491,6 @@ class LoweredCollection:
     dsk: dict[Key, Any]
     pins: dict[Key, Any] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)  # by the name of the keys they make
-    wholes: list[Mapping[Key, Any]] = field(default_factory=list)  # before blocks were culled
     fusable: bool = False  # linear chains may become one step
 
 

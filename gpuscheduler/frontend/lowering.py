@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from dask import config
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import Alias, DataNode, GraphNode, TaskRef, convert_legacy_graph
 from dask.array.optimization import optimize as optimize_array
 from dask.base import compute
 from dask.blockwise import Blockwise, fuse_roots, optimize_blockwise
@@ -28,9 +28,7 @@ from ..dask_private import (
     HLGExpr,
     HLGExprSequence,
     HLGFinalizeCompute,
-    execute_subgraph,
     optimized_graph,
-    prohibit_reuse,
     sort_layers,
 )
 from ..errors import PlanError
@@ -51,7 +49,6 @@ from .graph import (
     is_pin_rule,
 )
 from .index_lists import by_slices, picked_first
-from .random_blocks import draws_random_numbers
 from .shapes import block_shape
 from .task import OwnTask
 
@@ -194,17 +191,9 @@ def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
             part = _from_layers(hlg.cull(set(output_keys)))
             # a fused layer has the name of its last array, whose own layer knew the chunks
             part.layers = {**part.layers, **named}
-            whole = _without_facts(op.hlg)
-            if split_draws(whole):
-                split_draws(part.dsk)
-                part.wholes.append(whole)
             fusable.append(config.get("optimization.fuse.active") is not False)
         else:
             part = _from_layers(optimized_graph(op))
-            if split_draws(part.dsk):
-                whole = dict(op.hlg)
-                split_draws(whole)
-                part.wholes.append(whole)
             fusable.append(False)
         if isinstance(op, HLGFinalizeCompute):
             # made by compute() itself, under whatever annotations are active there
@@ -213,7 +202,6 @@ def _from_hlg_expr(expr: Any, apart: Mapping[str, str]) -> LoweredCollection:
         out.dsk.update(part.dsk)
         out.pins.update(part.pins)
         out.layers.update(part.layers)
-        out.wholes += part.wholes
     out.fusable = bool(fusable) and all(fusable)
     return out
 
@@ -235,40 +223,6 @@ def lower_for_callbacks(dsk: Any) -> dict[Key, Any]:
     """The tasks by key that Dask's callbacks see of a collection."""
     tasks = lower(dsk, ()).dsk
     return dict(convert_legacy_graph(tasks, GraphOrCache(tasks, {})))
-
-
-def split_draws(dsk: dict[Key, Any]) -> bool:
-    """Take random draws out of fused tasks; return whether there are any.
-
-    Dask fuses them when an array becomes an argument of a delayed function. Drawing by position
-    needs them as tasks of their own.
-    """
-    found = False
-    for key, task in list(dsk.items()):
-        if type(task) is not Task:
-            continue
-        if task.func is prohibit_reuse and type(task.args[0]) is Task:
-            task = dsk[key] = task.args[0].substitute({}, key=key)
-        if task.func is execute_subgraph and not task.kwargs:
-            inner, outkey, inkeys, *args = task.args
-            given = [a.key if isinstance(a, TaskRef) else None for a in args]
-            if any(draws_random_numbers(t) for t in inner.values()) and given == list(inkeys):
-                found = True
-                dsk.update(inner)
-                if key != outkey:
-                    dsk[key] = Alias(key, outkey)
-        elif draws_random_numbers(task):
-            found = True
-    return found
-
-
-def _without_facts(hlg: HighLevelGraph) -> dict[Key, Any]:
-    """The tasks of layers of which no collection says anything: what was delayed, mostly."""
-    out: dict[Key, Any] = {}
-    for layer in hlg.layers.values():
-        if not layer.collection_annotations and not isinstance(layer, Blockwise):
-            out.update(layer)
-    return out
 
 
 def spread_pins(hlg: HighLevelGraph) -> HighLevelGraph:

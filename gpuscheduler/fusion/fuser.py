@@ -41,7 +41,7 @@ from .compress import Selections
 from .inline import MOST_READ, Inliner, Offers
 from .random_draws import Draws
 from .reads import Reads
-from .recipe import Candidate, Recipe, array_kind, structure_words, tile_of
+from .recipe import Candidate, Recipe, array_kind, structure_words
 from .source import (
     InlineSource,
     LibraryInputs,
@@ -69,12 +69,8 @@ class FusionPass:
     least: int = 0
     #: Operations that a task must do for each element.
     fewest: int = 1
-    #: Whether random numbers are drawn by position.
-    philox: bool = True
     #: Whether tasks may disappear into their readers.
     merge: bool = True
-    #: Whether tasks are traced that draw no random numbers: these are the same either way.
-    follow: bool = True
     #: Whether two tasks are on one device.
     near: Callable[[Key, Key], bool] | None = None
     #: Whether kernels run on GPUs. There, products of matrices with vectors and copies of parts
@@ -104,7 +100,7 @@ class FusionPass:
         #: Tasks that were split off others, by the task that each is in front of.
         self._in_front: dict[Key, Key] = {}
         self.reads = Reads(graph)
-        self.draws = Draws(graph, self.numbers, self.philox)
+        self.draws = Draws(graph, self.numbers)
         self.offers = Offers(self.numbers, self.on_gpus)
         self.inliner = Inliner(graph, self.near, self.on_gpus)
         self.captured = CapturedInputs(graph, self.inliner.readers, self.home)
@@ -117,7 +113,7 @@ class FusionPass:
     def fused(self) -> Graph:
         """Return the graph with kernels in place of tasks; changes it in place."""
         graph = self.graph
-        if not graph.blocks and not graph.draws:
+        if not graph.blocks:
             return graph
         graph.globals = self.reads.globals
         self.inliner.count_readers()
@@ -130,12 +126,9 @@ class FusionPass:
                     self.foreseen[key] = known
             elif node.sent:
                 self._foresee_sent(key, task)
-            elif not (
-                (self.follow or self._depends_on_place(task))
-                and self._fuse_task(key, self._split_off_scan_end(key))
-            ):
+            elif not self._fuse_task(key, self._split_off_scan_end(key)):
                 self._split_off_draw(key, task)
-                if self.follow and self.reads.gives_pairs(task):
+                if self.reads.gives_pairs(task):
                     graph.replace(key, PairsTask(node.task))
                 if node.block is not None and key not in self.foreseen:
                     self._foresee_block(key)
@@ -148,7 +141,7 @@ class FusionPass:
     def _split_off_draw(self, key: Key, task: Any) -> None:
         """Split the random numbers off the front of a chain that is not a kernel.
 
-        They are drawn by position all the same.
+        They are drawn in a kernel all the same, on the device that reads them.
         """
         graph = self.graph
         (name, first), *rest = sequence_of(task)
@@ -213,12 +206,6 @@ class FusionPass:
             self._fuse_task(new, end)
             break
         return task
-
-    def _depends_on_place(self, task: Any) -> bool:
-        """Whether a task draws random numbers, or makes a tile of an array from nothing."""
-        if self.draws.draw(task) is not None:
-            return True
-        return type(task) is Task and any(tile_of(a) is not None for a in task.args)
 
     # ---- the structures of values
 

@@ -1,7 +1,6 @@
 """Random numbers that a task draws, by their position in an array.
 
-Each number depends on the array's seed and on the element's position, and not on the chunks: the
-same array in other chunks has the same numbers. A `Tile` is written by position, too.
+`codegen.random_block` has the function that such tasks call. A `Tile` is written by position, too.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from dask._task_spec import GraphNode, Task
+from dask._task_spec import Task
 
-from ..frontend.captured import RANDOM
-from ..frontend.graph import Graph, RandomDraw
-from ..ir import random
-from ..ir.expr import PLACEHOLDER, Expr, View
+from ..codegen.random_block import RandomArray, draw_block
+from ..frontend.graph import Graph
+from ..ir.expr import Expr, View
 from .source import InlineSource, StructureNumbers
 from .task import placeholder
 
@@ -22,42 +20,30 @@ from .task import placeholder
 class Draws:
     """Writes blocks of random numbers, and the numbers along a tile's axes, as expressions."""
 
-    def __init__(self, graph: Graph, numbers: StructureNumbers, by_position: bool = True):
+    def __init__(self, graph: Graph, numbers: StructureNumbers):
         self.graph, self.numbers = graph, numbers
-        #: Whether random numbers are drawn by position; otherwise their tasks stay as they are.
-        self.by_position = by_position
         #: Expression and number of each structure of a random block.
         self._drawn: dict[Any, tuple[Expr | None, int]] = {}
         #: Expression and number of the indices along one axis of a tile, by the axis' length.
         self._axes: dict[int, tuple[Expr, int]] = {}
-        #: Philox keys, by the id of the seed that each is made of.
-        self._philox_keys: dict[int, int] = {}
-        #: Seeds that are known by their ids, and so must live on.
-        self._alive: list[Any] = []
+        #: Random arrays, which are known by their ids and so must live on.
+        self._alive: dict[int, RandomArray] = {}
 
     def draw(self, task: Any) -> InlineSource | None:
         """Return a block of random numbers as readers may compute it; None for other tasks."""
-        if not self.by_position or type(task) is not Task or task.func not in RANDOM:
+        if type(task) is not Task or task.func is not draw_block or task.dependencies:
             return None
-        where = self.graph.draws.get(task.key)
-        if where is None or task.dependencies:
-            return None
-        strides = View.contiguous(where.shape).strides
-        position = sum([n * step for n, step in zip(where.start, strides, strict=True)])
-        shape = tuple(task.args[3])
-        words = ("draw", id(where.seed), shape, position % 2)
+        array, start, shape = task.args
+        position = array.position(start)
+        words = id(self._alive.setdefault(id(array), array)), shape, position % 2
         if words not in self._drawn:
-            _, name, _, _, args, kwargs = (plain_arguments(a) for a in task.args)
-            expr = random.draw(
-                name, shape, View(position % 2, strides), self._seed(where), tuple(args),
-                dict(kwargs), base=PLACEHOLDER,
-            )  # fmt: skip
+            expr = array.expression(shape, position % 2)
             self._drawn[words] = expr, self.numbers.number(("drawn", expr, shape))
         expr, number = self._drawn[words]
         if expr is None:
             return None
         block = self.graph.blocks.get(task.key)
-        kind = block.kind if block is not None else generator_kind(task.args[0])
+        kind = block.kind if block is not None else f"{array.library}.ndarray"
         even = position - position % 2
         return InlineSource(shape, expr, (), (), (even,), kind, False, False, number)
 
@@ -69,22 +55,3 @@ class Draws:
             self._axes[length] = expr, self.numbers.number(("tile", length))
         expr, number = self._axes[length]
         return InlineSource((length,), expr, (), (), (start,), None, False, False, number)
-
-    def _seed(self, where: RandomDraw) -> int:
-        if id(where.seed) not in self._philox_keys:
-            self._alive.append(where.seed)
-            self._philox_keys[id(where.seed)] = random.key_of(where.seed)
-        return self._philox_keys[id(where.seed)]
-
-
-def generator_kind(generator: Any) -> str | None:
-    """Return the type of the arrays that a bit generator or a RandomState class makes."""
-    library = getattr(generator, "xp", None) or str(getattr(generator, "__module__", ""))
-    return {"cupy": "cupy.ndarray", "numpy": "numpy.ndarray"}.get(library.partition(".")[0])
-
-
-def plain_arguments(value: Any) -> Any:
-    """Return an argument of a random task without Dask's containers."""
-    if isinstance(value, GraphNode):
-        return value({})
-    return value

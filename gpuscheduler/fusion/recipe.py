@@ -22,7 +22,7 @@ from ..frontend.tiles import Tile
 from ..tracing import purity, registry, trace
 from ..tracing.abstract import AbstractArray
 from ..values import leaves
-from .random_draws import Draws, plain_arguments
+from .random_draws import Draws
 from .reads import Reads
 from .source import InlineSource
 from .task import Key
@@ -200,6 +200,11 @@ class Recipe:
         return value
 
 
+def _plain_arguments(value: Any) -> Any:
+    """Return an argument of a task without Dask's containers."""
+    return value({}) if isinstance(value, GraphNode) else value
+
+
 def _flatten_steps(
     function: Any, steps: Iterable[InnerStep], arguments: Sequence[Any]
 ) -> Iterator[tuple[Key, Iterable[Any]]]:
@@ -298,7 +303,7 @@ def _evaluate_task(node: Any, env: dict[Key, Any], tiles: dict[Tile, UnknownTile
     if isinstance(node, Task):
         args = [_evaluate_task(a, env, tiles) for a in node.args]
         kwargs = {
-            k: plain_arguments(v) if k in registry.LIKE else _evaluate_task(v, env, tiles)
+            k: _plain_arguments(v) if k in registry.LIKE else _evaluate_task(v, env, tiles)
             for k, v in node.kwargs.items()
         }
         return trace.adapt_function(node.func)(*args, **kwargs)

@@ -88,8 +88,9 @@ def draw(
 ) -> Expr | None:
     """Return one chunk of a distribution of NumPy's generators as an expression over `shape`.
 
-    Elements have the numbers that `first` gives, plus `base`. None for methods that have no closed
-    form, and for parameters that NumPy refuses or that are arrays.
+    Elements have the numbers that `first` gives, plus `base`. Each continuous distribution also
+    takes `dtype`, float64 or float32. None for methods that have no closed form, and for parameters
+    that NumPy refuses or that are arrays.
 
     >>> draw("uniform", (3,), View(0, (1,)), 7, (10, 20))
     add(10.0, multiply(10.0, uniform(index)))
@@ -101,8 +102,11 @@ def draw(
     at = index(first)
     if base is not None:
         at = Expr("add", (at, constant(base, np.int64)), np.int64)
+    named = dict(kwargs or {})
+    dtype = None if name in _OF_ANY_DTYPE else named.pop("dtype", None)
     try:
-        return make(_ElementDraws(at, key), *args, **(kwargs or {}))
+        made = make(_ElementDraws(at, key), *args, **named)
+        return made if dtype is None else _as_dtype(made, dtype)
     except (_NotDrawn, TypeError, OverflowError):  # TypeError: an argument that it has not
         return None
 
@@ -172,15 +176,22 @@ def _floating_dtype(dtype: Any) -> DType:
     return found
 
 
+def _as_dtype(made: Expr, dtype: Any) -> Expr:
+    found = _floating_dtype(dtype)
+    if made.dtype.kind != "f":
+        raise _NotDrawn
+    return made if made.dtype == found else Expr("cast", (made,), found)
+
+
 def _random(d: _ElementDraws, dtype: Any = np.float64, out: None = None) -> Expr:
     if out is not None:
         raise _NotDrawn
     return d.uniform(_floating_dtype(dtype))
 
 
-def _uniform(d: _ElementDraws, low: Any = 0.0, high: Any = 1.0) -> Expr:
+def _uniform(d: _ElementDraws, low: Any = 0.0, high: Any = 1.0, dtype: Any = np.float64) -> Expr:
     low, high = _number(low), _number(high)
-    return _shift_and_scale(d.uniform(), low, _scale(high - low))
+    return _shift_and_scale(d.uniform(_floating_dtype(dtype)), low, _scale(high - low))
 
 
 def _standard_normal(d: _ElementDraws, dtype: Any = np.float64, out: None = None) -> Expr:
@@ -189,8 +200,8 @@ def _standard_normal(d: _ElementDraws, dtype: Any = np.float64, out: None = None
     return d("normal", _floating_dtype(dtype))
 
 
-def _normals(d: _ElementDraws, loc: Any = 0.0, scale: Any = 1.0) -> Expr:
-    return _shift_and_scale(d("normal"), _number(loc), _scale(scale))
+def _normals(d: _ElementDraws, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = np.float64) -> Expr:
+    return _shift_and_scale(d("normal", _floating_dtype(dtype)), _number(loc), _scale(scale))
 
 
 def _lognormal(d: _ElementDraws, mean: Any = 0.0, sigma: Any = 1.0) -> Expr:
@@ -342,19 +353,8 @@ def _high_product(word: Expr, span: int) -> Expr:
     return _op("add", _op("multiply", upper, over), parts)
 
 
-def _randint(d: _ElementDraws, low: Any, high: Any = None, dtype: Any = int) -> Expr:
-    return _integers(d, low, high, dtype)
-
-
-def _random_integers(d: _ElementDraws, low: Any, high: Any = None) -> Expr:
-    if high is None:
-        low, high = 1, low
-    return _integers(d, low, high, int, endpoint=True)
-
-
 _METHODS: dict[str, Callable[..., Expr]] = {
     "random": _random,
-    "random_sample": lambda d: _random(d),
     "uniform": _uniform,
     "standard_normal": _standard_normal,
     "normal": _normals,
@@ -374,6 +374,8 @@ _METHODS: dict[str, Callable[..., Expr]] = {
     "wald": _wald,
     "geometric": _geometric,
     "integers": _integers,
-    "randint": _randint,
-    "random_integers": _random_integers,
 }
+#: Methods whose own function takes `dtype`.
+_OF_ANY_DTYPE = frozenset(
+    {"random", "uniform", "standard_normal", "normal", "standard_exponential", "integers"}
+)

@@ -225,12 +225,11 @@ def _run_passes(
 def _fusion_pass(c: Compilation) -> FusionPass | None:
     options, kind = c.options, c.kind
     least = FUSE_LEAST[kind] if options.fuse_least is None else options.fuse_least
-    by_position = options.random == "philox"
-    if not (options.fuse or by_position):
+    if not options.fuse:
         return None
-    near = _neighbours(c.graph, c.machine, c.home) if c.merge and options.fuse else None
+    near = _neighbours(c.graph, c.machine, c.home) if c.merge else None
     return FusionPass(
-        c.graph, least, FUSE_FEWEST[kind], by_position, c.merge, options.fuse, near,
+        c.graph, least, FUSE_FEWEST[kind], c.merge, near,
         on_gpus=c.on_gpus, home=c.home,
     )  # fmt: skip
 

@@ -220,7 +220,7 @@ def numpy_on_gpus() -> None:
     from tests.support import interpreted_kernels
 
     interpreted_kernels.install()
-    options = {"devices": "cuda:0,0", "numpy": "gpu", "random": "dask"}
+    options = {"devices": "cuda:0,0", "numpy": "gpu"}
     dask.config.set({f"gpuscheduler.{name}": value for name, value in options.items()})
 
 

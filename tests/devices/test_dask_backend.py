@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import dask
 import dask.array as da
@@ -17,7 +17,8 @@ from scipy import stats
 
 from gpuscheduler.devices.cuda import dask_backend, random_generator
 from gpuscheduler.devices.cuda.dask_backend import BOUND_IN, FILLED, CupyBackend
-from gpuscheduler.devices.cuda.random_generator import DeviceGenerator, Philox
+from gpuscheduler.devices.cuda.random_generator import DeviceGenerator
+from gpuscheduler.random import Philox
 
 #: method: parameters and the distribution that it should draw. Read by the tests on GPUs too.
 CONTINUOUS = {
@@ -58,7 +59,7 @@ DISCRETE = {
     "negative_binomial": ((5, 0.4), stats.nbinom(5, 0.4)),
     "zipf": ((6.0,), stats.zipf(6)),
 }
-HOST_ONLY = {"choice", "permutation", "multivariate_hypergeometric"}
+HOST_ONLY = {"choice", "multivariate_hypergeometric"}
 
 
 @pytest.fixture
@@ -103,7 +104,8 @@ def fake(monkeypatch):
 @pytest.fixture
 def numpy_draws(monkeypatch, registered):
     """`array.backend` is "cupy", and NumPy draws the numbers."""
-    monkeypatch.setattr(Philox, "xp", "numpy")
+    make = property(lambda backend: partial(Philox, library="numpy"))
+    monkeypatch.setattr(CupyBackend, "default_bit_generator", make)
     with dask.config.set({"array.backend": "cupy"}):
         yield
 
@@ -252,7 +254,7 @@ def test_the_methods_are_dasks_and_what_they_draw_from_is_cupys():
     """Every distribution of Dask's Generator is here, made from what CuPy's has."""
     cupys = pytest.importorskip("cupy.random._generator_api").Generator
     methods = {m for m in vars(da.random.Generator) if not m.startswith("_")}
-    assert methods == set(CONTINUOUS) | set(DISCRETE) | HOST_ONLY | {"multinomial"}
+    assert methods == set(CONTINUOUS) | set(DISCRETE) | HOST_ONLY | {"multinomial", "permutation"}
 
     drawn = set()
 
@@ -343,18 +345,6 @@ def test_integers_have_the_type_asked_for():
         rng.integers(np.array([1, 2]), 5)
 
 
-def test_a_bit_generator_is_its_seed():
-    bits = Philox(5)
-    copy = pickle.loads(pickle.dumps(bits))
-    assert copy == bits
-    assert dask.base.tokenize(copy) == dask.base.tokenize(bits) != dask.base.tokenize(Philox(6))
-    a, b = (Philox(seed) for seed in bits._seed_seq.spawn(2))
-    assert a != b
-    assert Philox(bits) == bits
-    assert Philox(a)._seed_seq is a._seed_seq
-    assert Philox() != Philox()
-
-
 def test_default_rng_goes_through_dask(numpy_draws):
     def draw(seed):
         return da.random.default_rng(seed).normal(3, 0.5, size=(40, 30), chunks=(7, 11))
@@ -387,21 +377,59 @@ def test_multinomial_through_dask(numpy_draws):
     assert x.shape == x.compute().shape == (10, 2)
 
 
-def test_no_state_is_made_while_the_graph_is_built(monkeypatch, registered):
+def test_no_device_is_asked_while_the_generator_is_made(registered):
     """Without a GPU the bit generator, its children and their tokens can be had all the same."""
     with dask.config.set({"array.backend": "cupy"}):
         rng = da.random.default_rng(3)
-    dask.base.tokenize([type(rng._bit_generator)(s) for s in rng._bit_generator._seed_seq.spawn(3)])
+    assert rng._bit_generator == Philox(3, library="cupy") != Philox(3)
+    dask.base.tokenize(rng._bit_generator.spawn(3))
 
 
 @pytest.mark.parametrize(
-    ("name", "args"),
-    [("permutation", (5,)), ("choice", (5, 3)), ("multivariate_hypergeometric", ([1, 2], 3))],
+    ("name", "args"), [("choice", (5, 3)), ("multivariate_hypergeometric", ([1, 2], 3))]
 )
-def test_what_stays_on_the_host_says_so(fake, monkeypatch, name, args):
-    monkeypatch.setattr(Philox, "xp", "numpy")
+def test_what_stays_on_the_host_says_so(fake, name, args):
     with pytest.raises(NotImplementedError, match=rf"Generator.{name} .*PCG64\(seed\)\).{name}"):
         getattr(da.random.default_rng(0), name)(*args)
+
+
+def test_permutations_are_ordered_on_the_host(numpy_draws):
+    with dask.config.set({"array.backend": "numpy"}):
+        x = da.arange(9, chunks=4)
+    assert sorted(da.random.default_rng(0).permutation(x).compute()) == list(range(9))
+
+
+def test_random_states_are_drawn_by_position_too(fake, monkeypatch):
+    """Unless the user says from which `RandomState`."""
+    base = type("RandomState", (np.random.RandomState,), {"__module__": "fakecupy"})
+    sys.modules["fakecupy"].random = SimpleNamespace(RandomState=base)
+    rng = da.random.RandomState(5)
+    assert issubclass(rng._RandomState, base)
+    assert rng._RandomState.by_position == "cupy"
+    monkeypatch.setattr(type(rng._RandomState), "by_position", "numpy")
+    calls = (("normal", (3, 2)), ("random_sample", ()), ("randint", (2, 9)), ("tomaxint", ()),
+             ("random_integers", (2, 9)), ("random_integers", (5,)), ("gamma", (2,)))  # fmt: skip
+    for name, args in calls:
+        made = [
+            getattr(da.random.RandomState(5), name)(*args, size=(40, 30), chunks=chunks)
+            for chunks in (40, (7, 11))
+        ]
+        a, b = (x.compute(scheduler="sync") for x in made)
+        assert (a == b).all() == (name != "gamma")
+        assert a.dtype == made[0].dtype == (float if name in FLOATS else int)
+        if name == "random_integers":
+            assert (a.min(), a.max()) == ((2, 9) if len(args) == 2 else (1, 5))
+        elif name == "randint":
+            assert (a.min(), a.max()) == (2, 8)
+    theirs = da.random.RandomState(5, RandomState=base).normal(size=9, chunks=4)
+    ours = da.random.RandomState(5).normal(size=9, chunks=4)
+    with dask.config.set({"array.backend": "numpy"}):
+        host = da.random.RandomState(5).normal(size=9, chunks=4).compute(scheduler="sync")
+    np.testing.assert_array_equal(theirs.compute(scheduler="sync"), host)
+    assert not np.isin(ours.compute(scheduler="sync"), host).any()
+
+
+FLOATS = ("normal", "random_sample", "gamma")
 
 
 def test_standard_exponential_by_the_ziggurat():
@@ -427,19 +455,3 @@ def test_states_of_a_chunk():
     assert made == [256, 256, 256, 512, random_generator.LANES]
     assert len(set(first)) == 1
     assert 2**32 < first[0] < 2**63
-
-
-def test_a_bit_generator_finds_its_package_in_a_fresh_process():
-    """As on a worker of another process, which has not called `register`."""
-    bits = Philox(5)
-    bits.xp = "numpy"
-    code = (
-        "import pickle, sys; bits = pickle.load(sys.stdin.buffer);"
-        "from dask.array.random import _apply_random_func as draw;"
-        "print(draw(type(bits), 'integers', bits, (3,), (100,), {}).tolist())"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, input=pickle.dumps(bits), capture_output=True, check=True)
-    assert done.stdout.decode().strip() == str(
-        random_generator.default_rng(bits).integers(100, size=3).tolist()
-    )

@@ -52,7 +52,7 @@ def little(tmp_path, blocks=8, **options):
     options = {"check": True, "spill_directory": str(tmp_path / "spill"), **options}
     (tmp_path / "spill").mkdir(exist_ok=True)
     limit = blocks * BLOCK // 2
-    with Scheduler("cpu:2", memory_limit=limit, random="dask", **options) as s:
+    with Scheduler("cpu:2", memory_limit=limit, **options) as s:
         yield s
         assert s.last is None or s.last.peak[0] <= blocks * BLOCK
     assert not list((tmp_path / "spill").iterdir())

@@ -25,6 +25,7 @@ from gpuscheduler.fusion.fuser import MOST_READ, FusionPass
 from gpuscheduler.fusion.task import KernelTask
 from gpuscheduler.ir.expr import nodes
 from gpuscheduler.pipeline import compile
+from gpuscheduler.random import default_rng
 from tests.support.strategies import graph_of, received_by_scheduler
 
 
@@ -169,7 +170,7 @@ def test_producer_of_one_reader_is_inlined(scheduler):
 
 def test_several_producers_of_one_reader_are_inlined(scheduler):
     """Two blocks become one: what made them, of values of the graph, is done there, too."""
-    x, y = array(8, (8, 4)) + 1, da.random.default_rng(0).random((8, 8), chunks=(8, 4)) * 2
+    x, y = array(8, (8, 4)) + 1, default_rng(0).random((8, 8), chunks=(8, 4)) * 2
     graph = fused((x * 2).rechunk(8) - 3)
     assert len(graph.tasks) == len(programs(graph)) == 1
     check((x * 2).rechunk(8) - 3)
@@ -273,7 +274,7 @@ def test_untraceable_step_leaves_its_neighbours_kernels(scheduler, step, front):
     elif front == "one operation":
         x = da.from_array(x.compute(scheduler="sync"), chunks=4) + 1
     elif front == "random":
-        rng = da.random.default_rng(3)
+        rng = default_rng(3)
         x = da.where(rng.random((8, 8), chunks=4) < 2, x, 0.0) * 2  # drawn, and of no consequence
     y = (da.exp(step(x) / 9) + 1).sum(axis=0)
     plan = scheduler.plan(y)
@@ -377,13 +378,11 @@ def test_small_tasks_are_not_worth_a_kernel(monkeypatch):
     assert set(graph.why.values()) == {"it touches less than 1,048,576 bytes"}
 
 
-def test_without_fusion_only_random_numbers_are_kernels():
-    x = da.random.default_rng(0).random((8, 8), chunks=4)
-    graph = fused(np.sin(x) * 2 + 1, follow=False)
-    assert len(programs(graph)) == 4
-    assert all("sin" not in str(p.program.kernels) for p in programs(graph))
-    assert not programs(fused(np.sin(array()) * 2, follow=False))
-    with Scheduler("cpu:2", fuse=False):
+def test_without_fusion_nothing_is_a_kernel():
+    x = default_rng(0).random((8, 8), chunks=4)
+    with Scheduler("cpu:2", fuse=False, fuse_least=0) as s:
+        plan = s.plan(np.sin(x) * 2 + 1)
+        assert not any(isinstance(step.task, KernelTask) for step in plan.steps)
         check(np.sin(array()) * 2)
 
 
@@ -452,7 +451,7 @@ def test_a_small_part_of_a_block_stays_where_the_block_is(scheduler):
 
 
 def test_random_numbers_are_drawn_in_their_reader():
-    x = da.random.default_rng(0).random((8, 8), chunks=4)
+    x = default_rng(0).random((8, 8), chunks=4)
     graph = fused(x.sum())
     drawing = [p for p in programs(graph) if p.positions]
     assert len(drawing) == 4
@@ -462,7 +461,7 @@ def test_random_numbers_are_drawn_in_their_reader():
 
 
 def test_random_numbers_are_split_off_an_untraceable_chain(scheduler):
-    x = da.random.default_rng(0).random((8, 8), chunks=4)
+    x = default_rng(0).random((8, 8), chunks=4)
 
     def odd(b):
         _ = open  # not followed
@@ -614,9 +613,8 @@ def test_last_element_of_a_scan_is_split_off(scheduler, last):
 
 @pytest.mark.parametrize("devices", ["cpu:2", "cpu:1"])
 def test_numpy_scalar_is_read_as_a_0d_array(devices):
-    """Else a block that is drawn by its position would be drawn by its chunk."""
     with Scheduler(devices):
-        x = da.random.default_rng(5).normal(size=(1000, 1000), chunks=500)
+        x = default_rng(5).normal(size=(1000, 1000), chunks=500)
         ones = da.ones((1000, 1000), chunks=500)
         drawn = x.compute()
         np.testing.assert_allclose((x - ones.mean()).compute(), drawn - 1)

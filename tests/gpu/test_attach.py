@@ -30,7 +30,7 @@ def pairs(count):
 @pytest.fixture(scope="module")
 def attached():
     # kernels cannot be compiled in processes whose devices are the host
-    options = {"fuse": False, "random": "dask"} if fake else {}
+    options = {"fuse": False} if fake else {}
     devices = dict(enumerate(pairs(cupy.cuda.runtime.getDeviceCount())))
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -123,7 +123,7 @@ def test_large_parcels_are_copied_from_the_other_workers_devices(attached):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_worker_stores_to_its_array_on_the_gpu_that_has_it(a, last):
-    options = {"fuse": False, "random": "dask"} if fake else {}
+    options = {"fuse": False} if fake else {}
     devices = pairs(cupy.cuda.runtime.getDeviceCount())[0]
     there = int(devices[-1 if last else devices.index(":") + 1])
 

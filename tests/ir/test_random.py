@@ -167,7 +167,7 @@ def test_keys_are_the_same_in_another_process():
 # ---- what is drawn
 
 CONTINUOUS = {
-    "random": (), "random_sample": (), "uniform": (-2, 5), "standard_normal": (),
+    "random": (), "uniform": (-2, 5), "standard_normal": (),
     "normal": (1, 3.5), "lognormal": (0.5, 0.7), "standard_exponential": (), "exponential": (2.5,),
     "laplace": (1, 2), "logistic": (-1, 0.5), "gumbel": (1, 2), "rayleigh": (1.5,),
     "weibull": (1.7,), "pareto": (3,), "power": (2.5,), "standard_cauchy": (),
@@ -175,7 +175,7 @@ CONTINUOUS = {
 }  # fmt: skip
 #: The same in scipy.stats: its name, its shape parameters, and where and how wide it is.
 SCIPY = {
-    "random": ("uniform",), "random_sample": ("uniform",), "uniform": ("uniform", -2, 7),
+    "random": ("uniform",), "uniform": ("uniform", -2, 7),
     "standard_normal": ("norm",), "normal": ("norm", 1, 3.5),
     "lognormal": ("lognorm", 0.7, 0, math.exp(0.5)), "standard_exponential": ("expon",),
     "exponential": ("expon", 0, 2.5), "laplace": ("laplace", 1, 2),
@@ -195,8 +195,11 @@ def test_distributions_are_those_of_their_names(name):
     assert np.isfinite(found).all()
     kind, *parameters = SCIPY[name]
     assert stats.kstest(found, kind, tuple(parameters)).pvalue > 1e-3
+    single = drawn(name, *CONTINUOUS[name], dtype="f4")
+    assert single.dtype == np.float32
+    assert stats.kstest(single.astype("f8"), kind, tuple(parameters)).pvalue > 1e-3
     # and NumPy means the same by these parameters
-    method = getattr(np.random.default_rng(0), name.replace("_sample", ""))
+    method = getattr(np.random.default_rng(0), name)
     theirs = method(*CONTINUOUS[name], size=N)
     assert stats.ks_2samp(found, theirs).pvalue > 1e-3
 
@@ -291,14 +294,6 @@ def test_integers_are_the_high_part_of_a_product(span, key):
     assert found.tolist() == expected
 
 
-def test_the_old_names_have_the_old_bounds():
-    assert set(np.unique(drawn("randint", 3))) == {0, 1, 2}
-    assert set(np.unique(drawn("randint", 2, 5, dtype="i4"))) == {2, 3, 4}
-    assert drawn("randint", 2, 5, dtype="i4").dtype == np.int32
-    assert set(np.unique(drawn("random_integers", 3))) == {1, 2, 3}
-    assert set(np.unique(drawn("random_integers", 5, 6))) == {5, 6}
-
-
 def test_geometric_numbers_count_trials():
     stats = pytest.importorskip("scipy.stats")
     for p in (0.05, 0.4, 0.999):
@@ -323,7 +318,9 @@ def test_geometric_numbers_count_trials():
         ("normal", (0, -0.0), {}),
         ("normal", (np.zeros(3), 1), {}),
         ("normal", (0, math.nan), {}),
-        ("normal", (), {"dtype": "f4"}),  # NumPy's has no dtype
+        ("geometric", (0.5,), {"dtype": "f4"}),
+        ("exponential", (), {"dtype": "i4"}),
+        ("laplace", (), {"dtype": "f2"}),
         ("normal", (1j,), {}),
         ("uniform", (1, 0), {}),
         ("uniform", (-1.7e308, 1.7e308), {}),

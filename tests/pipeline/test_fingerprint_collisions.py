@@ -235,7 +235,7 @@ def numbers_of_a_class_of_their_own():
 @pytest.mark.parametrize("name", CASES)
 def test_each_is_what_it_is_now(name, monkeypatch):
     monkeypatch.setitem(compile.FUSE_FEWEST, "cpu", 1)
-    with Scheduler("cpu:2", fuse_least=0, random="dask"):
+    with Scheduler("cpu:2", fuse_least=0):
         for y in CASES[name]():
             expected = y.compute(scheduler="sync")
             for _ in range(2):

@@ -434,7 +434,6 @@ def test_any_program_gives_the_same_in_little_memory(program, blocks, devices):
         memory_limit=blocks * BLOCK // devices + 1,
         check=True,
         fuse=False,
-        random="dask",
     )
     peaks = []
 

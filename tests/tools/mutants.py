@@ -651,8 +651,8 @@ FUSION = {
         "if False:",
     ),
     "the seed is forgotten": (
-        "self._philox_keys[id(where.seed)] = random.key_of(where.seed)",
-        "self._philox_keys[id(where.seed)] = 7",
+        "words = id(self._alive.setdefault(id(array), array)), shape, position % 2",
+        "words = array.method, shape, position % 2",
     ),
     "odd positions are even": (
         "name, shape, View(position % 2, strides)",

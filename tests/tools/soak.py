@@ -152,7 +152,6 @@ class Soak:
             "devices": f"cpu:{self.rng.randint(1, 3)}",
             "fuse": self.rng.random() < 0.5,
             "check": self.rng.random() < 0.5,
-            "random": "dask",
             "spill_directory": str(self.folder),
         }
         devices = int(options["devices"][-1])

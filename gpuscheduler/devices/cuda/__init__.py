@@ -2,7 +2,7 @@
 
 copies            Copies between arrays on devices, and of results into one array.
 pickling          Pickle CuPy's kernels by their source instead of their loaded module.
-random_generator  A random generator for Dask that draws on GPUs by position.
+random_generator  A generator of one block's random numbers, for those without a closed form.
 staging_loops     The Numba loop of `staging`.
 staging           Copy pageable host arrays to a device through small pinned buffers.
 dask_backend      Complete Dask's CuPy backend by registration with Dask.
@@ -11,6 +11,7 @@ nvml              What NVML tells of the GPUs: memory, utilisation, power, clock
 ranges            NVTX ranges around launches, for profilers that are attached.
 launch            What a launch needs: pointers, workspace, and kernels ready to be queued.
 kernels           Compile kernels once per structure, load them once per device, and launch them.
+random_kernels    Draw blocks of random numbers as CuPy arrays, for other schedulers.
 result_rooms      Arrays that are the whole of a result, in which its blocks are made.
 arrays            CuPy arrays and containers of them: bytes, order, and copies on the host.
 replay            Replay a launch tape: kernels, arrays and addresses in one table.

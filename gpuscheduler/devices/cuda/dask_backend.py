@@ -14,8 +14,9 @@ module names only, so this module imports no CuPy and NumPy can stand in for it 
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -32,7 +33,7 @@ from dask.blockwise import blockwise
 
 from ...dask_private import creation_backends
 from ...frontend.tiles import MeshAxis, Tile, Tiles
-from .random_generator import Philox
+from ...random import Philox
 
 #: Creation functions that Dask itself does not dispatch and that we fill in.
 FILLED = ("linspace", "eye", "diag", "meshgrid")
@@ -100,8 +101,13 @@ class CupyBackend(CupyBackendEntrypoint):
         self.xp = xp
 
     @property
-    def default_bit_generator(self) -> type[Philox]:
-        return Philox
+    def default_bit_generator(self) -> Callable[..., Philox]:
+        return partial(Philox, library="cupy")
+
+    @property
+    def RandomState(self) -> type:
+        """CuPy's, by whose type `gpuscheduler.random` tells that the user named none."""
+        return _random_state(super().RandomState)
 
     def linspace(
         self,
@@ -159,6 +165,25 @@ class CupyBackend(CupyBackendEntrypoint):
         axes = tuple(range(len(shape)))
         layer = blockwise(chunk, name, axes, Tiles(chunks), axes, numblocks={})
         return Array(layer, name, chunks, meta=self._meta(len(shape), dtype))
+
+
+class _ByPosition(type):
+    """The type of a `RandomState` that stands for numbers by position."""
+
+    by_position = "cupy"
+
+
+@cache
+def _random_state(base: type) -> type:
+    """Return a `RandomState` that is CuPy's in all but one attribute."""
+    return _ByPosition(base.__name__, (base,), {"__module__": base.__module__})
+
+
+def _reduce_random_state(made: Any) -> Any:
+    return _random_state, made.__bases__
+
+
+copyreg.pickle(_ByPosition, _reduce_random_state)  # type: ignore[arg-type]
 
 
 def _linspace(tile: Tile, *, xp: str, axis: MeshAxis, dtype: Any) -> Any:

@@ -1,58 +1,13 @@
-"""A random generator for Dask that draws on GPUs by position."""
+"""A generator of one block's random numbers, for distributions without a closed form."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from numbers import Integral, Real
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
-
-# Random numbers -----------------------------------------------------------------------------
-
-
-class Philox:
-    """A bit generator that holds nothing but its seed: the state is made on the device that draws.
-
-    Dask spawns one for each chunk while the graph is built, on the host. CuPy's own allocate
-    their state at once, on whichever device is current, and fail on any other.
-
-    >>> Philox(5) == Philox(5)
-    True
-    """
-
-    xp = "cupy"
-
-    def __init__(self, seed: Any = None):
-        if isinstance(seed, Philox):
-            seed = seed._seed_seq
-        elif not isinstance(seed, np.random.SeedSequence):
-            seed = np.random.SeedSequence(seed)
-        self._seed_seq: np.random.SeedSequence = seed  # the name that Dask looks for
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        seed = self._seed_seq
-        entropy = np.atleast_1d(np.asarray(seed.entropy, dtype=object)).tolist()
-        return "Philox", entropy, tuple(seed.spawn_key), seed.pool_size
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Philox):
-            return NotImplemented
-        return self.__dask_tokenize__() == other.__dask_tokenize__()
-
-    def __hash__(self) -> int:
-        return hash(self._seed_seq.spawn_key)
-
-    def __repr__(self) -> str:
-        return f"Philox({self._seed_seq.entropy!r}, spawn_key={self._seed_seq.spawn_key})"
-
-
-def default_rng(seed: Any = None) -> DeviceGenerator:
-    """The generator for one chunk: what Dask calls inside the task."""
-    bits = seed if isinstance(seed, Philox) else Philox(seed)
-    return DeviceGenerator(bits._seed_seq, bits.xp)
 
 
 class DeviceGenerator:
@@ -476,13 +431,3 @@ def _host_only(name: str) -> NotImplementedError:
         f"da.random.default_rng(numpy.random.PCG64(seed)).{name}(...), "
         'then .to_backend("cupy") what it gives'
     )
-
-
-def _no_permutation(*args: Any, **kwargs: Any) -> Any:
-    raise _host_only("permutation")
-
-
-# Dask looks for `PACKAGE.random.default_rng`, PACKAGE being the first part of the name of the bit
-# generator's module, and for `PACKAGE.arange` where `DeviceGenerator.permutation` begins.
-dask_random = SimpleNamespace(default_rng=default_rng, Generator=DeviceGenerator)
-dask_arange = _no_permutation

@@ -15,7 +15,12 @@ XORWOW = Philox4x3210
 
 
 class RandomState:
-    pass
+    def __init__(self, seed=None):
+        self._generator = _np.random.RandomState(seed)
+
+    def __getattr__(self, name):
+        function = getattr(self._generator, name)
+        return lambda *args, **kwargs: cupy.asarray(cupy._called(function, args, kwargs))
 
 
 class Generator:
